@@ -1,0 +1,9 @@
+"""Fixtures shared by all tests; each topic's fixtures live in tests/fixtures_<topic>.py."""
+
+import importlib.util
+
+pytest_plugins = [
+    f"tests.{module}"
+    for module in ("fixtures_model", "fixtures_spark", "fixtures_dataset", "fixtures_launch")
+    if importlib.util.find_spec(f"tests.{module}")
+]
