@@ -1,0 +1,236 @@
+"""Classification metrics from labels and logits. Pure numpy: no I/O, no framework.
+
+What they are: scikit-learn's definitions (the tests compare), calibration after Guo et al. 2017.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from howdah.errors import CheckFailed, ConfigError, DataError, ModelError
+
+__all__ = [
+    "LOWER_IS_BETTER",
+    "SCALARS",
+    "check_gate",
+    "classification_metrics",
+    "is_better",
+    "log_softmax",
+    "softmax",
+]
+
+SCALARS = (
+    "loss",
+    "accuracy",
+    "macro_precision",
+    "macro_recall",
+    "macro_f1",
+    "weighted_precision",
+    "weighted_recall",
+    "weighted_f1",
+    "roc_auc",
+    "ece",
+)
+"""The metrics that are one number each; the others are tables."""
+
+LOWER_IS_BETTER = frozenset({"loss", "ece"})
+
+ECE_BINS = 15
+
+
+def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
+    """Natural logarithm of the softmax over the last axis, in float64, without overflow."""
+    shifted = np.asarray(logits_NC, np.float64)
+    shifted = shifted - shifted.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def softmax(logits_NC: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis, in float64."""
+    return np.exp(log_softmax(logits_NC))
+
+
+def classification_metrics(
+    labels_N: np.ndarray, logits_NC: np.ndarray, label_names: Sequence[str]
+) -> dict:
+    """Metrics of a classifier over a whole split.
+
+    Macro averages go over the classes that occur as a label or as a prediction (scikit-learn's
+    default); `roc_auc` is one-versus-rest over the classes that have rows of both kinds, None
+    where no class has. A quotient 0/0 counts as 0.
+
+    Args:
+        labels_N: int, each the number of a class.
+        logits_NC: float, a row of scores before the softmax.
+        label_names: C names in the order of the columns.
+    Returns:
+        Plain JSON: `rows`, the SCALARS, `labels`, `per_class` (precision, recall, f1, support,
+        roc_auc by name), `confusion_matrix` (row: label, column: prediction), `reliability` (the
+        bins of `ece`: lower, upper, rows, confidence, accuracy).
+    Raises:
+        DataError: no rows, or labels that the names do not cover.
+        ModelError: logits that are no numbers, or of another count of classes.
+    """
+    labels, logits = _checked(labels_N, logits_NC, label_names)
+    classes = len(label_names)
+    log_probabilities = log_softmax(logits)
+    probabilities = np.exp(log_probabilities)
+    predicted = logits.argmax(axis=1)
+    confusion = np.bincount(labels * classes + predicted, minlength=classes * classes)
+    confusion = confusion.reshape(classes, classes)
+
+    hits = np.diagonal(confusion).astype(np.float64)
+    support, guesses = confusion.sum(axis=1), confusion.sum(axis=0)
+    precision, recall = _ratio(hits, guesses), _ratio(hits, support)
+    f1 = _ratio(2 * hits, support + guesses)
+    areas = [_roc_auc(labels == c, probabilities[:, c]) for c in range(classes)]
+    defined = [area for area in areas if area is not None]
+    seen = (support + guesses) > 0
+    share = support / support.sum()
+    bins, ece = _calibration(probabilities.max(axis=1), predicted == labels)
+    return {
+        "rows": len(labels),
+        "loss": float(-log_probabilities[np.arange(len(labels)), labels].mean()),
+        "accuracy": float(hits.sum() / len(labels)),
+        "macro_precision": float(precision[seen].mean()),
+        "macro_recall": float(recall[seen].mean()),
+        "macro_f1": float(f1[seen].mean()),
+        "weighted_precision": float(precision @ share),
+        "weighted_recall": float(recall @ share),
+        "weighted_f1": float(f1 @ share),
+        "roc_auc": sum(defined) / len(defined) if defined else None,
+        "ece": ece,
+        "labels": list(label_names),
+        "per_class": {
+            name: {
+                "precision": float(precision[c]),
+                "recall": float(recall[c]),
+                "f1": float(f1[c]),
+                "support": int(support[c]),
+                "roc_auc": areas[c],
+            }
+            for c, name in enumerate(label_names)
+        },
+        "confusion_matrix": confusion.tolist(),
+        "reliability": bins,
+    }
+
+
+def _checked(
+    labels_N: np.ndarray, logits_NC: np.ndarray, label_names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    labels, logits = np.asarray(labels_N, np.int64), np.asarray(logits_NC, np.float64)
+    classes = len(label_names)
+    if len(labels) == 0:
+        raise DataError(
+            "there is nothing to evaluate: the split has no rows",
+            remedy="give the split a share in data.split, or evaluate another one",
+        )
+    if logits.shape != (len(labels), classes):
+        raise ModelError(
+            "the model's output does not fit the labels",
+            expected=f"logits of shape ({len(labels)}, {classes})",
+            got=str(logits.shape),
+            remedy="model and dataset must have the same labels",
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        bad = labels[(labels < 0) | (labels >= classes)]
+        raise DataError(
+            "a row's label is not among the labels",
+            expected=f"0..{classes - 1}",
+            got=f"{int(bad[0])} (and {len(bad) - 1} more rows)" if len(bad) > 1 else str(bad[0]),
+        )
+    broken = ~np.isfinite(logits).all(axis=1)
+    if broken.any():
+        raise ModelError(
+            "the model gives NaN or infinity",
+            got=f"{int(broken.sum())} of {len(labels)} rows",
+            remedy="the training diverged: lower training.learning_rate or use precision fp32",
+        )
+    return labels, logits
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+
+
+def _roc_auc(positive_N: np.ndarray, score_N: np.ndarray) -> float | None:
+    """Area under the ROC curve as the Mann-Whitney statistic; ties count half."""
+    positives = int(positive_N.sum())
+    negatives = len(positive_N) - positives
+    if not positives or not negatives:
+        return None
+    _, inverse, counts = np.unique(score_N, return_inverse=True, return_counts=True)
+    # Mean rank (from 1) of each group of equal scores.
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
+    rank_sum = float(ranks[positive_N].sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def _calibration(confidence_N: np.ndarray, correct_N: np.ndarray) -> tuple[list[dict], float]:
+    """Bins of equal width over the winner's probability, and the expected calibration error."""
+    bin_N = np.minimum((confidence_N * ECE_BINS).astype(int), ECE_BINS - 1)
+    rows = np.bincount(bin_N, minlength=ECE_BINS)
+    confidence = _ratio(np.bincount(bin_N, confidence_N, ECE_BINS), rows)
+    accuracy = _ratio(np.bincount(bin_N, correct_N, ECE_BINS), rows)
+    ece = float((rows * np.abs(accuracy - confidence)).sum() / len(confidence_N))
+    bins = [
+        {
+            "lower": b / ECE_BINS,
+            "upper": (b + 1) / ECE_BINS,
+            "rows": int(rows[b]),
+            "confidence": float(confidence[b]) if rows[b] else None,
+            "accuracy": float(accuracy[b]) if rows[b] else None,
+        }
+        for b in range(ECE_BINS)
+    ]
+    return bins, ece
+
+
+def is_better(metric: str, value: float | None, best: float | None, min_delta: float = 0.0) -> bool:
+    """Whether `value` beats `best` by more than `min_delta`; an undefined value never does."""
+    if value is None or not math.isfinite(value):
+        return False
+    if best is None:
+        return True
+    gain = best - value if metric in LOWER_IS_BETTER else value - best
+    return gain > min_delta
+
+
+def check_gate(metrics: Mapping, minimum: Mapping[str, float], *, split: str) -> None:
+    """Compare one split's metrics with what the gate asks for.
+
+    Args:
+        metrics: what `classification_metrics` gave.
+        minimum: {metric: bound}: the least value, for loss and ece the most.
+        split: named in the message.
+    Raises:
+        ConfigError: a metric that does not exist; the nearest is named.
+        CheckFailed: bounds missed, each with its value.
+    """
+    unknown = [name for name in minimum if name not in SCALARS]
+    if unknown:
+        close = difflib.get_close_matches(unknown[0], SCALARS, n=1)
+        raise ConfigError(
+            f"there is no metric {unknown[0]!r}",
+            where="gate.minimum",
+            expected=", ".join(SCALARS),
+            remedy=f"did you mean {close[0]}?" if close else None,
+        )
+    missed = []
+    for name, bound in minimum.items():
+        value, lower = metrics[name], name in LOWER_IS_BETTER
+        if value is None or not (value <= bound if lower else value >= bound):
+            shown = "undefined" if value is None else f"{value:.6g}"
+            missed.append(f"{name} {shown} (asked: {'at most' if lower else 'at least'} {bound:g})")
+    if missed:
+        raise CheckFailed(
+            f"the model misses the gate on {split}",
+            where="gate.minimum",
+            got="; ".join(missed),
+            remedy="train longer or better, or lower the gate if it asks for too much",
+        )
