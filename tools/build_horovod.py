@@ -1,0 +1,371 @@
+"""Build Horovod's wheel for the frameworks that are installed; or take it from the cache.
+
+    python tools/build_horovod.py --python .venv/bin/python --install
+
+Horovod's last release needs `patches/horovod-0.28.1.patch` to build beside current frameworks. Its
+source comes from the user's package index, is held to its SHA-256, patched, built, stripped, and
+kept under $HOWDAH_CACHE/wheels by a key made of everything that the result depends on. The key is
+part of the wheel's version, so an environment says itself which build it holds.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from horovod_variant import (
+    FRAMEWORKS,
+    PATCH,
+    SDIST_SHA256,
+    VERSION,
+    Variant,
+    build_inputs,
+    cache_key,
+    check_variant,
+    find_cmake,
+    gpu_environment,
+    probe,
+    wheel_version,
+)
+from toolkit import (
+    ROOT,
+    Installer,
+    SetupError,
+    cache_root,
+    exclusive,
+    run_logged,
+    say,
+    sha256_of,
+    step,
+)
+
+
+# ---------------------------------------------------------------------------------------- source
+def check_sdist(path: Path) -> Path:
+    """The source distribution, if it is the one that the patch was made for.
+
+    Raises:
+        SetupError: its SHA-256 is another one.
+    """
+    got = sha256_of(path)
+    if got != SDIST_SHA256:
+        raise SetupError(
+            f"{path} is not horovod {VERSION} as released: SHA-256 {got}, expected {SDIST_SHA256}",
+            remedy="remove it and run again; if it comes back, the package index or a proxy serves "
+            "another file",
+        )
+    return path
+
+
+def fetch_sdist(installer: Installer, python: str, given: Path | None) -> Path:
+    """The checked source: the given file, the cached one, or from the user's package index."""
+    if given is not None:
+        if not given.is_file():
+            raise SetupError(f"no such file: {given}", remedy=f"--sdist horovod-{VERSION}.tar.gz")
+        return check_sdist(given)
+    kept = cache_root() / "sdists" / f"horovod-{VERSION}.tar.gz"
+    if kept.is_file():
+        return check_sdist(kept)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=".fetch-") as folder:
+        wanted = Path(folder) / "wanted.txt"
+        wanted.write_text(f"horovod=={VERSION} --hash=sha256:{SDIST_SHA256}\n")
+        # pip checks the hash before it runs the package's own setup.py for the metadata.
+        run_logged(
+            [
+                *installer.pip, "--python", python, "download", "--no-deps", "--require-hashes",
+                "--no-binary", ":all:", "--no-build-isolation", "-d", folder, "-r", wanted,
+            ],
+            installer.logs / "horovod-download.log",
+            what=f"fetching horovod {VERSION}'s source",
+            remedy="pip must reach a package index (see `pip config list`); without one give the "
+            f"file: HOROVOD_SDIST=horovod-{VERSION}.tar.gz",
+        )  # fmt: skip
+        os.replace(check_sdist(Path(folder) / kept.name), kept)
+    return kept
+
+
+def unpack(sdist: Path, target: Path, log: Path) -> Path:
+    """Unpack the source into `target` and apply the patch; return the source's directory."""
+    with tarfile.open(sdist) as archive:
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on; the hash is checked anyway
+            archive.extractall(target, filter="data")
+        else:
+            archive.extractall(target)
+    source = target / f"horovod-{VERSION}"
+    run_logged(
+        ["patch", "-p1", "--batch", "--fuzz=0", "-d", source, "-i", PATCH],
+        log,
+        what="applying the patch to Horovod",
+        remedy="apt-get install patch",
+    )
+    return source
+
+
+# ----------------------------------------------------------------------------------------- build
+def jobs_that_fit() -> int:
+    """Parallel compiler jobs: cores at hand, 1.5 GiB of memory each."""
+    cores = len(os.sched_getaffinity(0))
+    try:
+        text = Path("/proc/meminfo").read_text()
+        free_gib = int(re.search(r"MemAvailable:\s+(\d+)", text).group(1)) / 2**20
+    except (OSError, AttributeError):
+        return cores
+    return max(1, min(cores, int(free_gib / 1.5)))
+
+
+def build_wheel(
+    python: str,
+    target: Mapping,
+    variant: Variant,
+    sdist: Path,
+    key: str,
+    out: Path,
+    logs: Path,
+    jobs: int | None = None,
+) -> Path:
+    """Build, strip and write the wheel into `out`; return its path."""
+    if not (Path(target["include"]) / "Python.h").is_file():
+        raise SetupError(
+            f"the headers of {python} are missing ({target['include']}/Python.h)",
+            remedy="apt-get install python3-dev (of the same Python)",
+        )
+    cmake = find_cmake()
+    with tempfile.TemporaryDirectory(prefix="horovod-build-") as folder:
+        work = Path(folder)
+        source = unpack(sdist, work, logs / "horovod-patch.log")
+        # Variables that the key does not know of must not change the result.
+        env = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "CMAKE_"))}
+        for name in ("MFLAGS", "MAKELEVEL", "PYTHONPATH", "PYTHONHOME", "CUDA_HOME", "CUDACXX"):
+            env.pop(name, None)
+        bin_dir = str(Path(python).parent)
+        env["PATH"] = bin_dir + os.pathsep + env.get("PATH", "/usr/bin:/bin")
+        env |= {
+            "HOROVOD_CMAKE": cmake,
+            "HOROVOD_LOCAL_VERSION": wheel_version(key).split("+")[1],
+            "HOROVOD_WITHOUT_MXNET": "1",
+            "HOROVOD_WITH_GLOO": "1",
+            "HOROVOD_WITH_MPI" if variant.mpi else "HOROVOD_WITHOUT_MPI": "1",
+            "MAKEFLAGS": f"-j{jobs or jobs_that_fit()}",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+        }
+        names = {"tensorflow": "TENSORFLOW", "torch": "PYTORCH"}
+        for framework, name in names.items():
+            present = framework in variant.frameworks
+            env[f"HOROVOD_WITH_{name}" if present else f"HOROVOD_WITHOUT_{name}"] = "1"
+        if variant.gpu == "nccl":
+            env |= gpu_environment(target, variant, work)
+        run_logged(
+            [python, "setup.py", "build"],
+            logs / "horovod-build.log",
+            what="compiling Horovod",
+            remedy="see the first `error:` in the log",
+            env=env,
+            cwd=source,
+        )
+        libraries = sorted((source / "build").glob("lib*/horovod/*/mpi_lib*.so"))
+        if len(libraries) != len(variant.frameworks):
+            raise SetupError(
+                f"Horovod's build left {len(libraries)} libraries for {len(variant.frameworks)} "
+                "frameworks",
+                log=logs / "horovod-build.log",
+            )
+        # 117 MB of debug information for 4 MB of code.
+        run_logged(
+            ["strip", "--strip-unneeded", *libraries], logs / "strip.log", what="stripping Horovod"
+        )
+        run_logged(
+            [python, "setup.py", "bdist_wheel", "--skip-build", "-d", out],
+            logs / "horovod-wheel.log",
+            what="packing Horovod's wheel",
+            env=env,
+            cwd=source,
+        )
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+# ----------------------------------------------------------------------------------------- cache
+def cached_wheel(key: str) -> Path | None:
+    """The wheel kept for this key, if it is there and whole; a damaged one is removed."""
+    folder = cache_root() / "wheels" / key
+    try:
+        record = json.loads((folder / "wheel.json").read_text())
+        wheel = folder / record["wheel"]
+        if sha256_of(wheel) == record["sha256"]:
+            return wheel
+        problem = "is not what was put there"
+    except FileNotFoundError:
+        if not folder.exists():
+            return None
+        problem = "is not whole"
+    except (KeyError, ValueError):
+        problem = "has a damaged record"
+    say(f"    the cached wheel {folder} {problem}: building it again")
+    shutil.rmtree(folder)
+    return None
+
+
+def keep_wheel(key: str, wheel: Path, inputs: Mapping[str, str]) -> Path:
+    """Put a wheel and its record into the cache with one rename; return its path there."""
+    folder = cache_root() / "wheels" / key
+    staging = wheel.parent
+    record = {"wheel": wheel.name, "sha256": sha256_of(wheel), "inputs": dict(inputs)}
+    (staging / "wheel.json").write_text(json.dumps(record, indent=2) + "\n")
+    os.rename(staging, folder)
+    return folder / wheel.name
+
+
+def provide_wheel(
+    installer: Installer,
+    python: str,
+    variant: Variant,
+    *,
+    sdist: Path | None = None,
+    jobs: int | None = None,
+) -> tuple[Path, str]:
+    """The wheel for this environment, from the cache or built now.
+
+    Returns:
+        (path of the wheel, its version).
+    """
+    variant = check_variant(variant)
+    target = probe(python)
+    inputs = build_inputs(target, variant)
+    key = cache_key(inputs)
+    wheels = cache_root() / "wheels"
+    with exclusive(wheels / f"{key}.lock", "a build of the same Horovod"):
+        wheel = cached_wheel(key)
+        if wheel is not None:
+            say(f"    taken from the cache: {wheel}")
+            return wheel, wheel_version(key)
+        source = fetch_sdist(installer, python, sdist)
+        say("    compiling Horovod takes some minutes; the wheel is kept for the next time")
+        staging = Path(tempfile.mkdtemp(dir=wheels, prefix=".build-"))
+        try:
+            wheel = build_wheel(python, target, variant, source, key, staging, installer.logs, jobs)
+            return keep_wheel(key, wheel, inputs), wheel_version(key)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)  # renamed away when all went well
+
+
+# ----------------------------------------------------------------------------------------- check
+def parse_check_build(text: str) -> dict[str, set[str]]:
+    """What `horovodrun --check-build` ticks, by section.
+
+    >>> parse_check_build("Available Controllers:\\n    [X] MPI\\n    [ ] Gloo\\n")
+    {'Controllers': {'MPI'}}
+    """
+    ticked: dict[str, set[str]] = {}
+    section = ""
+    for line in text.splitlines():
+        if heading := re.match(r"\s*Available ([\w ]+):", line):
+            section = heading.group(1)
+        elif mark := re.match(r"\s*\[X\] (\w+)", line):
+            ticked.setdefault(section, set()).add(mark.group(1))
+    return ticked
+
+
+def missing_parts(ticked: Mapping[str, set[str]], variant: Variant) -> list[str]:
+    """What the variant asks for and the check does not show."""
+    names = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
+    wanted = {("Frameworks", names[framework]) for framework in variant.frameworks}
+    wanted |= {("Controllers", "Gloo"), ("Tensor Operations", "Gloo")}
+    if variant.mpi:
+        wanted |= {("Controllers", "MPI"), ("Tensor Operations", "MPI")}
+    if variant.gpu == "nccl":
+        wanted.add(("Tensor Operations", "NCCL"))
+    return sorted(
+        f"{name} ({section})" for section, name in wanted if name not in ticked.get(section, ())
+    )
+
+
+def verify_installed(python: str, variant: Variant, logs: Path) -> str:
+    """Run `horovodrun --check-build` and hold its table to the variant; return the table.
+
+    Raises:
+        SetupError: something asked for is not ticked.
+    """
+    log = logs / "horovod-check.log"
+    env = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
+    text = run_logged(
+        [Path(python).parent / "horovodrun", "--check-build"],
+        log,
+        what="horovodrun --check-build",
+        env=env,
+    )
+    missing = missing_parts(parse_check_build(text), variant)
+    if missing:
+        raise SetupError(
+            "Horovod is installed, but it lacks " + ", ".join(missing),
+            remedy=f"rm -r {cache_root() / 'wheels'} and run again; if it stays, "
+            "`horovodrun --check-build --verbose` shows the import that fails",
+            log=log,
+        )
+    start = text.find("Horovod v")
+    return text[max(start, 0) :].strip()
+
+
+def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--python", default=str(ROOT / ".venv" / "bin" / "python"))
+    parser.add_argument("--frameworks", default=",".join(FRAMEWORKS), help="comma-separated")
+    parser.add_argument("--gpu", choices=("none", "nccl"), default="none")
+    parser.add_argument("--cuda-archs", default="", help="compute capabilities: 90 or 80,90")
+    parser.add_argument("--no-mpi", action="store_true", help="Gloo alone; no MPI needed to run it")
+    parser.add_argument("--sdist", type=Path, default=os.environ.get("HOROVOD_SDIST"))
+    parser.add_argument("--jobs", type=int, help="parallel compiler jobs")
+    parser.add_argument("--install", action="store_true", help="install it, check it")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Build (and install) by the command line; prints the wheel's path on stdout."""
+    options = parse_arguments(arguments)
+    variant = Variant(
+        frameworks=tuple(filter(None, options.frameworks.split(","))),
+        mpi=not options.no_mpi,
+        gpu=options.gpu,
+        cuda_archs=tuple(filter(None, options.cuda_archs.split(","))),
+    )
+    installer = Installer(sys.executable, ROOT / "build" / "setup-logs")
+    try:
+        installer.ready()
+        with step("Horovod's wheel"):
+            wheel, _ = provide_wheel(
+                installer, options.python, variant, sdist=options.sdist, jobs=options.jobs
+            )
+        if options.install:
+            install_wheel(installer, options.python, wheel)
+            say(verify_installed(options.python, variant, installer.logs))
+    except SetupError as error:
+        say(error.render())
+        return 1
+    print(wheel)
+    return 0
+
+
+def install_wheel(installer: Installer, python: str, wheel: Path) -> None:
+    """Put the wheel into the environment, with its bytecode."""
+    installer.run(
+        ["pip", "install", "--python", python, "--no-deps", "--no-index", "--compile-bytecode",
+         wheel],
+        "horovod-install.log",
+        what="installing Horovod",
+        remedy=None,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,271 @@
+"""Which Horovod is asked for, what its build depends on, and the key made of that.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from toolkit import ROOT, SetupError, output_of, sha256_of
+
+VERSION = "0.28.1"
+SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+PATCH = ROOT / "patches" / f"horovod-{VERSION}.patch"
+BUILD_FORMAT = "1"  # raise it when build_horovod.py builds the same inputs into something else
+FRAMEWORKS = ("tensorflow", "torch")
+CPU_FEATURES = ("f16c", "avx", "fma")  # Horovod compiles for these where the builder has them
+
+# Asked of the interpreter that Horovod is built for; imports no framework.
+_PROBE = """
+import hashlib, importlib.metadata as m, json, pathlib, re, sys, sysconfig
+site = pathlib.Path(sysconfig.get_path("platlib"))
+def version(name):
+    try:
+        return m.version(name)
+    except m.PackageNotFoundError:
+        return None
+def text(path):
+    return (site / path).read_text() if (site / path).is_file() else ""
+build_info = text("tensorflow/python/platform/build_info.py")
+torch_text = text("torch/version.py")
+def find(pattern, where):
+    match = re.search(pattern, where)
+    return match.group(1) if match else None
+print(json.dumps({
+    "python": sysconfig.get_config_var("SOABI"),
+    "version": list(sys.version_info[:2]),
+    "site": str(site),
+    "include": sysconfig.get_path("include"),
+    "horovod": version("horovod"),
+    "tensorflow": version("tensorflow") or version("tensorflow-cpu"),
+    "torch": version("torch"),
+    "torch_build": hashlib.sha256(torch_text.encode()).hexdigest()[:16],
+    "torch_cuda": find(r"cuda(?::[^=]*)? = '([0-9.]+)'", torch_text),
+    "tensorflow_cuda": find(r'"cuda_version": "([0-9.]+)"', build_info),
+    "nccl": version("nvidia-nccl-cu13") or version("nvidia-nccl-cu12"),
+}))
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Variant:
+    """Which Horovod is asked for.
+
+    `frameworks` of FRAMEWORKS; `mpi`: also the MPI controller (else Gloo alone, which needs no MPI
+    library where it runs); `gpu`: "none" or "nccl"; `cuda_archs`: compute capabilities times ten.
+    """
+
+    frameworks: tuple[str, ...] = FRAMEWORKS
+    mpi: bool = True
+    gpu: str = "none"
+    cuda_archs: tuple[str, ...] = ()
+
+
+def probe(python: str) -> dict:
+    """Versions and paths of the target interpreter's environment."""
+    text = output_of([python, "-c", _PROBE])
+    if text is None:
+        raise SetupError(f"{python} does not run", remedy="make setup")
+    return json.loads(text)
+
+
+def cache_key(inputs: Mapping[str, str]) -> str:
+    """12 hex digits over all inputs; changes when any of them does."""
+    canonical = json.dumps(dict(sorted(inputs.items())), separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+
+def wheel_version(key: str) -> str:
+    """Horovod's version with the key as its local part (PEP 440)."""
+    return f"{VERSION}+howdah{key}"
+
+
+def build_inputs(target: Mapping, variant: Variant) -> dict[str, str]:
+    """Everything that the built wheel depends on, as text.
+
+    Args:
+        target: what `probe` found.
+        variant: what is asked for.
+
+    Raises:
+        SetupError: a framework or a tool is missing.
+    """
+    for framework in variant.frameworks:
+        if not target[framework]:
+            raise SetupError(
+                f"{framework} is not installed in {target['site']}",
+                remedy="install it first (make setup), or leave it out of --frameworks",
+            )
+    inputs = {
+        "format": BUILD_FORMAT,
+        "horovod": f"{VERSION} {SDIST_SHA256}",
+        "patch": sha256_of(PATCH),
+        "python": target["python"],
+        "platform": f"{platform.system()} {platform.machine()} {os.confstr('CS_GNU_LIBC_VERSION')}",
+        "cpu": ",".join(_cpu_features()),
+        "compiler": _first_line(output_of([_compiler(), "--version"])),
+        "flags": json.dumps({k: os.environ.get(k, "") for k in ("CFLAGS", "CXXFLAGS", "LDFLAGS")}),
+        "mpi": _mpi_version() if variant.mpi else "none",
+        "gpu": "none",
+    }
+    if "tensorflow" in variant.frameworks:
+        inputs["tensorflow"] = target["tensorflow"]
+    if "torch" in variant.frameworks:
+        inputs["torch"] = f"{target['torch']} {target['torch_build']}"
+    if variant.gpu == "nccl":
+        nvcc = _first_line((output_of([cuda_home() / "bin" / "nvcc", "--version"]) or "")[-80:])
+        inputs["gpu"] = f"nccl {target['nccl']} {nvcc} {','.join(variant.cuda_archs)}"
+    return inputs
+
+
+def _cpu_features() -> list[str]:
+    try:
+        words = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return []
+    return [feature for feature in CPU_FEATURES if feature in words]
+
+
+def _first_line(text: str | None) -> str:
+    return text.splitlines()[0].strip() if text else "none"
+
+
+def _compiler() -> str:
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    if not compiler:
+        raise SetupError("there is no C++ compiler", remedy="apt-get install g++ (or set CXX)")
+    return compiler
+
+
+def _mpi_version() -> str:
+    wrapper = shutil.which("mpicxx")
+    if wrapper is None:
+        raise SetupError(
+            "MPI's compiler wrapper mpicxx is not on PATH",
+            remedy="apt-get install openmpi-bin libopenmpi-dev (or build with --no-mpi)",
+        )
+    return _first_line(output_of([wrapper, "--showme:version"]) or output_of([wrapper, "-show"]))
+
+
+def find_cmake() -> str:
+    """A CMake from 3.13 on and below 4 (which refuses the Gloo that Horovod bundles).
+
+    Raises:
+        SetupError: there is none; names what was found.
+    """
+    seen = []
+    folders = [*os.environ.get("PATH", "").split(os.pathsep), "/usr/bin"]
+    candidates = [os.environ.get("HOROVOD_CMAKE", ""), *(f"{folder}/cmake" for folder in folders)]
+    for candidate in dict.fromkeys(filter(None, candidates)):
+        match = re.search(r"version (\d+)\.(\d+)", output_of([candidate, "--version"]) or "")
+        if match is None:
+            continue
+        version = (int(match.group(1)), int(match.group(2)))
+        if (3, 13) <= version < (4, 0):
+            return candidate
+        seen.append(f"{candidate} is {version[0]}.{version[1]}")
+    raise SetupError(
+        "no CMake that can build Horovod: from 3.13 on and below 4; " + ("; ".join(seen) or "none"),
+        remedy="apt-get install cmake, or point HOROVOD_CMAKE at one",
+    )
+
+
+# ------------------------------------------------------------------------------------ GPU builds
+def cuda_home() -> Path:
+    """The CUDA toolkit: $HOROVOD_CUDA_HOME, $CUDA_HOME, /usr/local/cuda."""
+    for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME"):
+        if os.environ.get(name):
+            return Path(os.environ[name])
+    return Path("/usr/local/cuda")
+
+
+def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, str]:
+    """Build variables for NCCL; lays out $HOROVOD_NCCL_HOME from the nvidia-nccl wheel.
+
+    Raises:
+        SetupError: no toolkit, a toolkit of another CUDA than the framework's, no NCCL wheel.
+    """
+    (framework,) = variant.frameworks  # one for each environment: checked by `check_variant`
+    home = cuda_home()
+    nvcc = home / "bin" / "nvcc"
+    release = re.search(r"release (\d+)\.(\d+)", output_of([nvcc, "--version"]) or "")
+    if release is None:
+        raise SetupError(
+            f"no CUDA compiler at {nvcc}",
+            remedy="install the CUDA toolkit and set CUDA_HOME to it",
+        )
+    wanted = target[f"{framework}_cuda"]
+    if wanted is None:
+        raise SetupError(
+            f"{framework} {target[framework]} is a build without CUDA",
+            remedy=f"fill the environment from requirements-gpu-{framework}.txt",
+        )
+    if release.group(1) != wanted.split(".")[0]:
+        raise SetupError(
+            f"{nvcc} is CUDA {release.group(1)}.{release.group(2)}, {framework} is built for "
+            f"CUDA {wanted}",
+            remedy=f"set CUDA_HOME to a CUDA {wanted.split('.')[0]} toolkit",
+        )
+    nccl = Path(target["site"]) / "nvidia" / "nccl"
+    library = nccl / "lib" / "libnccl.so.2"
+    if not (nccl / "include" / "nccl.h").is_file() or not library.is_file():
+        raise SetupError(
+            f"NCCL's headers or library are not in {nccl}",
+            remedy=f"fill the environment from requirements-gpu-{framework}.txt",
+        )
+    shim = work / "nccl"
+    (shim / "lib").mkdir(parents=True)
+    (shim / "include").symlink_to(nccl / "include")
+    for name in ("libnccl.so", "libnccl.so.2"):  # the linker looks for libnccl.so
+        (shim / "lib" / name).symlink_to(library)
+    return {
+        "HOROVOD_GPU": "CUDA",
+        "HOROVOD_GPU_OPERATIONS": "NCCL",
+        "HOROVOD_CUDA_HOME": str(home),
+        "CUDA_HOME": str(home),
+        "HOROVOD_NCCL_HOME": str(shim),
+        "HOROVOD_NCCL_LINK": "SHARED",
+        "HOROVOD_BUILD_CUDA_CC_LIST": ",".join(variant.cuda_archs),
+        "CUDACXX": str(nvcc),
+    }
+
+
+def check_variant(variant: Variant) -> Variant:
+    """Refuse what cannot be built; fill in the GPU's compute capability.
+
+    Raises:
+        SetupError: unknown framework, no framework, two frameworks with a GPU, no known GPU.
+    """
+    unknown = [name for name in variant.frameworks if name not in FRAMEWORKS]
+    if unknown or not variant.frameworks:
+        raise SetupError(
+            f"frameworks: {', '.join(unknown) or 'none'} is not known",
+            remedy="--frameworks takes tensorflow, torch, or tensorflow,torch",
+        )
+    if variant.gpu == "none":
+        return variant
+    if len(variant.frameworks) != 1:
+        raise SetupError(
+            "a GPU build serves one framework: TensorFlow's and PyTorch's wheels are of different "
+            "CUDA versions",
+            remedy="--gpu nccl --frameworks torch (or tensorflow), one environment for each",
+        )
+    if variant.cuda_archs:
+        return variant
+    found = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    archs = tuple(sorted({line.strip().replace(".", "") for line in (found or "").splitlines()}))
+    if not archs or not all(arch.isdigit() for arch in archs):
+        raise SetupError(
+            "the GPU's compute capability is not known: nvidia-smi names none",
+            remedy="give it: --cuda-archs 90 (H100, H200), 80 (A100), 89 (L4, L40)",
+        )
+    return dataclasses.replace(variant, cuda_archs=archs)
