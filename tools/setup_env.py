@@ -1,0 +1,255 @@
+"""Set up everything that Howdah needs, from the lock file, into one virtual environment.
+
+    python3.11 tools/setup_env.py [--gpu tensorflow|torch] [--force]
+
+Steps: system packages (apt, only what is missing) -> uv (pinned) -> .venv from requirements.lock
+with hashes -> Horovod's wheel -> Howdah itself (editable) -> `horovodrun --check-build`. A stamp in
+the environment makes a second run a matter of milliseconds; an interrupted run goes on where it
+was. docs/setup.md says more.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import build_horovod
+import horovod_variant
+import system_packages
+from toolkit import ROOT, Installer, SetupError, exclusive, output_of, say, step
+
+LOGS = ROOT / "build" / "setup-logs"
+TOOLS = ("toolkit", "system_packages", "horovod_variant", "build_horovod", "setup_env")
+PACKAGES = ("howdah", "etl", "training", "yarn")
+INDEX_REMEDY = (
+    "pip's settings are used (`pip config list`: index-url, extra-index-url, cert, proxy); behind "
+    "a mirror set PIP_INDEX_URL; run again, what was fetched is kept"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """One environment: its directory, its lock file, its Horovod."""
+
+    venv: Path
+    lock: Path
+    variant: horovod_variant.Variant
+
+    @property
+    def python(self) -> str:
+        """Its interpreter."""
+        return str(self.venv / "bin" / "python")
+
+    @property
+    def stamp(self) -> Path:
+        """The file that says what was set up; it goes with the environment."""
+        return self.venv / "howdah-setup.json"
+
+
+def target_for(gpu: str | None) -> Target:
+    """The CPU environment, or the one of a GPU framework."""
+    if gpu is None:
+        return Target(ROOT / ".venv", ROOT / "requirements.lock", horovod_variant.Variant())
+    return Target(
+        ROOT / f".venv-gpu-{gpu}",
+        ROOT / f"requirements-gpu-{gpu}.lock",
+        horovod_variant.Variant(frameworks=(gpu,), gpu="nccl"),
+    )
+
+
+def base_python() -> str:
+    """The interpreter itself, also where this runs inside somebody's virtual environment."""
+    return getattr(sys, "_base_executable", None) or sys.executable
+
+
+def digest(*parts: Path | str) -> str:
+    """SHA-256 over files' contents and texts."""
+    total = hashlib.sha256()
+    for part in parts:
+        data = part.read_bytes() if isinstance(part, Path) else part.encode()
+        total.update(hashlib.sha256(data).digest())
+    return total.hexdigest()
+
+
+def environment_key(target: Target) -> str:
+    """Changes when the packages must be synced again."""
+    return digest(target.lock, base_python(), platform.python_version(), str(target.venv))
+
+
+def setup_key(target: Target) -> str:
+    """Changes when anything that set-up does may come out otherwise."""
+    tools = [ROOT / "tools" / f"{name}.py" for name in TOOLS]
+    packages = [name for name in PACKAGES if (ROOT / name / "__init__.py").is_file()]
+    return digest(
+        environment_key(target),
+        horovod_variant.PATCH,
+        ROOT / "pyproject.toml",
+        repr(target.variant),
+        " ".join(packages),
+        *tools,
+    )
+
+
+def read_stamp(target: Target) -> dict:
+    """What was set up; empty where nothing (whole) was."""
+    try:
+        stamp = json.loads(target.stamp.read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) and os.path.exists(target.python) else {}
+
+
+def write_stamp(target: Target, stamp: dict) -> None:
+    """Replace the stamp in one go."""
+    temporary = target.stamp.with_suffix(".tmp")
+    temporary.write_text(json.dumps(stamp, indent=2) + "\n")
+    os.replace(temporary, target.stamp)
+
+
+def check_platform() -> None:
+    """Refuse what the lock file is not for.
+
+    Raises:
+        SetupError: another Python, not Linux.
+    """
+    if sys.version_info[:2] != (3, 11):
+        raise SetupError(
+            f"this is Python {platform.python_version()}; Howdah's lock file is for 3.11",
+            remedy="run tools/setup.sh, or name it: PYTHON=/path/to/python3.11 make setup",
+        )
+    if sys.platform != "linux":
+        raise SetupError(
+            f"this is {platform.system()}; Howdah's lock file is for Linux",
+            remedy="use a Linux machine or a container of Debian 12",
+        )
+
+
+def build_constraints(lock: Path) -> str:
+    """setuptools and wheel as locked, for the few packages that come as source.
+
+    Raises:
+        SetupError: the lock names none.
+    """
+    text = lock.read_text()
+    found = re.findall(r"^(?:setuptools|wheel)==.*(?:\n +--hash=.*)*", text, re.MULTILINE)
+    if not found:
+        raise SetupError(f"{lock} names no setuptools", remedy="make lock")
+    return "\n".join(found) + "\n"
+
+
+def sync_environment(target: Target, installer: Installer) -> None:
+    """Create the environment where it is not there, and make it hold what the lock says."""
+    configuration = target.venv / "pyvenv.cfg"
+    home = f"home = {Path(base_python()).parent}"
+    usable = output_of([target.python, "-c", "pass"]) is not None
+    if not (usable and configuration.is_file() and home in configuration.read_text()):
+        installer.run(
+            ["venv", "--python", base_python(), "--clear", target.venv],
+            "venv.log",
+            what="creating the virtual environment",
+            remedy=f"is {target.venv.parent} writable, and is there disk space?",
+        )
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as constraints:
+        constraints.write(build_constraints(target.lock))
+        constraints.flush()
+        installer.run(
+            [
+                "pip", "sync", "--python", target.python, "--require-hashes", "--compile-bytecode",
+                "--build-constraints", constraints.name, target.lock,
+            ],
+            "packages.log",
+            what=f"installing {target.lock.name}",
+            remedy=INDEX_REMEDY,
+        )  # fmt: skip
+
+
+def install_project(target: Target, installer: Installer) -> None:
+    """Howdah itself, editable; needs no index."""
+    installer.run(
+        ["pip", "install", "--python", target.python, "--no-deps", "--no-index",
+         "--no-build-isolation", "--reinstall-package", "howdah", "--editable", ROOT],
+        "project.log",
+        what="installing Howdah",
+        remedy="see pyproject.toml",
+    )  # fmt: skip
+
+
+def install_horovod(target: Target, installer: Installer, sdist: Path | None) -> None:
+    """The wheel for this environment, unless that very build is installed already."""
+    wheel, version = build_horovod.provide_wheel(
+        installer, target.python, target.variant, sdist=sdist
+    )
+    if horovod_variant.probe(target.python)["horovod"] != version:
+        build_horovod.install_wheel(installer, target.python, wheel)
+    say(build_horovod.verify_installed(target.python, target.variant, installer.logs))
+
+
+def set_up(target: Target, *, force: bool) -> None:
+    """Run the steps that are not done yet.
+
+    Raises:
+        SetupError: a step failed; what was done stays, and the next run goes on from there.
+    """
+    started = time.monotonic()
+    key = setup_key(target)
+    if not force and read_stamp(target).get("key") == key:
+        say(f"set-up: {target.venv.name} is up to date")
+        return
+    with exclusive(ROOT / "build" / "setup.lock", "another set-up"):
+        stamp = read_stamp(target)
+        if not force and stamp.get("key") == key:
+            say(f"set-up: {target.venv.name} was set up meanwhile")
+            return
+        check_platform()
+        with step("system packages"):
+            system_packages.install_missing(LOGS)
+        installer = Installer(base_python(), LOGS)
+        with step(f"uv {installer.version}"):
+            installer.ready()
+        packages_key = environment_key(target)
+        packages_done = not force and stamp.get("packages") == packages_key
+        target.stamp.unlink(missing_ok=True)  # from here on the environment is not whole
+        if not packages_done:
+            with step(f"{target.venv.name} from {target.lock.name} (minutes the first time)"):
+                sync_environment(target, installer)
+        write_stamp(target, {"packages": packages_key})
+        with step("Horovod"):
+            sdist = os.environ.get("HOROVOD_SDIST")
+            install_horovod(target, installer, Path(sdist) if sdist else None)
+        with step("Howdah itself"):
+            install_project(target, installer)
+        write_stamp(target, {"packages": packages_key, "key": key})
+    say(f"set-up: {target.venv.name} is ready after {time.monotonic() - started:.0f} s")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--gpu", choices=horovod_variant.FRAMEWORKS, help="the GPU environment")
+    parser.add_argument("--force", action="store_true", help="do every step again")
+    options = parser.parse_args(arguments)
+    try:
+        set_up(target_for(options.gpu), force=options.force)
+    except SetupError as error:
+        say(error.render())
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted; run again to go on")
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,170 @@
+"""The programs that pip cannot bring (MPI, Java, a compiler): found, or installed with apt.
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from horovod_variant import find_cmake
+from toolkit import SetupError, output_of, run_logged, say
+
+JAVA_MINIMUM = 17  # what Spark 4 asks for
+
+
+@dataclasses.dataclass(frozen=True)
+class Need:
+    """Something the system must have.
+
+    `present` says whether it does; `packages` are Debian's names for it, each a choice of names of
+    which the first that exists is taken.
+    """
+
+    name: str
+    present: Callable[[], bool]
+    packages: tuple[tuple[str, ...], ...]
+
+
+def java_version(java: str | None) -> int | None:
+    """Major version of a `java` program (8 for "1.8.0_402"), None where it does not run."""
+    match = re.search(r'version "(\d+)(?:\.(\d+))?', output_of([java or "java", "-version"]) or "")
+    if match is None:
+        return None
+    major = int(match.group(1))
+    return int(match.group(2) or 0) if major == 1 else major
+
+
+def _has_java() -> bool:
+    home = os.environ.get("JAVA_HOME")
+    java = f"{home}/bin/java" if home else shutil.which("java")
+    return (java_version(java) or 0) >= JAVA_MINIMUM if java else False
+
+
+def _has_cmake() -> bool:
+    try:
+        find_cmake()
+    except SetupError:
+        return False
+    return True
+
+
+def _has_cxx17() -> bool:
+    compiler = os.environ.get("CXX") or shutil.which("g++")
+    version = output_of([compiler, "-dumpversion"]) if compiler else None
+    return version is not None and int(version.split(".")[0]) >= 9
+
+
+def _has(*programs: str) -> Callable[[], bool]:
+    return lambda: all(shutil.which(program) for program in programs)
+
+
+def _has_headers() -> bool:
+    return (Path(sysconfig.get_path("include")) / "Python.h").is_file()
+
+
+def _has_venv() -> bool:
+    return output_of([sys.executable, "-c", "import ensurepip, venv"]) is not None
+
+
+def needs() -> list[Need]:
+    """All that set-up and training ask of the system."""
+    python = f"python{sys.version_info[0]}.{sys.version_info[1]}"
+    return [
+        Need(
+            "Open MPI", _has("mpirun", "mpicc", "mpicxx"), (("openmpi-bin",), ("libopenmpi-dev",))
+        ),
+        Need("a C++17 compiler", _has_cxx17, (("g++",),)),
+        Need("make", _has("make"), (("make",),)),
+        Need("CMake 3", _has_cmake, (("cmake",),)),
+        Need("patch", _has("patch"), (("patch",),)),
+        Need("strip", _has("strip"), (("binutils",),)),
+        Need("Python's headers", _has_headers, ((f"{python}-dev", "python3-dev"),)),
+        Need("Python's venv module", _has_venv, ((f"{python}-venv", "python3-venv"),)),
+        Need(
+            f"Java {JAVA_MINIMUM} or later",
+            _has_java,
+            (("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless"),),
+        ),
+    ]
+
+
+def missing_needs(wanted: Sequence[Need]) -> list[Need]:
+    """Those that the system does not have."""
+    return [need for need in wanted if not need.present()]
+
+
+def apt_prefix() -> list[str]:
+    """What to put before apt-get: nothing for root, sudo else (which may ask for a password now).
+
+    Raises:
+        SetupError: no root and no sudo that works.
+    """
+    if os.geteuid() == 0:
+        return []
+    sudo = shutil.which("sudo")
+    if sudo and sys.stdin.isatty() and output_of([sudo, "-n", "true"]) is None:
+        os.spawnvp(os.P_WAIT, sudo, [sudo, "-v"])
+    if sudo and output_of([sudo, "-n", "true"]) is not None:
+        return [sudo, "-n"]
+    raise SetupError("installing system packages needs root, and sudo does not work here")
+
+
+def install_missing(logs: Path) -> None:
+    """Install what is missing with apt-get; nothing is done where nothing is.
+
+    Raises:
+        SetupError: not a Debian, no root, a package that does not exist, or apt-get failed; the
+            message names the command that an administrator can run.
+    """
+    lacking = missing_needs(needs())
+    if not lacking:
+        return
+    names = ", ".join(need.name for need in lacking)
+    firsts = " ".join(choice[0] for need in lacking for choice in need.packages)
+    by_hand = f"have these installed, then run again (Debian: apt-get install {firsts})"
+    if not shutil.which("apt-get"):
+        raise SetupError(f"missing: {names}; and there is no apt-get here", remedy=by_hand)
+    try:
+        prefix = apt_prefix()
+    except SetupError as error:
+        raise SetupError(f"missing: {names}; {error.what}", remedy=by_hand) from error
+    say(f"    missing: {names}")
+    run_logged(
+        [*prefix, "apt-get", "update", "-q"], logs / "apt-update.log", what="apt-get update",
+        remedy=by_hand,
+    )  # fmt: skip
+    packages = [_pick(choice) for need in lacking for choice in need.packages]
+    run_logged(
+        [
+            *prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-q",
+            "--no-install-recommends", "-o", "DPkg::Lock::Timeout=300", *packages,
+        ],
+        logs / "apt-install.log",
+        what="apt-get install " + " ".join(packages),
+        remedy=by_hand,
+    )  # fmt: skip
+    still = missing_needs(lacking)
+    if still:
+        raise SetupError(
+            "installed, but still not found: " + ", ".join(need.name for need in still),
+            remedy="look at PATH, JAVA_HOME, CXX and HOROVOD_CMAKE: they may point elsewhere",
+        )
+
+
+def _pick(choice: tuple[str, ...]) -> str:
+    for package in choice:
+        found = output_of(["apt-cache", "policy", package]) or ""
+        if re.search(r"Candidate: (?!\(none\))\S", found):
+            return package
+    raise SetupError(
+        f"apt knows none of {', '.join(choice)}",
+        remedy="look at /etc/apt/sources.list (Debian 12's main archive has them)",
+    )
