@@ -329,12 +329,18 @@ def make_dirs(path: str) -> None:
 
 def open_write(path: str) -> BinaryIO:
     """A new file, open to write bytes: for names that nobody reads yet (attempt names)."""
-    make_dirs(parent(path))
     with _typed(path, "write"):
-        if is_local(path):
-            return open(local_path(path), "wb")
-        fs, inner = _fs(path)
-        return fs.open(inner, "wb")
+        return _open_write(path)
+
+
+def _open_write(path: str) -> BinaryIO:
+    if is_local(path):
+        place = local_path(path)
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        return open(place, "wb")
+    fs, inner = _fs(path)
+    fs.makedirs(_fs(parent(path))[1], exist_ok=True)
+    return fs.open(inner, "wb")
 
 
 def _temp_beside(path: str) -> str:
@@ -344,7 +350,8 @@ def _temp_beside(path: str) -> str:
 def _write_temp(path: str, data: bytes) -> str:
     temp = _temp_beside(path)
     try:
-        with _typed(path, "write"), open_write(temp) as file:
+        # Errors name the path that the caller gave, not the temporary one.
+        with _typed(path, "write"), _open_write(temp) as file:
             file.write(data)
             if is_local(temp):
                 file.flush()

@@ -1,0 +1,318 @@
+"""`howdah ...`: the command line.
+
+One of the two composition roots: it imports etl, training and yarn, lazily and inside functions,
+so that `howdah --help` starts without a framework. Progress goes to stderr; with --json exactly
+one JSON object goes to stdout.
+"""
+
+from __future__ import annotations
+
+import json as _json
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
+import typer
+
+from howdah import __version__
+from howdah.errors import HowdahError, Interrupted, UsageError, as_dict, render
+
+app = typer.Typer(
+    name="howdah",
+    help="From text rows or a Hive table to a trained DistilBERT classifier.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Write, check and explain the run configuration.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+ConfigPath = Annotated[
+    str | None, typer.Option("--config", "-c", help="Run configuration (YAML, any storage).")
+]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", help="section.key=value; may be given several times.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
+    """The command's result: one JSON object, or lines for people."""
+    if as_json:
+        print(_json.dumps(value, ensure_ascii=False))
+    else:
+        for line in lines:
+            print(line)
+
+
+def _load(path: str | None, overrides: list[str] | None):
+    from howdah import config
+
+    return config.load(path, overrides or [])
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"howdah {__version__}")
+        raise typer.Exit()
+
+
+# ------------------------------------------------------------------------------------ doctor
+@app.command()
+def doctor(json: AsJson = False) -> None:
+    """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings."""
+    from howdah.doctor import doctor as check
+
+    raise typer.Exit(check(json=json))
+
+
+# ------------------------------------------------------------------------------------ config
+@config_app.command("init")
+def config_init(
+    path: Annotated[str | None, typer.Argument(help="File to write; none: stdout.")] = None,
+) -> None:
+    """Write a configuration to start from."""
+    from howdah import config, storage
+
+    text = config.starter_yaml()
+    if path is None:
+        print(text, end="")
+        return
+    storage.create_exclusive(path, text.encode())
+    _say(f"written: {path}")
+
+
+@config_app.command("explain")
+def config_explain(
+    key: Annotated[str, typer.Argument(help="section.key, a section, or a key's bare name.")],
+    json: AsJson = False,
+) -> None:
+    """Tell what a key means, what it takes and its default."""
+    from howdah import config
+
+    found = config.explain(key)
+    lines = []
+    for item in found:
+        default = "required" if item["required"] else f"default: {_json.dumps(item['default'])}"
+        lines += [f"{item['key']}: {item['type']} ({default})", f"    {item['help']}"]
+    _answer({"keys": found}, json, lines)
+
+
+@config_app.command("check")
+def config_check(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
+    """Check a configuration and print it whole, defaults included."""
+    from howdah.config import dump_yaml
+
+    checked = _load(config, set)
+    _answer(checked.model_dump(mode="json"), json, [dump_yaml(checked).rstrip()])
+
+
+# --------------------------------------------------------------------------------------- etl
+@app.command()
+def etl(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    source: Annotated[str | None, typer.Option(help="Overrides data.source.")] = None,
+    master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
+    overrides = list(set or [])
+    if source is not None:
+        overrides.append(f"data.source={_json.dumps(source)}")
+    if master is not None:
+        overrides.append(f"data.spark.master={_json.dumps(master)}")
+    checked = _load(config, overrides)
+    from etl.pipeline import run
+
+    result = run(checked, progress=_say)
+    splits = {split: result.manifest.rows(split) for split in result.manifest.splits}
+    state = "unchanged" if result.unchanged else "written"
+    _answer(
+        {
+            "dataset": result.path,
+            "hash": result.hash,
+            "unchanged": result.unchanged,
+            "rows": splits,
+            "labels": result.manifest.labels,
+            "report": result.report_path,
+        },
+        json,
+        [
+            f"dataset {state}: {result.path}",
+            "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in splits.items()),
+            f"report: {result.report_path}",
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------------- train
+@app.command()
+def plan(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    np: Annotated[int, typer.Option("--np", min=1, help="Ranks.")] = 1,
+    json: AsJson = False,
+) -> None:
+    """Show what a training run would do: rows, steps, tokens, padding; nothing is started."""
+    from training.preview import preview
+
+    summary = preview(_load(config, set), world=np)
+    _answer(summary, json, [f"{key + ':':<28}{value}" for key, value in summary.items()])
+
+
+@app.command()
+def train(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    np: Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")] = 1,
+    launcher: Annotated[str, typer.Option(help="mpirun or horovodrun.")] = "mpirun",
+    resume: Annotated[
+        str | None, typer.Option(help="auto, never, or a checkpoint (checkpoint.resume).")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Train on this machine with Horovod; the command that it runs is shown."""
+    if launcher not in ("mpirun", "horovodrun"):
+        raise UsageError(
+            "unknown launcher", where="--launcher", expected="mpirun or horovodrun", got=launcher
+        )
+    overrides = list(set or [])
+    if resume is not None:
+        overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
+    checked = _load(config, overrides)
+    from training.launch import train as launch
+
+    raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
+
+
+@app.command()
+def evaluate(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    gate: Annotated[bool, typer.Option(help="Hold the metrics against `gate`; exit 1.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Evaluate a trained model on a split of the dataset."""
+    from training.evaluate import check_gate, evaluate_run
+
+    checked = _load(config, set)
+    metrics = evaluate_run(checked, model=model, split=split, progress=_say)
+    lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
+    _answer({"split": split, "metrics": metrics}, json, lines)
+    if gate:
+        check_gate(checked.gate, metrics, split=split)
+        _say("gate: passed")
+
+
+@app.command()
+def export(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoint; none: the best one, else the last.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Directory; none: <run>/export.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Write a Hugging Face directory from a checkpoint of the configuration's run."""
+    from training.export import export_run
+
+    path = export_run(_load(config, set), checkpoint=checkpoint, output=output)
+    _answer({"export": path}, json, [f"export: {path}"])
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Option(help="Export or run directory (any storage).")],
+    source: Annotated[str | None, typer.Option(help="CSV, JSON lines or Parquet file(s).")] = None,
+    output: Annotated[str | None, typer.Option(help=".parquet, .jsonl or .csv file.")] = None,
+    stdin: Annotated[bool, typer.Option("--stdin", help="One text a line, JSON lines out.")] = False,
+    text_column: Annotated[
+        list[str] | None, typer.Option(help="Column(s) of the text; default: text.")
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
+    master: Annotated[str | None, typer.Option(help="Run on this Spark master.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Classify texts: id, label, scores and the run id of the model."""
+    from training import predict as predictor
+
+    if stdin:
+        if source is not None or output is not None:
+            raise UsageError("--stdin reads stdin and writes stdout", remedy="leave out --source/--output")
+        predictor.predict_lines(model, sys.stdin, sys.stdout)
+        return
+    if source is None or output is None:
+        raise UsageError("predict needs --source and --output, or --stdin")
+    summary = predictor.predict(
+        model, source, output,
+        text_columns=text_column or ["text"], id_column=id_column, master=master, progress=_say,
+    )  # fmt: skip
+    _answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])
+
+
+# -------------------------------------------------------------------------------------- main
+def _terminate(signum: int, frame: object) -> None:
+    from howdah.errors import Terminated
+
+    raise Terminated("asked to end (SIGTERM)")
+
+
+def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
+    """Run a command; what is the user's to mend becomes one message and an exit code."""
+    try:
+        result = call()
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        error: HowdahError = Interrupted("interrupted")
+    except HowdahError as caught:
+        error = caught
+    if as_json:
+        print(_json.dumps(as_dict(error), ensure_ascii=False))
+    _say(f"howdah: {render(error)}")
+    return error.exit_code
+
+
+def main() -> None:
+    """Entry point of the `howdah` script."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+    def call() -> int:
+        try:
+            return app(standalone_mode=False) or 0
+        except typer.Abort:
+            raise Interrupted("interrupted") from None
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "howdah"
+            if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout by now
+                return 2
+            text = error.format_message() if hasattr(error, "format_message") else str(error)
+            raise UsageError(
+                text.strip(), remedy=f"`{command} --help` shows what it takes"
+            ) from None
+
+    code = run(call, as_json="--json" in sys.argv)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone (| head): nothing is lost that anyone wants
+        sys.stderr.close()
+        code = code or 0
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()
