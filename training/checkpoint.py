@@ -1,0 +1,351 @@
+"""Checkpoints: atomic, verified, written behind the training loop, free of any framework.
+
+A checkpoint is a directory `step-N/` of
+
+    model.safetensors       model/<name>      float32, Hugging Face's torch names and layouts
+    optimizer.safetensors   adam_m/<name>, adam_v/<name>, and whatever else is not the model's
+    meta.json               step, plan state, early stopping, loss scale, config, versions
+    manifest.json           every file's bytes and SHA-256, the attempt, the score
+
+It is written as `step-N.<attempt>/`, the manifest last, and becomes `step-N/` by one rename. There
+is no "latest" file to go stale: the newest whole one is found by listing. Other names are never
+read: `step-N.<attempt>` (unfinished), `step-N.pruned` (being removed), `quarantine-...` (corrupt),
+`superseded-...` (of a history that was given up).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from howdah import storage
+from howdah.errors import AlreadyExists, CheckpointError, StorageError, StorageFull
+from training.checkpoint_read import (
+    FORMAT_VERSION,
+    MANIFEST,
+    META,
+    Checkpoint,
+    Corrupt,
+    Saved,
+    load,
+    read_manifest,
+    saved_in,
+    size_defect,
+    verify,
+)
+from training.fence import Fence
+from training.identity import Identity
+from training.tensorfile import write_tensors
+
+__all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
+
+_UNFINISHED = re.compile(r"^step-\d+\.(\d+)$")
+
+
+class Checkpoints:
+    """The checkpoints of one run. Only rank 0 has one that writes.
+
+    Args:
+        directory: where `step-N/` directories lie (any storage).
+        keep: newest checkpoints to keep; the one with the best score is kept besides.
+        fence: the attempt's right to write; None opens the directory for reading alone.
+        say: takes a line about what the user should know (a fall-back, a quarantine).
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        *,
+        keep: int = 3,
+        fence: Fence | None = None,
+        say: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.directory = directory
+        self.keep = keep
+        self._fence = fence
+        self._say = say
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        if fence is not None:
+            storage.make_dirs(directory)
+            self._sweep(fence)
+
+    # ------------------------------------------------------------------------------ writing
+    def save(
+        self,
+        step: int,
+        tensors: dict[str, np.ndarray],
+        meta: dict[str, Any],
+        *,
+        identity: Identity,
+        score: float | None = None,
+        wait: bool = False,
+    ) -> None:
+        """Write `step-<step>` behind the caller's back; waits for the save before it, if any.
+
+        Args:
+            step: optimizer steps done; a step that is there already is left as it is.
+            tensors: name -> array that nobody changes from now on (the caller's snapshot).
+            meta: plain JSON with all else that a resumed run needs.
+            identity: what the checkpoint belongs to.
+            score: validation score at this step, greater is better.
+            wait: come back only when it is whole on storage.
+        Raises:
+            CheckpointError, StorageError: this save (with `wait`) or the one before it failed.
+        """
+        if self._fence is None:
+            raise ValueError("these checkpoints are open for reading alone")
+        self.wait()
+        args = (self._fence, step, tensors, meta, identity, score)
+        self._thread = threading.Thread(
+            target=self._write_and_keep_failure, args=args, name=f"checkpoint-{step}", daemon=True
+        )
+        self._thread.start()
+        if wait:
+            self.wait()
+
+    @property
+    def busy(self) -> bool:
+        """A save is under way: a periodic one can be put off rather than wait."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raise what a finished save failed with, without waiting for one under way."""
+        if not self.busy:
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the save under way; raises what it failed with."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    close = wait
+
+    def _write_and_keep_failure(self, *args) -> None:
+        try:
+            self._write(*args)
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
+            self._failure = error
+
+    def _write(
+        self,
+        fence: Fence,
+        step: int,
+        tensors: dict[str, np.ndarray],
+        meta: dict,
+        identity: Identity,
+        score: float | None,
+    ) -> None:
+        target = self.path_of(step)
+        if storage.exists(target):
+            self._repeated(target, step, score)
+            return
+        temporary = f"{target}.{fence.attempt}"
+        needed = sum(array.nbytes for array in tensors.values()) + 2**20
+        self._check_space(needed)
+        storage.remove(temporary, recursive=True)
+        try:
+            manifest = self._write_files(temporary, step, tensors, meta)
+            manifest |= {
+                "step": step,
+                "attempt": fence.attempt,
+                "score": score,
+                "identity": identity.as_dict(),
+                "unix_time": round(time.time(), 3),
+            }
+            _write_bytes(storage.join(temporary, MANIFEST), _json(manifest))
+            fence.check()
+            storage.rename_dir(temporary, target)
+        except OSError as error:  # raised by write() itself, which storage does not see
+            self._discard(temporary)
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise self._full(needed) from error
+            raise StorageError(
+                "cannot write a checkpoint; the ones before it are whole",
+                where=temporary,
+                got=str(error),
+                remedy="mend the storage and start again: the run goes on from the newest one",
+            ) from error
+        except StorageFull as error:
+            self._discard(temporary)
+            raise self._full(needed) from error
+        except AlreadyExists:
+            self._discard(temporary)
+            raise CheckpointError(
+                f"checkpoint step-{step} appeared while it was being written",
+                where=target,
+                remedy="another run writes here: give each run a checkpoint.directory of its own",
+            ) from None
+        except CheckpointError:  # fenced off by a later attempt
+            self._discard(temporary)
+            raise
+        verify(target, manifest)
+        self._prune()
+
+    def _write_files(
+        self, directory: str, step: int, tensors: dict[str, np.ndarray], meta: dict
+    ) -> dict:
+        storage.make_dirs(directory)
+        model = {name: array for name, array in tensors.items() if name.startswith("model/")}
+        rest = {name: array for name, array in tensors.items() if not name.startswith("model/")}
+        files: dict[str, dict] = {}
+        for name, part in (("model.safetensors", model), ("optimizer.safetensors", rest)):
+            with storage.open_write(storage.join(directory, name)) as file:
+                size, sha256 = write_tensors(file, part)
+            files[name] = {"bytes": size, "sha256": sha256}
+        data = _json(meta | {"step": step})
+        _write_bytes(storage.join(directory, META), data)
+        files[META] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+        return {"format": FORMAT_VERSION, "files": files}
+
+    @staticmethod
+    def _discard(temporary: str) -> None:
+        """Remove an unfinished directory; where even that fails, the next attempt sweeps it."""
+        with contextlib.suppress(StorageError):
+            storage.remove(temporary, recursive=True)
+
+    def _repeated(self, target: str, step: int, score: float | None) -> None:
+        """A step saved twice is the same state twice; only a score must not get lost."""
+        there = read_manifest(target).get("score")
+        if score is not None and there != score:
+            raise CheckpointError(
+                f"checkpoint step-{step} is there already, with another validation score",
+                where=target,
+                expected=f"score {score}",
+                got=f"score {there}",
+                remedy="checkpoints are never changed: start the run in a directory of its own",
+            )
+
+    # ------------------------------------------------------------------- retention, leftovers
+    def _prune(self) -> None:
+        """Remove what is neither among the newest `keep` nor the best."""
+        saved = self.list()
+        best = self.best()
+        for old in saved[self.keep :]:
+            if best is not None and old.step == best.step:
+                continue
+            # Renamed first: a removal that is killed half-way leaves nothing that looks whole.
+            doomed = f"{old.path}.pruned"
+            storage.remove(doomed, recursive=True)
+            storage.rename_dir(old.path, doomed)
+            storage.remove(doomed, recursive=True)
+
+    def _sweep(self, fence: Fence) -> None:
+        """Remove what dead attempts left unfinished."""
+        for entry in storage.list_dir(self.directory):
+            unfinished = _UNFINISHED.match(entry.name)
+            stale = unfinished is not None and int(unfinished[1]) < fence.attempt
+            if stale or entry.name.endswith(".pruned"):
+                storage.remove(entry.path, recursive=True)
+
+    def set_aside(self, after_step: int = -1) -> list[str]:
+        """Rename checkpoints beyond `after_step` to `superseded-...`; returns their new paths.
+
+        A run that starts afresh, or from an older checkpoint, reaches the same steps again: the
+        names must be free, and nothing of the history given up may be taken for the new one.
+        Nothing is deleted.
+        """
+        return [
+            self._rename_away(saved.path, "superseded")
+            for saved in saved_in(self.directory)
+            if saved.step > after_step
+        ]
+
+    def _rename_away(self, path: str, why: str) -> str:
+        if self._fence is None:
+            raise ValueError("these checkpoints are open for reading alone")
+        self._fence.check()
+        target = storage.join(self.directory, f"{why}-{storage.name(path)}.{self._fence.attempt}")
+        storage.rename_dir(path, target)
+        return target
+
+    # ------------------------------------------------------------------------------ reading
+    def path_of(self, step: int) -> str:
+        """Where the checkpoint of `step` lies."""
+        return storage.join(self.directory, f"step-{step}")
+
+    def list(self) -> list[Saved]:
+        """Whole checkpoints by their manifest and sizes, newest first; hashes are not checked."""
+        return [saved for saved in saved_in(self.directory) if not size_defect(saved)]
+
+    def best(self) -> Saved | None:
+        """The checkpoint with the best score; of equals the earliest; None without scores."""
+        scored = [saved for saved in self.list() if saved.score is not None]
+        return max(scored, key=lambda saved: (saved.score, -saved.step), default=None)
+
+    def latest(self, expect: Identity | None = None) -> Checkpoint | None:
+        """The newest whole checkpoint, verified; None where there is none.
+
+        A corrupt one is put in quarantine (by a writer) and the one before is taken, which `say`
+        tells about.
+
+        Raises:
+            CheckpointError: it is of another model, dataset, plan or format; or checkpoints are
+                there and every one is corrupt.
+        """
+        found = saved_in(self.directory)
+        for saved in found:
+            try:
+                return load(saved.path, expect)
+            except Corrupt as error:
+                self._put_in_quarantine(saved, error)
+        if found:
+            raise CheckpointError(
+                "every checkpoint of this run is corrupt",
+                where=self.directory,
+                got=", ".join(f"step-{saved.step}" for saved in found),
+                remedy="start again with `--resume never`, or restore the files from a copy",
+            )
+        return None
+
+    def _put_in_quarantine(self, saved: Saved, error: Corrupt) -> None:
+        where = saved.path
+        if self._fence is not None:
+            where = self._rename_away(saved.path, "quarantine")
+        self._say(
+            f"checkpoint step-{saved.step} is corrupt ({error.got or error.what}), kept as {where};"
+            " going back to the one before"
+        )
+
+    # -------------------------------------------------------------------------------- space
+    def _check_space(self, needed: int) -> None:
+        free = storage.free_bytes(self.directory)
+        if free is not None and free < needed:
+            raise self._full(needed)
+
+    def _full(self, needed: int) -> StorageFull:
+        free = storage.free_bytes(self.directory)
+        return StorageFull(
+            "no room for a checkpoint; the ones before it are whole",
+            where=self.directory,
+            expected=f"{_mib(needed)} free",
+            got="the quota or the disk is used up" if free is None else f"{_mib(free)} free",
+            remedy="make room, lower checkpoint.keep, or set checkpoint.directory elsewhere; then"
+            " start again: the run goes on from the newest checkpoint",
+        )
+
+
+def _write_bytes(path: str, data: bytes) -> None:
+    with storage.open_write(path) as file:
+        file.write(data)
+
+
+def _json(value: dict) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

@@ -1,0 +1,215 @@
+"""Checkpoints read and verified: nothing of them is believed before size and SHA-256 agree."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from howdah import storage
+from howdah.errors import CheckpointError, DataError, NotFound
+from training.identity import Identity, check_identity, check_plan
+from training.tensorfile import FormatError, read_tensors
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Checkpoint",
+    "Corrupt",
+    "Saved",
+    "load",
+    "read_manifest",
+    "saved_in",
+    "size_defect",
+    "verify",
+]
+
+FORMAT_VERSION = 1
+MANIFEST, META = "manifest.json", "meta.json"
+
+_STEP = re.compile(r"^step-(\d+)$")
+_READ_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A whole checkpoint as a listing shows it, its tensors unread."""
+
+    step: int
+    path: str
+    attempt: int
+    score: float | None
+    """Validation score at this step, greater is better; None where none was taken."""
+    bytes: int
+    manifest: dict
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read and verified."""
+
+    step: int
+    path: str
+    tensors: dict[str, np.ndarray]
+    meta: dict
+
+
+class Corrupt(CheckpointError):
+    """The files are not what the manifest says."""
+
+
+def load(path: str, expect: Identity | None = None) -> Checkpoint:
+    """Read and verify one checkpoint.
+
+    Raises:
+        Corrupt: a file is missing, cut short or altered.
+        CheckpointError: none there, of a newer format, or of another model, dataset or plan.
+    """
+    if not storage.is_dir(path):
+        raise CheckpointError(
+            "there is no such checkpoint",
+            where=path,
+            expected="a step-N directory",
+            remedy="`--resume auto` takes the newest whole one",
+        )
+    manifest = read_manifest(path)
+    if manifest["format"] != FORMAT_VERSION:
+        raise CheckpointError(
+            "the checkpoint is of another format",
+            where=path,
+            expected=f"format {FORMAT_VERSION}",
+            got=f"format {manifest['format']}",
+            remedy="use the version of Howdah that wrote it, or `--resume never`",
+        )
+    # The identity comes first: what belongs to another run need not be read to be refused.
+    if expect is not None:
+        check_identity(path, manifest, expect)
+    tensors: dict[str, np.ndarray] = {}
+    meta: dict = {}
+    for name, entry in manifest["files"].items():
+        data = _read_verified(path, name, entry)
+        try:
+            if name == META:
+                meta = json.loads(bytes(data))
+            else:
+                tensors |= read_tensors(data)
+        except (FormatError, ValueError) as error:
+            raise _corrupt(path, f"{name}: {error}") from None
+    if expect is not None:
+        check_plan(path, manifest, meta, expect)
+    return Checkpoint(int(manifest["step"]), path, tensors, meta)
+
+
+def read_manifest(path: str) -> dict:
+    """The manifest of a `step-N` directory; raises Corrupt if it is none."""
+    try:
+        manifest = storage.read_json(storage.join(path, MANIFEST))
+    except NotFound:
+        raise _corrupt(path, "no manifest.json") from None
+    except DataError:
+        raise _corrupt(path, "manifest.json is not JSON") from None
+    if not isinstance(manifest, dict) or not _is_manifest(manifest):
+        raise _corrupt(path, "manifest.json lacks format, step or files")
+    return manifest
+
+
+def _is_manifest(manifest: dict) -> bool:
+    files = manifest.get("files")
+    return (
+        isinstance(manifest.get("format"), int)
+        and isinstance(manifest.get("step"), int)
+        and isinstance(files, dict)
+        and all(
+            isinstance(entry, dict)
+            and isinstance(entry.get("bytes"), int)
+            and isinstance(entry.get("sha256"), str)
+            and "/" not in name
+            for name, entry in files.items()
+        )
+    )
+
+
+def saved_in(directory: str) -> list[Saved]:
+    """Every `step-N` directory, newest first; one without a readable manifest has manifest {}."""
+    try:
+        entries = storage.list_dir(directory)
+    except NotFound:
+        return []
+    found = []
+    for entry in entries:
+        match = _STEP.match(entry.name)
+        if not match or not entry.is_dir:
+            continue
+        try:
+            manifest = read_manifest(entry.path)
+        except Corrupt:
+            manifest = {}
+        found.append(
+            Saved(
+                step=int(match[1]),
+                path=entry.path,
+                attempt=manifest.get("attempt", 0),
+                score=manifest.get("score"),
+                bytes=sum(file["bytes"] for file in manifest.get("files", {}).values()),
+                manifest=manifest,
+            )
+        )
+    return sorted(found, key=lambda saved: -saved.step)
+
+
+def size_defect(saved: Saved) -> str | None:
+    """What is wrong with the sizes of a listed checkpoint's files; None if they fit."""
+    if not saved.manifest:
+        return "no readable manifest.json"
+    for name, entry in saved.manifest["files"].items():
+        try:
+            size = storage.size(storage.join(saved.path, name))
+        except NotFound:
+            return f"{name} is missing"
+        if size != entry["bytes"]:
+            return f"{name} has {size} bytes instead of {entry['bytes']}"
+    return None
+
+
+def verify(path: str, manifest: dict) -> None:
+    """Read a checkpoint back and compare sizes and hashes; raises Corrupt."""
+    for name, entry in manifest["files"].items():
+        _read_verified(path, name, entry, keep=False)
+
+
+def _read_verified(path: str, name: str, entry: dict, *, keep: bool = True) -> bytearray:
+    """A file's bytes, its size and hash checked; `keep=False` reads without holding them."""
+    file_path, expected = storage.join(path, name), entry["bytes"]
+    try:
+        size = storage.size(file_path)
+        if size != expected:
+            raise _corrupt(path, f"{name} has {size} bytes instead of {expected}")
+        data = bytearray(expected if keep else 0)
+        window = memoryview(data) if keep else memoryview(bytearray(_READ_BYTES))
+        digest, done = hashlib.sha256(), 0
+        with storage.open_read(file_path) as file:
+            while done < expected:
+                start = done if keep else 0
+                got = file.readinto(window[start : start + min(_READ_BYTES, expected - done)])
+                if not got:
+                    raise _corrupt(path, f"{name} ends after {done} bytes instead of {expected}")
+                digest.update(window[start : start + got])
+                done += got
+    except NotFound:
+        raise _corrupt(path, f"{name} is missing") from None
+    if digest.hexdigest() != entry["sha256"]:
+        raise _corrupt(
+            path, f"{name} has SHA-256 {digest.hexdigest()[:16]}..., not {entry['sha256'][:16]}..."
+        )
+    return data
+
+
+def _corrupt(path: str, got: str) -> Corrupt:
+    return Corrupt(
+        "the checkpoint is corrupt",
+        where=path,
+        got=got,
+        remedy="`--resume auto` goes back to the newest whole one",
+    )

@@ -1,0 +1,87 @@
+"""How many steps a run has and the learning rate of each: pure functions of the configuration.
+
+The shapes are those of `transformers.get_scheduler` (linear, cosine, constant, each with linear
+warm-up), so that a learning rate chosen with Hugging Face's Trainer means the same here.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from howdah.config_model import TrainingSection
+
+__all__ = ["Schedule", "peak_learning_rate", "total_steps", "warmup_steps"]
+
+
+def total_steps(training: TrainingSection, steps_per_epoch: int) -> int:
+    """Optimizer steps of the whole run: `max_steps`, or `num_train_epochs` rounded up to a step.
+
+    Args:
+        training: the configuration's section.
+        steps_per_epoch: global batches of one epoch, >= 1.
+    """
+    if steps_per_epoch < 1:
+        raise ValueError(f"steps_per_epoch must be at least 1, got {steps_per_epoch}")
+    if training.max_steps is not None:
+        return training.max_steps
+    # The tolerance keeps 0.1 epochs of 30 steps at 3: 0.1 * 30 is 3.0000000000000004.
+    return max(1, math.ceil(training.num_train_epochs * steps_per_epoch - 1e-9))
+
+
+def warmup_steps(training: TrainingSection, steps: int) -> int:
+    """Steps of the warm-up: `warmup_steps`, or `warmup_ratio` of all steps rounded up."""
+    if training.warmup_steps > 0:
+        return training.warmup_steps
+    return math.ceil(training.warmup_ratio * steps)
+
+
+def peak_learning_rate(training: TrainingSection) -> float:
+    """`learning_rate`, scaled by global_batch_size / lr_reference_batch_size as `lr_scaling` says.
+
+    The world size never enters: the global batch is what the optimizer sees.
+    """
+    ratio = training.global_batch_size / training.lr_reference_batch_size
+    factor = {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[training.lr_scaling]
+    return training.learning_rate * factor
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Learning rate by step: linear warm-up to `peak`, then `decay` down to 0 at `steps`."""
+
+    peak: float
+    """Learning rate at the end of the warm-up."""
+    steps: int
+    """Optimizer steps of the whole run."""
+    warmup: int
+    """Steps of the warm-up; 0: none."""
+    decay: str
+    """linear, cosine or constant."""
+
+    @classmethod
+    def of(cls, training: TrainingSection, steps_per_epoch: int) -> Schedule:
+        """The schedule that the configuration asks for."""
+        steps = total_steps(training, steps_per_epoch)
+        return cls(
+            peak=peak_learning_rate(training),
+            steps=steps,
+            warmup=warmup_steps(training, steps),
+            decay=training.lr_scheduler_type,
+        )
+
+    def lr(self, done: int) -> float:
+        """Learning rate of the next optimizer step when `done` steps have been taken.
+
+        >>> schedule = Schedule(peak=1.0, steps=10, warmup=2, decay="linear")
+        >>> [schedule.lr(done) for done in (0, 1, 2, 6, 10)]
+        [0.0, 0.5, 1.0, 0.5, 0.0]
+        """
+        if done < self.warmup:
+            return self.peak * done / self.warmup
+        if self.decay == "constant":
+            return self.peak
+        left = max(0, self.steps - done) / max(1, self.steps - self.warmup)
+        if self.decay == "linear":
+            return self.peak * left
+        return self.peak * 0.5 * (1.0 + math.cos(math.pi * (1.0 - left)))
