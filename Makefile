@@ -1,0 +1,49 @@
+# Howdah's entry points; `make` alone lists them.
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-gpu demo test test-all lint format lock bench doctor clean
+
+PYTHON_ENV := .venv/bin/python
+FRAMEWORK ?= tensorflow
+GROUP ?=
+
+help: ## list the targets
+	@echo "Howdah: text on Hadoop or on one machine to a trained classifier."
+	@echo
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## everything the rest needs: apt packages, .venv, Horovod (a second run: nothing to do)
+	@tools/setup.sh
+
+setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=tensorflow|torch; needs a CUDA toolkit)
+	@tools/setup.sh --gpu $(FRAMEWORK)
+
+demo: setup ## corpus -> ETL -> two-process training -> export -> prediction (FRAMEWORK=tensorflow|torch)
+	@FRAMEWORK=$(FRAMEWORK) tools/demo.sh
+
+test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
+	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)
+
+test-all: setup ## the full matrix, hours; goes on where it stopped (GROUP=mpi: that group)
+	@$(PYTHON_ENV) tools/run_tests.py --all $(GROUP)
+
+lint: setup ## ruff: rules and format
+	@$(PYTHON_ENV) -m ruff check .
+	@$(PYTHON_ENV) -m ruff format --check .
+
+format: setup ## ruff: mend what it can
+	@$(PYTHON_ENV) -m ruff check --fix .
+	@$(PYTHON_ENV) -m ruff format .
+
+lock: setup ## resolve requirements*.txt into lock files with hashes
+	@$(PYTHON_ENV) tools/lock_requirements.py
+
+bench: setup ## benchmarks, each beside its peer (AG_NEWS=path for the accuracy bench)
+	@$(PYTHON_ENV) -m bench
+
+doctor: setup ## check this machine; a remedy for each failing line
+	@.venv/bin/howdah doctor
+
+clean: ## remove build outputs and caches of tools; .venv, runs and the wheel cache stay
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis spark-warehouse \
+	    metastore_db derby.log
+	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

@@ -1,0 +1,76 @@
+"""Resolve the requirements files into lock files with hashes.
+
+    python3.11 tools/lock_requirements.py
+
+requirements.txt -> requirements.lock, requirements-gpu-*.txt -> requirements-gpu-*.lock, and uv's
+own pin in tools/uv-requirements.txt. Horovod is left out: set-up builds it (docs/setup.md).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from toolkit import ROOT, UV_REQUIREMENTS, Installer, SetupError, say, step
+
+COMPILE = (
+    "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate",
+    "--python-version", "3.11",
+)  # fmt: skip
+
+
+def without_horovod(text: str) -> str:
+    """The requirements that an index serves as they are needed."""
+    return re.sub(r"(?m)^horovod\b.*\n?", "", text)
+
+
+def lock(installer: Installer, source: str, target: Path, log: str) -> None:
+    """Resolve requirements text into a lock file; versions already locked are kept where they fit.
+
+    The old file stays until the new one is whole.
+    """
+    work = ROOT / "build" / "lock"
+    work.mkdir(parents=True, exist_ok=True)
+    wanted, result = work / f"{target.stem}.in", work / target.name
+    wanted.write_text(source)
+    if target.is_file():
+        result.write_text(target.read_text())  # uv keeps the versions that it finds in its output
+    installer.run(
+        [*COMPILE, "--output-file", result, wanted],
+        log,
+        what=f"resolving {target.name}",
+        remedy="read the conflict above; pip's settings say which index is asked",
+    )
+    os.replace(result, target)
+
+
+def main() -> int:
+    """Renew all lock files."""
+    installer = Installer(sys.executable, ROOT / "build" / "setup-logs")
+    try:
+        installer.ready()
+        for source in sorted(ROOT.glob("requirements*.txt")):
+            with step(f"{source.name} -> {source.with_suffix('.lock').name}"):
+                lock(
+                    installer,
+                    without_horovod(source.read_text()),
+                    source.with_suffix(".lock"),
+                    f"lock-{source.stem}.log",
+                )
+        with step(UV_REQUIREMENTS.name):
+            text = UV_REQUIREMENTS.read_text()
+            pinned = ROOT / "build" / "lock" / "uv.lock"
+            pinned.unlink(missing_ok=True)
+            lock(installer, f"uv=={installer.version}\n", pinned, "lock-uv.log")
+            comments = "".join(line for line in text.splitlines(True) if line.startswith("#"))
+            UV_REQUIREMENTS.write_text(comments + pinned.read_text())
+    except SetupError as error:
+        say(error.render())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

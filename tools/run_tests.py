@@ -1,0 +1,274 @@
+"""Run the tests in groups, one process after the other, and close with one pytest-like line.
+
+    python tools/run_tests.py            every test once (`make test`)
+    python tools/run_tests.py --all      the full matrix as well (`make test-all`); goes on where an
+                                         earlier run of the same sources stopped
+    python tools/run_tests.py mpi spark  these groups only
+
+A process may hold one framework, so tests that import TensorFlow or PyTorch themselves live in
+files named `*_tf.py` and `*_torch.py` and get a process each. Standard library only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REPORTS = ROOT / "build" / "test-reports"
+STATE = ROOT / "build" / "test-all.json"
+BUDGET_SECONDS = 40 * 60  # of `make test`; a group that would pass it is stopped
+NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
+FRAMEWORK_FILES = {
+    "tensorflow": re.compile(r"_(tf|tensorflow)(_\w+)?\.py$"),
+    "torch": re.compile(r"_torch(_\w+)?\.py$"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Tests that share a process: `marks` is pytest's -m expression, `files` whose tests."""
+
+    name: str
+    marks: str
+    files: str = "other"
+
+
+# Each test belongs to one group: the first marker of hadoop, airflow, spark, mpi decides.
+GROUPS = (
+    Group("core", "not (hadoop or airflow or spark or mpi or gpu)"),
+    Group("tensorflow", "not gpu", "tensorflow"),
+    Group("torch", "not gpu", "torch"),
+    Group("spark", "spark and not (hadoop or airflow or gpu)"),
+    Group("mpi", "mpi and not (hadoop or airflow or spark or gpu)"),
+    Group("airflow", "airflow and not (hadoop or gpu)"),
+    Group("hadoop", "hadoop and not gpu"),
+    Group("gpu", "gpu", "all"),
+)
+
+
+@dataclasses.dataclass
+class Outcome:
+    """What came of one group: counts, names of the failed, why it was cut short."""
+
+    passed: int = 0
+    failed: int = 0
+    errors: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    names: list[str] = dataclasses.field(default_factory=list)
+    problem: str | None = None
+
+    @property
+    def good(self) -> bool:
+        """Nothing failed and it ran to its end."""
+        return not (self.failed or self.errors or self.problem)
+
+
+def kind_of(path: Path) -> str:
+    """Which process a test file needs: tensorflow, torch or other."""
+    for framework, pattern in FRAMEWORK_FILES.items():
+        if pattern.search(path.name):
+            return framework
+    return "other"
+
+
+def files_of(group: Group, tests: Sequence[Path]) -> list[Path]:
+    """The test files that a group collects."""
+    return [path for path in tests if group.files in ("all", kind_of(path))]
+
+
+def read_report(path: Path, code: int) -> Outcome:
+    """Counts from pytest's JUnit file; a missing or broken one is a failure of its own."""
+    outcome = Outcome()
+    try:
+        root = ElementTree.parse(path).getroot()
+    except (OSError, ElementTree.ParseError):
+        outcome.problem = f"pytest ended with {code} and left no report"
+        return outcome
+    for suite in root.iter("testsuite"):
+        total, failed, errors, skipped = (
+            int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped")
+        )
+        outcome.failed += failed
+        outcome.errors += errors
+        outcome.skipped += skipped
+        outcome.passed += total - failed - errors - skipped
+    for case in root.iter("testcase"):
+        if case.find("failure") is not None or case.find("error") is not None:
+            outcome.names.append(f"{case.get('classname')}::{case.get('name')}")
+    if code not in (0, NO_TESTS) and outcome.good:
+        outcome.problem = f"pytest ended with {code}"
+    return outcome
+
+
+def test_environment() -> dict[str, str]:
+    """The environment of the tests: this interpreter's programs, nothing outside loopback, CPU."""
+    env = dict(os.environ)
+    env["PATH"] = str(Path(sys.executable).parent) + os.pathsep + env.get("PATH", "")
+    # A test that reaches for a hub must fail at once, not hang or download.
+    env |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "SPARK_LOCAL_IP": "127.0.0.1"}
+    env.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    env.setdefault("PYTHONFAULTHANDLER", "1")
+    return env
+
+
+def run_group(group: Group, *, full: bool, limit: float | None, extra: Sequence[str]) -> Outcome:
+    """Run one group in a process of its own.
+
+    Args:
+        group: which.
+        full: also tests marked `full`.
+        limit: seconds after which it is stopped; None for no limit.
+        extra: more words for pytest.
+    """
+    tests = sorted((ROOT / "tests").glob("test_*.py"))
+    files = [str(path.relative_to(ROOT)) for path in files_of(group, tests)]
+    if not files:
+        return Outcome()
+    marks = group.marks if full else f"({group.marks}) and not full"
+    report = REPORTS / f"{group.name}.xml"
+    report.unlink(missing_ok=True)
+    argv = [
+        sys.executable, "-m", "pytest", "-q", "-m", marks, "--durations=10",
+        "--junitxml", str(report), *extra, *files,
+    ]  # fmt: skip
+    shown = shlex.join([*argv[: -len(files)], f"({len(files)} files)"])
+    print(f"\n--- {group.name}: {shown}", flush=True)
+    env = test_environment()
+    if group.name != "gpu":
+        env["CUDA_VISIBLE_DEVICES"] = ""
+    started = time.monotonic()
+    # A group of its own: what is stopped is stopped with the ranks and daemons it started.
+    process = subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0)
+    problem = None
+    try:
+        code = process.wait(timeout=limit)
+    except subprocess.TimeoutExpired:
+        problem = f"stopped after {limit:.0f} s: the time for all tests was used up"
+        code = stop(process)
+    except BaseException:
+        stop(process)
+        raise
+    outcome = read_report(report, code)
+    outcome.problem = problem or outcome.problem
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+def stop(process: subprocess.Popen) -> int:
+    """End a process group: SIGTERM, then SIGKILL."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            return process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            break
+    return process.wait()
+
+
+def sources_hash() -> str:
+    """SHA-256 over the files of the working tree that git does not ignore."""
+    argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout
+    total = hashlib.sha256()
+    for name in sorted(filter(None, listed.decode().split("\0"))):
+        path = ROOT / name
+        if path.is_file():
+            total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()
+
+
+def read_state(sources: str) -> dict[str, dict]:
+    """The groups that passed for these very sources."""
+    try:
+        state = json.loads(STATE.read_text())
+    except (OSError, ValueError):
+        return {}
+    return state.get("passed", {}) if state.get("sources") == sources else {}
+
+
+def closing_lines(outcomes: dict[str, Outcome]) -> list[str]:
+    """A line for each group, the failed tests, and the sum as pytest writes it."""
+    lines = [""]
+    for name, outcome in outcomes.items():
+        note = f"  {outcome.problem}" if outcome.problem else ""
+        lines.append(
+            f"{name:<11}{outcome.passed:>5} passed {outcome.failed + outcome.errors:>3} failed "
+            f"{outcome.skipped:>3} skipped {outcome.seconds:>7.1f} s{note}"
+        )
+    for name, outcome in outcomes.items():
+        lines += [f"FAILED ({name}) {test}" for test in outcome.names]
+    total = {
+        "failed": sum(o.failed for o in outcomes.values()),
+        "passed": sum(o.passed for o in outcomes.values()),
+        "skipped": sum(o.skipped for o in outcomes.values()),
+        "error": sum(o.errors + (o.problem is not None) for o in outcomes.values()),
+    }
+    counts = ", ".join(f"{count} {word}" for word, count in total.items() if count)
+    seconds = sum(o.seconds for o in outcomes.values())
+    lines.append(f"===== {counts or 'no tests ran'} in {seconds:.2f}s =====")
+    return lines
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("groups", nargs="*", help=", ".join(group.name for group in GROUPS))
+    parser.add_argument("--all", action="store_true", help="tests marked `full` as well; resumes")
+    parser.add_argument("--pytest", default="", help="more words for pytest, as one string")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.groups) - {group.name for group in GROUPS})
+    if unknown:
+        parser.error(f"no group {', '.join(unknown)}: choose from {[g.name for g in GROUPS]}")
+    chosen = [group for group in GROUPS if not options.groups or group.name in options.groups]
+    if not options.groups and not has_gpu():
+        print("gpu: no NVIDIA GPU here; these tests are not run")
+        chosen = [group for group in chosen if group.name != "gpu"]
+    REPORTS.mkdir(parents=True, exist_ok=True)
+    sources = sources_hash() if options.all else ""
+    passed = read_state(sources) if options.all and not options.groups else {}
+    ends = None if options.all else time.monotonic() + BUDGET_SECONDS
+    outcomes: dict[str, Outcome] = {}
+    for group in chosen:
+        if group.name in passed:
+            print(f"\n--- {group.name}: passed before with the same sources; not run again")
+            outcomes[group.name] = Outcome(**passed[group.name])
+            continue
+        limit = None if ends is None else max(1.0, ends - time.monotonic())
+        outcome = run_group(group, full=options.all, limit=limit, extra=shlex.split(options.pytest))
+        outcomes[group.name] = outcome
+        if options.all and outcome.good:
+            passed = {**read_state(sources), group.name: dataclasses.asdict(outcome)}
+            STATE.write_text(json.dumps({"sources": sources, "passed": passed}, indent=2) + "\n")
+    print("\n".join(closing_lines(outcomes)), flush=True)
+    ran = sum(o.passed + o.failed + o.errors for o in outcomes.values())
+    return 0 if ran and all(outcome.good for outcome in outcomes.values()) else 1
+
+
+def has_gpu() -> bool:
+    """Whether nvidia-smi lists a GPU."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return False
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, check=False)
+    return listed.returncode == 0 and "GPU" in listed.stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
