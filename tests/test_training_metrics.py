@@ -14,7 +14,6 @@ from training.metrics import (
     SCALARS,
     check_gate,
     classification_metrics,
-    is_better,
     log_softmax,
     softmax,
 )
@@ -145,17 +144,6 @@ def test_refusals():
     with pytest.raises(ModelError, match="NaN") as caught:
         classification_metrics(np.array([0, 1]), np.array([[0, np.nan], [0, 1]]), ["a", "b"])
     assert caught.value.got == "1 of 2 rows"
-
-
-def test_is_better():
-    assert is_better("macro_f1", 0.5, None)
-    assert is_better("macro_f1", 0.6, 0.5)
-    assert not is_better("macro_f1", 0.5, 0.5)
-    assert not is_better("macro_f1", 0.55, 0.5, min_delta=0.1)
-    assert is_better("loss", 0.4, 0.5)
-    assert not is_better("loss", 0.6, 0.5)
-    assert not is_better("roc_auc", None, None)
-    assert not is_better("loss", float("nan"), None)
 
 
 def test_gate():

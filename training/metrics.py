@@ -6,7 +6,6 @@ What they are: scikit-learn's definitions (the tests compare), calibration after
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -18,7 +17,6 @@ __all__ = [
     "SCALARS",
     "check_gate",
     "classification_metrics",
-    "is_better",
     "log_softmax",
     "softmax",
 ]
@@ -189,16 +187,6 @@ def _calibration(confidence_N: np.ndarray, correct_N: np.ndarray) -> tuple[list[
         for b in range(ECE_BINS)
     ]
     return bins, ece
-
-
-def is_better(metric: str, value: float | None, best: float | None, min_delta: float = 0.0) -> bool:
-    """Whether `value` beats `best` by more than `min_delta`; an undefined value never does."""
-    if value is None or not math.isfinite(value):
-        return False
-    if best is None:
-        return True
-    gain = best - value if metric in LOWER_IS_BETTER else value - best
-    return gain > min_delta
 
 
 def check_gate(metrics: Mapping, minimum: Mapping[str, float], *, split: str) -> None:

@@ -1,0 +1,104 @@
+"""What an export says about the run that made it: every prediction leads back to it."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from howdah import __version__
+from howdah.config import Config
+from howdah.config_model import CleanOptions
+from howdah.manifest import Dataset
+from training.basemodel import BaseModel
+
+__all__ = ["RunInfo", "describe_run"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunInfo:
+    """What an export says about the run that made it; `howdah.json` holds it as JSON."""
+
+    run_id: str
+    """Identity of the run; every prediction carries it."""
+    max_length: int
+    """Tokens a text is cut at, [CLS] and [SEP] included."""
+    clean: dict[str, bool]
+    """data.clean as it was applied to the training data."""
+    base: dict[str, str]
+    """{source, hash} of the base model."""
+    tokenizer_hash: str
+    run_name: str | None = None
+    framework: str | None = None
+    step: int | None = None
+    """Optimizer steps of the exported weights."""
+    columns: dict[str, Any] = field(default_factory=dict)
+    """data.columns: which columns of the source the text was made of."""
+    dataset: dict[str, Any] | None = None
+    """{path, hash, rows: {split: rows}}."""
+    metrics: dict[str, dict] = field(default_factory=dict)
+    """{split: what classification_metrics gave}."""
+    training: dict[str, Any] = field(default_factory=dict)
+    """Keys of the configuration that a reader of the model card wants to know."""
+    versions: dict[str, str] = field(default_factory=dict)
+    created: str = ""
+    """ISO 8601, UTC."""
+
+
+def describe_run(
+    *,
+    config: Config,
+    dataset: Dataset,
+    base: BaseModel,
+    run_id: str,
+    step: int | None = None,
+    metrics: Mapping[str, dict] | None = None,
+) -> RunInfo:
+    """The RunInfo of a run of `config` on `dataset`.
+
+    Args:
+        metrics: {split: metrics} of the exported weights.
+    """
+    manifest, training, model = dataset.manifest, config.training, config.model
+    keys = (
+        "framework", "global_batch_size", "num_train_epochs", "max_steps", "learning_rate",
+        "lr_scaling", "lr_scheduler_type", "warmup_ratio", "warmup_steps", "weight_decay",
+        "max_grad_norm", "precision", "label_smoothing_factor", "class_weights", "seed",
+    )  # fmt: skip
+    shown = {key: getattr(training, key) for key in keys}
+    shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
+    return RunInfo(
+        run_id=run_id,
+        run_name=config.run.name,
+        framework=training.framework,
+        step=step,
+        max_length=manifest.max_length,
+        # Records of another writer were cleaned by him, if at all: nothing is known to repeat.
+        clean={
+            name: bool(manifest.cleaning.get(name, False)) for name in CleanOptions.model_fields
+        },
+        columns=config.data.columns.model_dump(mode="json"),
+        base={"source": base.source, "hash": base.hash},
+        tokenizer_hash=manifest.tokenizer.hash,
+        dataset={
+            "path": dataset.path,
+            "hash": manifest.dataset_hash,
+            "rows": {split: manifest.rows(split) for split in manifest.splits},
+        },
+        metrics=dict(metrics or {}),
+        training=shown,
+        versions=_versions(training.framework),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def _versions(framework: str) -> dict[str, str]:
+    found = {"howdah": __version__}
+    for name in (framework, "transformers", "horovod", "numpy"):
+        # An absent one is no defect: Horovod need not be there.
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
