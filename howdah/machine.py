@@ -1,0 +1,81 @@
+"""What this process may use of the machine: cores and memory, container limits included."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+_CGROUP_ROOT = "/sys/fs/cgroup"
+
+
+def cores(cgroup_root: str = _CGROUP_ROOT) -> int:
+    """Cores that this process can keep busy: its affinity, cut by a CPU quota; at least 1.
+
+    Source: Linux Documentation/admin-guide/cgroup-v2.rst, cpu.max ("quota period", microseconds).
+    """
+    usable = float(len(os.sched_getaffinity(0)))
+    for text in _cgroup_texts(cgroup_root, "cpu.max"):
+        quota, period = text.split()
+        if quota != "max":
+            usable = min(usable, int(quota) / int(period))
+    for text in _cgroup_texts(cgroup_root, "cpu/cpu.cfs_quota_us"):  # cgroup v1
+        if int(text) > 0:
+            with open(f"{cgroup_root}/cpu/cpu.cfs_period_us", encoding="ascii") as file:
+                usable = min(usable, int(text) / int(file.read()))
+    return max(1, int(usable))
+
+
+def memory_bytes(cgroup_root: str = _CGROUP_ROOT) -> tuple[int, int]:
+    """(limit, available) in bytes: the machine's memory, or the container's where that is less.
+
+    Source: proc(5) /proc/meminfo; cgroup-v2.rst, memory.max and memory.current (page cache that
+    could be given back is counted as available through memory.stat's inactive_file).
+    """
+    fields = {}
+    with open("/proc/meminfo", encoding="ascii") as file:
+        for line in file:
+            key, _, rest = line.partition(":")
+            fields[key] = int(rest.split()[0]) * 1024
+    limit, available = fields["MemTotal"], fields["MemAvailable"]
+    for folder in _cgroup_folders(cgroup_root):
+        bound = _read(f"{folder}/memory.max")
+        if bound in (None, "max"):
+            continue
+        used = int(_read(f"{folder}/memory.current") or 0)
+        reclaimable = 0
+        for line in (_read(f"{folder}/memory.stat") or "").splitlines():
+            if line.startswith("inactive_file "):
+                reclaimable = int(line.split()[1])
+        limit = min(limit, int(bound))
+        available = min(available, max(0, int(bound) - used + reclaimable))
+    bound = _read(f"{cgroup_root}/memory/memory.limit_in_bytes")  # cgroup v1
+    if bound is not None and int(bound) < limit:
+        used = int(_read(f"{cgroup_root}/memory/memory.usage_in_bytes") or 0)
+        limit, available = int(bound), min(available, max(0, int(bound) - used))
+    return limit, available
+
+
+def _cgroup_folders(root: str) -> Iterator[str]:
+    """This process's cgroup (v2) and those above it: the tightest limit holds."""
+    own = ""
+    for line in (_read("/proc/self/cgroup") or "").splitlines():
+        if line.startswith("0::"):
+            own = line[3:].strip("/")
+    parts = own.split("/") if own and ".." not in own else []
+    for depth in range(len(parts), -1, -1):
+        yield "/".join([root, *parts[:depth]])
+
+
+def _cgroup_texts(root: str, name: str) -> Iterator[str]:
+    for folder in _cgroup_folders(root):
+        text = _read(f"{folder}/{name}")
+        if text is not None:
+            yield text
+
+
+def _read(path: str) -> str | None:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return None

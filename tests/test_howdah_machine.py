@@ -1,0 +1,34 @@
+"""Cores and memory under container limits."""
+
+import os
+
+from howdah import machine
+
+
+def test_a_quota_cuts_the_cores(tmp_path):
+    here = len(os.sched_getaffinity(0))
+    assert machine.cores(str(tmp_path)) == here
+    (tmp_path / "cpu.max").write_text("max 100000\n")
+    assert machine.cores(str(tmp_path)) == here
+    (tmp_path / "cpu.max").write_text("50000 100000\n")
+    assert machine.cores(str(tmp_path)) == 1
+
+
+def test_a_quota_of_cgroup_v1(tmp_path):
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("-1\n")
+    (tmp_path / "cpu" / "cpu.cfs_period_us").write_text("100000\n")
+    assert machine.cores(str(tmp_path)) == len(os.sched_getaffinity(0))
+    (tmp_path / "cpu" / "cpu.cfs_quota_us").write_text("100000\n")
+    assert machine.cores(str(tmp_path)) == 1
+
+
+def test_a_container_s_memory_limit(tmp_path):
+    total, available = machine.memory_bytes(str(tmp_path))
+    assert 0 < available <= total
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.memory_bytes(str(tmp_path))[0] == total
+    (tmp_path / "memory.max").write_text(str(64 * 2**20))
+    (tmp_path / "memory.current").write_text(str(60 * 2**20))
+    (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {10 * 2**20}\n")
+    assert machine.memory_bytes(str(tmp_path)) == (64 * 2**20, 14 * 2**20)
