@@ -1,0 +1,459 @@
+"""The record: a `tf.train.Example` in TFRecord framing, without protobuf and without TensorFlow.
+
+Every record can be read with `tf.data.TFRecordDataset` and `tf.io.parse_single_example`. Ours puts
+`input_ids` last in the Example, so that a reader finds a row's ids from the index alone: they are
+the last `length * itemsize` bytes of the payload.
+
+Formats: TFRecord framing is u64 length, u32 masked CRC-32C of the length, payload, u32 masked
+CRC-32C of the payload (tensorflow/core/lib/io/record_writer.h); Example is
+tensorflow/core/example/example.proto and feature.proto.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO, Literal
+
+import google_crc32c
+import numpy as np
+
+from howdah.errors import DataError
+from howdah.shard_index import ShardIndex
+
+IdsDtype = Literal["uint16", "uint32", "int64_list"]
+HEADER_BYTES = 12
+FOOTER_BYTES = 4
+HISTOGRAM_BIN = 8
+_MASK_DELTA = 0xA282EAD8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Feature names of a record; `length`, `id` and `attention_mask` may be None (not there)."""
+
+    input_ids: str = "input_ids"
+    label: str = "label"
+    length: str | None = "length"
+    id: str | None = "id"
+    attention_mask: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordLayout:
+    """How a row lies in a record: ids as little-endian bytes, or as an int64_list."""
+
+    ids_dtype: IdsDtype = "uint16"
+    columns: Columns = field(default_factory=Columns)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one id (0 for int64_list, whose ids have no fixed size)."""
+        return {"uint16": 2, "uint32": 4, "int64_list": 0}[self.ids_dtype]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One decoded record: ids int32[T], label number, row id (empty where there is none)."""
+
+    input_ids: np.ndarray
+    label: int
+    id: bytes
+
+
+def ids_dtype_for(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The smallest unsigned type that holds every id of a vocabulary."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+# ---------------------------------------------------------------------------------- encoding
+def _varint(value: int) -> bytes:
+    if value < 0:
+        value += 1 << 64  # int64 is written as its two's complement
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _sized(tag: int, data: bytes) -> bytes:
+    """A length-delimited protobuf field."""
+    return bytes((tag,)) + _varint(len(data)) + data
+
+
+def _entry(name: str, feature: bytes) -> bytes:
+    """A map entry of Features.feature."""
+    return _sized(0x0A, _sized(0x0A, name.encode()) + _sized(0x12, feature))
+
+
+def _bytes_feature(data: bytes) -> bytes:
+    return _sized(0x0A, _sized(0x0A, data))
+
+
+def _int64_feature(values: Sequence[int]) -> bytes:
+    return _sized(0x1A, _sized(0x0A, b"".join(_varint(int(v)) for v in values)))
+
+
+def encode_examples(
+    input_ids: Sequence[np.ndarray],
+    labels: Sequence[int] | np.ndarray,
+    ids: Sequence[bytes],
+    *,
+    layout: RecordLayout,
+) -> list[bytes]:
+    """Serialised Examples of many rows.
+
+    Args:
+        input_ids: a 1-D array of token ids for each row.
+        labels: label number for each row.
+        ids: row key for each row.
+        layout: how the ids lie in the record.
+    """
+    names = layout.columns
+    dtype = None if layout.itemsize == 0 else np.dtype(layout.ids_dtype).newbyteorder("<")
+    label_entries: dict[int, bytes] = {}
+    length_parts: dict[int, tuple[bytes, bytes]] = {}
+    ids_key = _sized(0x0A, names.input_ids.encode())
+    out = []
+    for row, label, row_id in zip(input_ids, labels, ids, strict=True):
+        label = int(label)
+        label_entry = label_entries.get(label)
+        if label_entry is None:
+            label_entry = label_entries[label] = _entry(names.label, _int64_feature([label]))
+        length = len(row)
+        parts = length_parts.get(length)
+        if parts is None:
+            entry = _entry(names.length, _int64_feature([length])) if names.length else b""
+            parts = length_parts[length] = (entry, _ids_head(ids_key, length * layout.itemsize))
+        if dtype is not None:
+            ids_entry = parts[1] + np.asarray(row).astype(dtype, copy=False).tobytes()
+        else:
+            ids_entry = _entry(names.input_ids, _int64_feature(row))
+        id_entry = _entry(names.id, _bytes_feature(row_id)) if names.id else b""
+        out.append(_sized(0x0A, id_entry + label_entry + parts[0] + ids_entry))
+    return out
+
+
+def _ids_head(key: bytes, size: int) -> bytes:
+    """All of the ids' map entry that comes before its `size` bytes: it depends on size alone."""
+    value = b"\x0a" + _varint(size)
+    feature = b"\x0a" + _varint(len(value) + size) + value
+    inner = b"\x12" + _varint(len(feature) + size) + feature
+    return b"\x0a" + _varint(len(key) + len(inner) + size) + key + inner
+
+
+# ---------------------------------------------------------------------------------- decoding
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint of more than 10 bytes")
+
+
+def _fields(data: bytes) -> Iterator[tuple[int, int, bytes | int]]:
+    """(field number, wire type, value) of a protobuf message."""
+    at = 0
+    while at < len(data):
+        tag, at = _read_varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value, at = _read_varint(data, at)
+            yield tag >> 3, kind, value
+            continue
+        if kind == 2:
+            size, at = _read_varint(data, at)
+        elif kind in (1, 5):
+            size = 8 if kind == 1 else 4
+        else:
+            raise ValueError(f"wire type {kind}")
+        if at + size > len(data):
+            raise ValueError("a field runs past the end")
+        yield tag >> 3, kind, data[at : at + size]
+        at += size
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _int64s(data: bytes) -> list[int]:
+    """Values of an Int64List message, packed or not."""
+    values = []
+    for number, kind, value in _fields(data):
+        if number != 1:
+            continue
+        if kind == 0:
+            values.append(_signed(value))
+        else:
+            at = 0
+            while at < len(value):
+                item, at = _read_varint(value, at)
+                values.append(_signed(item))
+    return values
+
+
+def _features(payload: bytes) -> dict[str, tuple[int, bytes]]:
+    """{feature name: (1 bytes | 2 float | 3 int64, its list message)} of an Example."""
+    out: dict[str, tuple[int, bytes]] = {}
+    for number, _, features in _fields(payload):
+        if number != 1:
+            continue
+        for entry_number, _, entry in _fields(features):
+            if entry_number != 1:
+                continue
+            name, value = "", None
+            for part, _, data in _fields(entry):
+                if part == 1:
+                    name = data.decode()
+                elif part == 2:
+                    value = next(((kind, item) for kind, _, item in _fields(data)), None)
+            if value is not None:
+                out[name] = value
+    return out
+
+
+def decode_example(payload: bytes, layout: RecordLayout, *, where: str = "record") -> Example:
+    """One record as arrays; features that the layout does not name are ignored.
+
+    Args:
+        payload: a serialised Example.
+        layout: its columns; ids stored as bytes need the right `ids_dtype`.
+        where: what an error names (shard and offset).
+    Raises:
+        DataError: not an Example, or a feature is missing or of another kind.
+    """
+    names = layout.columns
+    try:
+        features = _features(payload)
+        ids = _ids_of(features, layout)
+        label = _one_int(features, names.label)
+        row_id = _id_of(features, names.id)
+        if names.attention_mask is not None:
+            kept = np.array(_int64s(_feature(features, names.attention_mask, 3)), dtype=bool)
+            ids = ids[kept]
+    except _Missing as missing:
+        raise DataError(
+            f"a record has no feature {missing.args[0]!r} of the right kind",
+            where=where,
+            expected=missing.args[1],
+            got="features " + ", ".join(sorted(missing.args[2])),
+            remedy="map the columns: data.tfrecord.input_ids, .label, .id, .attention_mask",
+        ) from None
+    except (ValueError, IndexError, UnicodeDecodeError, AttributeError, TypeError) as error:
+        raise DataError(
+            "a record is not a tf.train.Example", where=where, got=str(error)
+        ) from None
+    if names.length is not None and names.length in features:
+        length = _one_int(features, names.length)
+        if length != len(ids):
+            raise DataError(
+                "a record's length does not fit its ids",
+                where=where,
+                expected=f"{length} ids",
+                got=f"{len(ids)}",
+            )
+    return Example(input_ids=ids.astype(np.int32), label=label, id=row_id)
+
+
+class _Missing(Exception):
+    """A feature is missing: (name, expected kind, features that are there)."""
+
+
+_KINDS = {1: "bytes_list", 2: "float_list", 3: "int64_list"}
+
+
+def _feature(features: dict, name: str, kind: int) -> bytes:
+    found = features.get(name)
+    if found is None or found[0] != kind:
+        raise _Missing(name, _KINDS[kind], list(features))
+    return found[1]
+
+
+def _one_int(features: dict, name: str) -> int:
+    values = _int64s(_feature(features, name, 3))
+    if len(values) != 1:
+        raise ValueError(f"feature {name!r} holds {len(values)} values, not 1")
+    return values[0]
+
+
+def _one_bytes(data: bytes) -> bytes:
+    return next(value for number, _, value in _fields(data) if number == 1)
+
+
+def _ids_of(features: dict, layout: RecordLayout) -> np.ndarray:
+    name = layout.columns.input_ids
+    found = features.get(name)
+    if found is not None and found[0] == 1 and layout.itemsize:
+        data = _one_bytes(found[1])
+        return np.frombuffer(data, dtype=np.dtype(layout.ids_dtype).newbyteorder("<"))
+    return np.array(_int64s(_feature(features, name, 3)), dtype=np.int64)
+
+
+def _id_of(features: dict, name: str | None) -> bytes:
+    if name is None or name not in features:
+        return b""
+    kind, data = features[name]
+    if kind == 3:
+        return str(_int64s(data)[0]).encode()
+    return _one_bytes(data)
+
+
+# ----------------------------------------------------------------------------------- framing
+def masked_crc(data: bytes) -> int:
+    """TFRecord's masked CRC-32C of `data`."""
+    crc = google_crc32c.value(data)
+    return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
+
+
+def frame(payload: bytes) -> bytes:
+    """A payload in TFRecord framing."""
+    length = struct.pack("<Q", len(payload))
+    return b"".join(
+        (
+            length,
+            struct.pack("<I", masked_crc(length)),
+            payload,
+            struct.pack("<I", masked_crc(payload)),
+        )
+    )
+
+
+def read_frames(data: bytes | memoryview, name: str) -> Iterator[tuple[int, bytes]]:
+    """(offset, payload) of every record of an uncompressed shard, CRCs checked.
+
+    Raises:
+        DataError: truncated or altered, with the offset of the first bad record.
+    """
+    at, end = 0, len(data)
+    while at < end:
+        if at + HEADER_BYTES > end:
+            raise _bad(name, at, "truncated", f"{HEADER_BYTES} bytes of header", f"{end - at}")
+        header = bytes(data[at : at + HEADER_BYTES])
+        if struct.unpack("<I", header[8:])[0] != masked_crc(header[:8]):
+            raise _bad(name, at, "altered", "a header whose CRC fits", "another CRC")
+        length = struct.unpack("<Q", header[:8])[0]
+        stop = at + HEADER_BYTES + length + FOOTER_BYTES
+        if stop > end:
+            raise _bad(name, at, "truncated", f"{stop - at} bytes of record", f"{end - at}")
+        payload = bytes(data[at + HEADER_BYTES : stop - FOOTER_BYTES])
+        if struct.unpack("<I", bytes(data[stop - FOOTER_BYTES : stop]))[0] != masked_crc(payload):
+            raise _bad(name, at, "altered", "a payload whose CRC fits", "another CRC")
+        yield at, payload
+        at = stop
+
+
+def _bad(name: str, offset: int, what: str, expected: str, got: str) -> DataError:
+    return DataError(
+        f"the shard is {what}",
+        where=f"{name}, offset {offset}",
+        expected=expected,
+        got=got,
+        remedy="restore the file from a copy, or remove the dataset version and run `howdah etl`",
+    )
+
+
+# ----------------------------------------------------------------------------------- writing
+@dataclass(frozen=True, kw_only=True)
+class ShardStats:
+    """What a manifest says of a shard, and the index's bytes."""
+
+    rows: int
+    bytes: int
+    crc32c: int
+    tokens: int
+    class_counts: dict[str, int]
+    length_histogram: dict[str, int]
+    index: bytes
+    index_crc32c: int
+
+
+class ShardWriter:
+    """Write rows to one shard; `close` returns what the manifest and the index need.
+
+    Args:
+        file: open to write bytes; the caller closes it.
+        layout: record layout.
+        compression: none or gzip (offsets in the index are those of the uncompressed stream).
+    """
+
+    def __init__(
+        self,
+        file: BinaryIO,
+        layout: RecordLayout,
+        *,
+        compression: Literal["none", "gzip"] = "none",
+    ) -> None:
+        self._file = file
+        self._layout = layout
+        # wbits 31: a gzip header, with no time in it: equal rows give equal bytes.
+        self._zip = zlib.compressobj(6, zlib.DEFLATED, 31) if compression == "gzip" else None
+        self._crc = 0
+        self._bytes = 0
+        self._offset = 0
+        self._offsets = [0]
+        self._lengths: list[int] = []
+        self._labels: list[int] = []
+
+    def write(
+        self,
+        input_ids: Sequence[np.ndarray],
+        labels: Sequence[int] | np.ndarray,
+        ids: Sequence[bytes],
+    ) -> None:
+        """Append rows (see encode_examples)."""
+        frames = []
+        for payload in encode_examples(input_ids, labels, ids, layout=self._layout):
+            framed = frame(payload)
+            self._offset += len(framed)
+            self._offsets.append(self._offset)
+            frames.append(framed)
+        self._lengths.extend(len(row) for row in input_ids)
+        self._labels.extend(int(label) for label in labels)
+        self._emit(b"".join(frames))
+
+    def _emit(self, data: bytes) -> None:
+        if self._zip is not None:
+            data = self._zip.compress(data)
+        self._put(data)
+
+    def _put(self, data: bytes) -> None:
+        self._crc = google_crc32c.extend(self._crc, data)
+        self._bytes += len(data)
+        self._file.write(data)
+
+    def close(self) -> ShardStats:
+        """Flush (the file stays open) and tell what was written."""
+        if self._zip is not None:
+            self._put(self._zip.flush())
+        lengths = np.array(self._lengths, dtype=np.int32)
+        labels = np.array(self._labels, dtype=np.int32)
+        index = ShardIndex(
+            offsets=np.array(self._offsets, dtype=np.int64), lengths=lengths, labels=labels
+        ).to_bytes()
+        return ShardStats(
+            rows=len(lengths),
+            bytes=self._bytes,
+            crc32c=self._crc,
+            tokens=int(lengths.sum()),
+            class_counts={str(k): v for k, v in sorted(Counter(self._labels).items())},
+            length_histogram=length_histogram(lengths),
+            index=index,
+            index_crc32c=google_crc32c.value(index),
+        )
+
+
+def length_histogram(lengths: np.ndarray) -> dict[str, int]:
+    """{upper bound of a bin of 8 tokens: rows}: lengths 1..8 are in "8", 9..16 in "16"."""
+    bins, counts = np.unique(-(-lengths // HISTOGRAM_BIN) * HISTOGRAM_BIN, return_counts=True)
+    return {str(int(b)): int(c) for b, c in zip(bins, counts, strict=True)}
