@@ -1,0 +1,184 @@
+"""A run's figures: rates over the steps since the last logged one, and where they are shown.
+
+Every rank counts; rank 0 shows them: on the console, in metrics.jsonl, in TensorBoard and MLflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from training.metricslog import MetricsLog
+from training.progress import Progress, StepFigures
+from training.state import TrainState
+from training.tracking import Tracker, flat
+
+__all__ = ["Figures"]
+
+
+class Figures:
+    """Counts rows, tokens and time, and shows them every `logging_steps`.
+
+    Args:
+        logging_steps: steps between two shown ones.
+        console: where people look; None on ranks other than 0.
+        log: the rank's log; None where there is none.
+    """
+
+    def __init__(self, logging_steps: int, *, console: TextIO | None, log: TextIO | None) -> None:
+        self._logging_steps = logging_steps
+        self._progress = None if console is None else Progress(console)
+        self._log = log
+        self._metrics: MetricsLog | None = None
+        self._trackers: list[Tracker] = []
+        self._first_step = 0
+        self._total_steps = 1
+        self._steps_per_epoch = 1
+        self._marked: float | None = None
+        self._own_seconds = 0.0
+        self._window = _Window()
+
+    # ---------------------------------------------------------------------- where they go
+    def write_to(self, metrics: MetricsLog) -> None:
+        """Put lines into metrics.jsonl from now on."""
+        self._metrics = metrics
+
+    def track(self, tracker: Tracker) -> None:
+        """Send figures to a tracker from now on."""
+        self._trackers.append(tracker)
+
+    def say(self, line: str) -> None:
+        """Tell people a line: rank 0 on the console, every rank in its log."""
+        if self._progress is not None:
+            self._progress.say(line)
+        if self._log is not None:
+            print(line, file=self._log, flush=True)
+
+    def close(self, status: str) -> None:
+        """Finish every file; status is finished, interrupted or failed."""
+        self.end()
+        for tracker in self._trackers:
+            tracker.close(status)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._trackers, self._metrics = [], None
+
+    # --------------------------------------------------------------------------- stepping
+    def begin(self, step: int, *, total_steps: int, steps_per_epoch: int) -> None:
+        """The steps begin after `step`; the clock runs."""
+        self._first_step = step
+        self._total_steps, self._steps_per_epoch = total_steps, steps_per_epoch
+        if self._progress is not None:
+            self._progress.begin(step, total_steps)
+        self._marked = time.perf_counter()
+
+    def end(self) -> None:
+        """The steps are over; the clock stands."""
+        if self._progress is not None:
+            self._progress.end()
+        self._marked = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside counts neither as training nor into a figure (evaluation, export)."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._marked is not None:
+                self._marked += time.perf_counter() - before
+
+    def epoch(self, state: TrainState) -> float:
+        """Epochs done, with a fraction."""
+        return round(state.step / self._steps_per_epoch, 4)
+
+    def step_done(
+        self,
+        state: TrainState,
+        *,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        rows: int,
+        real_tokens: int,
+        padded_tokens: int,
+    ) -> None:
+        """A step is done; every `logging_steps` its figures are shown.
+
+        Args:
+            state: with `step` counted up already; rows, tokens and train_seconds are counted here.
+            loss: of this step, over the global batch.
+            lr: the learning rate used.
+            grad_norm: global norm of the reduced gradient before clipping.
+            rows: rows of the global batch, padding rows not counted.
+            real_tokens: tokens of the global batch.
+            padded_tokens: the same with padding.
+        """
+        now = time.perf_counter()
+        seconds = 0.0 if self._marked is None else now - self._marked
+        self._marked = now
+        state.rows += rows
+        state.tokens += real_tokens
+        state.train_seconds += seconds
+        self._own_seconds += seconds
+        self._window.add(seconds, rows, real_tokens, padded_tokens)
+        if self._progress is not None:
+            self._progress.step(state.step)
+        if state.step % self._logging_steps and state.step != self._total_steps:
+            return
+        window, self._window = self._window, _Window()
+        figures = StepFigures(
+            step=state.step,
+            epoch=self.epoch(state),
+            loss=loss,
+            lr=lr,
+            grad_norm=grad_norm,
+            examples_per_second=window.rows / max(window.seconds, 1e-9),
+            tokens_per_second=window.real_tokens / max(window.seconds, 1e-9),
+            padding_ratio=window.padded_tokens / max(window.real_tokens, 1),
+        )
+        self._show(figures)
+
+    def _show(self, figures: StepFigures) -> None:
+        # By the steps of this attempt alone: an earlier one may have run on another machine.
+        own_steps = max(1, figures.step - self._first_step)
+        left = self._own_seconds / own_steps * (self._total_steps - figures.step)
+        if self._progress is not None:
+            self._progress.figures(figures, self._total_steps, left)
+        if self._log is not None:
+            print(figures.line(self._total_steps, left), file=self._log, flush=True)
+        if self._metrics is not None:
+            self._metrics.write(**figures.__dict__)
+        values = {f"train/{key}": v for key, v in figures.__dict__.items() if key != "step"}
+        for tracker in self._trackers:
+            tracker.log(figures.step, values)
+
+    def evaluated(self, state: TrainState, split: str, metrics: dict[str, Any]) -> None:
+        """Show an evaluation, during training or at its end."""
+        shown = [
+            f"{key} {metrics[key]:.4f}"
+            for key in ("loss", "accuracy", "macro_f1")
+            if isinstance(metrics.get(key), float)
+        ]
+        self.say(f"{split} at step {state.step}: {' '.join(shown)}")
+        if self._metrics is not None:
+            self._metrics.write(
+                step=state.step, epoch=self.epoch(state), split=split, metrics=metrics
+            )
+        for tracker in self._trackers:
+            tracker.log(state.step, flat(metrics, f"{split}/"))
+
+
+class _Window:
+    """Sums since the last shown step."""
+
+    def __init__(self) -> None:
+        self.seconds, self.rows, self.real_tokens, self.padded_tokens = 0.0, 0, 0, 0
+
+    def add(self, seconds: float, rows: int, real_tokens: int, padded_tokens: int) -> None:
+        self.seconds += seconds
+        self.rows += rows
+        self.real_tokens += real_tokens
+        self.padded_tokens += padded_tokens

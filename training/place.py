@@ -1,0 +1,236 @@
+"""Where a run keeps what grows or lives only as long as its processes: always on local disk.
+
+Of a local run directory that is the directory itself. Of a remote one it is a private directory of
+this machine, from which `Mirror` publishes growing files whole, every ten seconds at most: HDFS and
+object stores have no cheap append.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import socket
+import stat
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
+
+from howdah import storage
+from howdah.errors import PermissionDenied, StorageError, UsageError
+
+__all__ = ["Mirror", "RankRecord", "RunLock", "local_directory", "process_age", "process_start"]
+
+
+def local_directory(run_directory: str) -> str:
+    """The local directory of a run's logs, process records and growing files; made if missing.
+
+    Raises:
+        PermissionDenied: the private directory for remote runs belongs to somebody else.
+    """
+    if storage.is_local(run_directory):
+        place = storage.local_path(run_directory)
+        storage.make_dirs(place)
+        return place
+    base = os.path.join(tempfile.gettempdir(), f"howdah-{os.getuid()}")
+    os.makedirs(base, mode=0o700, exist_ok=True)
+    info = os.lstat(base)
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid():
+        raise PermissionDenied(
+            "the directory for local copies of remote runs is not ours",
+            where=base,
+            expected=f"a directory of user {os.getuid()}",
+            got=f"owner {info.st_uid}, mode {info.st_mode:o}",
+            remedy="remove it, or set TMPDIR",
+        )
+    key = hashlib.sha256(run_directory.rstrip("/").encode()).hexdigest()[:16]
+    place = os.path.join(base, f"{storage.name(run_directory) or 'run'}-{key}")
+    os.makedirs(place, mode=0o700, exist_ok=True)
+    return place
+
+
+# --------------------------------------------------------------------------------- processes
+def process_start(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot (with the pid: its identity); None: no process.
+
+    Field 22 of proc(5)'s /proc/<pid>/stat. A zombie has ended: None.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def process_age() -> float:
+    """Seconds since this process was started, the interpreter's own start-up included."""
+    with open("/proc/uptime", encoding="ascii") as file:
+        uptime = float(file.read().split()[0])
+    start = process_start(os.getpid()) or 0
+    return max(0.0, uptime - start / os.sysconf("SC_CLK_TCK"))
+
+
+@dataclass(frozen=True)
+class RankRecord:
+    """`ranks/<rank>.json`: the process of a rank, so that it can be asked to stop, or be missed."""
+
+    rank: int
+    pid: int
+    start: int
+    host: str
+    ended: bool = False
+    """The rank has said how it ended (finished, or wrote its failure)."""
+
+    @classmethod
+    def of_this_process(cls, rank: int) -> RankRecord:
+        """The record of the calling process."""
+        pid = os.getpid()
+        return cls(rank=rank, pid=pid, start=process_start(pid) or 0, host=socket.gethostname())
+
+    def write(self, directory: str) -> None:
+        """Put the record into `<directory>/ranks/`."""
+        path = os.path.join(directory, "ranks", f"{self.rank}.json")
+        storage.write_whole(path, json.dumps(self.__dict__).encode())
+
+    @property
+    def is_local(self) -> bool:
+        """The process is on this machine."""
+        return self.host == socket.gethostname()
+
+    @property
+    def alive(self) -> bool:
+        """The very process is running; meaningful on its own machine only."""
+        return process_start(self.pid) == self.start
+
+    @classmethod
+    def read_all(cls, directory: str) -> list[RankRecord]:
+        """The records in `<directory>/ranks/`, by rank."""
+        folder = os.path.join(directory, "ranks")
+        if not os.path.isdir(folder):
+            return []
+        found = [
+            cls(**storage.read_json(entry.path))
+            for entry in storage.list_dir(folder)
+            if entry.name.endswith(".json")
+        ]
+        return sorted(found, key=lambda record: record.rank)
+
+    @classmethod
+    def clear(cls, directory: str) -> None:
+        """Forget the ranks of an earlier attempt."""
+        storage.remove(os.path.join(directory, "ranks"), recursive=True)
+
+
+class RunLock:
+    """One process holds a run directory at a time, on one machine.
+
+    An flock on a file in the local directory: the kernel lets go of it when the holder dies, so
+    that it never goes stale. Across machines the fence does the work: the later attempt wins, and
+    the earlier one cannot commit any more.
+
+    Args:
+        directory: `local_directory(run_directory)`.
+        name: file name; rank 0 and the launcher have one each.
+        run_directory: for the message.
+    """
+
+    def __init__(self, directory: str, name: str, run_directory: str) -> None:
+        self._path = os.path.join(directory, name)
+        self._run_directory = run_directory
+        self._file: TextIO | None = None
+
+    def take(self) -> None:
+        """Take the lock; raises UsageError, naming the holder, if another process has it."""
+        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lives with it
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            file.close()
+            raise UsageError(
+                "another training run is using this run directory",
+                where=self._run_directory,
+                got=holder,
+                remedy="wait for it, stop it, or give this run a run.directory of its own",
+            ) from None
+        file.truncate(0)
+        file.write(f"pid {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
+        file.flush()
+        self._file = file
+
+    def release(self) -> None:
+        """Let go."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+
+
+# ---------------------------------------------------------------------------------- mirroring
+class Mirror:
+    """Publishes local files that grow to remote storage, whole, every `seconds` at most.
+
+    Args:
+        seconds: pause between two rounds.
+        say: takes a line when publishing begins to fail (once, not every round): a storage that is
+            away for a minute must not end a training run.
+    """
+
+    def __init__(self, *, seconds: float = 10.0, say: Callable[[str], None]) -> None:
+        self._seconds = seconds
+        self._say = say
+        self._pairs: list[tuple[str, str]] = []
+        self._published: dict[str, tuple[int, int]] = {}
+        self._stop = threading.Event()
+        self._failing = False
+        self._thread: threading.Thread | None = None
+
+    def add(self, local: str, remote: str) -> None:
+        """Publish a file, or every file below a directory, as `remote` from now on."""
+        self._pairs.append((local, remote))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._loop, name="mirror", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Publish what has changed a last time; raises StorageError if that fails."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._publish()
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self._seconds):
+            try:
+                self._publish()
+                self._failing = False
+            except StorageError as error:
+                if not self._failing:
+                    self._say(f"warning: logs cannot be published now, trying again: {error.what}")
+                self._failing = True
+
+    def _publish(self) -> None:
+        for local, remote in self._pairs:
+            for path in _files_below(local):
+                info = os.stat(path)
+                mark = (info.st_size, info.st_mtime_ns)
+                if self._published.get(path) == mark:
+                    continue
+                inner = os.path.relpath(path, local)
+                storage.upload(path, remote if inner == "." else storage.join(remote, inner))
+                self._published[path] = mark
+
+
+def _files_below(path: str) -> list[str]:
+    if os.path.isfile(path):
+        return [path]
+    return [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]

@@ -1,0 +1,373 @@
+"""A run as its loop sees it: progress, figures, stop requests, and on rank 0 the run directory.
+
+A run directory (any storage) holds config.yaml, run.json, metrics.jsonl, logs/rank.N, tensorboard/,
+attempts/, checkpoints/, export/, predictions/ and report.html. Only rank 0 writes to it, save that
+each rank has its own log. What grows is kept on local disk (training/place.py) and published whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from howdah import storage
+from howdah.config import Config
+from howdah.errors import HowdahError
+from training import failure
+from training.checkpoint import Checkpoint, Checkpoints, Identity, load
+from training.env import RankEnv
+from training.fence import Fence
+from training.figures import Figures
+from training.metricslog import FILE_NAME as METRICS_FILE
+from training.metricslog import MetricsLog, read_metrics
+from training.place import Mirror, RankRecord, RunLock, local_directory, process_age
+from training.runfile import RunFile, freeze_config, versions
+from training.state import TrainState
+from training.stopping import StopSignals
+from training.tracking import MlflowTracker, TensorBoard
+
+__all__ = ["Run", "read_metrics"]
+
+
+class Run:
+    """One rank's side of a run.
+
+    Args:
+        config: the run's configuration.
+        env: this process's place in the job.
+        console: where rank 0 tells people how it goes; other ranks' copies go to their logs.
+        log: the rank's log; None where `console` is all there is.
+    """
+
+    def __init__(
+        self, config: Config, env: RankEnv, *, console: TextIO, log: TextIO | None = None
+    ) -> None:
+        self.config = config
+        self.directory = config.run.directory
+        self.rank, self.world_size = env.rank, env.size
+        self.is_main = env.rank == 0
+        self.local = local_directory(self.directory)
+        self.run_id = ""
+        self.attempt = 0
+        self.checkpoints: Checkpoints | None = None
+        """Rank 0 alone has one."""
+        self.update_lock = threading.Lock()
+        """Held by the loop while weights change, so that no snapshot is taken in between."""
+        self._console, self._log = console, log
+        self.figures = Figures(
+            config.training.logging_steps, console=console if self.is_main else None, log=log
+        )
+        """Steps and evaluations are told to it."""
+        self._mirror = Mirror(say=self.say)
+        self._record = RankRecord.of_this_process(env.rank)
+        self._managed = "HOWDAH_STARTED" in os.environ  # `howdah train` holds the directory for us
+        self._opened = False
+        self._lock = RunLock(self.local, ".lock", self.directory)
+        self._file: RunFile | None = None
+        self._signals = StopSignals(several_ranks=env.size > 1, abandon=self._abandoned)
+        self._abort_save: Callable[[], None] | None = None
+        self._abort_lock = threading.Lock()
+        self._first_step_done = False
+        self._last_saved = time.monotonic()
+
+    # -------------------------------------------------------------------- opening and closing
+    def open(self) -> None:
+        """Take possession: signals on every rank; on rank 0 lock, fence, run.json, metrics.
+
+        Raises:
+            UsageError: another process of this machine is using the run directory.
+            StorageError: the run directory cannot be written.
+        """
+        self._signals.install()
+        if self.is_main:
+            self._lock.take()
+        # Another run may live here until rank 0 has the lock: the other ranks touch nothing yet.
+        if self.is_main or self._managed:
+            self._enter()
+        if self.is_main:
+            self._open_directory()
+
+    def _enter(self) -> None:
+        """Put this process on record."""
+        failure.clear(self.local, self.rank)
+        self._record.write(self.local)
+        self._opened = True
+        if not storage.is_local(self.directory):
+            log = os.path.join(self.local, "logs", f"rank.{self.rank}")
+            self._mirror.add(log, storage.join(self.directory, "logs", f"rank.{self.rank}"))
+
+    def _open_directory(self) -> None:
+        storage.make_dirs(self.directory)
+        fence = Fence.take(self.directory)
+        self.attempt = fence.attempt
+        freeze_config(self.config, self.directory)
+        self._file = RunFile(self.directory)
+        self._file.begin(self.config, world_size=self.world_size, attempt=self.attempt)
+        self.run_id = self._file.values["run_id"]
+        self.checkpoints = Checkpoints(
+            self.config.checkpoint_directory,
+            keep=self.config.checkpoint.keep,
+            fence=fence,
+            say=self.say,
+        )
+        local = os.path.join(self.local, METRICS_FILE)
+        published = storage.join(self.directory, METRICS_FILE)
+        self.figures.write_to(MetricsLog(local, published, self.attempt))
+        if not storage.is_local(self.directory):
+            self._mirror.add(local, published)
+
+    def share(self, comm: Any) -> None:
+        """Rank 0 tells the others the run's id and attempt. Every rank enters, after comm.init."""
+        told = comm.broadcast_json({"run_id": self.run_id, "attempt": self.attempt})
+        self.run_id, self.attempt = told["run_id"], told["attempt"]
+        if not self._opened:
+            self._enter()
+
+    def close(self, status: str, error: HowdahError | None = None) -> None:
+        """End the run's books: finished, interrupted or failed.
+
+        Raises:
+            StorageError: what is left cannot be published.
+        """
+        self.figures.end()
+        if self._file is not None:
+            self._file.update(status=status, error=None if error is None else error.what)
+        self.figures.close(status)
+        self._mirror.close()
+        if self._opened:
+            RankRecord(**(self._record.__dict__ | {"ended": True})).write(self.local)
+        self._lock.release()
+        self._signals.uninstall()
+
+    # ------------------------------------------------------------------------------ telling
+    def say(self, line: str) -> None:
+        """Tell people a line: rank 0 on the console, every rank in its log."""
+        self.figures.say(line)
+
+    def update(self, **fields: Any) -> None:
+        """Put fields into run.json (rank 0; the others do nothing). Mappings are merged."""
+        if self._file is not None:
+            self._file.update(**fields)
+
+    # ----------------------------------------------------------------------------- resuming
+    def resume_checkpoint(self, expect: Identity) -> Checkpoint | None:
+        """The checkpoint that `checkpoint.resume` asks for; rank 0 only.
+
+        `auto` takes the newest whole one, or None; `never` starts afresh, and a path starts from
+        there: in both cases later checkpoints are set aside under another name, not deleted.
+
+        Raises:
+            CheckpointError: it is of another run, corrupt, or not there.
+        """
+        if self.checkpoints is None:
+            raise ValueError("rank 0 alone reads checkpoints")
+        wanted = self.config.checkpoint.resume
+        if wanted == "auto":
+            found = self.checkpoints.latest(expect)
+        elif wanted == "never":
+            found = None
+            self._set_aside(-1)
+        else:
+            found = load(wanted, expect)
+            self._set_aside(found.step)
+        if self._file is not None:
+            self._file.update_attempt(
+                resumed_from=None if found is None else found.path,
+                resumed_at_step=0 if found is None else found.step,
+            )
+        self.say(
+            "starting from the base model" if found is None
+            else f"going on from checkpoint step-{found.step} ({found.path})"
+        )  # fmt: skip
+        return found
+
+    def _set_aside(self, after_step: int) -> None:
+        moved = self.checkpoints.set_aside(after_step) if self.checkpoints else []
+        if moved:
+            self.say(
+                f"{len(moved)} checkpoint(s) of the history given up are kept under other names:"
+                f" {', '.join(moved)}"
+            )
+
+    def meta(self, state: TrainState) -> dict[str, Any]:
+        """What a checkpoint's meta.json holds: the state, and where it comes from."""
+        return state.to_meta() | {
+            "run_id": self.run_id,
+            "attempt": self.attempt,
+            "world_size": self.world_size,
+            "framework": self.config.training.framework,
+            "config": self.config.model_dump(mode="json"),
+            "versions": versions(self.config.training.framework),
+        }
+
+    def save_due(self, step: int) -> bool:
+        """By `every_minutes` and `every_steps`, a checkpoint is due after `step` (asks rank 0).
+
+        One that is due by time while another is being written is put off, not waited for.
+        """
+        rules = self.config.checkpoint
+        if rules.every_steps is not None and step % rules.every_steps == 0:
+            return True
+        if rules.every_minutes is None or (self.checkpoints is not None and self.checkpoints.busy):
+            return False
+        return time.monotonic() - self._last_saved >= rules.every_minutes * 60.0
+
+    def saved(self) -> None:
+        """A checkpoint has just been taken: its time begins anew."""
+        self._last_saved = time.monotonic()
+
+    # ----------------------------------------------------------------------------- stepping
+    def begin(self, state: TrainState, *, total_steps: int, steps_per_epoch: int) -> None:
+        """The steps begin: from here on a stop request waits for a step's end.
+
+        Args:
+            state: where the run stands.
+            total_steps: steps of the whole run.
+            steps_per_epoch: global batches of an epoch.
+        """
+        self._last_saved = time.monotonic()
+        if self.is_main:
+            self._open_trackers(state.step)
+        self._signals.stepping(True)
+        self.figures.begin(state.step, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+
+    def end_steps(self) -> None:
+        """The steps are over: a stop request is acted on at once, since all is saved."""
+        self.figures.end()
+        self._signals.stepping(False)
+
+    def step_done(self, state: TrainState, **figures: Any) -> None:
+        """A step is done; the arguments are those of Figures.step_done."""
+        self.figures.step_done(state, **figures)
+        if self._file is not None and not self._first_step_done:
+            self._first_step_done = True
+            self._file.update_attempt(seconds_to_first_step=round(_age(), 3))
+
+    def finish(self, state: TrainState, metrics: dict[str, dict], **fields: Any) -> None:
+        """Put what came of the run into run.json (rank 0).
+
+        Args:
+            state: at the end.
+            metrics: {split: metrics} of the exported weights.
+            fields: more for run.json.
+        """
+        self.update(
+            metrics=metrics,
+            steps=state.step,
+            epochs=self.figures.epoch(state),
+            train_seconds=round(state.train_seconds, 3),
+            examples_per_second=round(state.rows / max(state.train_seconds, 1e-9), 3),
+            tokens_per_second=round(state.tokens / max(state.train_seconds, 1e-9), 3),
+            best_step=state.best_step,
+            stopped_early=state.stopped_early,
+            **fields,
+        )
+
+    def _open_trackers(self, resumed_at: int) -> None:
+        if self.config.tracking.tensorboard:
+            local = os.path.join(self.local, "tensorboard")
+            self.figures.track(TensorBoard(local, resumed_at))
+            if not storage.is_local(self.directory):
+                self._mirror.add(local, storage.join(self.directory, "tensorboard"))
+        options = self.config.tracking.mlflow
+        if options is not None and self._file is not None:
+            tracker = MlflowTracker(
+                options,
+                self.config,
+                run_id=self._file.values.get("mlflow_run_id"),
+                run_name=self.config.run.name,
+                say=self.say,
+            )
+            self.figures.track(tracker)
+            self._file.update(mlflow_run_id=tracker.run_id)
+
+    # ----------------------------------------------------------------------------- stopping
+    def stop_requested(self) -> bool:
+        """A signal has asked this rank to stop. To be asked at a step's end, and then acted on."""
+        return self._signals.requested()
+
+    @property
+    def stop_alone(self) -> bool:
+        """The launcher is tearing the job down: save (rank 0) and stop without any collective."""
+        return self._signals.alone
+
+    def stop_error(self) -> HowdahError:
+        """What to raise once the state is saved; it names the checkpoint that holds."""
+        newest = next(iter(self.checkpoints.list()), None) if self.checkpoints else None
+        if newest is None:
+            return self._signals.error(where=self.directory)
+        return self._signals.error(
+            where=self.directory,
+            got=f"the newest checkpoint is step-{newest.step}",
+            remedy="start it again in the same way: it goes on from there",
+        )
+
+    def on_abort(self, save: Callable[[], None] | None) -> None:
+        """How rank 0 saves the last completed step when the main thread hangs in a collective.
+
+        `save` is called in another thread. It may read weights, under `update_lock`, and must
+        neither change anything nor enter a collective; it must wait for the checkpoint.
+        """
+        self._abort_save = save
+
+    def save_last_completed(self) -> None:
+        """Call what `on_abort` was given, once; nothing on other ranks or where there is none."""
+        with self._abort_lock:
+            save, self._abort_save = self._abort_save, None
+            if save is None or not self.is_main:
+                return
+            try:
+                save()
+            except HowdahError as error:
+                self.say(f"the last completed step could not be saved: {error.what}")
+
+    def _abandoned(self, error: HowdahError) -> None:
+        """In the watching thread: the main thread cannot act. Save, say why, and go."""
+        self.save_last_completed()
+        self.leave(error, consequence=self.stop_alone)
+
+    def leave(self, error: BaseException, *, consequence: bool = False) -> None:
+        """Write down why this rank ends, and end the process without any farewell.
+
+        No `atexit`: Horovod's would wait for ranks that are gone. mpirun and horovodrun both end
+        the other ranks when one ends so.
+        """
+        with self._abort_lock:  # a save that another thread has under way is seen through
+            self._signals.disarm()
+            told = failure.of(self.rank, error, consequence=consequence)
+            if self._opened:
+                failure.write(self.local, told)
+            if self._log is not None:
+                print(told.text, file=self._log, flush=True)
+            known = error if isinstance(error, HowdahError) else None
+            status = "interrupted" if told.exit_code in (130, 143) else "failed"
+            # What began this is told already; a second error on the way out must not hide it.
+            with contextlib.suppress(HowdahError):
+                if self.checkpoints is not None:
+                    self.checkpoints.wait()
+            with contextlib.suppress(HowdahError):
+                self.close(status, known)
+            self._last_words(told)
+            os._exit(told.exit_code)
+
+    def _last_words(self, told: failure.Failure) -> None:
+        """The error on the console, unless `howdah train` or rank 0 says the same."""
+        if self._managed and self._opened:
+            return
+        if not self.is_main:
+            # Mostly rank 0 has failed in the same way, says so, and the launcher ends us.
+            if self._signals.torn_down_within(1.0):
+                return
+            print(f"rank {self.rank}: {told.text}", file=self._console, flush=True)
+        elif not told.consequence:
+            print(f"training: {told.text}", file=self._console, flush=True)
+
+
+def _age() -> float:
+    """Seconds since the launcher began, or since this process did."""
+    started = os.environ.get("HOWDAH_STARTED")
+    return time.time() - float(started) if started else process_age()

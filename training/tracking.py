@@ -1,0 +1,175 @@
+"""TensorBoard and MLflow: where figures go besides metrics.jsonl; rank 0 only."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from howdah.config_model import Config, MlflowOptions
+from howdah.errors import ClusterError
+
+__all__ = ["MlflowTracker", "TensorBoard", "Tracker", "flat"]
+
+
+class Tracker:
+    """Takes figures by step. The two below are all there are."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Note figures of a step."""
+        raise NotImplementedError
+
+    def close(self, status: str) -> None:
+        """Write out what is left; status is finished, failed or interrupted."""
+        raise NotImplementedError
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of nested mappings by path: {"a": {"b": 1}} -> {"a/b": 1.0}; lists left out."""
+    out: dict[str, float] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            out[prefix + key] = float(value)
+    return out
+
+
+class TensorBoard(Tracker):
+    """Event files by tensorboardX, which needs neither framework.
+
+    Args:
+        directory: local directory of the event files.
+        resumed_at: step that the run goes on from; later points of earlier attempts are hidden.
+    """
+
+    def __init__(self, directory: str, resumed_at: int) -> None:
+        from tensorboardX import SummaryWriter
+
+        purge = resumed_at + 1 if resumed_at else None
+        self._writer = SummaryWriter(directory, purge_step=purge, flush_secs=10)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Note figures of a step."""
+        for name, value in values.items():
+            self._writer.add_scalar(name, value, step)
+
+    def close(self, status: str) -> None:
+        """Write out the event file."""
+        self._writer.close()
+
+
+class MlflowTracker(Tracker):
+    """One MLflow run, whatever the world size, continued by later attempts.
+
+    Figures are sent by a thread, in batches: a slow server must not slow a step.
+
+    Args:
+        options: the configuration's tracking.mlflow.
+        config: the whole configuration, whose leaves become the run's parameters.
+        run_id: MLflow's id of the run to go on with; None begins one.
+        run_name: name of a run that begins.
+        say: takes a line when the server stops to answer (once).
+    Raises:
+        ClusterError: the server cannot be reached at the start.
+    """
+
+    _MAX_PARAMETER = 500  # characters, MLflow's limit for all of its stores
+
+    def __init__(
+        self,
+        options: MlflowOptions,
+        config: Config,
+        *,
+        run_id: str | None,
+        run_name: str,
+        say: Callable[[str], None],
+    ) -> None:
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        self._error = MlflowException
+        self._say = say
+        try:
+            self._client = mlflow.MlflowClient(tracking_uri=options.uri)
+            if run_id is None:
+                experiment = self._client.get_experiment_by_name(options.experiment)
+                number = (
+                    experiment.experiment_id
+                    if experiment
+                    else self._client.create_experiment(options.experiment)
+                )
+                run_id = self._client.create_run(number, run_name=run_name).info.run_id
+                self._log_parameters(run_id, config)
+            else:
+                self._client.update_run(run_id, status="RUNNING")
+        except (MlflowException, OSError) as error:
+            raise ClusterError(
+                "the MLflow server cannot be used",
+                where=f"tracking.mlflow.uri: {options.uri}",
+                got=str(error).splitlines()[0],
+                remedy="start it, mend the URI, or leave out tracking.mlflow",
+            ) from None
+        self.run_id = run_id
+        self._waiting: list[Any] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._warned = False
+        self._thread = threading.Thread(target=self._loop, name="mlflow", daemon=True)
+        self._thread.start()
+
+    def _log_parameters(self, run_id: str, config: Config) -> None:
+        from mlflow.entities import Param
+
+        leaves = _leaves(config.model_dump(mode="json"))
+        params = [Param(key, str(value)[: self._MAX_PARAMETER]) for key, value in leaves]
+        for start in range(0, len(params), 100):  # MLflow's limit of a batch
+            self._client.log_batch(run_id, params=params[start : start + 100])
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Note figures of a step; they are sent within two seconds."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        with self._lock:
+            self._waiting += [Metric(name, value, now, step) for name, value in values.items()]
+
+    def _loop(self) -> None:
+        while not self._stop.wait(2.0):
+            self._send()
+
+    def _send(self) -> None:
+        with self._lock:
+            batch, self._waiting = self._waiting, []
+        for start in range(0, len(batch), 1000):  # MLflow's limit of a batch
+            try:
+                self._client.log_batch(self.run_id, metrics=batch[start : start + 1000])
+            except (self._error, OSError) as error:
+                # Training goes on without the server: metrics.jsonl has every figure.
+                if not self._warned:
+                    self._say(f"warning: MLflow does not take figures: {error}".splitlines()[0])
+                self._warned = True
+
+    def close(self, status: str) -> None:
+        """Send what is left and end MLflow's run."""
+        self._stop.set()
+        self._thread.join()
+        self._send()
+        state = {"finished": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
+        try:
+            self._client.set_terminated(self.run_id, status=state)
+        except (self._error, OSError) as error:
+            self._say(f"warning: MLflow's run could not be ended: {error}".splitlines()[0])
+
+
+def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            found += _leaves(item, f"{prefix}{key}.")
+        else:
+            found.append((prefix + key, item))
+    return found
