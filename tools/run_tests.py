@@ -169,17 +169,23 @@ def run_group(group: Group, *, full: bool, limit: float | None, extra: Sequence[
     return outcome
 
 
-def stop(process: subprocess.Popen) -> int:
-    """End a process group: SIGTERM, then SIGKILL."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            return process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            continue
-        except ProcessLookupError:
-            break
+def stop(process: subprocess.Popen, patience: float = 20) -> int:
+    """End a process group: SIGTERM, `patience` seconds later SIGKILL, for its children as well."""
+    signal_group(process, signal.SIGTERM)
+    try:
+        process.wait(timeout=patience)
+    except subprocess.TimeoutExpired:
+        pass
+    signal_group(process, signal.SIGKILL)  # children may have outlived their parent
     return process.wait()
+
+
+def signal_group(process: subprocess.Popen, number: int) -> None:
+    """Send a signal to all that is left of a process group; none may be."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        pass
 
 
 def sources_hash() -> str:

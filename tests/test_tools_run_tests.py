@@ -1,0 +1,141 @@
+"""The test runner: each test in one group, failures counted, a stopped run goes on."""
+
+import itertools
+import subprocess
+from pathlib import Path
+
+import pytest
+
+TOOLS = Path(__file__).resolve().parent.parent / "tools"
+MARKS = ("hadoop", "airflow", "spark", "mpi", "gpu")
+
+
+@pytest.fixture
+def runner(monkeypatch, tmp_path):
+    """The runner over a repository of its own."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import run_tests
+
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests, "REPORTS", tmp_path / "build" / "reports")
+    monkeypatch.setattr(run_tests, "STATE", tmp_path / "build" / "test-all.json")
+    monkeypatch.setattr(run_tests, "has_gpu", lambda: False)
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a second less for each process
+    marks = ", ".join(f"'{mark}'" for mark in (*MARKS, "full"))
+    (tmp_path / "pyproject.toml").write_text(
+        f"[tool.pytest.ini_options]\nmarkers = [{marks}]\n"
+        "addopts = \"-m 'not full' -p no:cacheprovider\"\n"
+    )
+    (tmp_path / ".gitignore").write_text("build/\n__pycache__/\n")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    return run_tests
+
+
+def write(runner, name, text):
+    (runner.ROOT / "tests" / name).write_text("import pytest\n" + text)
+
+
+@pytest.mark.parametrize("kind", ["other", "tensorflow", "torch"])
+def test_each_test_belongs_to_exactly_one_group(runner, kind):
+    """Whatever markers a test carries, in whatever kind of file."""
+    for count in range(len(MARKS) + 1):
+        for marks in itertools.combinations(MARKS, count):
+            names = {mark: mark in marks for mark in MARKS}
+            owners = [
+                group.name
+                for group in runner.GROUPS
+                if group.files in ("all", kind) and eval(group.marks, {}, names)
+            ]
+            assert len(owners) == 1, (marks, owners)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("test_training_loop_tf.py", "tensorflow"),
+        ("test_training_model_torch_resume.py", "torch"),
+        ("test_training_planner.py", "other"),
+        ("test_etl_tfrecord.py", "other"),
+    ],
+)
+def test_a_framework_s_tests_get_a_process_of_their_own(runner, name, kind):
+    assert runner.kind_of(Path(name)) == kind
+
+
+def test_groups_are_run_and_summed(runner, capsys):
+    write(runner, "test_a.py", "def test_one(): pass\n@pytest.mark.mpi\ndef test_two(): pass\n")
+    write(runner, "test_b_torch.py", "def test_three(): pytest.skip('not now')\n")
+    write(runner, "test_c.py", "@pytest.mark.full\ndef test_four(): raise ValueError\n")
+    assert runner.main([]) == 0
+    out = capsys.readouterr().out
+    assert "===== 2 passed, 1 skipped in " in out.splitlines()[-1]
+
+
+def test_a_failure_is_named_and_fails_the_run(runner, capsys):
+    write(runner, "test_a.py", "def test_one(): pass\ndef test_bad(): raise ValueError\n")
+    assert runner.main(["core"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "FAILED (core) tests.test_a::test_bad" in lines
+    assert "===== 1 failed, 1 passed in " in lines[-1]
+
+
+def test_a_file_that_cannot_be_collected_fails_the_run(runner, capsys):
+    write(runner, "test_a.py", "raise RuntimeError('at import')\n")
+    assert runner.main(["core"]) == 1
+    assert "1 error" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_no_test_at_all_is_no_success(runner):
+    assert runner.main([]) == 1
+
+
+def test_a_crash_of_pytest_fails_the_run(runner, capsys):
+    write(runner, "test_a.py", "import os\ndef test_one(): os._exit(0)\n")
+    assert runner.main(["core"]) == 1
+    assert "left no report" in capsys.readouterr().out
+
+
+def test_past_its_time_a_group_is_stopped(runner, capsys, monkeypatch):
+    write(runner, "test_a.py", "import threading\ndef test_hang(): threading.Event().wait()\n")
+    monkeypatch.setattr(runner, "BUDGET_SECONDS", 1)
+    assert runner.main(["core"]) == 1
+    out = capsys.readouterr().out
+    assert "the time for all tests was used up" in out
+    assert "1 error" in out.splitlines()[-1]
+
+
+def test_what_is_stopped_takes_its_children_along(runner):
+    script = "sleep 600 & echo $!; trap '' TERM; wait; wait; sleep 600"
+    process = subprocess.Popen(
+        ["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0
+    )
+    child = int(process.stdout.readline())
+    runner.stop(process, patience=1)
+    status = Path(f"/proc/{child}/status")
+    assert process.poll() is not None
+    assert not status.exists() or "State:\tZ" in status.read_text()
+
+
+def test_the_full_matrix_goes_on_where_it_stopped(runner, capsys):
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    write(
+        runner,
+        "test_b.py",
+        "@pytest.mark.mpi\n@pytest.mark.full\ndef test_bad(): raise ValueError\n",
+    )
+    assert runner.main(["--all"]) == 1
+    assert "not run again" not in capsys.readouterr().out
+    assert runner.main(["--all"]) == 1
+    out = capsys.readouterr().out
+    assert "--- core: passed before" in out and "--- mpi: passed" not in out
+    write(runner, "test_b.py", "@pytest.mark.mpi\n@pytest.mark.full\ndef test_good(): pass\n")
+    assert runner.main(["--all"]) == 0  # other sources: everything again
+    assert "not run again" not in capsys.readouterr().out
+
+
+def test_an_unknown_group_is_named(runner, capsys):
+    with pytest.raises(SystemExit) as caught:
+        runner.main(["mpl"])
+    assert caught.value.code == 2
+    assert "no group mpl" in capsys.readouterr().err
