@@ -1,4 +1,4 @@
-"""Checkpoints: whole or not there, verified, kept and pruned by rule, refused when they are not ours."""
+"""Checkpoints: whole or not there, verified, pruned by rule, refused when they are not ours."""
 
 import errno
 import json

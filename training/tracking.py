@@ -10,6 +10,7 @@ from typing import Any
 
 from howdah.config_model import Config, MlflowOptions
 from howdah.errors import ClusterError
+from training.eventfile import EventFile
 
 __all__ = ["MlflowTracker", "TensorBoard", "Tracker", "flat"]
 
@@ -38,7 +39,7 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
 
 
 class TensorBoard(Tracker):
-    """Event files by tensorboardX, which needs neither framework.
+    """Event files for TensorBoard.
 
     Args:
         directory: local directory of the event files.
@@ -46,19 +47,15 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, directory: str, resumed_at: int) -> None:
-        from tensorboardX import SummaryWriter
-
-        purge = resumed_at + 1 if resumed_at else None
-        self._writer = SummaryWriter(directory, purge_step=purge, flush_secs=10)
+        self._file = EventFile(directory, resumed_at)
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Note figures of a step."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        self._file.scalars(step, values)
 
     def close(self, status: str) -> None:
-        """Write out the event file."""
-        self._writer.close()
+        """Finish the event file."""
+        self._file.close()
 
 
 class MlflowTracker(Tracker):
