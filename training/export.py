@@ -159,8 +159,10 @@ def _files(
     described["weights_sha256"] = sha256
     files = dict(tokenizer_files)
     settings = json.loads(files.get("tokenizer_config.json", b"{}"))
-    # BertTokenizer would give token types, which DistilBERT's forward does not take.
-    settings |= {"tokenizer_class": "DistilBertTokenizer", "model_max_length": info.max_length}
+    settings.setdefault("tokenizer_class", "DistilBertTokenizer")
+    # BertTokenizer would give token types too, which DistilBERT's forward does not take.
+    settings["model_input_names"] = ["input_ids", "attention_mask"]
+    settings["model_max_length"] = info.max_length
     files["tokenizer_config.json"] = _json(settings)
     files["config.json"] = _json(_config(base_config, label_names))
     files[_WEIGHTS] = data
@@ -261,7 +263,7 @@ def export_run(config: Config, *, checkpoint: str | None = None, output: str | N
         run_id=str(run.get("run_id") or config.run.name),
         step=found.step,
         # run.json's metrics are those of the weights that the run itself exported.
-        metrics=run.get("metrics") if run.get("exported_step") == found.step else None,
+        metrics=run.get("metrics") if _exported_step(run) == found.step else None,
     )
     return export(
         output or storage.join(config.run.directory, "export"),
@@ -278,6 +280,11 @@ def _run_json(directory: str) -> dict:
         return storage.read_json(storage.join(directory, "run.json"))
     except NotFound:  # the run was killed before it wrote one: the checkpoint is enough
         return {}
+
+
+def _exported_step(run: dict) -> int | None:
+    best = run.get("best_step")
+    return run.get("steps") if best is None else best
 
 
 def _dataset_of(path: str, checkpoint: str, base: BaseModel) -> Dataset:

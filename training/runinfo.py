@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from howdah import __version__
 from howdah.config import Config
 from howdah.config_model import CleanOptions
 from howdah.manifest import Dataset
 from training.basemodel import BaseModel
+from training.runfile import versions
 
 __all__ = ["RunInfo", "describe_run"]
 
@@ -90,15 +88,6 @@ def describe_run(
         },
         metrics=dict(metrics or {}),
         training=shown,
-        versions=_versions(training.framework),
+        versions=versions(training.framework),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-
-
-def _versions(framework: str) -> dict[str, str]:
-    found = {"howdah": __version__}
-    for name in (framework, "transformers", "horovod", "numpy"):
-        # An absent one is no defect: Horovod need not be there.
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found

@@ -1,0 +1,284 @@
+"""Distributed evaluation: every row counted once, metrics the same on every rank."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from howdah import storage
+from howdah.config import Config
+from howdah.config_model import GateSection
+from howdah.errors import DataError, HowdahError, ModelError, as_dict
+from howdah.manifest import Dataset, load_dataset
+from training import metrics as _metrics
+from training.metrics import classification_metrics, softmax
+
+if TYPE_CHECKING:
+    from training.readers import Batch
+    from training.serve import Forward, ServedModel
+
+__all__ = ["SOLO", "Gathering", "check_gate", "evaluate", "evaluate_run", "prediction_part"]
+
+
+class Gathering(Protocol):
+    """What evaluation needs of a Comm."""
+
+    rank: int
+    size: int
+
+    def gather(self, array: np.ndarray) -> np.ndarray | None:
+        """Rows of all ranks, in the order of the ranks; at least on rank 0."""
+
+    def broadcast_json(self, obj: object) -> object:
+        """Rank 0's object."""
+
+
+@dataclass(frozen=True)
+class _Solo:
+    """A world of one, for commands that start no ranks."""
+
+    rank: int = 0
+    size: int = 1
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def broadcast_json(self, obj: object) -> object:
+        return obj
+
+
+SOLO: Gathering = _Solo()
+
+
+def evaluate(
+    forward: Forward,
+    source: Iterable[Batch],
+    comm: Gathering,
+    label_names: Sequence[str],
+    predictions_dir: str | None = None,
+    run_id: str = "",
+) -> dict:
+    """Metrics of a model over all rows of all ranks' sources. Every rank enters.
+
+    Args:
+        forward: (ids_BT, mask_BT) -> logits_BC float32.
+        source: this rank's batches; rows of weight 0 only pad the world's share and are left out.
+        comm: gather and broadcast_json.
+        predictions_dir: where each rank writes `part-<rank>.parquet`; None: nowhere.
+        run_id: put into every row of the predictions.
+    Returns:
+        What `classification_metrics` gives, the same on every rank.
+    Raises:
+        DataError, ModelError: no rows, or logits that are no numbers; on every rank alike.
+    """
+    labels_N, logits_NC, ids_N = _forward_all(forward, source, len(label_names))
+    if predictions_dir is not None:
+        part = prediction_part(ids_N, labels_N, logits_NC, label_names, run_id)
+        storage.write_whole(storage.join(predictions_dir, _part_name(comm.rank)), part)
+        if comm.rank == 0:
+            _remove_parts_beyond(predictions_dir, comm.size)
+    # Every rank enters both gathers, also one that had only padding rows: it brings no rows.
+    all_labels = comm.gather(labels_N)
+    all_logits = comm.gather(logits_NC)
+    outcome: object = None
+    if comm.rank == 0:
+        try:
+            outcome = {"metrics": classification_metrics(all_labels, all_logits, label_names)}
+        except HowdahError as error:
+            # Told to the others rather than raised here alone: they wait in the broadcast.
+            outcome = {"error": as_dict(error)}
+    result = comm.broadcast_json(outcome)
+    if "error" in result:
+        raise _error_from(result["error"])
+    return result["metrics"]
+
+
+def _forward_all(
+    forward: Forward, source: Iterable[Batch], classes: int
+) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
+    labels, logits, ids = [np.zeros(0, np.int64)], [np.zeros((0, classes), np.float32)], []
+    for batch in source:
+        real_B = batch.weights_B > 0
+        if not real_B.any():
+            continue
+        logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
+        labels.append(np.asarray(batch.labels_B, np.int64)[real_B])
+        logits.append(logits_BC[real_B])
+        ids += [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
+    return np.concatenate(labels), np.concatenate(logits), ids
+
+
+def _error_from(fields: dict) -> HowdahError:
+    kinds = {kind.__name__: kind for kind in (DataError, ModelError)}
+    kind = kinds.get(fields["error"], HowdahError)
+    return kind(
+        fields["what"],
+        **{name: fields[name] for name in ("where", "expected", "got", "remedy")},
+    )
+
+
+# -------------------------------------------------------------------------------- predictions
+def _part_name(rank: int) -> str:
+    return f"part-{rank:05d}.parquet"
+
+
+def prediction_part(
+    ids_N: Sequence[bytes],
+    labels_N: np.ndarray,
+    logits_NC: np.ndarray,
+    label_names: Sequence[str],
+    run_id: str,
+) -> bytes:
+    """A Parquet file of one rank's predictions.
+
+    Columns: id, label, predicted (names), scores (probabilities in the order of the labels, which
+    the file's metadata `labels` lists), run_id.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = pa.array(list(label_names), pa.string())
+    scores_NC = softmax(logits_NC).astype(np.float32) if len(ids_N) else logits_NC
+
+    def named(numbers: np.ndarray) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), names)
+
+    predicted_N = logits_NC.argmax(axis=1) if len(ids_N) else np.zeros(0, np.int64)
+    scores = pa.FixedSizeListArray.from_arrays(
+        pa.array(scores_NC.reshape(-1), pa.float32()), len(label_names)
+    )
+    table = pa.table(
+        {
+            "id": pa.array([row_id.decode("utf-8", "backslashreplace") for row_id in ids_N]),
+            "label": named(labels_N),
+            "predicted": named(predicted_N),
+            "scores": scores.cast(pa.list_(pa.float32())),
+            "run_id": pa.array([run_id] * len(ids_N), pa.string()),
+        }
+    )
+    labels = "\n".join(label_names)
+    table = table.replace_schema_metadata({"labels": labels, "run_id": run_id})
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, compression="zstd")
+    return buffer.getvalue()
+
+
+def _remove_parts_beyond(directory: str, world: int) -> None:
+    """Drop parts that an earlier evaluation with more ranks left: their rows would count twice."""
+    valid = {_part_name(rank) for rank in range(world)}
+    for entry in storage.list_dir(directory):
+        if entry.name.startswith("part-") and entry.name not in valid:
+            storage.remove(entry.path)
+
+
+# ----------------------------------------------------------------------------- howdah evaluate
+def evaluate_run(
+    config: Config,
+    *,
+    model: str | None = None,
+    split: str = "test",
+    predictions_dir: str | None = None,
+    framework: str | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict:
+    """Evaluate an export on a split of the configuration's dataset, in this process.
+
+    Args:
+        model: an export or a run directory; None: the configuration's run.
+        split: train, validation or test.
+        predictions_dir: where to write predictions; None: nowhere.
+        framework: what to run it with; None: what it was trained with.
+        progress: takes a line.
+    Raises:
+        ModelError: no model, or one of other labels or another tokenizer than the dataset's.
+        DataError: no dataset, or no rows in the split.
+    """
+    from training.serve import open_model
+
+    dataset = load_dataset(config.data.dataset)
+    _check_split(dataset, split)
+    path = model or config.run.directory
+    served = open_model(path, framework=framework, threads=config.training.threads_per_rank)
+    _check_fit(served, dataset)
+    progress(f"evaluating {path} on {split}: {dataset.manifest.rows(split):,} rows")
+    return evaluate(
+        served.forward,
+        _split_source(config, dataset, split),
+        SOLO,
+        served.labels,
+        predictions_dir,
+        served.run_id,
+    )
+
+
+def _split_source(config: Config, dataset: Dataset, split: str) -> Iterable[Batch]:
+    from training.planner import Planner, PlanSpec, PlanState
+    from training.readers import BatchSource, ShardSet
+
+    shards = ShardSet(dataset, split)
+    shards.verify(0, 1)
+    spec = PlanSpec(
+        dataset_hash=dataset.manifest_hash,
+        split=split,
+        seed=0,
+        global_batch_size=config.training.global_batch_size,
+        shuffle=False,
+    )
+    planner = Planner(shards.lengths, spec)
+    return BatchSource(
+        shards,
+        planner,
+        rank=0,
+        world=1,
+        max_tokens=config.training.per_device_max_tokens,
+        pad_multiple=8,
+        class_weights=None,
+        start=PlanState(plan_hash=planner.plan_hash, epoch=0, step=0),
+        stop_step=planner.steps_per_epoch,
+    )
+
+
+def _check_split(dataset: Dataset, split: str) -> None:
+    if not dataset.manifest.rows(split):
+        have = [name for name in dataset.manifest.splits if dataset.manifest.rows(name)]
+        raise DataError(
+            f"the dataset has no rows in {split}",
+            where=dataset.path,
+            expected=f"one of {', '.join(have)}",
+            got=split,
+            remedy="evaluate another split, or give it a share in data.split",
+        )
+
+
+def _check_fit(served: ServedModel, dataset: Dataset) -> None:
+    manifest = dataset.manifest
+    if served.labels != manifest.labels:
+        raise ModelError(
+            "model and dataset have different labels",
+            where=served.path,
+            expected=", ".join(manifest.labels) + f" ({dataset.path})",
+            got=", ".join(served.labels),
+            remedy="evaluate a model on a dataset with its own labels in their order",
+        )
+    if served.encoder.hash != manifest.tokenizer.hash:
+        raise ModelError(
+            "the model's tokenizer is not the dataset's: its ids mean other words",
+            where=served.path,
+            expected=f"tokenizer {manifest.tokenizer.hash} ({manifest.tokenizer.source})",
+            got=f"tokenizer {served.encoder.hash}",
+            remedy="run `howdah etl` with the model's base as model.base",
+        )
+
+
+def check_gate(gate: GateSection, metrics: dict, *, split: str) -> None:
+    """Hold metrics against the configuration's gate.
+
+    Raises:
+        CheckFailed: a bound is missed, exit code 1.
+        ConfigError: the gate names a metric that does not exist.
+    """
+    _metrics.check_gate(metrics, gate.minimum, split=split)
