@@ -25,7 +25,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Write, check and explain the run configuration.", no_args_is_help=True)
+config_app = typer.Typer(
+    help="Write, check and explain the run configuration.", no_args_is_help=True
+)
 app.add_typer(config_app, name="config")
 
 ConfigPath = Annotated[
@@ -239,7 +241,9 @@ def predict(
     model: Annotated[str, typer.Option(help="Export or run directory (any storage).")],
     source: Annotated[str | None, typer.Option(help="CSV, JSON lines or Parquet file(s).")] = None,
     output: Annotated[str | None, typer.Option(help=".parquet, .jsonl or .csv file.")] = None,
-    stdin: Annotated[bool, typer.Option("--stdin", help="One text a line, JSON lines out.")] = False,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="One text a line, JSON lines out.")
+    ] = False,
     text_column: Annotated[
         list[str] | None, typer.Option(help="Column(s) of the text; default: text.")
     ] = None,
@@ -252,7 +256,9 @@ def predict(
 
     if stdin:
         if source is not None or output is not None:
-            raise UsageError("--stdin reads stdin and writes stdout", remedy="leave out --source/--output")
+            raise UsageError(
+                "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
+            )
         predictor.predict_lines(model, sys.stdin, sys.stdout)
         return
     if source is None or output is None:

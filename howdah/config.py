@@ -28,7 +28,9 @@ class _UniqueKeyLoader(yaml.SafeLoader):
             key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice (first on line {seen[key]})",
+                    None,
+                    None,
+                    f"key {key!r} is given twice (first on line {seen[key]})",
                     key_node.start_mark,
                 )
             seen[key] = key_node.start_mark.line + 1
@@ -108,7 +110,8 @@ def _apply(raw: dict, override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key.strip():
         raise UsageError(
-            "an override is not section.key=value", where=f"--set {override}",
+            "an override is not section.key=value",
+            where=f"--set {override}",
             expected="for example training.learning_rate=3e-5",
         )
     *parents, last = key.strip().split(".")
@@ -118,9 +121,7 @@ def _apply(raw: dict, override: str) -> None:
         if child is None:
             child = place[parent] = {}
         if not isinstance(child, dict):
-            raise UsageError(
-                f"{parent} holds a value, not a section", where=f"--set {override}"
-            )
+            raise UsageError(f"{parent} holds a value, not a section", where=f"--set {override}")
         place = child
     place[last] = _parse(value, f"--set {override}")
 
@@ -142,14 +143,12 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
-        return HowdahError(
-            f"unknown key {path[-1]!r}", where=where, remedy=_nearest(path)
-        )
+        return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=_nearest(path))
     got = item.get("input")
     return HowdahError(
-        "a value is not what the key takes" if kind != "value_error" else message.removeprefix(
-            "Value error, "
-        ),
+        "a value is not what the key takes"
+        if kind != "value_error"
+        else message.removeprefix("Value error, "),
         where=where,
         expected=None if kind == "value_error" else message,
         got=None if isinstance(got, dict | BaseModel) else repr(got),
@@ -165,7 +164,7 @@ _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
 
 def _nearest(path: Sequence[Any]) -> str:
     """The nearest known key in the same section, else in any; what the section takes else."""
-    known = {key: field for key, field in keys()}
+    known = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == section]
     if not section:
@@ -218,14 +217,14 @@ def explain(key: str) -> list[dict]:
         if name == key or name.startswith(key + ".") or name.rpartition(".")[2] == key
     ]
     if not found:
-        raise UsageError(
-            f"there is no configuration key {key!r}", remedy=_nearest(key.split("."))
-        )
+        raise UsageError(f"there is no configuration key {key!r}", remedy=_nearest(key.split(".")))
     return [
         {
             "key": name,
             "type": _type_text(field.annotation),
-            "default": None if field.is_required() else _plain(field.get_default(call_default_factory=True)),
+            "default": None
+            if field.is_required()
+            else _plain(field.get_default(call_default_factory=True)),
             "required": field.is_required(),
             "help": " ".join((field.description or "").split()),
         }
@@ -246,9 +245,11 @@ def _type_text(annotation: Any) -> str:
         return _type_text(typing.get_args(annotation)[0])
     if annotation is type(None):
         return "null"
-    return getattr(annotation, "__name__", str(annotation)) if not typing.get_args(
-        annotation
-    ) else str(annotation).replace("typing.", "")
+    return (
+        getattr(annotation, "__name__", str(annotation))
+        if not typing.get_args(annotation)
+        else str(annotation).replace("typing.", "")
+    )
 
 
 def starter_yaml() -> str:

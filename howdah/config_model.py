@@ -93,6 +93,8 @@ class CleanOptions(Section):
     """`&amp;` and the broken ` #36;` become the characters they mean."""
     html_tags: bool = False
     """Remove markup tags."""
+    backslash_breaks: bool = False
+    """A backslash becomes a blank: AG News writes line breaks so."""
     control_characters: bool = True
     """Remove control characters; line breaks and tabs become blanks."""
     whitespace: bool = True
@@ -403,8 +405,10 @@ class Config(Section):
                 f"training.per_device_max_tokens ({training.per_device_max_tokens}) must hold one"
                 f" row of data.max_length ({self.data.max_length})"
             )
-        if self.evaluation.metric != "loss" and self.data.split.validation == 0 and (
-            training.early_stopping.patience is not None
+        if (
+            self.evaluation.metric != "loss"
+            and self.data.split.validation == 0
+            and (training.early_stopping.patience is not None)
         ):
             raise ValueError("training.early_stopping needs data.split.validation above 0")
         return self

@@ -251,9 +251,7 @@ def decode_example(payload: bytes, layout: RecordLayout, *, where: str = "record
             remedy="map the columns: data.tfrecord.input_ids, .label, .id, .attention_mask",
         ) from None
     except (ValueError, IndexError, UnicodeDecodeError, AttributeError, TypeError) as error:
-        raise DataError(
-            "a record is not a tf.train.Example", where=where, got=str(error)
-        ) from None
+        raise DataError("a record is not a tf.train.Example", where=where, got=str(error)) from None
     if names.length is not None and names.length in features:
         length = _one_int(features, names.length)
         if length != len(ids):

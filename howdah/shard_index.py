@@ -24,7 +24,7 @@ _HEAD = struct.Struct("<8sIIQ")
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """offsets int64[N+1] (of the uncompressed stream), lengths int32[N] in tokens, labels int32[N]."""
+    """offsets int64[N+1] (uncompressed stream), lengths int32[N] in tokens, labels int32[N]."""
 
     offsets: np.ndarray
     lengths: np.ndarray

@@ -1,4 +1,6 @@
-"""The one place that touches files and fsspec. Paths are `str`: plain, file://, memory://, hdfs://.
+"""The one place that touches files and fsspec.
+
+Paths are `str`: plain, file://, memory://, hdfs://.
 
 Readers never see a part of a file: `write_whole` and `create_exclusive` publish under the final name
 only what is complete. Directories are published by one rename (`rename_dir`). Every failure is a
@@ -35,7 +37,7 @@ TEMP_PREFIX = ".tmp-"
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One name in a directory: size in bytes (0 for directories), modified in seconds since 1970."""
+    """A name in a directory: size in bytes (directories: 0), modified in seconds since 1970."""
 
     name: str
     path: str
@@ -364,7 +366,7 @@ def _write_temp(path: str, data: bytes) -> str:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Put `data` at `path`, replacing what is there: readers see the old or the new, never a part."""
+    """Put `data` at `path`, replacing: readers see the old or the new file, never a part."""
     temp = _write_temp(path, data)
     try:
         with _typed(path, "write"):
@@ -392,9 +394,7 @@ def create_exclusive(path: str, data: bytes) -> None:
             else:
                 _create_exclusive_remote(path, data)
     except AlreadyExists:
-        raise AlreadyExists(
-            "it is there already and is never overwritten", where=path
-        ) from None
+        raise AlreadyExists("it is there already and is never overwritten", where=path) from None
     finally:
         with contextlib.suppress(StorageError):
             remove(temp)
@@ -410,7 +410,7 @@ def _create_exclusive_remote(path: str, data: bytes) -> None:
 
 
 def rename_dir(source: str, target: str) -> None:
-    """Publish a directory under its final name by one rename; AlreadyExists if `target` is there."""
+    """Publish a directory by one rename; AlreadyExists if `target` is there."""
     with _typed(target, "publish"):
         if exists(target):
             raise FileExistsError(target)

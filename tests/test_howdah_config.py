@@ -112,7 +112,7 @@ def test_dump_reads_back_the_same():
 
 
 def test_every_key_has_help_and_a_type():
-    for key, field in config.keys():
+    for key, field in config.keys():  # noqa: SIM118 - a function, not a mapping
         assert field.description, key
         [*_, item] = [i for i in config.explain(key) if i["key"] == key]
         assert item["type"] and "Annotated" not in item["type"], item

@@ -130,9 +130,9 @@ def test_download_and_upload(base, tmp_path):
 def test_failed_write_leaves_the_old_file_and_no_litter(base, monkeypatch):
     path = storage.join(base, "config.yaml")
     storage.write_whole(path, b"old")
-    monkeypatch.setattr(storage, "_fs", _refuse) if base.startswith("memory") else monkeypatch.setattr(
-        os, "replace", _refuse
-    )
+    monkeypatch.setattr(storage, "_fs", _refuse) if base.startswith(
+        "memory"
+    ) else monkeypatch.setattr(os, "replace", _refuse)
     with pytest.raises(StorageFull) as caught:
         storage.write_whole(path, b"new")
     monkeypatch.undo()

@@ -1,0 +1,204 @@
+"""Batches for the loops: the planner's rows, gathered and padded, as numpy arrays.
+
+`readers_tf.py` and `readers_torch.py` hand the same arrays to the frameworks, so that both see the
+same ids in the same order.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from training.planner import Planner, PlanState, Rows, micro_batches, padded_length
+from training.shards import ShardSet
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A micro-batch of this rank. B rows, T tokens.
+
+    ids_BT, mask_BT int32; labels_B int32; weights_B float32 (the class's weight, 0 for a row that
+    only fills up the last batch). The step's loss is sum over all ranks and micro-batches of
+    weight * loss, divided by `global_weight`.
+    """
+
+    ids_BT: np.ndarray
+    mask_BT: np.ndarray
+    labels_B: np.ndarray
+    weights_B: np.ndarray
+    global_weight: float
+    epoch: int
+    step: int
+    """Step in the epoch."""
+    micro: int
+    micros: int
+    """This is micro-batch `micro` of `micros` of this rank's step."""
+    real_tokens: int
+    padded_tokens: int
+    """B * T."""
+    rows: Rows = field(repr=False)
+    shards: ShardSet = field(repr=False)
+
+    @property
+    def last_of_step(self) -> bool:
+        """Gradients are reduced after this one."""
+        return self.micro + 1 == self.micros
+
+    @cached_property
+    def row_ids(self) -> list[bytes]:
+        """The rows' keys (b"" for filling rows); parsed when asked for: evaluation needs them."""
+        return [
+            self.shards.example(int(s), int(r)).id if s >= 0 else b""
+            for s, r in zip(self.rows.shard, self.rows.row, strict=True)
+        ]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """What crosses to a framework."""
+        return {
+            "input_ids": self.ids_BT,
+            "attention_mask": self.mask_BT,
+            "labels": self.labels_B,
+            "weights": self.weights_B,
+        }
+
+
+class BatchSource:
+    """This rank's micro-batches, in the plan's order, made ahead by a thread.
+
+    Args:
+        shards: the split.
+        planner: its plan.
+        rank, world: whose slice.
+        max_tokens: of a micro-batch, padding included.
+        pad_multiple: T is a multiple of it.
+        pad_id: token id of the padding.
+        class_weights: float[C]; none: all 1.
+        start: where to begin; none: at the first step.
+        stop_step: steps counted from the very first (epoch 0, step 0), exclusive; none: to the end
+            of the epoch that `start` is in.
+        prefetch: micro-batches made ahead; 0: no thread.
+    """
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        planner: Planner,
+        *,
+        rank: int,
+        world: int,
+        max_tokens: int,
+        pad_multiple: int = 1,
+        pad_id: int = 0,
+        class_weights: np.ndarray | None = None,
+        start: PlanState | None = None,
+        stop_step: int | None = None,
+        prefetch: int = 4,
+    ) -> None:
+        self.shards = shards
+        self.planner = planner
+        self.rank, self.world = rank, world
+        self._max_tokens = max_tokens
+        self._pad_multiple = pad_multiple
+        self._pad_id = pad_id
+        self._class_weights = (
+            None if class_weights is None else np.asarray(class_weights, dtype=np.float32)
+        )
+        start = start or planner.start()
+        planner.check(start)
+        per_epoch = planner.steps_per_epoch
+        self._first = start.epoch * per_epoch + start.step
+        self._stop = (start.epoch + 1) * per_epoch if stop_step is None else stop_step
+        self._prefetch = prefetch
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self._ahead() if self._prefetch else self._make()
+
+    # -- making ------------------------------------------------------------------------------
+    def step_batches(self, epoch: int, step: int) -> list[Batch]:
+        """This rank's micro-batches of one step."""
+        rows = self.planner.rank_rows(epoch, step, self.rank, self.world)
+        global_weight = self._global_weight(epoch, step)
+        parts = micro_batches(rows, self._max_tokens, self._pad_multiple)
+        out = []
+        for number, part in enumerate(parts):
+            width = padded_length(int(part.length.max()), self._pad_multiple)
+            ids_BT, mask_BT = self.shards.gather(
+                part.shard, part.row, part.length, width, self._pad_id
+            )
+            labels_B = self.shards.labels_of(part.shard, part.row)
+            out.append(
+                Batch(
+                    ids_BT=ids_BT,
+                    mask_BT=mask_BT,
+                    labels_B=labels_B,
+                    weights_B=self._weights(labels_B, part.real),
+                    global_weight=global_weight,
+                    epoch=epoch,
+                    step=step,
+                    micro=number,
+                    micros=len(parts),
+                    real_tokens=int(part.length[part.real].sum()),
+                    padded_tokens=width * len(part),
+                    rows=part,
+                    shards=self.shards,
+                )
+            )
+        return out
+
+    def _weights(self, labels_B: np.ndarray, real: np.ndarray) -> np.ndarray:
+        weights = real.astype(np.float32)
+        return weights if self._class_weights is None else weights * self._class_weights[labels_B]
+
+    def _global_weight(self, epoch: int, step: int) -> float:
+        """Sum of weights over the GLOBAL batch: every rank knows it before it reads a row."""
+        rows = self.planner.batch(epoch, step)
+        if self._class_weights is None:
+            return float(rows.real.sum())
+        return float(
+            self._weights(self.shards.labels_of(rows.shard, rows.row), rows.real).sum(
+                dtype=np.float64
+            )
+        )
+
+    def _make(self) -> Iterator[Batch]:
+        for number in range(self._first, self._stop):
+            yield from self.step_batches(*self.planner.at(number))
+
+    # -- ahead of time -------------------------------------------------------------------------
+    def _ahead(self) -> Iterator[Batch]:
+        ready: queue.Queue = queue.Queue(maxsize=self._prefetch)
+        closed = threading.Event()
+
+        def put(item: object) -> bool:
+            while not closed.is_set():
+                try:
+                    ready.put(item, timeout=0.1)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
+        def work() -> None:
+            try:
+                for batch in self._make():
+                    if not put(batch):
+                        return
+                put(None)
+            except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
+                put(error)
+
+        thread = threading.Thread(target=work, name="batches", daemon=True)
+        thread.start()
+        try:
+            while (item := ready.get()) is not None:
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+        finally:
+            closed.set()
+            thread.join()
