@@ -13,12 +13,12 @@ import traceback
 from dataclasses import asdict, dataclass
 
 from howdah import storage
-from howdah.errors import HowdahError, as_dict, render
+from howdah.errors import HowdahError, TrainingError, as_dict, render
 
 __all__ = ["DEFECT_EXIT_CODE", "Failure", "clear", "first", "of", "read_all", "write"]
 
-DEFECT_EXIT_CODE = 70
-"""Exit code of what is nobody's fault but the program's (EX_SOFTWARE of sysexits.h)."""
+DEFECT_EXIT_CODE = TrainingError.exit_code
+"""Exit code of what is no HowdahError: training had to stop."""
 
 
 @dataclass(frozen=True)
