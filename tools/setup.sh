@@ -26,10 +26,12 @@ if ! python=$(find_python); then
     as_root=""
     if [ "$(id -u)" != 0 ]; then as_root="sudo -n"; fi
     if command -v apt-get >/dev/null 2>&1; then
-        echo "==> no Python 3.11 found: asking apt-get for it" >&2
+        log=$here/../build/setup-logs/apt-python.log
+        mkdir -p "$(dirname "$log")"
+        echo "==> no Python 3.11 found: asking apt-get for it (log: $log)" >&2
         { $as_root apt-get update -q && $as_root env DEBIAN_FRONTEND=noninteractive \
             apt-get install -y -q --no-install-recommends python3.11 python3.11-venv python3.11-dev
-        } >&2 </dev/null || true
+        } >"$log" 2>&1 </dev/null || tail -n 5 "$log" >&2
     fi
     if ! python=$(find_python); then
         echo "error: there is no Python 3.11 on this machine" >&2
