@@ -1,0 +1,76 @@
+"""What each rank of tests/test_training_comm.py does: `python -m tests.comm_worker FRAMEWORK OUT`.
+
+Every rank writes what it saw to OUT/rank.N.json; the test holds the files against each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import numpy as np
+
+from howdah.errors import HowdahError, as_dict
+from training import env
+
+
+def main(framework: str, out: str) -> None:
+    env.prepare(framework, threads=1)
+    from training import comm as comm_module
+
+    comm = comm_module.init(framework)
+    rank, size = comm.rank, comm.size
+    seen: dict = {"rank": rank, "size": size, "backend": comm.backend}
+    seen["sum"] = comm.sum(np.array([1.0, rank, 2.0**40 + rank])).tolist()
+    rows = np.arange(rank * 2, dtype=np.float32).reshape(rank, 2) + 10 * rank  # rank 0: no rows
+    seen["gather"] = comm.gather(rows).tolist()
+    seen["gather_none"] = list(comm.gather(np.zeros((0, 3), np.float32)).shape)
+    seen["gather_int"] = comm.gather(np.array([rank, 2**40], np.int64)).tolist()
+    seen["gather_json"] = comm.gather_json({"rank": rank, "text": "é" * (rank + 1)})
+    arrays = {
+        "a": np.full((2, 3), rank + 1, np.float32),
+        "scalar": np.array(rank + 5, np.int64),
+        "none": np.zeros((0, 4), np.float32),
+    }
+    got = comm.broadcast(arrays if rank == 0 else {})
+    seen["broadcast"] = {name: [str(a.dtype), a.tolist()] for name, a in got.items()}
+    seen["broadcast_json"] = comm.broadcast_json({"from": rank, "text": "Größe"})
+    seen["agree"] = [comm.agree(rank == size - 1), comm.agree(False)]
+    seen |= _gradients(framework, comm)
+    comm.barrier()
+    with open(os.path.join(out, f"rank.{rank}.json"), "w", encoding="utf-8") as file:
+        json.dump(seen, file)
+    comm.shutdown()
+
+
+def _gradients(framework: str, comm) -> dict:
+    dense = [np.full((3,), comm.rank + 1, np.float32), np.full((2, 2), 0.5, np.float32)]
+    ids = np.array([comm.rank, 7], np.int64)  # 7 on every rank
+    values = np.full((2, 4), comm.rank + 1, np.float32)
+    if framework == "torch":
+        import torch
+
+        reduced = comm.reduce_gradients([torch.from_numpy(a) for a in dense])
+        ids_t, values_t = comm.reduce_rows(torch.from_numpy(ids), torch.from_numpy(values))
+        reduced_in_graph = [a.clone() for a in reduced]
+    else:
+        import tensorflow as tf
+
+        reduced = comm.reduce_gradients([tf.constant(a) for a in dense])
+        ids_t, values_t = comm.reduce_rows(tf.constant(ids), tf.constant(values))
+        reduced_in_graph = tf.function(comm.reduce_gradients)([tf.constant(a) for a in dense])
+    return {
+        "gradients": [np.asarray(a).tolist() for a in reduced],
+        "gradients_in_graph": [np.asarray(a).tolist() for a in reduced_in_graph],
+        "row_ids": np.asarray(ids_t).tolist(),
+        "row_values": np.asarray(values_t).tolist(),
+    }
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except HowdahError as error:
+        print(json.dumps(as_dict(error)), file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,213 @@
+"""How ranks reach each other: the only way that the loops have, whatever carries it.
+
+Horovod is behind it (training/comm_torch.py, training/comm_tf.py), and nothing at all in a world of
+one. Only plain arrays and JSON cross the network, never a pickle. Every method that talks to other
+ranks is a collective: every rank must enter it, in the same order.
+"""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from howdah.errors import ClusterError, TrainingError
+from training.env import rank_env
+
+__all__ = ["Comm", "RankLost", "SoloComm", "init", "split_evenly"]
+
+
+class RankLost(TrainingError):
+    """Another rank is gone: what it was needed for cannot be finished."""
+
+
+class Comm(ABC):
+    """A world of ranks. `init` makes one.
+
+    The arguments of `reduce_gradients` are the framework's tensors; everything else is numpy.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    backend: str
+    """What carries the collectives, to be told and put into run.json."""
+
+    # ------------------------------------------------------------- what an implementation gives
+    @abstractmethod
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        """Sum of all ranks' float64 arrays of one shape, on every rank."""
+
+    @abstractmethod
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        """Rows of all ranks in the order of the ranks, on every rank.
+
+        Args:
+            array: [rows, ...]; rows may differ between ranks and be 0, the rest may not.
+        """
+
+    @abstractmethod
+    def reduce_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Sum over all ranks, one message for each tensor, in their order.
+
+        Args:
+            gradients: float32 tensors of the framework, of the same shapes on every rank. The
+                caller joins small ones (`split_evenly`): the messages are then the same at
+                every step and in every run, and so are the bits of the sums.
+        Returns:
+            The sums. They may be the arguments themselves, overwritten.
+        """
+
+    @abstractmethod
+    def reduce_rows(self, ids_U: Any, values_UD: Any) -> tuple[Any, Any]:
+        """Rows of a sparse gradient from all ranks, in the order of the ranks.
+
+        Args:
+            ids_U: int64, the rows of the table that this rank has; each once.
+            values_UD: float32, their gradients.
+        Returns:
+            (ids, values) of all ranks joined; an id comes as often as ranks have it, to be summed.
+        """
+
+    @abstractmethod
+    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+        """Rank 0's array; shape and dtype are the same on every rank already."""
+
+    @abstractmethod
+    def shutdown(self) -> None:
+        """Leave the world in good order. Every rank enters."""
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Turn what the framework raises for a lost rank into RankLost."""
+        yield
+
+    # ------------------------------------------------------------------------- built upon these
+    def broadcast(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Rank 0's arrays, on every rank. What other ranks give is not looked at."""
+        if self.size == 1:
+            return dict(arrays)
+        shapes = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
+        result = {}
+        for name, dtype, shape in self.broadcast_json(shapes):
+            mine = arrays[name] if self.rank == 0 else np.empty(shape, np.dtype(dtype))
+            result[name] = self._broadcast(np.ascontiguousarray(mine)).reshape(shape)
+        return result
+
+    def broadcast_json(self, obj: Any) -> Any:
+        """Rank 0's JSON value, on every rank."""
+        if self.size == 1:
+            return obj
+        data = json.dumps(obj).encode() if self.rank == 0 else b""
+        length = int(self._broadcast(np.array([len(data)], np.int64))[0])
+        mine = np.frombuffer(data, np.uint8) if self.rank == 0 else np.zeros(length, np.uint8)
+        return json.loads(self._broadcast(mine.copy()).tobytes())
+
+    def gather_json(self, obj: Any) -> list[Any]:
+        """Every rank's JSON value in the order of the ranks, on every rank."""
+        data = np.frombuffer(json.dumps(obj).encode(), np.uint8)
+        ends = np.cumsum(self.gather(np.array([len(data)], np.int64)))
+        joined = self.gather(data.copy()).tobytes()
+        starts = [0, *ends[:-1]]
+        return [json.loads(joined[a:b]) for a, b in zip(starts, ends, strict=True)]
+
+    def agree(self, flag: bool) -> bool:
+        """True if any rank says True."""
+        return bool(self.sum(np.array([float(flag)]))[0] > 0)
+
+    def barrier(self) -> None:
+        """Come back when every rank has entered."""
+        self.sum(np.zeros(1))
+
+
+class SoloComm(Comm):
+    """A world of one: no launcher, no Horovod."""
+
+    rank, size, local_rank, local_size, backend = 0, 1, 0, 1, "none"
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return np.asarray(values, np.float64)
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def reduce_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        return list(gradients)
+
+    def reduce_rows(self, ids_U: Any, values_UD: Any) -> tuple[Any, Any]:
+        return ids_U, values_UD
+
+    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def shutdown(self) -> None:
+        """Nothing to leave."""
+
+
+def init(framework: str) -> Comm:
+    """Join the world that a launcher has made, or be a world of one.
+
+    Args:
+        framework: "tensorflow" or "torch"; training/env.py has prepared the process for it.
+    Raises:
+        ClusterError: Horovod is missing or lacks the framework, or found another world than the
+            launcher's.
+    """
+    here = rank_env()
+    if here.size == 1:
+        return SoloComm()
+    try:
+        if framework == "tensorflow":
+            from training.comm_tf import HorovodTfComm as Horovod
+        else:
+            from training.comm_torch import HorovodTorchComm as Horovod
+    except ImportError as error:
+        raise ClusterError(
+            f"Horovod for {framework} cannot be loaded, and {here.size} ranks need it",
+            got=str(error),
+            remedy="run `make setup`, which builds it; `howdah doctor` says what is missing",
+        ) from error
+    comm = Horovod()
+    if (comm.rank, comm.size) != (here.rank, here.size):
+        raise ClusterError(
+            "Horovod found another world than the launcher's",
+            expected=f"rank {here.rank} of {here.size} ({here.launcher})",
+            got=f"rank {comm.rank} of {comm.size}",
+            remedy="start it with one launcher: `howdah train`, mpirun or horovodrun",
+        )
+    return comm
+
+
+def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24) -> list[int]:
+    """Where to cut a list of tensors into neighbouring groups that are sent as one each.
+
+    Args:
+        sizes: elements of each tensor.
+        groups: how many groups; None: as many as keep a group near `most` elements (64 MiB of
+            float32). Never more than there are tensors.
+        most: elements of a group.
+    Returns:
+        The group of each tensor, 0 .. groups-1, never falling.
+
+    >>> split_evenly([4, 4, 4, 4], 2)
+    [0, 0, 1, 1]
+    >>> split_evenly([100, 1, 1], None, most=50)
+    [0, 1, 2]
+    """
+    total = sum(sizes)
+    wanted = min(len(sizes), groups or max(1, -(-total // most)))
+    found, group, done = [], 0, 0
+    for number, size in enumerate(sizes):
+        # A tensor belongs where its middle lies; groups are never left empty.
+        by_middle = int((done + size / 2) * wanted / max(1, total))
+        if number:
+            group = min(max(group, by_middle), group + 1)
+            group = max(group, wanted - (len(sizes) - number))
+        found.append(group)
+        done += size
+    return found

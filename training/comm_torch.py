@@ -1,0 +1,76 @@
+"""Horovod for torch behind training/comm.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+from horovod.common.exceptions import HorovodInternalError
+
+from training.comm import Comm, RankLost
+
+
+class HorovodTorchComm(Comm):
+    """A world of torch processes."""
+
+    def __init__(self) -> None:
+        # Gradients arrive joined (split_evenly): fusing them again, by who happens to be ready,
+        # would change the bits of the sums from three ranks on.
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        hvd.init()
+        self.rank, self.size = hvd.rank(), hvd.size()
+        self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
+        carrier = "mpi" if hvd.mpi_enabled() else "gloo"
+        self.backend = f"horovod ({carrier})"
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(np.array(values, np.float64))
+        with self.watch():
+            return hvd.allreduce_(tensor, op=hvd.Sum, name="howdah.sum").numpy()
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(np.array(array))
+        with self.watch():
+            return hvd.allgather(tensor, name=f"howdah.gather.{array.dtype}").numpy()
+
+    def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with self.watch():
+            handles = [
+                hvd.allreduce_async_(gradient, op=hvd.Sum, name=f"howdah.gradient.{number}")
+                for number, gradient in enumerate(gradients)
+            ]
+            return [hvd.synchronize(handle) for handle in handles]
+
+    def reduce_rows(
+        self, ids_U: torch.Tensor, values_UD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.watch():
+            ids = hvd.allgather_async(ids_U.contiguous(), name="howdah.rows.ids")
+            values = hvd.allgather_async(values_UD.contiguous(), name="howdah.rows.values")
+            return hvd.synchronize(ids), hvd.synchronize(values)
+
+    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(np.array(array))
+        with self.watch():
+            return hvd.broadcast_(tensor, root_rank=0, name="howdah.broadcast").numpy()
+
+    def shutdown(self) -> None:
+        hvd.shutdown()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Turn Horovod's internal error into RankLost."""
+        try:
+            yield
+        except HorovodInternalError as error:
+            raise RankLost(
+                "another rank was lost, and training stopped",
+                where=f"rank {self.rank} of {self.size}",
+                got=str(error).splitlines()[0] if str(error) else "a collective failed",
+                remedy="the lost rank's log says why; start again: the run goes on from the newest"
+                " checkpoint",
+            ) from error
