@@ -13,7 +13,8 @@ import pytest
 
 from howdah.config_model import GateSection
 from howdah.errors import CheckFailed, DataError, ModelError
-from training.evaluate import SOLO, check_gate, evaluate
+from training.comm import SoloComm
+from training.evaluate import check_gate, evaluate
 from training.metrics import SCALARS, classification_metrics, softmax
 
 LABELS = ["red", "green", "blue"]
@@ -168,7 +169,7 @@ def test_solo():
     result = evaluate(
         lambda ids, mask: logits_NC[ids[:, 0]],
         batches(ids_NT, labels_N, list(range(9))),
-        SOLO,
+        SoloComm(),
         LABELS,
     )
     assert result == classification_metrics(labels_N, logits_NC, LABELS)

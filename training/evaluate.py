@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,49 +14,20 @@ from howdah.config_model import GateSection
 from howdah.errors import DataError, HowdahError, ModelError, as_dict
 from howdah.manifest import Dataset, load_dataset
 from training import metrics as _metrics
+from training.comm import Comm, SoloComm
 from training.metrics import classification_metrics, softmax
 
 if TYPE_CHECKING:
     from training.readers import Batch
     from training.serve import Forward, ServedModel
 
-__all__ = ["SOLO", "Gathering", "check_gate", "evaluate", "evaluate_run", "prediction_part"]
-
-
-class Gathering(Protocol):
-    """What evaluation needs of a Comm."""
-
-    rank: int
-    size: int
-
-    def gather(self, array: np.ndarray) -> np.ndarray | None:
-        """Rows of all ranks, in the order of the ranks; at least on rank 0."""
-
-    def broadcast_json(self, obj: object) -> object:
-        """Rank 0's object."""
-
-
-@dataclass(frozen=True)
-class _Solo:
-    """A world of one, for commands that start no ranks."""
-
-    rank: int = 0
-    size: int = 1
-
-    def gather(self, array: np.ndarray) -> np.ndarray:
-        return array
-
-    def broadcast_json(self, obj: object) -> object:
-        return obj
-
-
-SOLO: Gathering = _Solo()
+__all__ = ["check_gate", "evaluate", "evaluate_run", "prediction_part"]
 
 
 def evaluate(
     forward: Forward,
     source: Iterable[Batch],
-    comm: Gathering,
+    comm: Comm,
     label_names: Sequence[str],
     predictions_dir: str | None = None,
     run_id: str = "",
@@ -67,7 +37,7 @@ def evaluate(
     Args:
         forward: (ids_BT, mask_BT) -> logits_BC float32.
         source: this rank's batches; rows of weight 0 only pad the world's share and are left out.
-        comm: gather and broadcast_json.
+        comm: the world; the same code serves a world of one (SoloComm).
         predictions_dir: where each rank writes `part-<rank>.parquet`; None: nowhere.
         run_id: put into every row of the predictions.
     Returns:
@@ -208,7 +178,7 @@ def evaluate_run(
     return evaluate(
         served.forward,
         _split_source(config, dataset, split),
-        SOLO,
+        SoloComm(),
         served.labels,
         predictions_dir,
         served.run_id,
