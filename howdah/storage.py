@@ -1,10 +1,9 @@
 """The one place that touches files and fsspec.
 
-Paths are `str`: plain, file://, memory://, hdfs://.
-
-Readers never see a part of a file: `write_whole` and `create_exclusive` publish under the final name
-only what is complete. Directories are published by one rename (`rename_dir`). Every failure is a
-typed `StorageError` that names the path and a remedy.
+Paths are `str`: plain, file://, memory://, hdfs://. Readers never see a part of a file:
+`write_whole` and `create_exclusive` publish under the final name only what is complete. Directories
+are published by one rename (`rename_dir`). Every failure is a typed `StorageError` that names the
+path and a remedy.
 """
 
 from __future__ import annotations
