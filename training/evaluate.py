@@ -16,12 +16,17 @@ from howdah.manifest import Dataset, load_dataset
 from training import metrics as _metrics
 from training.comm import Comm, SoloComm
 from training.metrics import classification_metrics, softmax
+from training.planner import Planner, PlanSpec
+from training.readers import Batch, BatchSource
+from training.shards import ShardSet
 
 if TYPE_CHECKING:
-    from training.readers import Batch
     from training.serve import Forward, ServedModel
 
 __all__ = ["check_gate", "evaluate", "evaluate_run", "prediction_part"]
+
+
+_PAD_MULTIPLE = 8
 
 
 def evaluate(
@@ -45,7 +50,8 @@ def evaluate(
     Raises:
         DataError, ModelError: no rows, or logits that are no numbers; on every rank alike.
     """
-    labels_N, logits_NC, ids_N = _forward_all(forward, source, len(label_names))
+    keep_ids = predictions_dir is not None
+    labels_N, logits_NC, ids_N = _forward_all(forward, source, len(label_names), keep_ids)
     if predictions_dir is not None:
         part = prediction_part(ids_N, labels_N, logits_NC, label_names, run_id)
         storage.write_whole(storage.join(predictions_dir, _part_name(comm.rank)), part)
@@ -68,7 +74,7 @@ def evaluate(
 
 
 def _forward_all(
-    forward: Forward, source: Iterable[Batch], classes: int
+    forward: Forward, source: Iterable[Batch], classes: int, keep_ids: bool
 ) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
     labels, logits, ids = [np.zeros(0, np.int64)], [np.zeros((0, classes), np.float32)], []
     for batch in source:
@@ -78,7 +84,8 @@ def _forward_all(
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
         labels.append(np.asarray(batch.labels_B, np.int64)[real_B])
         logits.append(logits_BC[real_B])
-        ids += [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
+        if keep_ids:  # reading them parses every record
+            ids += [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
     return np.concatenate(labels), np.concatenate(logits), ids
 
 
@@ -186,11 +193,8 @@ def evaluate_run(
 
 
 def _split_source(config: Config, dataset: Dataset, split: str) -> Iterable[Batch]:
-    from training.planner import Planner, PlanSpec, PlanState
-    from training.readers import BatchSource, ShardSet
-
     shards = ShardSet(dataset, split)
-    shards.verify(0, 1)
+    shards.verify()
     spec = PlanSpec(
         dataset_hash=dataset.manifest_hash,
         split=split,
@@ -198,17 +202,14 @@ def _split_source(config: Config, dataset: Dataset, split: str) -> Iterable[Batc
         global_batch_size=config.training.global_batch_size,
         shuffle=False,
     )
-    planner = Planner(shards.lengths, spec)
     return BatchSource(
         shards,
-        planner,
+        Planner(shards.lengths, spec),
         rank=0,
         world=1,
         max_tokens=config.training.per_device_max_tokens,
-        pad_multiple=8,
-        class_weights=None,
-        start=PlanState(plan_hash=planner.plan_hash, epoch=0, step=0),
-        stop_step=planner.steps_per_epoch,
+        pad_multiple=_PAD_MULTIPLE,
+        pad_id=dataset.manifest.tokenizer.pad_id,
     )
 
 
