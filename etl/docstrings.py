@@ -1,0 +1,118 @@
+"""The corpus `docstrings:`: the docstrings of installed packages, labelled with their package.
+
+Files are parsed, never imported. The rows keep the dirt of real data: copies, near copies, markup,
+very long texts, and a bounded share of empty ones (functions without a docstring).
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b, sha256
+from importlib.resources import files
+
+from howdah.errors import DataError
+
+SKIPPED_DIRECTORIES = frozenset({"tests", "test", "testing", "_vendor", "__pycache__"})
+EMPTY_EVERY = 40
+"""One of so many functions without a docstring gives a row with an empty text."""
+
+Row = tuple[str, str, str]
+
+
+def default_packages() -> list[str]:
+    """The project's own list, from docstring_packages.txt."""
+    lines = files("etl").joinpath("docstring_packages.txt").read_text("utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
+def package_files(package: str) -> list[tuple[str, str]]:
+    """(path relative to the package, absolute path) of a package's Python files, sorted.
+
+    Raises:
+        DataError: the package is not installed or has no Python files.
+    """
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError(
+            f"the corpus needs the package {package}, which is not installed",
+            where="data.docstring_packages" if spec is None else f"module {package}",
+            expected="an installed package (a directory with Python files)",
+            remedy="install it, or list other packages in data.docstring_packages",
+        )
+    found = []
+    for root in spec.submodule_search_locations:
+        for directory, below, names in os.walk(root):
+            below[:] = sorted(d for d in below if d not in SKIPPED_DIRECTORIES)
+            for name in names:
+                if name.endswith(".py"):
+                    path = os.path.join(directory, name)
+                    found.append((os.path.relpath(path, root).replace(os.sep, "/"), path))
+    return sorted(found)
+
+
+def identity(packages: Sequence[str]) -> dict:
+    """What the corpus is made of: {packages: {name: {files, bytes}}, digest of all contents}.
+
+    The digest knows no time and no place: two machines with the same locked versions agree.
+    """
+    digest = sha256()
+    counts = {}
+    for package in packages:
+        total = 0
+        listed = package_files(package)
+        for relative, path in listed:
+            with open(path, "rb") as file:
+                content = file.read()
+            total += len(content)
+            digest.update(f"{package}:{relative}:{len(content)}:".encode())
+            digest.update(sha256(content).digest())
+        counts[package] = {"files": len(listed), "bytes": total}
+    return {"packages": counts, "digest": digest.hexdigest()[:32]}
+
+
+def corpus(packages: Sequence[str]) -> Iterator[Row]:
+    """Rows (id, text, label) of all packages, in a fixed order.
+
+    An id is `package:relative/path.py:qualified.name`; a name defined again in a file gets `#2`.
+    """
+    for package in packages:
+        for relative, path in package_files(package):
+            with open(path, "rb") as file:
+                source = file.read()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # invalid escapes are their authors' affair
+                    tree = ast.parse(source)
+            except (SyntaxError, ValueError):
+                continue  # templates and files of other Python versions lie among the packages'
+            seen: dict[str, int] = {}
+            for name, text in _walk(tree, ""):
+                seen[name] = seen.get(name, 0) + 1
+                again = f"#{seen[name]}" if seen[name] > 1 else ""
+                row_id = f"{package}:{relative}:{name}{again}"
+                if text is not None:
+                    yield row_id, text, package
+                elif _chosen(row_id):
+                    yield row_id, "", package
+
+
+def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, str | None]]:
+    """(qualified name, docstring or None) of a module and all classes and functions in it."""
+    if isinstance(node, ast.Module):
+        yield "<module>", ast.get_docstring(node, clean=False)
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{prefix}{child.name}"
+            yield name, ast.get_docstring(child, clean=False)
+            yield from _walk(child, f"{name}.")
+        elif not isinstance(child, ast.expr):
+            yield from _walk(child, prefix)
+
+
+def _chosen(row_id: str) -> bool:
+    number = int.from_bytes(blake2b(row_id.encode("utf-8"), digest_size=8).digest(), "little")
+    return number % EMPTY_EVERY == 0

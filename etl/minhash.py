@@ -1,0 +1,125 @@
+"""MinHash signatures of texts, vectorised: no loop over words or shingles in Python.
+
+Broder, "On the resemblance and containment of documents" (1997); bands as in Leskovec, Rajaraman,
+Ullman, "Mining of Massive Datasets", chapter 3.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+_WORD = re.compile(r"\w+")
+_SEED = 0x5EED_0F_30DA
+_CACHED_WORDS = 500_000
+_words: dict[str, int] = {}
+
+
+def _word_hash(word: str) -> int:
+    number = _words.get(word)
+    if number is None:
+        if len(_words) >= _CACHED_WORDS:
+            _words.clear()
+        number = int.from_bytes(blake2b(word.encode("utf-8"), digest_size=8).digest(), "little")
+        _words[word] = number
+    return number
+
+
+def _mix(x: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser: every input bit reaches every output bit (uint64, wraps)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
+    """Hashes of the word n-grams of each text, one text after the other.
+
+    Args:
+        texts: B texts; words are compared lower-case, punctuation does not count.
+        ngram: words in a shingle; a shorter text is one shingle of all its words, a text without
+            words one shingle of itself.
+
+    Returns:
+        (hashes uint64[S], starts int64[B]): text b owns hashes[starts[b]:starts[b + 1]].
+    """
+    counts = np.empty(len(texts), dtype=np.int64)
+    words: list[int] = []
+    for b, text in enumerate(texts):
+        found = _WORD.findall(text.lower()) or [text]
+        counts[b] = len(found)
+        words.extend(map(_word_hash, found))
+    if not words:
+        return np.empty(0, np.uint64), np.empty(0, np.int64)
+    flat = np.array(words, dtype=np.uint64)
+    first = np.concatenate(([0], np.cumsum(counts)[:-1]))  # (B,) a text's first word
+    made = np.maximum(counts - ngram + 1, 1)  # (B,) shingles of a text
+    starts = np.concatenate(([0], np.cumsum(made)[:-1]))
+    # (S,) the first word of each shingle, and how many words it has
+    begin = np.repeat(first - starts, made) + np.arange(int(made.sum()))
+    width = np.repeat(np.minimum(counts, ngram), made)
+    out = np.zeros(len(begin), dtype=np.uint64)
+    for k in range(ngram):
+        inside = k < width
+        word = flat[np.where(inside, begin + k, 0)]
+        out = np.where(inside, _mix(out * np.uint64(0x9E3779B97F4A7C15) + word), out)
+    return out, starts
+
+
+def signatures(texts: Sequence[str], ngram: int, permutations: int) -> np.ndarray:
+    """MinHash signatures, uint32[B, K] for B texts and K permutations.
+
+    The share of equal entries of two rows estimates the Jaccard similarity of their shingle sets.
+    """
+    hashes, starts = shingles(texts, ngram)
+    out = np.empty((len(texts), permutations), dtype=np.uint32)
+    if not len(texts):
+        return out
+    factors, offsets = _coefficients(permutations)
+    for k in range(permutations):
+        # multiply-shift (Dietzfelbinger et al. 1997) on mixed hashes; the top 32 bits are kept
+        value = (hashes * factors[k] + offsets[k]) >> np.uint64(32)
+        out[:, k] = np.minimum.reduceat(value, starts)
+    return out
+
+
+def _coefficients(permutations: int) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.Generator(np.random.PCG64(_SEED))
+    numbers = random.integers(0, 2**63, size=(2, permutations), dtype=np.int64).astype(np.uint64)
+    return numbers[0] * np.uint64(2) + np.uint64(1), numbers[1]
+
+
+def band_keys(signature: np.ndarray, bands: int) -> np.ndarray:
+    """Bucket keys int64[B, bands]: two texts meet where all rows of a band are equal."""
+    rows = signature.reshape(len(signature), bands, -1).astype(np.uint64)
+    key = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64), rows.shape[:2]).copy()
+    for r in range(rows.shape[2]):
+        key = _mix(key * np.uint64(0x9E3779B97F4A7C15) + rows[:, :, r])
+    return key.view(np.int64)
+
+
+def link_bucket(signature: np.ndarray, threshold: float) -> list[tuple[int, int]]:
+    """Edges that join the rows of a bucket which are near duplicates.
+
+    Args:
+        signature: uint32[M, K] of the M rows of a bucket.
+        threshold: share of equal entries from which two rows are near duplicates.
+
+    Returns:
+        Pairs (first row of a group, row that joins it), at most M - 1 of them: their connected
+        components are those of all similar pairs.
+    """
+    edges: list[tuple[int, int]] = []
+    need = int(np.ceil(threshold * signature.shape[1] - 1e-9))
+    group = np.arange(len(signature))  # (M,) the first row of each row's group
+    for row in range(1, len(signature)):
+        similar = (signature[:row] == signature[row]).sum(axis=1) >= need
+        joined = np.unique(group[:row][similar])
+        if len(joined):
+            edges.extend((int(first), row) for first in joined)
+            group[: row + 1][np.isin(group[: row + 1], joined)] = joined[0]
+            group[row] = joined[0]
+    return edges

@@ -1,0 +1,341 @@
+"""The ETL from end to end: `run` makes a dataset version, or finds that it is there already."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from etl import build, reading, report, shards, sources, split
+from etl.build import Built, Kept
+from etl.sources import Source
+from etl.spark import session, translated
+from etl.staging import Lease, discard, sweep
+from howdah import __version__, storage
+from howdah.config_model import Config
+from howdah.encode import Encoder
+from howdah.errors import (
+    DataError,
+    HowdahError,
+    Interrupted,
+    StorageError,
+    Terminated,
+)
+from howdah.manifest import (
+    MANIFEST,
+    DatasetManifest,
+    RecordEntry,
+    TokenizerEntry,
+    commit,
+    content_hash,
+    load_dataset,
+)
+from howdah.record import Columns, RecordLayout, ids_dtype_for
+
+ETL_FORMAT = 1
+"""Raise it with every change that gives other bytes for the same source and configuration."""
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EtlResult:
+    """A committed dataset version."""
+
+    path: str
+    hash: str
+    unchanged: bool
+    """It was there already: nothing was read or written."""
+    manifest: DatasetManifest
+    report_path: str
+
+
+def run(config: Config, *, progress: Progress) -> EtlResult:
+    """Make the dataset that the config describes, unless it is there.
+
+    Args:
+        config: the whole run configuration; `data` and `model.base` are used.
+        progress: gets a line of text at each stage.
+
+    Raises:
+        ConfigError, DataError, ModelError, StorageError, ClusterError: nothing was committed, and
+            what was written is removed again.
+        Interrupted, Terminated: the same, after SIGINT or SIGTERM.
+    """
+    data = config.data
+    if storage.scheme(data.dataset) == "memory":
+        raise DataError(
+            "Spark's tasks cannot write to memory://",
+            where="data.dataset",
+            got=data.dataset,
+            remedy="give a path that all executors reach: a directory, hdfs://",
+        )
+    with _interrupts():
+        source = sources.resolve(data)
+        encoder = Encoder.load(config.model.base, config.model.revision)
+        if source.identity is not None:
+            there = _unchanged(config, source, encoder, progress)
+            if there is not None:
+                return there
+        progress(f"source {source.name} ({source.kind}); starting Spark on {data.spark.master}")
+        with session(data.spark, hive=source.kind == "hive") as spark:
+            if source.kind == "hive":
+                source = _of_table(spark, source)
+                there = _unchanged(config, source, encoder, progress)
+                if there is not None:
+                    return there
+            return _make(spark, config, source, encoder, progress)
+
+
+def dataset_hash(config: Config, source: Source, encoder: Encoder) -> str:
+    """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format."""
+    # Where the data goes, by which name it was asked for and how Spark runs change no byte of it.
+    data = config.data.model_dump(
+        mode="json", exclude={"source", "docstring_packages", "dataset", "spark"}
+    )
+    return content_hash(
+        {
+            "etl_format": ETL_FORMAT,
+            "kind": source.kind,
+            "source": source.identity,
+            "data": data,
+            "tokenizer": encoder.hash,
+        }
+    )
+
+
+def _of_table(spark: SparkSession, source: Source) -> Source:
+    identity = reading.table_identity(spark, source.name)
+    return Source(kind="hive", name=source.name, identity=identity)
+
+
+def _version(config: Config, hash_: str) -> str:
+    return storage.join(config.data.dataset, f"v={hash_}")
+
+
+def _unchanged(
+    config: Config, source: Source, encoder: Encoder, progress: Progress
+) -> EtlResult | None:
+    hash_ = dataset_hash(config, source, encoder)
+    version = _version(config, hash_)
+    _sweep(config.data.dataset, None, progress)
+    if not storage.exists(storage.join(version, MANIFEST)):
+        return None
+    progress(f"unchanged: {version}")
+    return _result(version, unchanged=True)
+
+
+def _result(version: str, *, unchanged: bool) -> EtlResult:
+    dataset = load_dataset(version)
+    return EtlResult(
+        path=version,
+        hash=dataset.manifest.dataset_hash,
+        unchanged=unchanged,
+        manifest=dataset.manifest,
+        report_path=storage.join(version, report.HTML),
+    )
+
+
+def _sweep(dataset: str, token: str | None, progress: Progress) -> None:
+    try:
+        swept = sweep(dataset, token)
+    except StorageError as error:
+        progress(f"left-overs of earlier runs could not be removed: {error.what} ({error.where})")
+        return
+    if swept:
+        progress(f"removed {len(swept)} files that unfinished runs left")
+
+
+def _make(
+    spark: SparkSession, config: Config, source: Source, encoder: Encoder, progress: Progress
+) -> EtlResult:
+    """Build and commit one version under a lease; the loser of a race takes the winner's."""
+    hash_ = dataset_hash(config, source, encoder)
+    version = _version(config, hash_)
+    with Lease(version) as lease:
+        try:
+            with Kept() as kept, translated("run the ETL"):
+                manifest = _write(
+                    spark, config, source, encoder, version, hash_, lease.token, kept, progress
+                )
+            commit(version, manifest)
+        except BaseException as error:
+            discard(version, lease.token)
+            failed = isinstance(error, HowdahError)
+            if failed and storage.exists(storage.join(version, MANIFEST)):
+                # Another run was faster with the same version; it may even have swept our files.
+                progress(f"another run has made this version meanwhile: {version}")
+                return _result(version, unchanged=True)
+            raise
+    _sweep(config.data.dataset, None, progress)
+    rows = ", ".join(f"{name} {manifest.rows(name):,}" for name in manifest.splits)
+    progress(f"committed {version} ({rows} rows)")
+    return _result(version, unchanged=False)
+
+
+def _write(
+    spark: SparkSession,
+    config: Config,
+    source: Source,
+    encoder: Encoder,
+    version: str,
+    hash_: str,
+    token: str,
+    kept: Kept,
+    progress: Progress,
+) -> DatasetManifest:
+    """Everything but the commit: shards, reject table, report; returns the manifest to commit."""
+    began = time.monotonic()
+    data = config.data
+    make = build.from_records if source.kind == "tfrecord" else build.from_text
+    built = make(spark, source, config, encoder, kept, progress)
+    encoded = built.encoded.persist()
+    kept.append(encoded)
+    table = _table(encoded, data.max_length)
+    _refuse_empty_train(table, built)
+    if data.balance != "none":
+        counts = {label: n for (name, label), (n, _, _) in table.items() if name == "train"}
+        built.quality["balance"] = {
+            "how": data.balance,
+            "ratio": data.balance_ratio,
+            "before": {built.labels[label]: n for label, n in sorted(counts.items())},
+        }
+        encoded = shards.balance(
+            encoded, data.balance, data.balance_ratio, counts, data.shuffle_seed
+        ).persist()
+        kept.append(encoded)
+        table = _table(encoded, data.max_length)
+    totals = _totals(table)
+    layout = RecordLayout(
+        ids_dtype="int64_list"
+        if data.record_layout == "int64_list"
+        else ids_dtype_for(encoder.vocab_size),
+        columns=Columns(),
+    )
+    plan = shards.plan_shards(
+        totals,
+        shard_bytes=data.shard_bytes,
+        num_shards=data.num_shards,
+        bytes_per_token=layout.itemsize or 3,
+    )
+    placed = shards.place(encoded, plan, data.shuffle_seed)
+    splits = shards.write(
+        placed, version, token, plan, layout, data.compression, encoder.vocab_size
+    )
+    progress(f"wrote {sum(len(s) for s in splits.values())} shards")
+    quality = built.quality
+    quality["at_max_length"] = sum(cut for _, _, cut in table.values())
+    quality["reject_files"] = shards.write_rejects(built.rejected, version, token)
+    quality["labels_without_training_rows"] = [
+        name for n, name in enumerate(built.labels) if ("train", n) not in table
+    ]
+    if quality["labels_without_training_rows"]:
+        progress("no training rows for " + ", ".join(quality["labels_without_training_rows"]))
+    for name, fraction in (("validation", data.split.validation), ("test", data.split.test)):
+        if fraction and name not in splits:
+            progress(f"the {name} split is empty: too few rows for {fraction:.0%}")
+    _refuse_changed(config, source)
+    quality["seconds"] = round(time.monotonic() - began, 2)
+    manifest = DatasetManifest(
+        dataset_hash=hash_,
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),
+        etl_version=__version__,
+        labels=built.labels,
+        max_length=data.max_length,
+        tokenizer=TokenizerEntry(
+            hash=encoder.hash,
+            vocab_size=encoder.vocab_size,
+            pad_id=encoder.pad_id,
+            source=config.model.base,
+        ),
+        record=RecordEntry(
+            ids_dtype=layout.ids_dtype,
+            columns={k: k for k in ("input_ids", "length", "label", "id")},
+            compression=data.compression,
+        ),
+        splits=splits,
+        source={
+            "kind": source.kind,
+            "name": source.name,
+            "columns": data.columns.model_dump(),
+            **(source.identity or {}),
+        },
+        seed=data.shuffle_seed,
+        split_rule=split.rule(data.split),
+        cleaning=data.clean.model_dump(),
+        quality=quality,
+    )
+    report.write(version, manifest, built)
+    return manifest
+
+
+def _table(encoded, max_length: int) -> dict[tuple[str, int], tuple[int, int, int]]:
+    """{(split, label): (rows, tokens, rows that reach max_length)}."""
+    cut = F.sum((F.col("length") >= max_length).cast("int"))
+    rows = encoded.groupBy("split", "label").agg(
+        F.count("*").alias("n"), F.sum("length").alias("tokens"), cut.alias("cut")
+    )
+    return {(r["split"], r["label"]): (r["n"], r["tokens"], r["cut"]) for r in rows.collect()}
+
+
+def _totals(table: dict[tuple[str, int], tuple[int, int, int]]) -> dict[str, tuple[int, int]]:
+    out = {}
+    for name in ("train", "validation", "test"):
+        parts = [value for (split_name, _), value in table.items() if split_name == name]
+        if parts:
+            out[name] = (sum(p[0] for p in parts), sum(p[1] for p in parts))
+    return out
+
+
+def _refuse_empty_train(table: dict, built: Built) -> None:
+    if not any(name == "train" for name, _ in table):
+        raise DataError(
+            "no row is left for training",
+            expected="at least one row in the train split",
+            got=f"{built.quality['kept']} rows kept of {built.quality['read']}",
+            remedy="give more rows, or lower data.split.validation and data.split.test",
+        )
+
+
+def _refuse_changed(config: Config, source: Source) -> None:
+    """What was hashed must be what was read: files may not have changed since."""
+    if source.files and sources.resolve(config.data).identity != source.identity:
+        raise DataError(
+            "the source changed while it was read",
+            where=source.name,
+            remedy="run `howdah etl` again once nothing writes to the source",
+        )
+
+
+class _Stop(BaseException):
+    """SIGTERM. No Exception: Py4J would take it for a failure of its connection."""
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[None]:
+    """SIGINT and SIGTERM end the ETL in order: Spark stopped, own files removed."""
+    main = threading.current_thread() is threading.main_thread()
+
+    def terminate(number: int, frame: object) -> None:
+        raise _Stop
+
+    before = {}
+    if main:
+        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
+        before[signal.SIGINT] = signal.getsignal(signal.SIGINT)  # Spark puts its own in its place
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted("the ETL was interrupted", remedy="nothing was committed") from None
+    except _Stop:
+        raise Terminated("the ETL was asked to end", remedy="nothing was committed") from None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,205 @@
+"""Files of unfinished runs: who owns them, and when they may go.
+
+A run writes every file under a name of its own (its token in it) into the version directory; only
+the manifest makes them part of a dataset. While it works it keeps a lease file; what belongs to no
+manifest and to no run with a live lease is swept by the next run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import socket
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+
+from howdah import storage
+from howdah.errors import HowdahError, NotFound, StorageError
+from howdah.manifest import MANIFEST
+from howdah.storage import Entry
+
+REJECTS = "rejects"
+BEAT_SECONDS = 60.0
+EXPIRED_SECONDS = 600.0
+_LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
+_OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|parquet)$")
+_REPORTS = ("report.json", "report.html")
+
+
+def attempt_name(stem: str, token: str, attempt: int, suffix: str) -> str:
+    """`attempt_name("train-00000-of-00016", "0badcafe", 7, "tfrecord")` ->
+    `"train-00000-of-00016.0badcafe-7.tfrecord"`: no other attempt writes to it."""
+    return f"{stem}.{token}-{attempt}.{suffix}"
+
+
+class Lease:
+    """A sign of life beside the files of a run, renewed once a minute until it is left.
+
+    Args:
+        directory: the version directory that the run writes to.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.token = secrets.token_hex(4)
+        self.directory = directory
+        self._path = storage.join(directory, f"_run-{self.token}.json")
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="etl-lease", daemon=True)
+
+    def __enter__(self) -> Lease:
+        storage.make_dirs(self.directory)
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        with contextlib.suppress(StorageError):
+            storage.remove(self._path)
+
+    def _write(self) -> None:
+        body = {"host": socket.gethostname(), "pid": os.getpid(), "token": self.token}
+        storage.write_whole(self._path, json.dumps(body).encode())
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_SECONDS):
+            # A missed beat is no failure: the next one may succeed, and nine more are allowed.
+            with contextlib.suppress(StorageError):
+                self._write()
+
+
+def _alive(entry: Entry, now: float) -> bool:
+    """Whether the run of a lease lives: by its process on this host, by its beat elsewhere."""
+    try:
+        body = storage.read_json(entry.path)
+        host, pid = body["host"], int(body["pid"])
+    except NotFound:
+        return False
+    except (HowdahError, KeyError, TypeError, ValueError):
+        return now - entry.modified < EXPIRED_SECONDS
+    if host == socket.gethostname():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
+    return now - entry.modified < EXPIRED_SECONDS
+
+
+def _walk(directory: str) -> Iterator[Entry]:
+    for below in (directory, storage.join(directory, REJECTS)):
+        try:
+            entries = storage.list_dir(below, unfinished=True)
+        except NotFound:
+            continue
+        yield from (entry for entry in entries if not entry.is_dir)
+
+
+def _named(version: str) -> set[str] | None:
+    """Names that a version's manifest lists, relative to it; None without a manifest."""
+    path = storage.join(version, MANIFEST)
+    if not storage.exists(path):
+        return None
+    value = storage.read_json(path)
+    names = {MANIFEST, *_REPORTS}
+    for shards in value.get("splits", {}).values():
+        for shard in shards:
+            names |= {shard["name"], shard["index_name"]}
+    return names | set(value.get("quality", {}).get("reject_files", []))
+
+
+def discard(directory: str, token: str) -> None:
+    """Remove all files that the run `token` made in a version directory."""
+    for entry in _walk(directory):
+        found = _OURS.search(entry.name)
+        if found and found.group(1) == token:
+            storage.remove(entry.path)
+    _remove_if_empty(directory)
+
+
+def sweep(dataset: str, own_token: str | None = None) -> list[str]:
+    """Remove what crashed runs left in a dataset's version directories; return the paths.
+
+    Only files that an ETL makes are touched. Those of runs with a live lease stay, `own_token`'s
+    as well; in a version without manifest and without a live run everything of ours goes.
+    """
+    removed: list[str] = []
+    try:
+        versions = [e for e in storage.list_dir(dataset) if e.is_dir and e.name.startswith("v=")]
+    except NotFound:
+        return removed
+    for version in versions:
+        removed += _sweep_version(version.path, own_token)
+    return removed
+
+
+def _sweep_version(version: str, own_token: str | None) -> list[str]:
+    # Leases are read before the files are listed: a run that starts in between has its lease
+    # first and files only afterwards, so that no file of a live run is taken for a dead one's.
+    entries = list(_walk(version))
+    if not any(_LEASE.search(e.name) or _OURS.search(e.name) for e in entries):
+        if not entries and not storage.exists(storage.join(version, MANIFEST)):
+            _remove_if_empty(version)
+        return []
+    leases = {m.group(1): e for e in entries if (m := _LEASE.search(e.name))}
+    now = max((entry.modified for entry in leases.values()), default=0.0)
+    if leases:
+        now = max(now, _storage_time(version))
+    live = {token for token, entry in leases.items() if _alive(entry, now)}
+    if own_token:
+        live.add(own_token)
+    named = _named(version)
+    removed = []
+    for entry in entries:
+        relative = _relative(version, entry.path)
+        ours = _OURS.search(entry.name)
+        lease = _LEASE.search(entry.name)
+        unfinished = entry.name.startswith(storage.TEMP_PREFIX)
+        if named is not None and relative in named:
+            continue
+        if ours or lease:
+            gone = (ours or lease).group(1) not in live
+        else:
+            gone = not live and (unfinished or (named is None and entry.name in _REPORTS))
+        if gone:
+            storage.remove(entry.path)
+            removed.append(entry.path)
+    if named is None and not live:
+        _remove_if_empty(version)
+    return removed
+
+
+def _relative(version: str, path: str) -> str:
+    name = storage.name(path)
+    return f"{REJECTS}/{name}" if storage.name(storage.parent(path)) == REJECTS else name
+
+
+def _storage_time(directory: str) -> float:
+    """Now, by the clock that stamps the storage's files (it may differ from this machine's)."""
+    probe = storage.join(directory, f"{storage.TEMP_PREFIX}clock-{secrets.token_hex(4)}")
+    with storage.open_write(probe) as file:
+        file.write(b"0")
+    try:
+        return storage.modified(probe)
+    finally:
+        storage.remove(probe)
+
+
+def _remove_if_empty(version: str) -> None:
+    # Not recursive: a run that starts just now has put its lease here, and then this must fail.
+    for directory in (storage.join(version, REJECTS), version):
+        with contextlib.suppress(StorageError):
+            if not storage.list_dir(directory, unfinished=True):
+                storage.remove(directory)
