@@ -5,6 +5,7 @@
 PYTHON_ENV := .venv/bin/python
 FRAMEWORK ?= tensorflow
 GROUP ?=
+CUDA_ARCHS ?=
 
 help: ## list the targets
 	@echo "Howdah: text on Hadoop or on one machine to a trained classifier."
@@ -15,7 +16,7 @@ setup: ## everything the rest needs: apt packages, .venv, Horovod (a second run:
 	@tools/setup.sh
 
 setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=tensorflow|torch; needs a CUDA toolkit)
-	@tools/setup.sh --gpu $(FRAMEWORK)
+	@tools/setup.sh --gpu $(FRAMEWORK) --cuda-archs "$(CUDA_ARCHS)"
 
 demo: setup ## corpus -> ETL -> two-process training -> export -> prediction (FRAMEWORK=tensorflow|torch)
 	@FRAMEWORK=$(FRAMEWORK) tools/demo.sh

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,32 @@ def test_a_failing_command_shows_its_log_s_tail_and_the_remedy(kit, tmp_path):
     assert str(log) in text and "remedy: do that" in text
     with pytest.raises(kit.SetupError, match="cannot start"):
         kit.run_logged([str(tmp_path / "none")], log, what="the step")
+
+
+def test_an_interrupted_step_ends_what_it_started(kit, tmp_path):
+    """SIGTERM to a set-up: the compilers below make must not go on without it."""
+    pid = tmp_path / "pid"
+    script = (
+        f"import signal, sys; sys.path.insert(0, {str(TOOLS)!r})\n"
+        "from pathlib import Path; import toolkit\n"
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+        f"toolkit.run_logged(['sh', '-c', 'sleep 600 & echo $! > {pid}.tmp; mv {pid}.tmp {pid};"
+        f" wait'], Path({str(tmp_path / 'log')!r}), what='it')\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script])
+    wait_for(pid.exists)
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+    status = Path(f"/proc/{pid.read_text().strip()}/status")
+    wait_for(lambda: not status.exists() or "State:\tZ" in status.read_text())
+
+
+def wait_for(condition, seconds=60):
+    """Poll until a condition holds."""
+    ends = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < ends, "it never came"
+        time.sleep(0.02)
 
 
 def test_two_runs_are_kept_apart(kit, tmp_path):

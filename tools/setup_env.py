@@ -19,6 +19,7 @@ import json
 import os
 import platform
 import re
+import signal
 import sys
 import tempfile
 import time
@@ -58,14 +59,14 @@ class Target:
         return self.venv / "howdah-setup.json"
 
 
-def target_for(gpu: str | None) -> Target:
+def target_for(gpu: str | None, cuda_archs: tuple[str, ...] = ()) -> Target:
     """The CPU environment, or the one of a GPU framework."""
     if gpu is None:
         return Target(ROOT / ".venv", ROOT / "requirements.lock", horovod_variant.Variant())
     return Target(
         ROOT / f".venv-gpu-{gpu}",
         ROOT / f"requirements-gpu-{gpu}.lock",
-        horovod_variant.Variant(frameworks=(gpu,), gpu="nccl"),
+        horovod_variant.Variant(frameworks=(gpu,), gpu="nccl", cuda_archs=cuda_archs),
     )
 
 
@@ -238,10 +239,16 @@ def main(arguments: Sequence[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gpu", choices=horovod_variant.FRAMEWORKS, help="the GPU environment")
+    parser.add_argument(
+        "--cuda-archs", default="", help="with --gpu: 90 or 80,90; else asked of it"
+    )
     parser.add_argument("--force", action="store_true", help="do every step again")
     options = parser.parse_args(arguments)
     try:
-        set_up(target_for(options.gpu), force=options.force)
+        # A stop by signal unwinds like an interrupt: the running command is ended as well.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        archs = tuple(filter(None, options.cuda_archs.split(",")))
+        set_up(target_for(options.gpu, archs), force=options.force)
     except SetupError as error:
         say(error.render())
         return 1

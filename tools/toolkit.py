@@ -10,6 +10,7 @@ import fcntl
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -65,7 +66,7 @@ def step(title: str) -> Iterator[None]:
 
 def cache_root() -> Path:
     """Where wheels and the installer are kept between set-ups: $HOWDAH_CACHE or ~/.cache/howdah."""
-    return Path(os.environ.get("HOWDAH_CACHE") or Path.home() / ".cache" / "howdah")
+    return Path(os.environ.get("HOWDAH_CACHE") or Path.home() / ".cache" / "howdah").absolute()
 
 
 def sha256_of(path: Path) -> str:
@@ -102,6 +103,7 @@ def run_logged(
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
                 cwd=cwd,
+                process_group=0,  # so that its compilers end with it
             )
         except OSError as error:
             raise SetupError(f"{what}: cannot start {argv[0]}: {error}", remedy=remedy) from error
@@ -113,7 +115,8 @@ def run_logged(
                 except subprocess.TimeoutExpired:
                     say(f"    ... {what}, {time.monotonic() - started:.0f} s so far (log: {log})")
         except BaseException:
-            process.terminate()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             process.wait()
             raise
     if code != 0:
