@@ -10,13 +10,11 @@ from __future__ import annotations
 import contextlib
 import json as _json
 import os
-import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from typing import Any, BinaryIO, TextIO
+from typing import Any
 
 from howdah import storage
 from howdah.config import Config
@@ -34,12 +32,15 @@ from howdah.errors import (
 )
 from training import env, failure, launch_command
 from training.checkpoint import Checkpoints
+from training.launch_output import Relay
 from training.place import RankRecord, RunLock, local_directory
 from training.runfile import RunFile, freeze_config
 
 __all__ = ["train"]
 
 _POLL_SECONDS = 0.1
+_FAREWELL_SECONDS = 1.0
+"""What the launcher has for its own end once all ranks are gone."""
 _LOST_RANK_SECONDS = 30.0
 """After a rank has vanished, the launcher has this long to end the others by itself."""
 
@@ -126,9 +127,11 @@ class _Job:
 
     def __init__(self, argv: list[str], local: str, *, np: int, grace_seconds: float) -> None:
         self._argv = argv
+        self.program = os.path.basename(argv[0])
         self._local = local
         self._np = np
         self._grace_seconds = grace_seconds
+        self._relay = Relay(sys.stderr, os.path.join(local, "logs", "launcher"))
         self._signals: list[int] = []
         self.asked_by: int | None = None
         """The signal that asked us to stop."""
@@ -155,21 +158,19 @@ class _Job:
                 start_new_session=True,  # a Ctrl-C at the terminal is ours to pass on
                 preexec_fn=_end_with_parent,
             )
-            relay = threading.Thread(target=_relay, args=(child.stdout, sys.stderr), daemon=True)
-            relay.start()
+            self._relay.start(child.stdout)
             try:
                 self._watch(child)
             finally:
                 self._clean_up(child)
-                relay.join(timeout=5.0)
+                self._relay.finish()
         finally:
             for number, handler in old.items():
                 signal.signal(number, handler)
         self.exit_code = child.returncode
 
     def _watch(self, child: subprocess.Popen) -> None:
-        deadline = float("inf")
-        handled = 0
+        deadline, handled = float("inf"), 0
         while child.poll() is None:
             if len(self._signals) > handled:
                 if handled == 0:
@@ -181,11 +182,26 @@ class _Job:
             if self.lost and deadline == float("inf"):
                 deadline = time.monotonic() + _LOST_RANK_SECONDS
             if time.monotonic() > deadline:
-                self.killed = True
+                self.killed = any(record.alive for record in self._read_records())
                 return
+            if self._over():
+                # mpirun waits its whole teardown time even when there is nobody left to wait for.
+                deadline = min(deadline, time.monotonic() + _FAREWELL_SECONDS)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_POLL_SECONDS)
         self._look_for_lost_ranks()
+
+    def _over(self) -> bool:
+        """Training has ended badly, and every rank of it is gone."""
+        if len(self.records) < self._np or any(
+            r.alive or not r.is_local for r in self.records.values()
+        ):
+            return False
+        return bool(self.lost) or failure.first(self._local) is not None
+
+    def told_by_launcher(self) -> str:
+        """What the launcher itself has said at the end, and nobody has been shown."""
+        return self._relay.held_back()
 
     def _ask_to_stop(self, number: int) -> float:
         """Ask every rank to save and stop; returns the seconds to wait for it."""
@@ -255,17 +271,6 @@ def _processes_of_session(session: int) -> list[int]:
     return sorted(found, reverse=True)
 
 
-_PREFIX = re.compile(rb"^\[\d+\]<std(?:out|err)>: ?")
-
-
-def _relay(source: BinaryIO, target: TextIO) -> None:
-    """Show the launcher's output, without the prefix that horovodrun gives rank 0's lines."""
-    for line in iter(source.readline, b""):
-        with contextlib.suppress(OSError, ValueError):  # nobody reads our stderr any more
-            target.write(_PREFIX.sub(b"", line).decode("utf-8", "replace"))
-            target.flush()
-
-
 def _terminal() -> str | None:
     """The terminal of our stderr, if it is one."""
     try:
@@ -291,10 +296,10 @@ def _what_went_wrong(job: _Job, config: Config, local: str) -> HowdahError | Non
         return _rebuilt(told, local)
     if job.exit_code != 0:
         return ClusterError(
-            f"{os.path.basename(job._argv[0])} ended without any rank saying why",
+            f"{job.program} ended without any rank saying why",
             where=os.path.join(local, "logs"),
             expected="exit code 0",
-            got=f"exit code {job.exit_code}; its output is above",
+            got=f"exit code {job.exit_code}\n{job.told_by_launcher()}".rstrip(),
             remedy="`howdah doctor` checks the launcher; --np 1 needs none",
         )
     return None
