@@ -1,0 +1,79 @@
+"""Gradients in one flat float32 buffer: accumulated in place, reduced and scaled as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from training.comm import Comm, split_evenly
+from training.parameters import WORD_EMBEDDINGS
+
+__all__ = ["FlatGradients"]
+
+
+class FlatGradients:
+    """The gradients of a model's trainable parameters: each `.grad` is a view of the buffer.
+
+    Args:
+        named: trainable parameters by name.
+        groups: training.fusion_groups: messages that the reduction takes; None: by size.
+        sparse_embeddings: the word embeddings' gradient is sent as the rows that a batch touched.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, torch.nn.Parameter],
+        *,
+        groups: int | None,
+        sparse_embeddings: bool,
+    ) -> None:
+        # The word embeddings go last: what is sent dense is then one stretch.
+        order = sorted(named, key=lambda name: name == WORD_EMBEDDINGS)
+        self._rows = sparse_embeddings and order[-1] == WORD_EMBEDDINGS
+        sizes = [named[name].numel() for name in order]
+        self._flat = torch.zeros(sum(sizes), device=named[order[0]].device)
+        start = 0
+        for name, size in zip(order, sizes, strict=True):
+            named[name].grad = self._flat[start : start + size].view_as(named[name])
+            start += size
+        self._table = named[order[-1]].grad if self._rows else None
+        dense = sizes[:-1] if self._rows else sizes
+        lengths: dict[int, int] = {}
+        for size, group in zip(dense, split_evenly(dense, groups), strict=True):
+            lengths[group] = lengths.get(group, 0) + size
+        self._messages = list(self._flat[: sum(dense)].split(list(lengths.values())))
+
+    def zero_(self) -> None:
+        """Begin a step."""
+        self._flat.zero_()
+
+    def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
+        """Sum over all ranks. Every rank enters.
+
+        Args:
+            ids: token ids of this rank's micro-batches of the step.
+        """
+        if comm.size == 1:
+            return
+        for message, reduced in zip(
+            self._messages, comm.reduce_gradients(self._messages), strict=True
+        ):
+            if reduced is not message:
+                message.copy_(reduced)
+        if self._table is not None:
+            self._reduce_rows(comm, torch.unique(torch.cat([part.reshape(-1) for part in ids])))
+
+    def _reduce_rows(self, comm: Comm, own_ids_U: torch.Tensor) -> None:
+        ids, values = comm.reduce_rows(own_ids_U, self._table[own_ids_U])
+        self._table.zero_()
+        self._table.index_add_(0, ids, values)
+
+    def norm(self) -> torch.Tensor:
+        """Global L2 norm, a scalar tensor."""
+        return torch.linalg.vector_norm(self._flat)
+
+    def scale_(self, factor: float) -> None:
+        """Multiply all of them."""
+        if factor != 1.0:
+            self._flat.mul_(factor)

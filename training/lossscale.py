@@ -1,0 +1,50 @@
+"""The loss scale of fp16: in the run's state, so that it survives a restart; alike on all ranks.
+
+Source: torch.amp.GradScaler, with its factors; fed here by the norm of the REDUCED gradient.
+"""
+
+from __future__ import annotations
+
+from training.state import TrainState
+
+__all__ = ["LossScale"]
+
+_FIRST, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
+
+
+class LossScale:
+    """What the loss is multiplied by before the backward pass.
+
+    Args:
+        state: holds the scale; from an earlier attempt it goes on.
+        on: fp16; without it the scale is 1 and stays there.
+    """
+
+    def __init__(self, state: TrainState, *, on: bool) -> None:
+        self.on = on
+        self._state = state
+        if on and state.loss_scale is None:
+            state.loss_scale = _FIRST
+
+    @property
+    def value(self) -> float:
+        """The scale of the next backward pass."""
+        return float(self._state.loss_scale) if self.on else 1.0
+
+    def update(self, finite: bool) -> None:
+        """Take in a step: one with an infinite gradient was skipped, and halves the scale.
+
+        Args:
+            finite: the norm of the reduced gradient is; the same on every rank.
+        """
+        if not self.on:
+            return
+        state = self._state
+        if not finite:
+            state.loss_scale = max(1.0, self.value * _BACKOFF)
+            state.good_steps = 0
+            state.skipped_steps += 1
+            return
+        state.good_steps += 1
+        if state.good_steps == _INTERVAL:
+            state.loss_scale, state.good_steps = self.value * _GROWTH, 0

@@ -1,0 +1,258 @@
+"""What happens between steps and at the end, the same for both loops: evaluate, save, stop, export.
+
+A loop says how its weights are read and run (`Snapshot`); everything here is free of a framework.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from howdah import storage
+from howdah.config import Config
+from training import evaluate as evaluation
+from training import report
+from training.checkpoint import Checkpoint
+from training.checkpoint import load as load_checkpoint
+from training.comm import Comm
+from training.export import export
+from training.prepare import Job
+from training.run import Run
+from training.runinfo import describe_run
+from training.state import TrainState, score_of
+
+__all__ = ["Milestones", "resume"]
+
+Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+def resume(job: Job, comm: Comm, run: Run) -> tuple[TrainState, dict[str, np.ndarray] | None, bool]:
+    """Where to go on from. Every rank enters: rank 0 reads, the others get it from rank 0.
+
+    Returns:
+        (state, tensors of the checkpoint or None to begin afresh, whether an evaluation that was
+        due at that step is still to be done).
+    """
+    found: Checkpoint | None = None
+    told: dict[str, Any] | None = None
+    if comm.rank == 0:
+        found = run.resume_checkpoint(job.identity)
+        told = None if found is None else _with_reachable_best(found.meta, run)
+    told = comm.broadcast_json(told)
+    if told is None:
+        return TrainState(plan=job.planner.start().to_json()), None, False
+    state = TrainState.from_meta(told)
+    if state.plan["plan_hash"] != job.planner.plan_hash:
+        # Between two epochs the plan may change (rank 0 has checked): the new one takes over.
+        state.plan = job.planner.state(int(state.plan["epoch"]), 0).to_json()
+    tensors = comm.broadcast(found.tensors if found is not None else {})
+    return state, tensors, bool(told.get("evaluation_due", False))
+
+
+class Milestones:
+    """Evaluations, checkpoints and the end of a run.
+
+    Args:
+        job, comm, run, state: of this run.
+        weights: a copy of all weights by Hugging Face's torch names. Called on rank 0 alone.
+        moments: a copy of AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
+        forward: inference with the model as it is.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        comm: Comm,
+        run: Run,
+        state: TrainState,
+        *,
+        weights: Callable[[], dict[str, np.ndarray]],
+        moments: Callable[[], dict[str, np.ndarray]],
+        forward: Forward,
+    ) -> None:
+        self._job, self._comm, self._run, self._state = job, comm, run, state
+        self._config: Config = job.config
+        self._weights, self._moments, self._forward = weights, moments, forward
+        self._evaluates = job.has("validation")
+        self._due = False
+        """An evaluation of this step is due and not done."""
+        self._saved_step = state.step
+        self._lock = threading.Lock()
+        if comm.rank == 0:
+            run.on_abort(self._save_last_completed)
+
+    # ------------------------------------------------------------------------------- at a step
+    def catch_up(self) -> None:
+        """Do the evaluation that the run was stopped before. Every rank enters."""
+        self._due = self._evaluates
+        if not self._due:
+            return
+        if self._run.checkpoints is not None:
+            # This step's checkpoint has no score, and checkpoints are never changed.
+            self._run.checkpoints.set_aside(self._state.step - 1)
+            self._saved_step = -1
+        self._evaluate_and_save(forced=True)
+
+    def completed(self) -> None:
+        """Note that a step's weights and state are whole; under `run.update_lock`."""
+        self._due = self._evaluates and self._evaluation_step()
+
+    def after_step(self, stop: bool) -> bool:
+        """Evaluate and save where it is due. Every rank enters, with the same `stop`.
+
+        Args:
+            stop: some rank was asked to stop: save, evaluate when the run goes on.
+        Returns:
+            The run is over: its last step is done, or it has stopped early.
+        Raises:
+            Interrupted, Terminated: `stop`, and the state is saved.
+        """
+        run, state = self._run, self._state
+        if run.checkpoints is not None:
+            run.checkpoints.check()
+        if stop:
+            self._save(wait=True)
+            raise run.stop_error()
+        last = state.step >= self._job.schedule.steps
+        if self._due:
+            self._evaluate_and_save(forced=last)
+        elif run.is_main and (last or self._epoch_save() or run.save_due(state.step)):
+            self._save()
+        return last or state.stopped_early
+
+    def _epoch_ended(self) -> bool:
+        return int(self._state.plan["step"]) == 0
+
+    def _epoch_save(self) -> bool:
+        return self._config.checkpoint.every_epoch and self._epoch_ended()
+
+    def _evaluation_step(self) -> bool:
+        every = self._config.evaluation.every_steps
+        due = self._epoch_ended() if every is None else self._state.step % every == 0
+        return due or self._state.step >= self._job.schedule.steps
+
+    def _evaluate_and_save(self, *, forced: bool) -> None:
+        """Evaluate on validation; save what is the best, or due anyway. Every rank enters."""
+        run, state, rules = self._run, self._state, self._config.evaluation
+        with run.figures.paused():
+            metrics = evaluation.evaluate(
+                self._forward,
+                self._job.eval_source("validation", self._comm, rules.max_rows),
+                self._comm,
+                self._job.labels,
+            )
+            run.figures.evaluated(state, "validation", metrics)
+        score = score_of(metrics, rules.metric)
+        with run.update_lock:
+            judged = state.judge(score, self._config.training.early_stopping)
+            self._due = False
+        due = forced or judged.is_best or judged.stop or self._epoch_save()
+        if run.is_main and (due or run.save_due(state.step)):
+            self._save(score=score)
+
+    # ------------------------------------------------------------------------------ checkpoints
+    def _save(self, *, score: float | None = None, wait: bool = False) -> None:
+        """Snapshot and save this step, once; nothing on ranks other than 0."""
+        run, state = self._run, self._state
+        if run.checkpoints is None or (state.step == self._saved_step and not wait):
+            return
+        with self._lock:
+            if state.step != self._saved_step:
+                meta = run.meta(state) | {"evaluation_due": self._due}
+                identity = self._job.identity
+                run.checkpoints.save(
+                    state.step, self._snapshot(), meta, identity=identity, score=score
+                )
+                self._saved_step = state.step
+                run.saved()
+        if wait:
+            run.checkpoints.wait()
+
+    def _snapshot(self) -> dict[str, np.ndarray]:
+        model = {f"model/{name}": array for name, array in self._weights().items()}
+        return model | self._moments()
+
+    def _save_last_completed(self) -> None:
+        """In another thread, while the main one hangs in a collective."""
+        with self._run.update_lock:
+            self._save(wait=True)
+
+    # ----------------------------------------------------------------------------------- the end
+    def conclude(self, restore: Callable[[Mapping[str, np.ndarray]], None]) -> None:
+        """Evaluate the best weights (else the last), export them, report. Every rank enters.
+
+        Args:
+            restore: puts `model/` weights, by their plain names, into the model.
+        """
+        run, state, comm = self._run, self._state, self._comm
+        best: dict[str, np.ndarray] = {}
+        step = state.step
+        if run.checkpoints is not None:
+            run.checkpoints.wait()
+        run.on_abort(None)
+        run.end_steps()
+        if state.best_step is not None and state.best_step != state.step:
+            step = state.best_step
+            if run.checkpoints is not None:
+                best = _model_of(load_checkpoint(run.checkpoints.path_of(step)).tensors)
+            restore(comm.broadcast(best))
+        metrics: dict[str, dict[str, Any]] = {}
+        for split in self._config.evaluation.splits:
+            if self._job.has(split):
+                metrics[split] = self._final_evaluation(split)
+                run.figures.evaluated(state, split, metrics[split])
+        if comm.rank == 0:
+            self._export(step, best or self._weights(), metrics)
+
+    def _final_evaluation(self, split: str) -> dict[str, Any]:
+        where = None
+        if self._config.evaluation.predictions:
+            where = storage.join(self._run.directory, "predictions", split)
+        source, run_id = self._job.eval_source(split, self._comm), self._run.run_id
+        labels = self._job.labels
+        return evaluation.evaluate(self._forward, source, self._comm, labels, where, run_id)
+
+    def _export(self, step: int, weights: dict[str, np.ndarray], metrics: dict[str, dict]) -> None:
+        job, run = self._job, self._run
+        run.finish(self._state, metrics, framework_precision=job.precision)
+        info = describe_run(
+            config=job.config,
+            dataset=job.dataset,
+            base=job.base,
+            run_id=run.run_id,
+            step=step,
+            metrics=metrics,
+        )
+        target = export(
+            storage.join(run.directory, "export"),
+            weights=weights,
+            base_config=job.model_config,
+            tokenizer_files=job.base.tokenizer_files,
+            label_names=job.labels,
+            run_info=info,
+        )
+        run.say(f"exported step {step} to {target}")
+        report.write(run.directory)
+
+
+def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The meta; without a best step where its checkpoint is not among this run's (begun elsewhere).
+
+    The next evaluation is then the best so far.
+    """
+    best = meta.get("best_step")
+    if best is None or run.checkpoints is None or storage.exists(run.checkpoints.path_of(best)):
+        return meta
+    run.say(f"the best checkpoint, step-{best}, is not in this run: evaluations begin anew")
+    return meta | {"best_step": None, "best_score": None, "evaluations_without_better": 0}
+
+
+def _model_of(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {
+        name.removeprefix("model/"): array
+        for name, array in tensors.items()
+        if name.startswith("model/")
+    }

@@ -1,0 +1,108 @@
+"""DistilBERT for classification in torch, from plain arrays under Hugging Face's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from transformers import DistilBertConfig, DistilBertForSequenceClassification
+
+from howdah.config_model import ModelSection, TrainingSection
+from training import parameters
+
+__all__ = ["build", "export_weights", "forward_fn", "import_weights"]
+
+
+def build(
+    base_config: Mapping,
+    weights: Mapping[str, np.ndarray],
+    *,
+    num_labels: int,
+    training: TrainingSection,
+    model: ModelSection,
+    device: str = "cpu",
+) -> DistilBertForSequenceClassification:
+    """The model, in float32, with the run's dropouts and frozen parts.
+
+    Args:
+        base_config: config.json as a dict, the run's dropouts in it.
+        weights: every tensor, the classifier's too.
+        num_labels: classes.
+        training, model: the configuration's sections.
+        device: where it goes.
+    """
+    config = DistilBertConfig(
+        **{key: value for key, value in base_config.items() if key not in _NOT_OURS},
+        num_labels=num_labels,
+    )
+    config._attn_implementation = "sdpa"
+    with torch.device("meta"):  # no random start that the weights would overwrite
+        net = DistilBertForSequenceClassification(config)
+    net.to_empty(device=device)
+    positions = torch.arange(config.max_position_embeddings, device=device)
+    net.distilbert.embeddings.position_ids = positions.expand((1, -1))  # no weight: in no file
+    import_weights(net, weights)
+    # Rows that a batch touches instead of a dense table of zeros: added to a dense gradient.
+    net.distilbert.embeddings.word_embeddings.sparse = True
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(parameters.is_trainable(name, model))
+    if training.gradient_checkpointing:
+        net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return net
+
+
+# id2label and its like are the base's own task's, not this run's.
+_NOT_OURS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type"}
+
+
+@torch.no_grad()
+def export_weights(net: torch.nn.Module) -> dict[str, np.ndarray]:
+    """Copies of all weights: float32 numpy arrays by Hugging Face's names."""
+    return {
+        name: parameter.detach().to("cpu", torch.float32, copy=True).numpy()
+        for name, parameter in net.named_parameters()
+    }
+
+
+@torch.no_grad()
+def import_weights(net: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+    """Put weights into the model in place; names and shapes must be the model's."""
+    own = dict(net.named_parameters())
+    if set(own) != set(arrays):
+        raise KeyError(f"weights and model differ in {sorted(set(own) ^ set(arrays))[:5]}")
+    for name, parameter in own.items():
+        parameter.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+
+
+def forward_fn(
+    net: torch.nn.Module, precision: str = "fp32"
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """(ids_BT, mask_BT) -> logits_BC float32, without dropout and gradient.
+
+    Args:
+        net: the model; its mode is put back after each call.
+        precision: fp32, bf16 or fp16.
+    """
+    device = next(net.parameters()).device
+
+    def forward(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+        training = net.training
+        net.eval()
+        try:
+            with torch.inference_mode(), autocast(device.type, precision):
+                logits_BC = net(
+                    input_ids=torch.from_numpy(ids_BT).to(device, torch.int64),
+                    attention_mask=torch.from_numpy(mask_BT).to(device),
+                ).logits
+        finally:
+            net.train(training)
+        return logits_BC.float().cpu().numpy()
+
+    return forward
+
+
+def autocast(device_type: str, precision: str) -> torch.autocast:
+    """Matrix products in bf16 or fp16, the rest and all weights in float32."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device_type, dtype=dtype, enabled=precision != "fp32")

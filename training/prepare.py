@@ -1,0 +1,353 @@
+"""What a loop trains on: dataset, base, plan and schedule, opened and held against each other.
+
+Free of any framework. Rank 0 reads the base model and the others get it from rank 0, so that
+storage is asked once, and weights are the same everywhere by construction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from howdah import storage
+from howdah.config import Config
+from howdah.encode import Encoder
+from howdah.errors import ConfigError, DataError, ModelError
+from howdah.manifest import Dataset, load_dataset
+from training import parameters
+from training.basemodel import BaseModel, load_base
+from training.comm import Comm
+from training.identity import Identity
+from training.planner import Planner, PlanSpec, PlanState
+from training.readers import BatchSource
+from training.run import Run
+from training.runfile import config_hash
+from training.schedule import Schedule
+from training.shards import ShardSet, class_counts
+
+__all__ = ["PAD_MULTIPLE", "Job", "prepare"]
+
+PAD_MULTIPLE = 8
+"""Widths of batches: few enough shapes for the kernels' caches, little padding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """All that a loop needs to begin, the same on every rank."""
+
+    config: Config
+    dataset: Dataset
+    base: BaseModel
+    """Weights and tokenizer files on rank 0 alone."""
+    model_config: dict
+    """The base's config.json with the dropouts of this run."""
+    weights: dict[str, np.ndarray]
+    """Every tensor of the model to begin with, by Hugging Face's torch names."""
+    shards: ShardSet
+    planner: Planner
+    schedule: Schedule
+    class_weights: np.ndarray | None
+    precision: str
+    """fp32, bf16 or fp16."""
+    sparse_embeddings: bool
+    """The word embeddings' gradient crosses the network as rows."""
+    identity: Identity
+
+    @property
+    def labels(self) -> list[str]:
+        """Label names by number."""
+        return self.dataset.manifest.labels
+
+    def train_source(self, comm: Comm, start: PlanState) -> BatchSource:
+        """This rank's micro-batches from `start` to the run's last step."""
+        training = self.config.training
+        return BatchSource(
+            self.shards,
+            self.planner,
+            rank=comm.rank,
+            world=comm.size,
+            max_tokens=training.per_device_max_tokens,
+            pad_multiple=PAD_MULTIPLE,
+            pad_id=self.dataset.manifest.tokenizer.pad_id,
+            class_weights=self.class_weights,
+            start=start,
+            stop_step=self.schedule.steps,
+        )
+
+    def eval_source(self, split: str, comm: Comm, max_rows: int | None = None) -> BatchSource:
+        """This rank's batches of a split, each row once.
+
+        Args:
+            max_rows: the first rows of each shard, so many in all: shards are shuffled globally,
+                so that these are a sample.
+        """
+        shards = ShardSet(self.dataset, split)
+        lengths = shards.lengths
+        if max_rows is not None and max_rows < shards.rows:
+            share = -(-max_rows // len(lengths))
+            lengths = [part[:share] for part in lengths]
+        training = self.config.training
+        spec = PlanSpec(
+            dataset_hash=self.dataset.manifest_hash,
+            split=split,
+            seed=0,
+            global_batch_size=max(training.global_batch_size, 32 * comm.size),
+            shuffle=False,
+        )
+        return BatchSource(
+            shards,
+            Planner(lengths, spec),
+            rank=comm.rank,
+            world=comm.size,
+            max_tokens=training.per_device_max_tokens,
+            pad_multiple=PAD_MULTIPLE,
+            pad_id=self.dataset.manifest.tokenizer.pad_id,
+        )
+
+    def has(self, split: str) -> bool:
+        """The dataset has rows in the split."""
+        return self.dataset.manifest.rows(split) > 0
+
+
+def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
+    """Open and check everything. Every rank enters.
+
+    Args:
+        gpu: the framework trains on a GPU.
+    Raises:
+        ConfigError, DataError, ModelError: something does not fit; nothing has been trained yet.
+    """
+    _check_ranks_agree(config, comm)
+    precision = _precision(config, gpu)
+    # Rank 0 chooses the version: the ETL may be committing another one at this moment.
+    path = load_dataset(config.data.dataset).path if comm.rank == 0 else None
+    dataset = load_dataset(comm.broadcast_json(path))
+    shards = _open_splits(config, dataset, comm)
+    base, weights = _base(config, dataset, comm, run)
+    planner = Planner(
+        shards.lengths,
+        PlanSpec(
+            dataset_hash=dataset.manifest_hash,
+            split="train",
+            seed=config.training.seed,
+            global_batch_size=config.training.global_batch_size,
+        ),
+    )
+    weights_C = _class_weights(config, dataset, shards)
+    sparse = _sparse_embeddings(config, shards, planner, base, comm)
+    schedule = Schedule.of(config.training, planner.steps_per_epoch)
+    run.say(
+        f"{planner.rows:,} rows, {planner.steps_per_epoch:,} steps an epoch, {schedule.steps:,} in"
+        f" all; {comm.size} rank(s) by {comm.backend}; {precision}; word embeddings cross the"
+        f" network {'as rows' if sparse else 'dense'}"
+    )
+    return Job(
+        config=config,
+        dataset=dataset,
+        base=base,
+        model_config=parameters.with_dropouts(base.config, config.model),
+        weights=weights,
+        shards=shards,
+        planner=planner,
+        schedule=schedule,
+        class_weights=weights_C,
+        precision=precision,
+        sparse_embeddings=sparse,
+        identity=_identity(base, dataset, planner),
+    )
+
+
+# ------------------------------------------------------------------------------------- the ranks
+def _check_ranks_agree(config: Config, comm: Comm) -> None:
+    """Every rank must train by the same configuration, and have a row to train on."""
+    hashes = comm.gather_json(config_hash(config))
+    others = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
+    if others:
+        raise ConfigError(
+            "the ranks have different configurations",
+            where=f"rank 0 and rank(s) {', '.join(map(str, others))}",
+            expected=f"{hashes[0]} everywhere",
+            got=", ".join(hashes[rank] for rank in others),
+            remedy="put the same configuration file on every node",
+        )
+    if config.training.global_batch_size < comm.size:
+        raise ConfigError(
+            "there are more ranks than rows in a global batch",
+            where="training.global_batch_size",
+            expected=f"at least {comm.size}, the number of ranks",
+            got=str(config.training.global_batch_size),
+            remedy="raise it, or start fewer ranks",
+        )
+
+
+def _precision(config: Config, gpu: bool) -> str:
+    wanted = config.training.precision
+    if wanted == "fp16" and not gpu:
+        raise ConfigError(
+            "fp16 trains on GPUs only",
+            where="training.precision",
+            expected="auto, fp32 or bf16 on a CPU (fp16 is emulated there, and many times slower)",
+            got="fp16",
+            remedy="set training.precision to auto",
+        )
+    if wanted != "auto":
+        return wanted
+    return "bf16" if gpu or cpu_has_bf16() else "fp32"
+
+
+def cpu_has_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """The processor multiplies bf16 in hardware: AMX-BF16 or AVX512-BF16."""
+    try:
+        with open(cpuinfo, encoding="ascii", errors="replace") as file:
+            flags = next((line.split() for line in file if line.startswith("flags")), [])
+    except OSError:  # not Linux: nothing is known of the processor
+        return False
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+# -------------------------------------------------------------------------------------- the data
+def _open_splits(config: Config, dataset: Dataset, comm: Comm) -> ShardSet:
+    """The training split, every byte of the splits to be read checked by some rank."""
+    manifest = dataset.manifest
+    if manifest.rows("train") < comm.size:
+        raise DataError(
+            "there are fewer rows to train on than ranks",
+            where=dataset.path,
+            expected=f"at least {comm.size} rows in train",
+            got=str(manifest.rows("train")),
+            remedy="start fewer ranks, or make a larger dataset",
+        )
+    longest = config.training.per_device_max_tokens
+    if -(-manifest.max_length // PAD_MULTIPLE) * PAD_MULTIPLE > longest:
+        raise ConfigError(
+            "a micro-batch cannot hold one row of the dataset",
+            where="training.per_device_max_tokens",
+            expected=f"at least {manifest.max_length}, the dataset's max_length (to a multiple"
+            f" of {PAD_MULTIPLE})",
+            got=str(longest),
+            remedy="raise it",
+        )
+    for split in ("validation", *config.evaluation.splits):
+        if manifest.rows(split):
+            ShardSet(dataset, split).verify(comm.rank, comm.size)
+    shards = ShardSet(dataset, "train")
+    shards.verify(comm.rank, comm.size)
+    comm.barrier()  # no rank begins to train while another may still find a damaged shard
+    return shards
+
+
+def _class_weights(config: Config, dataset: Dataset, shards: ShardSet) -> np.ndarray | None:
+    wanted, labels = config.training.class_weights, dataset.manifest.labels
+    if not isinstance(wanted, str):
+        unknown = [name for name in wanted if name not in labels]
+        bad = [name for name, weight in wanted.items() if not 0 < weight < float("inf")]
+        if unknown or bad:
+            raise ConfigError(
+                "class weights do not fit the dataset's labels",
+                where="training.class_weights",
+                expected=f"weights above 0 for {', '.join(labels)}",
+                got=", ".join([*unknown, *(f"{name}: {wanted[name]}" for name in bad)]),
+                remedy="name each label as the dataset does; labels left out weigh 1",
+            )
+    return parameters.class_weights(wanted, labels, class_counts(shards, len(labels)))
+
+
+def _sparse_embeddings(
+    config: Config, shards: ShardSet, planner: Planner, base: BaseModel, comm: Comm
+) -> bool:
+    """Rows on the network are fewer bytes than the table if N * U < 2 V.
+
+    Decided once, by rank 0's estimate of U (rows that a rank's step touches), for all: ranks that
+    chose for themselves would wait for each other in different collectives.
+    """
+    wanted = config.training.sparse_embeddings
+    if comm.size == 1 or config.model.freeze_embeddings:
+        return False
+    if wanted != "auto":
+        return wanted == "sparse"
+    unique = 0.0
+    if comm.rank == 0:
+        steps = min(4, planner.steps_per_epoch)
+        for step in range(steps):
+            rows = planner.rank_rows(0, step, 0, comm.size)
+            width = int(rows.length.max())
+            ids_BT, _ = shards.gather(rows.shard, rows.row, rows.length, width, 0)
+            unique += len(np.unique(ids_BT)) / steps
+    unique = comm.broadcast_json(unique)
+    return comm.size * unique < 2 * int(base.config["vocab_size"])
+
+
+# ------------------------------------------------------------------------------------- the model
+def _base(
+    config: Config, dataset: Dataset, comm: Comm, run: Run
+) -> tuple[BaseModel, dict[str, np.ndarray]]:
+    """The base model, and the weights to begin with; the files on rank 0 alone."""
+    manifest, base, told = dataset.manifest, None, None
+    if comm.rank == 0:
+        base = load_base(
+            config.model.base, revision=config.model.revision, label_names=manifest.labels
+        )
+        _check_fit(config, dataset, base)
+        for note in base.notes:
+            run.say(note)
+        told = {"config": base.config, "hash": base.hash, "source": base.source}
+    told = comm.broadcast_json(told)
+    weights = base.weights if base else {}
+    if base is None:
+        base = BaseModel(weights={}, tokenizer_files={}, **told)
+    head = parameters.initial_head(base.config, len(manifest.labels), config.training.seed)
+    return base, comm.broadcast(head | weights)
+
+
+def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
+    manifest = dataset.manifest
+    encoder = Encoder(base.tokenizer_files, base.source)
+    if encoder.hash != manifest.tokenizer.hash:
+        raise ModelError(
+            "the base model's tokenizer is not the dataset's: its ids mean other words",
+            where=base.source,
+            expected=f"tokenizer {manifest.tokenizer.hash} ({manifest.tokenizer.source})",
+            got=f"tokenizer {encoder.hash}",
+            remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
+        )
+    if base.config["vocab_size"] < manifest.tokenizer.vocab_size:
+        raise ModelError(
+            "the base model has fewer embeddings than its tokenizer has words",
+            where=base.source,
+            expected=f"vocab_size of at least {manifest.tokenizer.vocab_size}",
+            got=str(base.config["vocab_size"]),
+            remedy="take the base model's own tokenizer",
+        )
+    if base.config["max_position_embeddings"] < manifest.max_length:
+        raise ModelError(
+            "the dataset's rows are longer than the base model can read",
+            where=base.source,
+            expected=f"data.max_length of at most {base.config['max_position_embeddings']}",
+            got=f"{manifest.max_length} ({storage.name(dataset.path)})",
+            remedy="lower data.max_length and run `howdah etl` again",
+        )
+    if config.model.freeze_layers > base.config["n_layers"]:
+        raise ConfigError(
+            "more layers are to be frozen than there are",
+            where="model.freeze_layers",
+            expected=f"at most {base.config['n_layers']} ({base.source})",
+            got=str(config.model.freeze_layers),
+            remedy="lower it",
+        )
+
+
+def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
+    spec = planner.spec
+    return Identity(
+        base_model=base.hash,
+        dataset=dataset.manifest_hash,
+        tokenizer=dataset.manifest.tokenizer.hash,
+        labels=tuple(dataset.manifest.labels),
+        plan=planner.plan_hash,
+        plan_inputs=(
+            ("data.dataset", spec.dataset_hash),
+            ("training.seed", str(spec.seed)),
+            ("training.global_batch_size", str(spec.global_batch_size)),
+        ),
+    )
