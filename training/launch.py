@@ -10,9 +10,11 @@ from __future__ import annotations
 import contextlib
 import json as _json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Any
 
@@ -41,8 +43,8 @@ __all__ = ["train"]
 _POLL_SECONDS = 0.1
 _FAREWELL_SECONDS = 1.0
 """What the launcher has for its own end once all ranks are gone."""
-_LOST_RANK_SECONDS = 30.0
-"""After a rank has vanished, the launcher has this long to end the others by itself."""
+_TEARDOWN_SECONDS = 15.0
+"""After a rank has failed or vanished, the others have this long: rank 0 saves its last step."""
 
 _BY_EXIT_CODE: dict[int, type[HowdahError]] = {
     error.exit_code: error
@@ -102,7 +104,13 @@ def train(
             is_root=os.geteuid() == 0,
         )
         print(f"+ {launch_command.shown(argv)}", file=sys.stderr, flush=True)
-        job = _Job(argv, local, np=np, grace_seconds=config.checkpoint.grace_seconds)
+        job = _Job(
+            argv,
+            local,
+            np=np,
+            all_local=hosts is None,
+            grace_seconds=config.checkpoint.grace_seconds,
+        )
         job.run()
         error = _what_went_wrong(job, config, local)
         _close_books(config, local, error)
@@ -125,13 +133,17 @@ def _refuse_if_in_use(local: str, directory: str) -> None:
 class _Job:
     """The launcher's process and, through their records, the ranks below it."""
 
-    def __init__(self, argv: list[str], local: str, *, np: int, grace_seconds: float) -> None:
+    def __init__(
+        self, argv: list[str], local: str, *, np: int, all_local: bool, grace_seconds: float
+    ) -> None:
         self._argv = argv
         self.program = os.path.basename(argv[0])
         self._local = local
         self._np = np
+        self._all_local = all_local
         self._grace_seconds = grace_seconds
         self._relay = Relay(sys.stderr, os.path.join(local, "logs", "launcher"))
+        self._scratch = tempfile.mkdtemp(prefix="howdah-")
         self._signals: list[int] = []
         self.asked_by: int | None = None
         """The signal that asked us to stop."""
@@ -154,7 +166,11 @@ class _Job:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                env=launch_command.environment(os.environ, terminal=_terminal()),
+                env=launch_command.environment(
+                    os.environ,
+                    terminal=_terminal(),
+                    scratch=self._scratch if self._all_local else None,
+                ),
                 start_new_session=True,  # a Ctrl-C at the terminal is ours to pass on
                 preexec_fn=_end_with_parent,
             )
@@ -165,6 +181,7 @@ class _Job:
                 self._clean_up(child)
                 self._relay.finish()
         finally:
+            shutil.rmtree(self._scratch, ignore_errors=True)
             for number, handler in old.items():
                 signal.signal(number, handler)
         self.exit_code = child.returncode
@@ -179,8 +196,9 @@ class _Job:
                     deadline = 0.0  # asked again: at once
                 handled = len(self._signals)
             self._look_for_lost_ranks()
-            if self.lost and deadline == float("inf"):
-                deadline = time.monotonic() + _LOST_RANK_SECONDS
+            if deadline == float("inf") and self._broken():
+                self._tear_down()
+                deadline = time.monotonic() + _TEARDOWN_SECONDS
             if time.monotonic() > deadline:
                 self.killed = any(record.alive for record in self._read_records())
                 return
@@ -191,13 +209,27 @@ class _Job:
                 child.wait(_POLL_SECONDS)
         self._look_for_lost_ranks()
 
+    def _broken(self) -> bool:
+        """A rank has failed or vanished: the others can only wait for it."""
+        return bool(self.lost) or failure.first(self._local) is not None
+
+    def _tear_down(self) -> None:
+        """End the other ranks as their launcher will, but at once: mpirun thinks it over first.
+
+        To a rank of several, SIGTERM means that no collective can be trusted any more; rank 0
+        saves the last step it has completed.
+        """
+        for record in self._read_records():
+            if record.is_local and record.alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(record.pid, signal.SIGTERM)
+
     def _over(self) -> bool:
         """Training has ended badly, and every rank of it is gone."""
-        if len(self.records) < self._np or any(
-            r.alive or not r.is_local for r in self.records.values()
-        ):
+        records = self.records.values()
+        if len(records) < self._np or any(r.alive or not r.is_local for r in records):
             return False
-        return bool(self.lost) or failure.first(self._local) is not None
+        return self._broken()
 
     def told_by_launcher(self) -> str:
         """What the launcher itself has said at the end, and nobody has been shown."""

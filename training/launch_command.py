@@ -13,13 +13,13 @@ from typing import Literal
 import training
 from howdah.errors import ClusterError, UsageError
 
-__all__ = ["LAUNCHERS", "TEARDOWN_SECONDS", "command", "environment", "shown"]
+__all__ = ["LAUNCHERS", "SIGKILL_SECONDS", "command", "environment", "shown"]
 
 LAUNCHERS = ("mpirun", "horovodrun")
 Launcher = Literal["mpirun", "horovodrun"]
 
-TEARDOWN_SECONDS = 10
-"""What mpirun leaves the other ranks when one has ended: rank 0 saves its last step in it."""
+SIGKILL_SECONDS = 10
+"""What mpirun leaves the other ranks, before and again after its SIGTERM, when one has ended."""
 
 
 def command(
@@ -68,16 +68,20 @@ def command(
         # All on this machine: no port but on the loopback interface, no ssh asked for.
         words += ["--mca", "plm", "isolated", "--mca", "oob_tcp_if_include", "lo"]
         words += ["--mca", "btl_tcp_if_include", "lo"]
-    words += ["--mca", "odls_base_sigkill_timeout", str(TEARDOWN_SECONDS)]
+    words += ["--mca", "odls_base_sigkill_timeout", str(SIGKILL_SECONDS)]
     return [*words, *rank]
 
 
-def environment(base: Mapping[str, str], *, terminal: str | None) -> dict[str, str]:
+def environment(
+    base: Mapping[str, str], *, terminal: str | None, scratch: str | None
+) -> dict[str, str]:
     """The environment of the ranks. What each rank can set for itself, it does (training/env.py).
 
     Args:
         base: the environment to start from.
         terminal: path of the terminal on which rank 0 may draw its bar; None: there is none.
+        scratch: directory for mpirun's own files, which it leaves behind when it is killed;
+            None: its own choice (on other machines the directory is not there).
     """
     env = dict(base)
     env["HOWDAH_STARTED"] = f"{time.time():.3f}"
@@ -94,7 +98,8 @@ def environment(base: Mapping[str, str], *, terminal: str | None) -> dict[str, s
     here = os.path.dirname(sys.executable)
     if here not in env.get("PATH", "").split(os.pathsep):
         env["PATH"] = os.pathsep.join([here, env.get("PATH", os.defpath)])
-    env.setdefault("OMPI_MCA_orte_base_help_aggregate", "1")
+    if scratch is not None:
+        env["OMPI_MCA_orte_tmpdir_base"] = scratch
     return env
 
 
