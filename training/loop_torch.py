@@ -13,7 +13,7 @@ from howdah.errors import TrainingError
 from training import model_torch, parameters
 from training.comm import Comm
 from training.gradients_torch import FlatGradients
-from training.lossscale import LossScale
+from training.lossscale import LossScale, clip_factor
 from training.milestones import Milestones, resume
 from training.planner import PlanState
 from training.prepare import prepare
@@ -50,7 +50,7 @@ def train(config: Config, comm: Comm, run: Run) -> None:
     optimizer = torch.optim.AdamW(
         [
             {
-                "params": [p for name, p in trainable.items() if parameters.has_decay(name) == on],
+                "params": [p for name, p in trainable.items() if parameters.decays(name) == on],
                 "weight_decay": training.weight_decay if on else 0.0,
             }
             for on in (True, False)
@@ -129,7 +129,7 @@ def train(config: Config, comm: Comm, run: Run) -> None:
         # -- the step; no snapshot is taken while it lasts
         with run.update_lock:
             if math.isfinite(norm):
-                gradients.scale_(parameters.clip_factor(norm, training.max_grad_norm) / scale.value)
+                gradients.scale_(clip_factor(norm, training.max_grad_norm) / scale.value)
                 for group in optimizer.param_groups:
                     group["lr"] = lr
                 optimizer.step()

@@ -1,4 +1,6 @@
-"""The loss scale of fp16: in the run's state, so that it survives a restart; alike on all ranks.
+"""What scales gradients, alike on all ranks: clipping by the global norm, and fp16's loss scale.
+
+The loss scale lies in the run's state, so that it survives a restart.
 
 Source: torch.amp.GradScaler, with its factors; fed here by the norm of the REDUCED gradient.
 """
@@ -7,7 +9,7 @@ from __future__ import annotations
 
 from training.state import TrainState
 
-__all__ = ["LossScale"]
+__all__ = ["LossScale", "clip_factor"]
 
 _FIRST, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
 
@@ -48,3 +50,14 @@ class LossScale:
         state.good_steps += 1
         if state.good_steps == _INTERVAL:
             state.loss_scale, state.good_steps = self.value * _GROWTH, 0
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients of global norm `norm` are multiplied by; max_norm 0: no clipping.
+
+    Source: torch.nn.utils.clip_grad_norm_, with its 1e-6.
+
+    >>> clip_factor(0.5, 1.0), clip_factor(7.0, 0.0)
+    (1.0, 1.0)
+    """
+    return min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0

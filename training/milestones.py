@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -203,7 +204,7 @@ class Milestones:
         for split in self._config.evaluation.splits:
             if self._job.has(split):
                 metrics[split] = self._final_evaluation(split)
-                run.figures.evaluated(state, split, metrics[split])
+                run.figures.evaluated(replace(state, step=step), split, metrics[split])
         if comm.rank == 0:
             self._export(step, best or self._weights(), metrics)
 

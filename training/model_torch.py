@@ -26,14 +26,16 @@ def build(
     """The model, in float32, with the run's dropouts and frozen parts.
 
     Args:
-        base_config: config.json as a dict, the run's dropouts in it.
-        weights: every tensor, the classifier's too.
+        base_config: config.json as a dict, defaults filled in.
+        weights: by Hugging Face's torch names; without a classifier for `num_labels` it gets a new
+            one.
         num_labels: classes.
         training, model: the configuration's sections.
         device: where it goes.
     """
     config = DistilBertConfig(
-        **{key: value for key, value in base_config.items() if key not in _NOT_OURS},
+        **{key: value for key, value in base_config.items() if key not in _NOT_OURS}
+        | dict(zip(_DROPOUTS, parameters.dropout_rates(base_config, model), strict=True)),
         num_labels=num_labels,
     )
     config._attn_implementation = "sdpa"
@@ -42,16 +44,21 @@ def build(
     net.to_empty(device=device)
     positions = torch.arange(config.max_position_embeddings, device=device)
     net.distilbert.embeddings.position_ids = positions.expand((1, -1))  # no weight: in no file
-    import_weights(net, weights)
+    import_weights(
+        net,
+        parameters.start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),
+    )
     # Rows that a batch touches instead of a dense table of zeros: added to a dense gradient.
     net.distilbert.embeddings.word_embeddings.sparse = True
+    trainable = parameters.trainable_names(base_config, model)
     for name, parameter in net.named_parameters():
-        parameter.requires_grad_(parameters.is_trainable(name, model))
+        parameter.requires_grad_(name in trainable)
     if training.gradient_checkpointing:
         net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return net
 
 
+_DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
 # id2label and its like are the base's own task's, not this run's.
 _NOT_OURS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type"}
 

@@ -31,6 +31,8 @@ __all__ = ["PAD_MULTIPLE", "Job", "prepare"]
 PAD_MULTIPLE = 8
 """Widths of batches: few enough shapes for the kernels' caches, little padding."""
 
+_DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
@@ -146,7 +148,8 @@ def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
         config=config,
         dataset=dataset,
         base=base,
-        model_config=parameters.with_dropouts(base.config, config.model),
+        model_config=dict(base.config)
+        | dict(zip(_DROPOUTS, parameters.dropout_rates(base.config, config.model), strict=True)),
         weights=weights,
         shards=shards,
         planner=planner,
@@ -250,7 +253,12 @@ def _class_weights(config: Config, dataset: Dataset, shards: ShardSet) -> np.nda
                 got=", ".join([*unknown, *(f"{name}: {wanted[name]}" for name in bad)]),
                 remedy="name each label as the dataset does; labels left out weigh 1",
             )
-    return parameters.class_weights(wanted, labels, class_counts(shards, len(labels)))
+        return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
+    if wanted == "none":
+        return None
+    counts_C = class_counts(shards, len(labels))  # scikit-learn's compute_class_weight("balanced")
+    balanced_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
+    return np.where(counts_C > 0, balanced_C, 1.0).astype(np.float32)
 
 
 def _sparse_embeddings(
@@ -293,11 +301,17 @@ def _base(
             run.say(note)
         told = {"config": base.config, "hash": base.hash, "source": base.source}
     told = comm.broadcast_json(told)
-    weights = base.weights if base else {}
+    weights = {}
     if base is None:
         base = BaseModel(weights={}, tokenizer_files={}, **told)
-    head = parameters.initial_head(base.config, len(manifest.labels), config.training.seed)
-    return base, comm.broadcast(head | weights)
+    else:
+        weights = parameters.start_weights(
+            base.config,
+            base.weights,
+            num_labels=len(manifest.labels),
+            seed=config.training.seed,
+        )
+    return base, comm.broadcast(weights)
 
 
 def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
@@ -327,14 +341,7 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
             got=f"{manifest.max_length} ({storage.name(dataset.path)})",
             remedy="lower data.max_length and run `howdah etl` again",
         )
-    if config.model.freeze_layers > base.config["n_layers"]:
-        raise ConfigError(
-            "more layers are to be frozen than there are",
-            where="model.freeze_layers",
-            expected=f"at most {base.config['n_layers']} ({base.source})",
-            got=str(config.model.freeze_layers),
-            remedy="lower it",
-        )
+    parameters.trainable_names(base.config, config.model)  # refuses to freeze more than there is
 
 
 def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
