@@ -16,6 +16,8 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import accumulate
 from typing import BinaryIO, Literal
 
 import google_crc32c
@@ -91,10 +93,6 @@ def _entry(name: str, feature: bytes) -> bytes:
     return _sized(0x0A, _sized(0x0A, name.encode()) + _sized(0x12, feature))
 
 
-def _bytes_feature(data: bytes) -> bytes:
-    return _sized(0x0A, _sized(0x0A, data))
-
-
 def _int64_feature(values: Sequence[int]) -> bytes:
     return _sized(0x1A, _sized(0x0A, b"".join(_varint(int(v)) for v in values)))
 
@@ -114,33 +112,61 @@ def encode_examples(
         ids: row key for each row.
         layout: how the ids lie in the record.
     """
-    names = layout.columns
-    dtype = None if layout.itemsize == 0 else np.dtype(layout.ids_dtype).newbyteorder("<")
-    label_entries: dict[int, bytes] = {}
-    length_parts: dict[int, tuple[bytes, bytes]] = {}
-    ids_key = _sized(0x0A, names.input_ids.encode())
+    if layout.itemsize == 0:
+        return [
+            _sized(0x0A, _head(layout, row_id, int(label), len(row)) + _listed(layout, row))
+            for row, label, row_id in zip(input_ids, labels, ids, strict=True)
+        ]
+    # Everything of a record but its key and its ids follows from (key's length, label, length):
+    # built once for each (_template keeps them), and joined.
+    dtype = np.dtype(layout.ids_dtype).newbyteorder("<")
     out = []
     for row, label, row_id in zip(input_ids, labels, ids, strict=True):
-        label = int(label)
-        label_entry = label_entries.get(label)
-        if label_entry is None:
-            label_entry = label_entries[label] = _entry(names.label, _int64_feature([label]))
-        length = len(row)
-        parts = length_parts.get(length)
-        if parts is None:
-            entry = _entry(names.length, _int64_feature([length])) if names.length else b""
-            parts = length_parts[length] = (entry, _ids_head(ids_key, length * layout.itemsize))
-        if dtype is not None:
-            ids_entry = parts[1] + np.asarray(row).astype(dtype, copy=False).tobytes()
-        else:
-            ids_entry = _entry(names.input_ids, _int64_feature(row))
-        id_entry = _entry(names.id, _bytes_feature(row_id)) if names.id else b""
-        out.append(_sized(0x0A, id_entry + label_entry + parts[0] + ids_entry))
+        before, after = _template(layout, len(row_id), int(label), len(row))
+        out.append(b"".join((before, row_id, after, row.astype(dtype, copy=False).tobytes())))
     return out
 
 
-def _ids_head(key: bytes, size: int) -> bytes:
+def _head(layout: RecordLayout, row_id: bytes, label: int, length: int) -> bytes:
+    """The map entries before the ids: key, label, length."""
+    names = layout.columns
+    return b"".join(
+        (
+            _entry(names.id, _sized(0x0A, _sized(0x0A, row_id))) if names.id else b"",
+            _entry(names.label, _int64_feature([label])),
+            _entry(names.length, _int64_feature([length])) if names.length else b"",
+        )
+    )
+
+
+def _listed(layout: RecordLayout, row: np.ndarray) -> bytes:
+    """The ids' map entry as an int64_list."""
+    return _entry(layout.columns.input_ids, _int64_feature(row))
+
+
+@lru_cache(maxsize=1 << 16)
+def _template(layout: RecordLayout, id_size: int, label: int, length: int) -> tuple[bytes, bytes]:
+    """What stands before the key, and what stands between it and the ids."""
+    size = length * layout.itemsize
+    ids_head = _ids_head(layout.columns.input_ids, size)
+    if layout.columns.id is None:
+        head = _head(layout, b"", label, length)
+        return _message_head(len(head) + len(ids_head) + size) + head + ids_head, b""
+    head = _head(layout, bytes(id_size), label, length)
+    # The key is the last part of the first entry; find its place by the entry's own size.
+    first = len(_entry(layout.columns.id, _sized(0x0A, _sized(0x0A, bytes(id_size)))))
+    before, after = head[: first - id_size], head[first:]
+    return _message_head(len(head) + len(ids_head) + size) + before, after + ids_head
+
+
+def _message_head(size: int) -> bytes:
+    """Tag and size of Example.features."""
+    return b"\x0a" + _varint(size)
+
+
+def _ids_head(name: str, size: int) -> bytes:
     """All of the ids' map entry that comes before its `size` bytes: it depends on size alone."""
+    key = _sized(0x0A, name.encode())
     value = b"\x0a" + _varint(size)
     feature = b"\x0a" + _varint(len(value) + size) + value
     inner = b"\x12" + _varint(len(feature) + size) + feature
@@ -316,15 +342,14 @@ def masked_crc(data: bytes) -> int:
 
 def frame(payload: bytes) -> bytes:
     """A payload in TFRecord framing."""
-    length = struct.pack("<Q", len(payload))
-    return b"".join(
-        (
-            length,
-            struct.pack("<I", masked_crc(length)),
-            payload,
-            struct.pack("<I", masked_crc(payload)),
-        )
-    )
+    return _frame_head(len(payload)) + payload + struct.pack("<I", masked_crc(payload))
+
+
+@lru_cache(maxsize=4096)
+def _frame_head(size: int) -> bytes:
+    """A frame's first 12 bytes: they depend on the payload's size alone."""
+    length = struct.pack("<Q", size)
+    return length + struct.pack("<I", masked_crc(length))
 
 
 def read_frames(data: bytes | memoryview, name: str) -> Iterator[tuple[int, bytes]]:
@@ -398,7 +423,6 @@ class ShardWriter:
         self._zip = zlib.compressobj(6, zlib.DEFLATED, 31) if compression == "gzip" else None
         self._crc = 0
         self._bytes = 0
-        self._offset = 0
         self._offsets = [0]
         self._lengths: list[int] = []
         self._labels: list[int] = []
@@ -410,14 +434,15 @@ class ShardWriter:
         ids: Sequence[bytes],
     ) -> None:
         """Append rows (see encode_examples)."""
-        frames = []
-        for payload in encode_examples(input_ids, labels, ids, layout=self._layout):
-            framed = frame(payload)
-            self._offset += len(framed)
-            self._offsets.append(self._offset)
-            frames.append(framed)
-        self._lengths.extend(len(row) for row in input_ids)
-        self._labels.extend(int(label) for label in labels)
+        frames = [
+            frame(payload)
+            for payload in encode_examples(input_ids, labels, ids, layout=self._layout)
+        ]
+        sizes = accumulate(map(len, frames), initial=self._offsets[-1])
+        next(sizes)  # where the last write ended is there already
+        self._offsets.extend(sizes)
+        self._lengths.extend(map(len, input_ids))
+        self._labels.extend(map(int, labels))
         self._emit(b"".join(frames))
 
     def _emit(self, data: bytes) -> None:

@@ -180,7 +180,8 @@ for dtype in ("uint16", "uint32", "int64_list"):
     for kind in ("", "GZIP"):
         rows = []
         spec = {
-            "label": tf.io.FixedLenFeature([], tf.int64), "id": tf.io.FixedLenFeature([], tf.string),
+            "label": tf.io.FixedLenFeature([], tf.int64),
+            "id": tf.io.FixedLenFeature([], tf.string),
             "length": tf.io.FixedLenFeature([], tf.int64),
             "input_ids": tf.io.VarLenFeature(tf.int64) if dtype == "int64_list"
             else tf.io.FixedLenFeature([], tf.string),

@@ -294,7 +294,8 @@ def test_tensorflow_and_torch_read_the_same_in_the_same_order(tiny_dataset, tmp_
         out = str(tmp_path / f"{framework}.npz")
         done = subprocess.run(
             [sys.executable, "-c", _READ, framework, tiny_dataset.path, out],
-            capture_output=True, text=True, timeout=240, env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
+            capture_output=True, text=True, timeout=240,
+            env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr[-2000:]
         found[framework] = np.load(out)

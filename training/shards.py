@@ -73,8 +73,11 @@ class ShardSet:
         self._cache_dir = cache_dir or default_cache_dir(dataset)
         self._check_listed()
         self._indexes = [self._open_index(entry) for entry in self.entries]
-        self._maps: list[np.ndarray | None] = [None] * len(self.entries)
+        self._maps: list[mmap.mmap | None] = [None] * len(self.entries)
         self._fast: list[bool] = [False] * len(self.entries)
+        self._ids_dtype = (
+            np.dtype(self.layout.ids_dtype).newbyteorder("<") if self.layout.itemsize else None
+        )
         self.lengths: list[np.ndarray] = [index.lengths for index in self._indexes]
         self.labels: list[np.ndarray] = [index.labels for index in self._indexes]
 
@@ -146,10 +149,9 @@ class ShardSet:
             )
         return local
 
-    def _bytes_of(self, number: int) -> np.ndarray:
-        """uint8 view of a shard's uncompressed stream, mapped on first use."""
-        mapped = self._maps[number]
-        if mapped is None:
+    def _open_shard(self, number: int) -> None:
+        """Map a shard's uncompressed stream, on first use."""
+        if self._maps[number] is None:
             entry = self.entries[number]
             path = self.dataset.shard_path(entry)
             if not storage.is_local(path):
@@ -157,9 +159,7 @@ class ShardSet:
             if self.dataset.manifest.record.compression == "gzip":
                 path = self._unpacked(path, entry)
             with open(storage.local_path(path), "rb") as file:
-                mapped = np.frombuffer(
-                    mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8
-                )
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
             expected = int(self._indexes[number].offsets[-1])
             if len(mapped) != expected:
                 raise DataError(
@@ -171,7 +171,6 @@ class ShardSet:
                 )
             self._maps[number] = mapped
             self._fast[number] = self._is_fast(number)
-        return mapped
 
     def _unpacked(self, path: str, entry: ShardEntry) -> str:
         """The uncompressed copy of a gzip shard."""
@@ -187,28 +186,28 @@ class ShardSet:
             return False
         rows = len(self._indexes[number])
         for row in {0, rows - 1}:
-            ids = self._slice(number, row)
+            ids = self._slice(number, row, self.lengths[number].item(row))
             if not np.array_equal(ids, self._decode(number, row).input_ids):
                 return False
         return True
 
     # -- reading ---------------------------------------------------------------------------
-    def _slice(self, number: int, row: int) -> np.ndarray:
-        index = self._indexes[number]
-        end = int(index.offsets[row + 1]) - FOOTER_BYTES
-        start = end - int(index.lengths[row]) * self.layout.itemsize
-        return self._maps[number][start:end].view(np.dtype(self.layout.ids_dtype).newbyteorder("<"))
+    def _slice(self, number: int, row: int, length: int) -> np.ndarray:
+        """A row's ids where our writer puts them: a view of the mapped file."""
+        end = self._indexes[number].offsets.item(row + 1) - FOOTER_BYTES
+        start = end - length * self.layout.itemsize
+        return np.frombuffer(self._maps[number], self._ids_dtype, length, start)
 
     def _decode(self, number: int, row: int) -> Example:
         offsets = self._indexes[number].offsets
         start, end = int(offsets[row]), int(offsets[row + 1])
-        payload = self._maps[number][start + HEADER_BYTES : end - FOOTER_BYTES].tobytes()
+        payload = self._maps[number][start + HEADER_BYTES : end - FOOTER_BYTES]
         where = f"{self.dataset.shard_path(self.entries[number])}, offset {start}"
         return decode_example(payload, self.layout, where=where)
 
     def example(self, shard: int, row: int) -> Example:
         """One row, parsed."""
-        self._bytes_of(shard)
+        self._open_shard(shard)
         return self._decode(shard, row)
 
     def gather(
@@ -227,28 +226,26 @@ class ShardSet:
             attention has something to look at).
         """
         ids_BT = np.full((len(shard), width), pad_id, dtype=np.int32)
-        for place, (number, at) in enumerate(zip(shard.tolist(), row.tolist(), strict=True)):
+        rows = zip(shard.tolist(), row.tolist(), length.tolist(), strict=True)
+        for place, (number, at, tokens) in enumerate(rows):
             if number < 0:
                 continue
             if self._maps[number] is None:
-                self._bytes_of(number)
-            ids = (
-                self._slice(number, at)
-                if self._fast[number]
-                else self._decode(number, at).input_ids
-            )
-            ids_BT[place, : len(ids)] = ids
+                self._open_shard(number)
+            if self._fast[number]:
+                ids_BT[place, :tokens] = self._slice(number, at, tokens)
+            else:
+                ids_BT[place, :tokens] = self._decode(number, at).input_ids
         mask_BT = (np.arange(width, dtype=np.int32) < length[:, None]).astype(np.int32)
         return ids_BT, mask_BT
 
     def labels_of(self, shard: np.ndarray, row: np.ndarray) -> np.ndarray:
         """int32[B] label numbers; 0 for filling rows."""
-        out = np.zeros(len(shard), dtype=np.int32)
-        for number in np.unique(shard):
-            if number >= 0:
-                here = shard == number
-                out[here] = self.labels[number][row[here]]
-        return out
+        rows = zip(shard.tolist(), row.tolist(), strict=True)
+        return np.array(
+            [self.labels[number].item(at) if number >= 0 else 0 for number, at in rows],
+            dtype=np.int32,
+        )
 
     # -- verification ----------------------------------------------------------------------
     def verify(self, rank: int = 0, world: int = 1) -> None:

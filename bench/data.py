@@ -1,0 +1,72 @@
+"""Rows like real ones, for benches that need no text: log-normal lengths, WordPiece-like ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from howdah.manifest import Dataset, DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry
+from howdah.manifest import commit, load_dataset
+from howdah.record import RecordLayout, ShardWriter
+
+COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}
+
+
+def rows(count: int, seed: int = 0, max_length: int = 128) -> tuple[list, np.ndarray, list[bytes]]:
+    """ids (uint16 arrays, median 40 tokens), labels and row keys."""
+    rng = np.random.default_rng(seed)
+    lengths = np.clip(rng.lognormal(np.log(40), 0.6, count), 4, max_length).astype(int)
+    ids = [rng.integers(1000, 30522, n).astype(np.uint16) for n in lengths]
+    return ids, rng.integers(0, 8, count), [b"%016x" % n for n in range(count)]
+
+
+def entry_of(name: str, stats) -> ShardEntry:
+    """A manifest's entry of a shard."""
+    return ShardEntry(
+        name=name,
+        index_name=name + ".index",
+        rows=stats.rows,
+        bytes=stats.bytes,
+        crc32c=stats.crc32c,
+        index_crc32c=stats.index_crc32c,
+        tokens=stats.tokens,
+        class_counts=stats.class_counts,
+        length_histogram=stats.length_histogram,
+    )
+
+
+def commit_dataset(path: str, entries: list[ShardEntry], max_length: int = 128) -> Dataset:
+    """A committed dataset with one split, train."""
+    commit(
+        path,
+        DatasetManifest(
+            dataset_hash="bench",
+            created="2026-01-01T00:00:00Z",
+            etl_version="bench",
+            labels=[str(n) for n in range(8)],
+            max_length=max_length,
+            tokenizer=TokenizerEntry(hash="bench", vocab_size=30522, pad_id=0, source="bench"),
+            record=RecordEntry(ids_dtype="uint16", columns=COLUMNS),
+            splits={"train": entries},
+            source={},
+            seed=0,
+            split_rule={},
+            cleaning={},
+        ),
+    )
+    return load_dataset(path)
+
+
+def write_dataset(path: str, count: int, shards: int = 4) -> Dataset:
+    """`count` rows in `shards` shards at a local path."""
+    ids, labels, keys = rows(count)
+    entries = []
+    for n, part in enumerate(np.array_split(np.arange(count), shards)):
+        name = f"train-{n:05d}-of-{shards:05d}.tfrecord"
+        with open(f"{path}/{name}", "wb") as file:
+            writer = ShardWriter(file, RecordLayout())
+            writer.write([ids[i] for i in part], labels[part], [keys[i] for i in part])
+            stats = writer.close()
+        with open(f"{path}/{name}.index", "wb") as file:
+            file.write(stats.index)
+        entries.append(entry_of(name, stats))
+    return commit_dataset(path, entries)

@@ -1,0 +1,150 @@
+"""Run peer and ours in turn, print medians and ratios, name the machine, keep JSON."""
+
+from __future__ import annotations
+
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+_PACKAGES = ("tensorflow", "torch", "transformers", "datasets", "pyspark", "horovod", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One comparison. Rates are work per second (higher is better) unless `lower_is_better`."""
+
+    what: str
+    unit: str
+    peer: str
+    peer_values: list[float]
+    our_values: list[float]
+    bar: str | None = None
+    """The bar in words, e.g. ">= 3x"."""
+    lower_is_better: bool = False
+    notes: dict = field(default_factory=dict)
+
+    @property
+    def ratio(self) -> float:
+        """How many times better ours is, by medians."""
+        peer, ours = statistics.median(self.peer_values), statistics.median(self.our_values)
+        return peer / ours if self.lower_is_better else ours / peer
+
+
+def compare(
+    what: str,
+    *,
+    peer: str,
+    run_peer: Callable[[], object],
+    run_ours: Callable[[], object],
+    work: float,
+    unit: str,
+    rounds: int = 5,
+    bar: str | None = None,
+) -> Row:
+    """Time both in turn, after one unmeasured round.
+
+    Args:
+        work: units done by one call (rows, tokens, ...); rates are work / seconds.
+    """
+    peer_values, our_values = [], []
+    for round_ in range(rounds + 1):
+        for call, values in ((run_peer, peer_values), (run_ours, our_values)):
+            gc.collect()
+            start = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - start
+            if round_:
+                values.append(work / seconds)
+    return Row(
+        what=what, unit=unit, peer=peer, peer_values=peer_values, our_values=our_values, bar=bar
+    )
+
+
+def machine() -> dict:
+    """What the figures were taken on."""
+    model = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    versions = {}
+    for package in _PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "cpu": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / 2**30, 1),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+        "load": os.getloadavg()[0],
+    }
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Medians and ratios as a Markdown table."""
+    lines = [
+        "| what | peer | peer's median | ours | unit | ratio | bar |",
+        "|---|---|--:|--:|---|--:|---|",
+    ]
+    for row in rows:
+        peer, ours = statistics.median(row.peer_values), statistics.median(row.our_values)
+        lines.append(
+            f"| {row.what} | {row.peer} | {peer:,.4g} | {ours:,.4g} | {row.unit} "
+            f"| {row.ratio:.2f}x | {row.bar or ''} |"
+        )
+    return "\n".join(lines)
+
+
+def report(name: str, rows: Sequence[Row], **more: object) -> None:
+    """Print the table and save bench/results/<name>.json."""
+    here = machine()
+    print(f"\n## {name}\n\n{table(rows)}\n")
+    print(
+        f"{here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB, load {here['load']:.1f}"
+    )
+    RESULTS.mkdir(exist_ok=True)
+    saved = {
+        "name": name,
+        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": here,
+        "rows": [{**asdict(row), "ratio": row.ratio} for row in rows],
+        **more,
+    }
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(saved, indent=1) + "\n")
+    print(f"saved: {path}", file=sys.stderr)
+
+
+def rows_from_child(module: str, *words: str) -> list[Row]:
+    """Rows that a child process prints as JSON: one framework a process."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "TF_USE_LEGACY_KERAS": "1"},
+    )
+    return [Row(**row) for row in json.loads(done.stdout.splitlines()[-1])]
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """What `rows_from_child` reads."""
+    print(json.dumps([asdict(row) for row in rows]))
