@@ -136,8 +136,9 @@ def open_model(
         labels=labels,
         run_id=str(info.get("run_id") or f"sha256:{base.hash}"),
         max_length=min(int(info.get("max_length", limit)), limit),
+        # A step that the export does not name was not applied to its training data.
         clean=CleanOptions(
-            **(info.get("clean") or dict.fromkeys(CleanOptions.model_fields, False))
+            **{name: info.get("clean", {}).get(name, False) for name in CleanOptions.model_fields}
         ),
         columns=Columns(**info.get("columns", {})),
         encoder=encoder,
@@ -176,12 +177,19 @@ def _installed(name: str) -> bool:
 
 def _forward(framework: str, config: dict, weights: dict[str, np.ndarray], classes: int) -> Forward:
     # Full precision: a score must not depend on the machine that serves it.
-    training = TrainingSection(framework=framework, precision="fp32")
+    settings = {
+        "num_labels": classes,
+        "training": TrainingSection(framework=framework, precision="fp32"),
+        "model": ModelSection(),
+    }
     if framework == "torch":
-        from training import model_torch as model_module
-    else:
-        from training import model_tf as model_module
-    model = model_module.build(
-        config, weights, num_labels=classes, training=training, model=ModelSection()
-    )
-    return model_module.forward_fn(model)
+        import torch
+
+        from training import model_torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        net = model_torch.build(config, weights, device=device, **settings)
+        return model_torch.forward_fn(net)
+    from training import model_tf
+
+    return model_tf.forward_fn(model_tf.build(config, weights, **settings))

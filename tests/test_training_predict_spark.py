@@ -1,0 +1,100 @@
+"""Predictions on Spark are those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from howdah.encode import Encoder
+from training.basemodel import load_base
+from training.distilbert import head_shapes
+from training.export import export
+from training.runinfo import RunInfo
+
+pytestmark = pytest.mark.spark
+
+LABELS = ["a", "b", "c"]
+TEXTS = ["the  cat", "of and", None, "", *(f"{'in ' * n}to" for n in range(1, 30))]
+
+# One process of its own: it must not find a session of another test, nor a framework.
+SCRIPT = """
+import json, sys
+from training.predict import predict
+model, source, output, master, text = sys.argv[1:]
+summary = predict(model, source, output, text_columns=[text], id_column="key", threads=1,
+    framework="torch", master=None if master == "-" else master)
+assert "torch" not in sys.modules or master == "-"  # the driver needs no framework
+print(json.dumps(summary))
+"""
+
+
+def run(*words: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.getcwd()}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, *words],
+        env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path, tiny_model_dir) -> str:
+    base = load_base(tiny_model_dir)
+    rng = np.random.default_rng(2)
+    head = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in head_shapes(base.config, 3).items()
+    }
+    info = RunInfo(
+        run_id="run-5", max_length=16, clean={"whitespace": True}, framework="torch",
+        base={"source": "tiny", "hash": base.hash},
+        tokenizer_hash=Encoder.load(tiny_model_dir).hash,
+    )  # fmt: skip
+    return export(
+        str(tmp_path / "export"), weights=base.weights | head, base_config=base.config,
+        tokenizer_files=base.tokenizer_files, label_names=LABELS, run_info=info,
+    )  # fmt: skip
+
+
+def test_spark_and_one_process_agree(model, tmp_path):
+    source = str(tmp_path / "in.parquet")
+    keys = [f"k{n:02d}" for n in range(len(TEXTS))]
+    pq.write_table(pa.table({"key": keys, "words": TEXTS}), source, row_group_size=8)
+    one, many = str(tmp_path / "one.parquet"), str(tmp_path / "many.parquet")
+    done = run(model, source, one, "-", "words")
+    assert done.returncode == 0, done.stderr[-3000:]
+    spark = run(model, source, many, "local[2]", "words")
+    assert spark.returncode == 0, spark.stderr[-3000:]
+
+    first, second = json.loads(done.stdout), json.loads(spark.stdout)
+    for key in ("run_id", "rows", "errors"):
+        assert first[key] == second[key]
+    assert first["errors"] == 2
+    assert {k: v for k, v in first["labels"].items() if v} == second["labels"]
+
+    expected = {row["id"]: row for row in pq.read_table(one).to_pylist()}
+    got = {row["id"]: row for row in pq.read_table(many).to_pylist()}
+    assert sorted(got) == sorted(expected) == keys
+    for key, row in expected.items():
+        assert got[key]["label"] == row["label"]
+        assert got[key]["error"] == row["error"]
+        if row["scores"] is not None:
+            np.testing.assert_allclose(got[key]["scores"], row["scores"], atol=1e-5)
+    assert not [name for name in os.listdir(tmp_path) if ".tmp-" in name]
+
+
+def test_a_missing_column_is_one_message(model, tmp_path):
+    source = str(tmp_path / "in.csv")
+    with open(source, "w") as file:
+        file.write("key,words\n1,the cat\n")
+    done = run(model, source, str(tmp_path / "out"), "local[1]", "text")
+    assert done.returncode != 0
+    assert "DataError" in done.stderr
+    assert "the source has no column 'text'" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["export", "in.csv"]
