@@ -81,23 +81,29 @@ def corpus(packages: Sequence[str]) -> Iterator[Row]:
     """
     for package in packages:
         for relative, path in package_files(package):
-            with open(path, "rb") as file:
-                source = file.read()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # invalid escapes are their authors' affair
-                    tree = ast.parse(source)
-            except (SyntaxError, ValueError):
-                continue  # templates and files of other Python versions lie among the packages'
-            seen: dict[str, int] = {}
-            for name, text in _walk(tree, ""):
-                seen[name] = seen.get(name, 0) + 1
-                again = f"#{seen[name]}" if seen[name] > 1 else ""
-                row_id = f"{package}:{relative}:{name}{again}"
-                if text is not None:
-                    yield row_id, text, package
-                elif _chosen(row_id):
-                    yield row_id, "", package
+            yield from rows_of_file(package, relative, path)
+
+
+def rows_of_file(package: str, relative: str, path: str) -> Iterator[Row]:
+    """Rows (id, text, label) of one Python file; none of a file that does not parse."""
+    with open(path, "rb") as file:
+        source = file.read()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # invalid escapes are their authors' affair
+            tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return  # templates and files of other Python versions lie among the packages'
+    seen: dict[str, int] = {}
+    for name, text in _walk(tree, ""):
+        seen[name] = seen.get(name, 0) + 1
+        again = f"#{seen[name]}" if seen[name] > 1 else ""
+        row_id = f"{package}:{relative}:{name}{again}"
+        if text is not None:
+            # a lone surrogate in a literal has no UTF-8 form, and no other tool would show it
+            yield row_id, text.encode("utf-8", "replace").decode("utf-8"), package
+        elif _chosen(row_id):
+            yield row_id, "", package
 
 
 def _walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, str | None]]:

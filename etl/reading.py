@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import difflib
+from collections.abc import Iterable, Iterator
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -22,7 +24,7 @@ from pyspark.sql.types import (
 
 from etl import docstrings
 from etl.sources import Source, ending, identity_of
-from etl.spark import translated
+from etl.spark import crossing, is_local_master, translated
 from howdah import storage
 from howdah.config_model import CsvOptions, DataSection
 from howdah.errors import ConfigError, DataError
@@ -31,6 +33,7 @@ CORRUPT = "_corrupt_record"
 SCHEMA = "id string, text string, label string, reason string, detail string"
 _ID_DIGITS = 24
 _DETAIL = 200
+_PARSE_TASKS = 8
 
 
 def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
@@ -90,18 +93,36 @@ def spark_path(path: str) -> str:
 
 
 def _docstrings(spark: SparkSession, source: Source) -> DataFrame:
-    import pandas as pd
+    schema = "id string, text string, label string"
+    if is_local_master(spark.sparkContext.master):
+        files = [
+            (package, relative, path)
+            for package in source.packages
+            for relative, path in docstrings.package_files(package)
+        ]
+        table = spark.createDataFrame(files, "package string, relative string, path string")
+        table = table.repartition(_PARSE_TASKS, "path").mapInArrow(crossing(_parse), schema)
+    else:
+        # The packages are this machine's; the executors' may be other versions, or missing.
+        import pandas as pd
 
-    rows = list(docstrings.corpus(source.packages))
-    frame = pd.DataFrame(rows, columns=["id", "text", "label"])
-    frame["text"] = frame["text"].map(_encodable)
-    table = spark.createDataFrame(frame, "id string, text string, label string")
+        rows = list(docstrings.corpus(source.packages))
+        table = spark.createDataFrame(pd.DataFrame(rows, columns=["id", "text", "label"]), schema)
     nothing = F.lit(None).cast("string")
     return table.select("id", "text", "label", nothing.alias("reason"), nothing.alias("detail"))
 
 
-def _encodable(text: str) -> str:
-    return text if text.isascii() else text.encode("utf-8", "replace").decode("utf-8")
+def _parse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        rows = [
+            row
+            for file in batch.to_pylist()
+            for row in docstrings.rows_of_file(file["package"], file["relative"], file["path"])
+        ]
+        columns = zip(*rows, strict=True) if rows else ((), (), ())
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(values, pa.string()) for values in columns], names=["id", "text", "label"]
+        )
 
 
 def _table(spark: SparkSession, name: str) -> DataFrame:

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import wraps
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -68,9 +69,8 @@ def session(options: SparkOptions, *, hive: bool = False) -> Iterator[SparkSessi
         hive: with Hive support (tables by name); with a local master and no Hive configuration the
             metastore is an embedded one in the warehouse directory.
     """
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        yield active
+    if SparkContext._active_spark_context is not None:
+        yield SparkSession.builder.getOrCreate()
         return
     require_java()
     settings = _settings(options, hive)
