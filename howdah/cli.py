@@ -245,7 +245,8 @@ def predict(
         bool, typer.Option("--stdin", help="One text a line, JSON lines out.")
     ] = False,
     text_column: Annotated[
-        list[str] | None, typer.Option(help="Column(s) of the text; default: text.")
+        list[str] | None,
+        typer.Option(help="Column(s) of the text; none: those it was trained on."),
     ] = None,
     id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
     master: Annotated[str | None, typer.Option(help="Run on this Spark master.")] = None,
@@ -265,7 +266,7 @@ def predict(
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(
         model, source, output,
-        text_columns=text_column or ["text"], id_column=id_column, master=master, progress=_say,
+        text_columns=text_column, id_column=id_column, master=master, progress=_say,
     )  # fmt: skip
     _answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])
 
