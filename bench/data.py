@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from howdah.manifest import Dataset, DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry
-from howdah.manifest import commit, load_dataset
+from howdah.manifest import (
+    Dataset,
+    DatasetManifest,
+    RecordEntry,
+    ShardEntry,
+    TokenizerEntry,
+    commit,
+    load_dataset,
+)
 from howdah.record import RecordLayout, ShardWriter
 
 COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}

@@ -1,0 +1,144 @@
+"""Hugging Face Trainer on the rows of a dataset of ours: the peer of the training benches.
+
+    python -m bench.hf_trainer --dataset D --base B --out result.json [--seed 1 --epochs 2 ...]
+
+The rows, their ids, the base weights, batch size, schedule and epochs are those of our runs; the
+rest is as the Trainer comes, or its best settings here (--bf16 --group-by-length).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from transformers import (
+    DistilBertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from howdah.manifest import load_dataset
+from training.shards import ShardSet
+
+
+class Rows(Dataset):
+    """Rows of a split as the Trainer takes them."""
+
+    def __init__(self, dataset, split: str) -> None:
+        shards = ShardSet(dataset, split)
+        self.rows = []
+        for shard, entry in enumerate(shards.entries):
+            for row in range(entry.rows):
+                example = shards.example(shard, row)
+                self.rows.append({"input_ids": example.input_ids, "labels": example.label})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: int) -> dict:
+        return self.rows[at]
+
+
+def collate(rows: list[dict], width: int | None) -> dict[str, torch.Tensor]:
+    """Pad to the longest row, or to `width`."""
+    longest = width or max(len(row["input_ids"]) for row in rows)
+    ids = np.zeros((len(rows), longest), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for n, row in enumerate(rows):
+        ids[n, : len(row["input_ids"])] = row["input_ids"]
+        mask[n, : len(row["input_ids"])] = 1
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": torch.from_numpy(mask),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
+
+
+class StepTimes(TrainerCallback):
+    """Seconds of each optimizer step."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+
+    def on_step_begin(self, *args, **kwargs) -> None:
+        self._begun = time.perf_counter()
+
+    def on_step_end(self, *args, **kwargs) -> None:
+        self.seconds.append(time.perf_counter() - self._begun)
+
+
+def main() -> None:
+    """Train, evaluate on test, write the figures as JSON."""
+    parser = argparse.ArgumentParser()
+    for name, kind, default in (
+        ("dataset", str, None), ("base", str, None), ("out", str, None), ("seed", int, 1),
+        ("epochs", float, 2.0), ("max-steps", int, -1), ("batch", int, 32),
+        ("learning-rate", float, 5e-5), ("warmup-ratio", float, 0.1), ("pad-to", int, 0),
+        ("threads", int, 2),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--group-by-length", action="store_true")
+    words = parser.parse_args()
+
+    torch.set_num_threads(words.threads)
+    set_seed(words.seed)
+    dataset = load_dataset(words.dataset)
+    model = DistilBertForSequenceClassification.from_pretrained(
+        words.base, num_labels=len(dataset.manifest.labels)
+    )
+    times = StepTimes()
+    train_rows = Rows(dataset, "train")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            model=model,
+            args=TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=words.batch,
+                per_device_eval_batch_size=64,
+                num_train_epochs=words.epochs,
+                max_steps=words.max_steps,
+                learning_rate=words.learning_rate,
+                warmup_ratio=words.warmup_ratio,
+                weight_decay=0.01,
+                seed=words.seed,
+                bf16=words.bf16,
+                group_by_length=words.group_by_length,
+                use_cpu=True,
+                save_strategy="no",
+                report_to=[],
+                disable_tqdm=True,
+                logging_steps=10,
+            ),
+            train_dataset=train_rows,
+            data_collator=lambda rows: collate(rows, words.pad_to or None),
+            callbacks=[times],
+        )
+        begun = time.perf_counter()
+        trained = trainer.train()
+        seconds = time.perf_counter() - begun
+        result = {
+            "seed": words.seed,
+            "steps": trained.global_step,
+            "train_seconds": seconds,
+            "step_seconds": times.seconds,
+            "train_loss": trained.training_loss,
+            "examples_per_second": trained.global_step * words.batch / seconds,
+        }
+        if "test" in dataset.manifest.splits:
+            test = trainer.predict(Rows(dataset, "test"))
+            right = test.predictions.argmax(-1) == test.label_ids
+            result |= {"accuracy": float(right.mean()), "loss": float(test.metrics["test_loss"])}
+    with open(words.out, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()
