@@ -1,0 +1,73 @@
+"""`howdah plan`: what a training run would do, from the dataset's manifest and indexes alone."""
+
+from __future__ import annotations
+
+import itertools
+
+from howdah.config import Config
+from howdah.errors import ConfigError
+from howdah.manifest import load_dataset
+from training.planner import Planner, PlanSpec, micro_batches, padded_length
+from training.prepare import PAD_MULTIPLE
+from training.schedule import Schedule
+from training.shards import ShardSet
+
+_SAMPLED_STEPS = 500
+
+
+def preview(config: Config, world: int) -> dict:
+    """Rows, steps, tokens, padding, micro-batches and learning rate of a run on `world` ranks.
+
+    Padding and micro-batches are those of the first steps of the first epoch (500 at most).
+
+    Raises:
+        ConfigError: more ranks than rows in a global batch.
+        DataError: no dataset, or it is not whole.
+    """
+    training = config.training
+    if training.global_batch_size < world:
+        raise ConfigError(
+            "there are more ranks than rows in a global batch",
+            where="training.global_batch_size",
+            expected=f"at least {world}, the number of ranks",
+            got=str(training.global_batch_size),
+            remedy="raise it, or start fewer ranks",
+        )
+    dataset = load_dataset(config.data.dataset)
+    shards = ShardSet(dataset, "train")
+    planner = Planner(
+        shards.lengths,
+        PlanSpec(
+            dataset_hash=dataset.manifest_hash,
+            split="train",
+            seed=training.seed,
+            global_batch_size=training.global_batch_size,
+        ),
+    )
+    schedule = Schedule.of(training, planner.steps_per_epoch)
+    real = padded = most = 0
+    for step, rank in itertools.product(
+        range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
+    ):
+        rows = planner.rank_rows(0, step, rank, world)
+        parts = micro_batches(rows, training.per_device_max_tokens, PAD_MULTIPLE)
+        most = max(most, len(parts))
+        for part in parts:
+            real += int(part.length[part.real].sum())
+            padded += padded_length(int(part.length.max()), PAD_MULTIPLE) * len(part)
+    return {
+        "dataset": dataset.path,
+        "labels": dataset.manifest.labels,
+        "rows": {split: dataset.manifest.rows(split) for split in dataset.manifest.splits},
+        "tokens_per_epoch": sum(entry.tokens for entry in shards.entries),
+        "world_size": world,
+        "global_batch_size": training.global_batch_size,
+        "rows_per_rank": -(-training.global_batch_size // world),
+        "micro_batches_per_step": most,
+        "padding_ratio": round(padded / real, 4),
+        "steps_per_epoch": planner.steps_per_epoch,
+        "steps": schedule.steps,
+        "warmup_steps": schedule.warmup,
+        "peak_learning_rate": schedule.peak,
+        "plan": planner.plan_hash,
+    }
