@@ -360,10 +360,11 @@ class Run:
             return
         if not self.is_main:
             # Mostly rank 0 has failed in the same way, says so, and the launcher ends us.
-            if self._signals.torn_down_within(1.0):
+            # (mpirun takes its second before it says so.)
+            if told.consequence or self._signals.torn_down_within(3.0):
                 return
             print(f"rank {self.rank}: {told.text}", file=self._console, flush=True)
-        elif not told.consequence:
+        else:
             print(f"training: {told.text}", file=self._console, flush=True)
 
 

@@ -109,6 +109,10 @@ class StopSignals:
 
     def error(self, **fields: str | None) -> HowdahError:
         """Interrupted or Terminated, by the signal that came."""
+        if self.alone:
+            return Terminated(
+                "the launcher ended the job: it was cancelled, or another rank had ended", **fields
+            )
         if self._signal == signal.SIGINT:
             return Interrupted("training was interrupted", **fields)
         return Terminated("training was asked to end", **fields)
