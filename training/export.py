@@ -27,6 +27,7 @@ from training.checkpoint import load as load_checkpoint
 from training.checkpoint_read import read_manifest
 from training.distilbert import encoder_shapes, head_shapes
 from training.metrics import SCALARS
+from training.parameters import dropout_rates
 from training.runinfo import RunInfo, describe_run
 
 __all__ = ["INFO", "export", "export_run", "resolve_export"]
@@ -268,11 +269,17 @@ def export_run(config: Config, *, checkpoint: str | None = None, output: str | N
     return export(
         output or storage.join(config.run.directory, "export"),
         weights=weights,
-        base_config=base.config,
+        base_config=_as_trained(base.config, config),
         tokenizer_files=base.tokenizer_files,
         label_names=dataset.manifest.labels,
         run_info=info,
     )
+
+
+def _as_trained(base_config: Mapping[str, Any], config: Config) -> dict[str, Any]:
+    names = ("dropout", "attention_dropout", "seq_classif_dropout")
+    rates = dropout_rates(base_config, config.model)
+    return {**base_config, **dict(zip(names, rates, strict=True))}
 
 
 def _run_json(directory: str) -> dict:

@@ -61,6 +61,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: s
     environment.filters["number"] = _number
     return environment.get_template("report.html.j2").render(
         run=run,
+        status=_status(run),
         tiles=_tiles(run),
         curves=[Markup(svg) for svg in _curves(lines)],
         splits=[_split(name, found) for name, found in (run.get("metrics") or {}).items()],
@@ -68,6 +69,12 @@ def render(run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: s
         facts=_facts(run),
         config=config,
     )
+
+
+def _status(run: Mapping[str, Any]) -> str:
+    """The page is written as the last thing of a run, before its status says so."""
+    status = str(run.get("status") or "unknown")
+    return "finished" if status == "running" and run.get("metrics") else status
 
 
 def _number(value: Any) -> str:
