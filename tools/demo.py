@@ -17,11 +17,11 @@ import time
 from collections.abc import Sequence
 
 from howdah import storage
+from howdah.config import load
 from howdah.errors import HowdahError, render
 from tools import minilm
 
 CONFIG = "examples/demo.yaml"
-RUNS = "runs/demo"
 SAMPLES = (
     "Return the eigenvalues and right eigenvectors of a square array.",
     "Plot y versus x as lines and markers on the current axes.",
@@ -73,15 +73,18 @@ def howdah(words: Sequence[str], *, stdin: str | None = None, capture: bool = Fa
     return done.stdout or ""
 
 
-def settings(run_directory: str, base: str, framework: str) -> list[str]:
-    """--config and --set words of every step."""
+def settings(
+    run_directory: str, base: str, framework: str, overrides: Sequence[str] = ()
+) -> list[str]:
+    """--config and --set words of every step; what the caller overrides comes last and wins."""
     words = ["--config", CONFIG]
-    for key, value in (
-        ("run.directory", run_directory),
-        ("model.base", base),
-        ("training.framework", framework),
-    ):
-        words += ["--set", f"{key}={value}"]
+    own = (
+        f"run.directory={run_directory}",
+        f"model.base={base}",
+        f"training.framework={framework}",
+    )
+    for override in (*own, *overrides):
+        words += ["--set", override]
     return words
 
 
@@ -108,15 +111,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
     parser.add_argument("--np", type=int, default=2, help="ranks")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", help="an override"
+    )
     arguments = parser.parse_args()
     began, clock = time.monotonic(), Clock()
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    run_directory = f"{RUNS}/{arguments.framework}-{stamp}"
+    config = load(CONFIG, arguments.set)
+    run_directory = storage.join(
+        storage.parent(config.run.directory), f"{arguments.framework}-{stamp}"
+    )
 
     clock.step("base model", 1, 5)
     base, is_pretrained = minilm.base_model(say)
     say(f"base model: {base}" + ("" if is_pretrained else " (RANDOM weights)"))
-    words = settings(run_directory, base, arguments.framework)
+    words = settings(run_directory, base, arguments.framework, arguments.set)
 
     clock.step("ETL: docstrings of the installed packages -> TFRecords", 2, 5)
     howdah(["etl", *words])
@@ -137,18 +146,18 @@ def main() -> int:
     show_predictions(predictions)
     if not is_pretrained:
         print("\nNOTE: no pretrained weights could be had; these are figures of a RANDOM base.")
-    finish(run_directory, arguments.framework, clock, time.monotonic() - began)
+    finish(run_directory, config.data.dataset, arguments.framework, clock, time.monotonic() - began)
     return 0
 
 
-def finish(run_directory: str, framework: str, clock: Clock, seconds: float) -> None:
+def finish(run_directory: str, dataset: str, framework: str, clock: Clock, seconds: float) -> None:
     """Where everything lies, how long it took, and what to try next."""
     place = os.path.abspath
     print("\ntime: " + ", ".join(f"{name.split(':')[0]} {s:.0f} s" for name, s in clock.steps))
     print(f"      {seconds:.0f} s together")
     print("\nwhere everything lies")
     for what, path in (
-        ("dataset", f"{RUNS}/dataset"),
+        ("dataset", dataset),
         ("run", run_directory),
         ("report", f"{run_directory}/report.html"),
         ("model", f"{run_directory}/export"),

@@ -1,0 +1,105 @@
+"""The demo's configuration and script."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from howdah import storage
+from howdah.config import keys, load
+from tests.tiny_model import write_tiny_model
+from tools import demo
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+CONFIG = os.path.join(ROOT, demo.CONFIG)
+
+
+def test_the_configuration_is_valid_and_bounded():
+    config = load(CONFIG)
+    assert config.data.source == "docstrings:"
+    assert config.training.max_steps is not None  # holds the demo to its ten minutes
+    assert set(config.evaluation.splits) == {"validation", "test"}
+    assert config.data.split.validation > 0
+    assert config.data.split.test > 0
+    # What the demo writes lies in one place that the repository ignores.
+    with open(os.path.join(ROOT, ".gitignore")) as file:
+        ignored = file.read().split()
+    for path in (config.run.directory, config.data.dataset):
+        assert f"/{path.split('/')[0]}/" in ignored
+
+
+def test_every_key_of_it_does_something():
+    """A key that only repeats the default would teach nothing, save those that are to be seen."""
+    with open(CONFIG) as file:
+        given = yaml.safe_load(file)
+    shown = {"training.framework", "training.seed", "training.global_batch_size", "model.base",
+             "training.lr_scheduler_type", "evaluation.metric"}  # fmt: skip
+
+    def leaves(value, prefix=""):
+        for key, item in value.items():
+            if isinstance(item, dict):
+                yield from leaves(item, f"{prefix}{key}.")
+            else:
+                yield f"{prefix}{key}", item
+
+    defaults = {name: field.get_default(call_default_factory=True) for name, field in keys()}
+    for name, value in leaves(given):
+        assert name in shown or defaults[name] != value, name
+
+
+def test_its_words_are_a_valid_configuration():
+    words = demo.settings("runs/demo/x", "/some/base", "torch", ["training.max_steps=3"])
+    assert words[:2] == ["--config", demo.CONFIG]
+    config = load(CONFIG, words[3::2])
+    assert config.run.directory == "runs/demo/x"
+    assert config.model.base == "/some/base"
+    assert config.training.framework == "torch"
+    assert config.training.max_steps == 3
+
+
+def test_the_shell_script_is_sound():
+    script = os.path.join(ROOT, "tools", "demo.sh")
+    assert os.access(script, os.X_OK)
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.mark.spark
+@pytest.mark.full
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_the_demo_from_end_to_end(tmp_path, framework):
+    """The real script with a tiny model and one small package's docstrings."""
+    # The base model of the cache is the tiny one here, so that nothing is fetched.
+    cache = tmp_path / "cache"
+    write_tiny_model(str(cache / "models" / "random-small-distilbert"))
+    overrides = {
+        "run.directory": str(tmp_path / "runs" / "run"),
+        "data.dataset": str(tmp_path / "dataset"),
+        "data.docstring_packages": "[yaml, typer, jinja2]",
+        "data.max_length": 32,
+        "training.max_steps": 4,
+        "training.precision": "fp32",
+        "evaluation.every_steps": 4,
+    }
+    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
+    environment = os.environ | {
+        "HOWDAH_CACHE": str(cache), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path),
+        "PYTHONPATH": ROOT, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "tools", "demo.py"), "--framework", framework, *words],
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "NO PRETRAINED WEIGHTS" in done.stderr
+    assert "RANDOM base" in done.stdout
+    (run_directory,) = [entry.path for entry in storage.list_dir(str(tmp_path / "runs"))]
+    run = storage.read_json(os.path.join(run_directory, "run.json"))
+    assert run["status"] == "finished"
+    assert f"{run['metrics']['test']['accuracy']:.4f}" in done.stdout
+    for name in ("report.html", "export/model.safetensors", "config.yaml"):
+        assert storage.exists(os.path.join(run_directory, name))
+    assert all(text in done.stdout for text in demo.SAMPLES)
