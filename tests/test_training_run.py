@@ -1,0 +1,637 @@
+"""A run's directory, figures, environment and stop requests."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from howdah import storage
+from howdah.config import from_dict
+from howdah.errors import (
+    CheckpointError,
+    ClusterError,
+    Interrupted,
+    StorageError,
+    Terminated,
+    UsageError,
+)
+from training import env, failure
+from training.checkpoint import Identity
+from training.env import RankEnv
+from training.eventfile import EventFile
+from training.metricslog import MetricsLog, read_metrics
+from training.place import Mirror, RankRecord, RunLock, local_directory, process_start
+from training.progress import Progress, StepFigures
+from training.run import Run
+from training.runfile import RunFile, config_hash
+from training.state import TrainState, score_of
+from training.stopping import StopSignals
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+IDENTITY = Identity(base_model="b", dataset="d", tokenizer="t", labels=("x",), plan="p")
+STEP = {"lr": 1e-4, "grad_norm": 1.0, "rows": 8, "real_tokens": 100, "padded_tokens": 102}
+
+
+@pytest.fixture(params=["file", "memory"])
+def directory(request, tmp_path, monkeypatch):
+    if request.param == "file":
+        yield str(tmp_path / "run")
+        return
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # of the local copies
+    path = f"memory://{tmp_path.name}/run"
+    yield path
+    storage.remove(path, recursive=True)
+
+
+def open_run(directory: str, console=None, **sections) -> Run:
+    config = from_dict({"run": {"directory": directory}, **sections})
+    run = Run(config, RankEnv(), console=console or io.StringIO())
+    run.open()
+    return run
+
+
+def take_steps(run: Run, state: TrainState, upto: int, total: int = 20) -> None:
+    run.begin(state, total_steps=total, steps_per_epoch=10)
+    while state.step < upto:
+        state.step += 1
+        run.step_done(state, loss=1.0 / state.step, **STEP)
+    run.end_steps()
+
+
+def test_a_run_directory_holds_what_scripts_rely_on(directory):
+    console = io.StringIO()
+    run = open_run(directory, console, training={"logging_steps": 5})
+    state = TrainState()
+    take_steps(run, state, 20)
+    metrics = {"loss": 0.5, "accuracy": 0.9, "roc_auc": float("nan")}
+    run.figures.evaluated(state, "validation", metrics)
+    run.finish(state, {"validation": metrics})
+    run.close("finished")
+
+    found = storage.read_json(storage.join(directory, "run.json"))
+    assert found["status"] == "finished"
+    assert found["framework"] == "tensorflow"
+    assert found["world_size"] == 1
+    assert found["steps"] == 20
+    assert found["epochs"] == 2.0
+    assert found["metrics"]["validation"]["accuracy"] == 0.9
+    assert found["metrics"]["validation"]["roc_auc"] is None  # JSON knows no NaN
+    assert found["train_seconds"] > 0
+    assert state.rows == 160
+    assert found["examples_per_second"] == pytest.approx(160 / state.train_seconds, rel=1e-3)
+    assert found["attempts"][0]["seconds_to_first_step"] > 0
+    assert found["versions"]["numpy"]
+
+    lines = read_metrics(directory)
+    assert [line["step"] for line in lines] == [5, 10, 15, 20, 20]
+    wanted = {"step", "epoch", "loss", "lr", "examples_per_second", "tokens_per_second",
+              "padding_ratio", "attempt"}  # fmt: skip
+    assert wanted <= set(lines[0])
+    assert lines[0]["padding_ratio"] == pytest.approx(1.02)
+    assert lines[-1]["metrics"]["roc_auc"] is None
+
+    shown = console.getvalue().splitlines()
+    assert re.match(
+        r"step 5/20 loss 0\.2000 lr 1\.00e-04 [\d,]+ ex/s [\d,]+ tok/s pad 1\.02 eta \d+s", shown[0]
+    )
+    names = {entry.name for entry in storage.list_dir(directory)}
+    assert {"config.yaml", "run.json", "metrics.jsonl", "attempts", "tensorboard"} <= names
+
+
+def test_the_frozen_configuration_is_the_run_s_own(tmp_path):
+    from howdah.config import load
+
+    run = open_run(str(tmp_path / "run"), training={"seed": 7})
+    run.close("finished")
+    assert load(str(tmp_path / "run" / "config.yaml")) == run.config
+
+
+def test_a_later_attempt_keeps_the_id_and_takes_the_place_of_lines_beyond_its_start(directory):
+    settings = {"training": {"logging_steps": 2}}
+    first = open_run(directory, **settings)
+    take_steps(first, TrainState(), 8)
+    first.close("failed")
+    second = open_run(directory, **settings)
+    take_steps(second, TrainState(step=5), 10)
+    second.close("finished")
+    assert (first.attempt, second.attempt) == (1, 2)
+    assert first.run_id == second.run_id
+    found = [(line["step"], line["attempt"]) for line in read_metrics(directory)]
+    assert found == [(2, 1), (4, 1), (6, 2), (8, 2), (10, 2)]
+    assert len(storage.read_json(storage.join(directory, "run.json"))["attempts"]) == 2
+
+
+def test_a_line_that_a_killed_attempt_left_unfinished_spoils_nothing(tmp_path):
+    path = str(tmp_path / "metrics.jsonl")
+    log = MetricsLog(path, path, 1)
+    log.write(step=1, loss=0.5)
+    log.close()
+    with open(path, "a", encoding="utf-8") as file:
+        file.write('{"attempt": 1, "step": 2, "lo')
+    assert [line["step"] for line in read_metrics(str(tmp_path))] == [1]
+    again = MetricsLog(path, path, 2)
+    again.write(step=2, loss=float("inf"))
+    again.close()
+    assert [(line["step"], line["loss"]) for line in read_metrics(str(tmp_path))] == [
+        (1, 0.5), (2, None),
+    ]  # fmt: skip
+
+
+def test_the_hash_is_of_what_is_learnt_not_of_where_it_lies():
+    one = from_dict({"run": {"directory": "a"}, "training": {"seed": 1}})
+    elsewhere = from_dict({"run": {"directory": "b"}, "training": {"seed": 1}})
+    other = from_dict({"run": {"directory": "a"}, "training": {"seed": 2}})
+    assert config_hash(one) == config_hash(elsewhere) != config_hash(other)
+
+
+def test_a_broken_run_json_is_begun_anew(tmp_path):
+    storage.write_whole(str(tmp_path / "run.json"), b"{ not json")
+    run = open_run(str(tmp_path))
+    run.close("finished")
+    assert RunFile(str(tmp_path)).values["status"] == "finished"
+
+
+# ------------------------------------------------------------------------------------ resume
+def saved(run: Run, *steps: int) -> None:
+    import numpy as np
+
+    for step in steps:
+        state = TrainState(step=step, plan={"step": 0})
+        tensors = {"model/x": np.full(3, step, np.float32)}
+        run.checkpoints.save(step, tensors, run.meta(state), identity=IDENTITY, wait=True)
+
+
+@pytest.mark.parametrize(
+    ("resume", "step", "left"),
+    [
+        ("auto", 20, ["step-10", "step-20"]),
+        ("never", None, ["superseded-step-10.2", "superseded-step-20.2"]),
+        ("PATH", 10, ["step-10", "superseded-step-20.2"]),
+    ],
+)
+def test_where_a_run_goes_on_from(directory, resume, step, left):
+    run = open_run(directory)
+    saved(run, 10, 20)
+    run.close("interrupted")
+    if resume == "PATH":
+        resume = run.checkpoints.path_of(10)
+    again = open_run(directory, checkpoint={"resume": resume})
+    found = again.resume_checkpoint(IDENTITY)
+    again.close("finished")
+    assert (None if found is None else found.step) == step
+    names = [entry.name for entry in storage.list_dir(storage.join(directory, "checkpoints"))]
+    assert names == left
+    attempt = storage.read_json(storage.join(directory, "run.json"))["attempts"][-1]
+    assert attempt["resumed_at_step"] == (step or 0)
+
+
+def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
+    run = open_run(str(tmp_path), checkpoint={"resume": str(tmp_path / "nowhere")})
+    with pytest.raises(CheckpointError, match="no such checkpoint"):
+        run.resume_checkpoint(IDENTITY)
+    run.close("failed")
+
+
+def test_when_a_checkpoint_is_due(tmp_path, monkeypatch):
+    run = open_run(str(tmp_path), checkpoint={"every_steps": 4, "every_minutes": 1})
+    run.close("finished")
+    run.saved()
+    assert [step for step in range(1, 9) if run.save_due(step)] == [4, 8]
+    later = time.monotonic() + 61
+    monkeypatch.setattr("training.run.time.monotonic", lambda: later)
+    assert run.save_due(5)
+    run.saved()
+    assert not run.save_due(5)
+
+
+# ---------------------------------------------------------------------- one run in a directory
+def test_two_runs_in_one_directory_the_second_is_refused_and_harms_nothing(tmp_path):
+    run = open_run(str(tmp_path))
+    before = storage.read_bytes(str(tmp_path / "run.json"))
+    with pytest.raises(UsageError, match="using this run directory") as caught:
+        open_run(str(tmp_path))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert f"pid {os.getpid()}" in caught.value.got
+    assert storage.read_bytes(str(tmp_path / "run.json")) == before
+    run.close("finished")
+    open_run(str(tmp_path)).close("finished")  # free again
+
+
+def test_a_killed_holder_leaves_no_lock_behind(tmp_path):
+    script = textwrap.dedent(f"""
+        import sys, time
+        sys.path.insert(0, {ROOT!r})
+        from training.place import RunLock
+        lock = RunLock({str(tmp_path)!r}, ".lock", "run")
+        lock.take()
+        print("taken", flush=True)
+        time.sleep(600)
+    """)
+    holder = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout.readline() == b"taken\n"
+        lock = RunLock(str(tmp_path), ".lock", "run")
+        with pytest.raises(UsageError):
+            lock.take()
+    finally:
+        holder.kill()
+        holder.wait()
+    lock.take()
+    lock.release()
+
+
+def test_a_rank_is_known_by_pid_and_start(tmp_path):
+    record = RankRecord.of_this_process(3)
+    record.write(str(tmp_path))
+    (read,) = RankRecord.read_all(str(tmp_path))
+    assert read == record
+    assert read.alive
+    assert read.is_local
+    assert not RankRecord(3, record.pid, record.start + 1, record.host).alive  # a pid used again
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert process_start(child.pid) is None  # a zombie has ended
+    child.wait()
+    RankRecord.clear(str(tmp_path))
+    assert RankRecord.read_all(str(tmp_path)) == []
+
+
+def test_the_private_directory_of_remote_runs_must_be_ours(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    place = local_directory("memory://x/run")
+    assert os.stat(place).st_mode & 0o077 == 0
+    assert place != local_directory("memory://y/run")
+    base = os.path.dirname(place)
+    os.rename(base, base + ".moved")
+    os.symlink(base + ".moved", base)
+    with pytest.raises(StorageError, match="not ours"):
+        local_directory("memory://x/run")
+
+
+def test_growing_files_are_published_whole_and_only_when_they_have_changed(tmp_path, monkeypatch):
+    uploads = []
+    real = storage.upload
+    monkeypatch.setattr(
+        storage, "upload", lambda local, path: (uploads.append(path), real(local, path))
+    )
+    remote = f"memory://{tmp_path.name}/mirror"
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "a").write_text("one")
+    mirror = Mirror(seconds=0.01, say=print)
+    mirror.add(str(tmp_path / "d"), remote)
+    deadline = time.monotonic() + 60
+    while not storage.exists(remote + "/a"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with open(tmp_path / "d" / "a", "a", encoding="utf-8") as file:
+        file.write(" two")
+    mirror.close()
+    assert storage.read_text(remote + "/a") == "one two"
+    assert len(uploads) == 2
+    storage.remove(remote, recursive=True)
+
+
+def test_a_storage_that_is_away_is_told_once_and_does_not_end_training(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("x")
+    tries, said = [], []
+
+    def away(local, path):
+        tries.append(path)
+        raise StorageError("cannot write")
+
+    monkeypatch.setattr(storage, "upload", away)
+    mirror = Mirror(seconds=0.01, say=said.append)
+    mirror.add(str(tmp_path / "a"), "memory://x/a")
+    deadline = time.monotonic() + 60
+    while len(tries) < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(StorageError):
+        mirror.close()
+    assert len(said) == 1
+
+
+# ----------------------------------------------------------------------------------- figures
+FIGURES = StepFigures(
+    step=120, epoch=1.2, loss=0.512, lr=4.1e-5, grad_norm=1.0, examples_per_second=123.4,
+    tokens_per_second=8812.2, padding_ratio=1.021,
+)  # fmt: skip
+
+
+def test_the_progress_line():
+    expected = "step 120/900 loss 0.5120 lr 4.10e-05 123 ex/s 8,812 tok/s pad 1.02 eta 3m12s"
+    assert FIGURES.line(900, 192.0) == expected
+
+
+def test_a_terminal_gets_a_bar_with_the_same_figures(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    terminal = Terminal()
+    progress = Progress(terminal)
+    progress.begin(0, 900)
+    progress.step(120)
+    progress.figures(FIGURES, 900, 192.0)
+    progress.say("validation at step 120: loss 0.4000")
+    progress.end()
+    shown = terminal.getvalue()
+    assert "120/900" in shown
+    assert "loss 0.5120" in shown
+    assert "validation at step 120" in shown
+    assert "━" in shown
+
+
+def test_paused_time_is_no_training_time(tmp_path):
+    run = open_run(str(tmp_path))
+    state = TrainState()
+    run.begin(state, total_steps=2, steps_per_epoch=1)
+    with run.figures.paused():
+        time.sleep(0.3)
+    state.step = 1
+    run.step_done(state, loss=1.0, **STEP)
+    run.end_steps()
+    run.close("finished")
+    assert state.train_seconds < 0.3
+
+
+def test_event_files_are_what_tensorboard_reads(tmp_path):
+    first = EventFile(str(tmp_path))
+    for step in (1, 2, 300):
+        first.scalars(step, {"train/loss": 1.0 / step, "train/lr": 2e-5})
+    first.close()
+    script = textwrap.dedent(f"""
+        import json
+        from tensorboard.backend.event_processing import event_file_loader
+        from tensorboard.util import tensor_util
+        import glob
+        (path,) = glob.glob({str(tmp_path)!r} + "/*")
+        out = []
+        for event in event_file_loader.EventFileLoader(path).Load():
+            for value in event.summary.value:
+                out.append([event.step, value.tag, float(tensor_util.make_ndarray(value.tensor))])
+        print(json.dumps(out))
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found[0] == [1, "train/loss", 1.0]
+    assert [step for step, tag, _ in found if tag == "train/lr"] == [1, 2, 300]
+    assert found[-2][2] == pytest.approx(1 / 300)
+
+
+def test_nothing_of_a_run_imports_a_framework(tmp_path):
+    script = textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {ROOT!r})
+        from tests.test_training_run import open_run, take_steps, TrainState
+        run = open_run({str(tmp_path / "run")!r})
+        take_steps(run, TrainState(), 10)
+        run.close("finished")
+        loaded = {{"tensorflow", "torch", "tf_keras", "transformers"}} & set(sys.modules)
+        sys.exit(f"loaded: {{loaded}}" if loaded else 0)
+    """)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mlflow_gets_one_run_over_two_attempts(tmp_path):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    options = {"tracking": {"mlflow": {"uri": uri, "experiment": "e"}, "tensorboard": False}}
+    settings = options | {"training": {"logging_steps": 2}}
+    for upto, status in ((4, "failed"), (8, "finished")):
+        run = open_run(str(tmp_path / "run"), **settings)
+        take_steps(run, TrainState(step=upto - 4), upto)
+        run.close(status)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["training.logging_steps"] == "2"
+    history = client.get_metric_history(found.info.run_id, "train/loss")
+    assert sorted(point.step for point in history) == [2, 4, 6, 8]
+
+
+def test_an_mlflow_that_is_not_there_is_one_clear_error(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    options = {"tracking": {"mlflow": {"uri": "http://127.0.0.1:9"}, "tensorboard": False}}
+    run = open_run(str(tmp_path), **options)
+    with pytest.raises(ClusterError, match="MLflow") as caught:
+        run.begin(TrainState(), total_steps=1, steps_per_epoch=1)
+    run.close("failed")
+    assert "http://127.0.0.1:9" in caught.value.where
+
+
+# ------------------------------------------------------------------------------------- state
+def test_the_best_score_and_early_stopping():
+    from howdah.config_model import EarlyStopping
+
+    state, rules = TrainState(), EarlyStopping(patience=2, min_delta=0.01)
+    judged = []
+    for step, score in enumerate((0.5, 0.6, 0.605, None, 0.7), start=1):
+        state.step = step
+        judged.append(state.judge(score, rules))
+    assert [j.is_best for j in judged] == [True, True, True, False, True]
+    assert [j.stop for j in judged] == [False, False, False, True, False]
+    assert (state.best_step, state.stopped_early) == (5, True)
+    assert TrainState.from_meta(json.loads(json.dumps(state.to_meta()))) == state
+
+
+def test_a_loss_is_better_when_it_is_smaller():
+    assert score_of({"loss": 0.2}, "loss") > score_of({"loss": 0.3}, "loss")
+    assert score_of({"roc_auc": None}, "roc_auc") is None
+    assert score_of({"accuracy": float("nan")}, "accuracy") is None
+
+
+def test_a_checkpoint_without_the_state_s_keys_is_refused():
+    with pytest.raises(CheckpointError, match="lacks") as caught:
+        TrainState.from_meta({"step": 3})
+    assert "plan" in caught.value.expected
+
+
+# ------------------------------------------------------------------------------- environment
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({}, RankEnv()),
+        (
+            {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1",
+             "HOROVOD_LOCAL_SIZE": "2"},
+            RankEnv(3, 4, 1, 2, "Horovod"),
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
+             "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
+            RankEnv(1, 2, 1, 2, "Open MPI"),
+        ),
+    ],
+)  # fmt: skip
+def test_who_a_process_is(monkeypatch, variables, expected):
+    for name in list(os.environ):
+        if name.startswith(("HOROVOD_", "OMPI_")):
+            monkeypatch.delenv(name)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert env.rank_env() == expected
+
+
+def test_threads_are_cores_by_ranks_and_a_bound_rank_has_its_own(monkeypatch):
+    monkeypatch.setattr(env, "available_cores", lambda: 16)
+    monkeypatch.delenv("OMPI_MCA_orte_bound_at_launch", raising=False)
+    assert [env.threads_per_rank(n) for n in (1, 2, 3, 64)] == [16, 8, 5, 1]
+    monkeypatch.setenv("OMPI_MCA_orte_bound_at_launch", "1")
+    assert env.threads_per_rank(4) == 16
+
+
+def prepared(framework: str, **variables: str) -> dict[str, str]:
+    """What `prepare` sets, in a process of its own."""
+    script = f"""
+import json, os, sys
+sys.path.insert(0, {ROOT!r})
+from training import env
+from howdah.errors import HowdahError
+try:
+    env.prepare({framework!r}, threads=3)
+except HowdahError as error:
+    print(json.dumps({{"error": error.what}}))
+else:
+    print(json.dumps(dict(os.environ)))
+"""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
+        env=clean | variables,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+def test_one_framework_and_its_threads():
+    found = prepared("torch")
+    assert (found["USE_TORCH"], found["USE_TF"]) == ("1", "0")
+    assert found["OMP_NUM_THREADS"] == "3"
+    found = prepared("tensorflow")
+    assert (found["USE_TORCH"], found["USE_TF"]) == ("0", "1")
+    assert found["TF_USE_LEGACY_KERAS"] == "1"
+    assert found["TF_NUM_INTRAOP_THREADS"] == "3"
+
+
+def test_each_rank_sees_one_gpu_and_more_ranks_than_gpus_are_refused():
+    rank = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1",
+            "HOROVOD_LOCAL_SIZE": "2"}  # fmt: skip
+    assert prepared("torch", CUDA_VISIBLE_DEVICES="4,6", **rank)["CUDA_VISIBLE_DEVICES"] == "6"
+    assert prepared("torch", CUDA_VISIBLE_DEVICES="", **rank)["CUDA_VISIBLE_DEVICES"] == ""
+    found = prepared("torch", CUDA_VISIBLE_DEVICES="4", **rank)
+    assert found["error"] == "more ranks than GPUs on this node"
+
+
+def test_a_second_framework_in_a_process_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", object())
+    with pytest.raises(UsageError, match="one process holds one framework"):
+        env.prepare("tensorflow")
+
+
+# ------------------------------------------------------------------------------ stop requests
+@pytest.fixture
+def signals():
+    made = []
+
+    def make(several_ranks: bool) -> tuple[StopSignals, list, threading.Event]:
+        abandoned, done = [], threading.Event()
+
+        def abandon(error):
+            abandoned.append(error)
+            done.set()
+
+        stop = StopSignals(several_ranks=several_ranks, abandon=abandon, patience=0.05)
+        stop.install()
+        made.append(stop)
+        return stop, abandoned, done
+
+    yield make
+    for stop in made:
+        stop.uninstall()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGINT, Interrupted),
+        (signal.SIGTERM, Terminated),
+        (signal.SIGUSR1, Interrupted),
+        (signal.SIGUSR2, Terminated),
+    ],
+)
+def test_a_request_to_one_process_waits_for_the_step_s_end(signals, number, kind):
+    stop, abandoned, _ = signals(several_ranks=False)
+    stop.stepping(True)
+    assert not stop.requested()
+    os.kill(os.getpid(), number)
+    assert stop.requested()
+    assert not stop.alone
+    assert isinstance(stop.error(), kind)
+    assert abandoned == []
+
+
+def test_outside_the_steps_a_request_raises_at_once(signals):
+    signals(several_ranks=True)
+    with pytest.raises(Terminated):
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def test_a_request_that_came_in_the_last_step_is_not_lost(signals):
+    stop, _, _ = signals(several_ranks=True)
+    stop.stepping(True)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    with pytest.raises(Interrupted):
+        stop.stepping(False)
+
+
+def test_when_the_launcher_tears_down_a_main_thread_that_hangs_is_passed_by(signals):
+    stop, abandoned, done = signals(several_ranks=True)
+    stop.stepping(True)
+    os.kill(os.getpid(), signal.SIGTERM)  # and the main thread never asks
+    assert done.wait(60)
+    assert stop.alone
+    assert isinstance(abandoned[0], Terminated)
+
+
+def test_when_the_launcher_tears_down_a_main_thread_that_acts_is_left_to_it(signals):
+    stop, abandoned, done = signals(several_ranks=True)
+    stop.stepping(True)
+    stop.disarm()  # what leaving a rank does first
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.torn_down_within(60)
+    assert stop.alone
+    assert not done.wait(0.3)
+    assert abandoned == []
+
+
+# ---------------------------------------------------------------------------------- failures
+def test_causes_come_before_consequences_whatever_the_clock_says(tmp_path):
+    place = str(tmp_path)
+    failure.write(place, failure.of(0, Terminated("the launcher ended the job"), consequence=True))
+    try:
+        raise KeyError("bug")
+    except KeyError as error:
+        failure.write(place, failure.of(2, error))
+    failure.write(place, failure.of(1, UsageError("later")))
+    assert [told.rank for told in failure.read_all(place)] == [2, 1, 0]
+    first = failure.first(place)
+    assert first.exit_code == 6
+    assert "KeyError: 'bug'" in first.text
+    failure.clear(place, rank=2)
+    assert failure.first(place).rank == 1
+    failure.clear(place)
+    assert failure.first(place) is None
