@@ -259,7 +259,7 @@ class Run:
             metrics=metrics,
             steps=state.step,
             epochs=self.figures.epoch(state),
-            train_seconds=round(state.train_seconds, 3),
+            train_seconds=round(state.train_seconds, 6),
             examples_per_second=round(state.rows / max(state.train_seconds, 1e-9), 3),
             tokens_per_second=round(state.tokens / max(state.train_seconds, 1e-9), 3),
             best_step=state.best_step,
