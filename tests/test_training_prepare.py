@@ -1,0 +1,242 @@
+"""What a loop is given, and what it is refused before its first step."""
+
+from __future__ import annotations
+
+import io
+import shutil
+
+import numpy as np
+import pytest
+
+from howdah import storage
+from howdah.config import from_dict
+from howdah.errors import ConfigError, DataError, ModelError
+from tests.fixtures_dataset import build_dataset
+from tests.tiny_model import write_tiny_model
+from training.comm import SoloComm
+from training.env import RankEnv
+from training.lossscale import LossScale, clip_factor
+from training.prepare import Job, cpu_has_bf16, prepare
+from training.run import Run
+from training.state import TrainState
+
+
+class OneOf(SoloComm):
+    """Rank `rank` of `size`, for what needs no other rank."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+    def broadcast_json(self, obj):
+        return obj
+
+
+def job(dataset, base, comm=None, *, gpu=False, **sections) -> Job:
+    training = {"framework": "torch", "per_device_max_tokens": 512} | sections.pop("training", {})
+    config = from_dict(
+        {
+            "data": {"dataset": dataset, "max_length": 64},
+            "model": {"base": base} | sections.pop("model", {}),
+            "training": training,
+            **sections,
+        }
+    )
+    run = Run(config, RankEnv(), console=io.StringIO())
+    return prepare(config, comm or SoloComm(), run, gpu=gpu)
+
+
+# --------------------------------------------------------------------------------- what is given
+def test_a_job_has_all_that_a_loop_needs(tiny_dataset, tiny_model_dir):
+    got = job(tiny_dataset.path, tiny_model_dir, training={"num_train_epochs": 2.0,
+                                                           "global_batch_size": 16})  # fmt: skip
+    assert got.labels == tiny_dataset.manifest.labels
+    assert got.schedule.steps == 2 * got.planner.steps_per_epoch == 12
+    assert got.weights["classifier.weight"].shape == (4, got.base.config["dim"])
+    assert np.ptp(got.weights["classifier.weight"]) > 0
+    assert got.class_weights is None
+    assert got.identity.plan == got.planner.plan_hash
+    rows = [b.real_tokens for b in got.train_source(SoloComm(), got.planner.start())]
+    assert sum(rows) == 2 * sum(shard.tokens for shard in tiny_dataset.manifest.splits["train"])
+
+
+def test_the_classifier_begins_by_the_seed_alone(tiny_dataset, tiny_model_dir):
+    first, again, other = (
+        job(tiny_dataset.path, tiny_model_dir, training={"seed": seed}).weights["classifier.weight"]
+        for seed in (1, 1, 2)
+    )
+    assert first.tobytes() == again.tobytes()
+    assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_an_evaluation_sees_each_row_once_in_any_world(tiny_dataset, tiny_model_dir, world, split):
+    got = job(tiny_dataset.path, tiny_model_dir)
+    ids = [
+        row_id
+        for rank in range(world)
+        for batch in got.eval_source(split, OneOf(rank, world))
+        for row_id, weight in zip(batch.row_ids, batch.weights_B, strict=True)
+        if weight
+    ]
+    rows = tiny_dataset.manifest.rows(split)
+    assert sorted(ids) == sorted(f"{split}-{i}".encode() for i in range(rows))
+
+
+def test_a_short_evaluation_takes_rows_of_every_shard(tiny_dataset, tiny_model_dir):
+    got = job(tiny_dataset.path, tiny_model_dir)
+    batches = list(got.eval_source("train", SoloComm(), max_rows=12))
+    shards = np.concatenate([b.rows.shard[b.rows.real] for b in batches])
+    assert np.bincount(shards).tolist() == [4, 4, 4]
+
+
+def test_balanced_weights_give_every_class_the_same_say(tiny_dataset, tiny_model_dir):
+    got = job(tiny_dataset.path, tiny_model_dir, training={"class_weights": "balanced"})
+    labels = np.concatenate(got.shards.labels)
+    say = np.bincount(labels, minlength=4) * got.class_weights
+    np.testing.assert_allclose(say, len(labels) / 4, rtol=1e-6)
+
+
+def test_given_weights_go_by_the_labels_names(tiny_dataset, tiny_model_dir):
+    got = job(tiny_dataset.path, tiny_model_dir, training={"class_weights": {"plants": 3.0}})
+    assert got.class_weights.tolist() == [1.0, 3.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("size", "sparse"), [(2, True), (64, False)])
+def test_embeddings_cross_sparse_where_that_is_less(tmp_path, tiny_dataset, tiny_model_dir, size,
+                                                   sparse):  # fmt: skip
+    # 2 ranks touch some 2 * 60 rows of 2 * 900; 64 ranks with a batch of 640 are beyond that.
+    many = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, rows={"train": 2560})
+    got = job(many.path, tiny_model_dir, OneOfAlike(0, size),
+              training={"global_batch_size": 8 if sparse else 2560})  # fmt: skip
+    assert got.sparse_embeddings is sparse
+
+
+class OneOfAlike(OneOf):
+    """Rank 0 of a world whose other ranks say the same."""
+
+    def gather_json(self, obj):
+        return [obj] * self.size
+
+    def broadcast(self, arrays):
+        return dict(arrays)
+
+
+# ------------------------------------------------------------------------------- what is refused
+def test_fp16_is_for_gpus(tiny_dataset, tiny_model_dir):
+    training = {"precision": "fp16"}
+    with pytest.raises(ConfigError, match="fp16 trains on GPUs only"):
+        job(tiny_dataset.path, tiny_model_dir, training=training)
+    assert job(tiny_dataset.path, tiny_model_dir, training=training, gpu=True).precision == "fp16"
+
+
+def test_another_tokenizer_is_refused(tmp_path, tiny_dataset, tiny_model_dir):
+    other = str(tmp_path / "other")
+    shutil.copytree(tiny_model_dir, other)
+    path = storage.join(other, "tokenizer.json")
+    text = storage.read_text(path)
+    assert '"the"' in text
+    storage.write_whole(path, text.replace('"the"', '"thee"').encode())
+    with pytest.raises(ModelError, match="tokenizer is not the dataset's"):
+        job(tiny_dataset.path, other)
+
+
+def test_rows_longer_than_the_base_can_read_are_refused(tmp_path, tiny_dataset, tiny_model_dir):
+    long = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, max_length=4096,
+                         rows={"train": 20})  # fmt: skip
+    with pytest.raises(ModelError, match="longer than the base model can read"):
+        job(long.path, tiny_model_dir, training={"per_device_max_tokens": 8192})
+
+
+def test_a_micro_batch_must_hold_a_row(tmp_path, tiny_model_dir):
+    long = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, max_length=129,
+                         rows={"train": 20})  # fmt: skip
+    with pytest.raises(ConfigError, match="cannot hold one row"):
+        job(long.path, tiny_model_dir, training={"per_device_max_tokens": 132})
+
+
+def test_freezing_more_layers_than_there_are_is_refused(tiny_dataset, tiny_model_dir):
+    with pytest.raises(ConfigError, match="layers"):
+        job(tiny_dataset.path, tiny_model_dir, model={"freeze_layers": 3})
+
+
+@pytest.mark.parametrize("weights", [{"animal": 2.0}, {"plants": 0.0}, {"plants": -1.0}])
+def test_class_weights_must_fit_the_labels(tiny_dataset, tiny_model_dir, weights):
+    with pytest.raises(ConfigError, match="class weights do not fit") as caught:
+        job(tiny_dataset.path, tiny_model_dir, training={"class_weights": weights})
+    assert next(iter(weights)) in caught.value.got
+
+
+def test_more_ranks_than_rows_are_refused(tmp_path, tiny_model_dir, tiny_dataset):
+    few = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, rows={"train": 3})
+    with pytest.raises(DataError, match="fewer rows to train on than ranks"):
+        job(few.path, tiny_model_dir, OneOfAlike(0, 4))
+    with pytest.raises(ConfigError, match="more ranks than rows in a global batch"):
+        job(tiny_dataset.path, tiny_model_dir, OneOfAlike(0, 4),
+            training={"global_batch_size": 3})  # fmt: skip
+
+
+def test_ranks_with_different_configurations_are_refused(tiny_dataset, tiny_model_dir):
+    class Differs(OneOf):
+        def gather_json(self, obj):
+            return [obj, obj, "another"]
+
+    with pytest.raises(ConfigError, match="different configurations") as caught:
+        job(tiny_dataset.path, tiny_model_dir, Differs(0, 3))
+    assert "rank(s) 2" in caught.value.where
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+def test_a_damaged_shard_is_refused_whichever_split_it_is_of(tmp_path, tiny_model_dir, split):
+    made = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir)
+    path = made.shard_path(made.manifest.splits[split][-1])
+    data = bytearray(storage.read_bytes(path))
+    data[len(data) // 2] ^= 1
+    storage.write_whole(path, bytes(data))
+    with pytest.raises(DataError) as caught:
+        job(made.path, tiny_model_dir)
+    assert storage.name(path) in caught.value.where
+    assert "offset" in caught.value.where
+
+
+def test_a_base_without_weights_is_refused(tmp_path, tiny_dataset):
+    base = write_tiny_model(str(tmp_path / "base"))
+    storage.remove(storage.join(base, "model.safetensors"))
+    with pytest.raises(ModelError):
+        job(tiny_dataset.path, base)
+
+
+# -------------------------------------------------------------------------------- small pieces
+@pytest.mark.parametrize(("flags", "has"), [("fpu avx512_bf16 sse", True), ("fpu amx_bf16", True),
+                                            ("fpu avx512f", False)])  # fmt: skip
+def test_bf16_is_taken_where_the_processor_has_it(tmp_path, flags, has):
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    assert cpu_has_bf16(str(info)) is has
+    assert cpu_has_bf16(str(tmp_path / "none")) is False
+
+
+def test_clipping_takes_the_norm_to_the_bound():
+    assert clip_factor(4.0, 1.0) * 4.0 == pytest.approx(1.0, rel=1e-5)
+    assert clip_factor(0.5, 1.0) == 1.0
+    assert clip_factor(1e9, 0.0) == 1.0
+
+
+def test_the_loss_scale_halves_at_infinity_and_doubles_after_2000_good_steps():
+    state = TrainState()
+    scale = LossScale(state, on=True)
+    assert scale.value == 65536.0
+    scale.update(False)
+    assert (scale.value, state.skipped_steps) == (32768.0, 1)
+    for _ in range(1999):
+        scale.update(True)
+    assert scale.value == 32768.0
+    again = LossScale(TrainState.from_meta(state.to_meta()), on=True)  # after a restart
+    again.update(True)
+    assert again.value == 65536.0
+    for _ in range(40):
+        again.update(False)
+    assert again.value == 1.0
+    off = LossScale(TrainState(), on=False)
+    off.update(False)
+    assert off.value == 1.0
