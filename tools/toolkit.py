@@ -113,7 +113,8 @@ def run_logged(
                     code = process.wait(timeout=30)
                     break
                 except subprocess.TimeoutExpired:
-                    say(f"    ... {what}, {time.monotonic() - started:.0f} s so far (log: {log})")
+                    seconds = time.monotonic() - started
+                    say(f"    ... {what}{_percent(log)}, {seconds:.0f} s so far (log: {log})")
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
@@ -122,6 +123,14 @@ def run_logged(
     if code != 0:
         raise SetupError(f"{what}: {Path(argv[0]).name} ended with {code}", remedy=remedy, log=log)
     return log.read_text(encoding="utf-8", errors="replace")
+
+
+def _percent(log: Path) -> str:
+    """How far a build has come by its own account: make's last `[ 45%]`; empty where none."""
+    with open(log, "rb") as file:
+        file.seek(max(0, log.stat().st_size - 65536))
+        found = re.findall(rb"^\[ *(\d+)%\]", file.read(), re.MULTILINE)
+    return f" {int(found[-1])} %" if found else ""
 
 
 def output_of(argv: Sequence[str | Path], *, timeout: float = 60) -> str | None:
