@@ -153,8 +153,9 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> str:
             allow_patterns=list(patterns),
             etag_timeout=_HUB_TIMEOUT_SECONDS,
         )
-    except (LocalEntryNotFoundError, requests.exceptions.RequestException, OSError) as error:
-        if isinstance(error, HfHubHTTPError):
+    except (requests.exceptions.RequestException, HFValidationError, OSError) as error:
+        answered = isinstance(error, HfHubHTTPError | HFValidationError)
+        if answered and not isinstance(error, LocalEntryNotFoundError):
             raise _hub_error(name, revision, nearby, error) from error
         raise ModelError(
             f"the hub cannot be reached and {name} is not in its local cache {nearby}",
@@ -163,8 +164,6 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> str:
             remedy="give a model directory as model.base, or fetch the model once on a machine with"
             " a network and copy it here",
         ) from error
-    except HFValidationError as error:
-        raise _hub_error(name, revision, nearby, error) from error
     _require_match(name, os.listdir(local), patterns)
     return local
 

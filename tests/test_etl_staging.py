@@ -1,0 +1,100 @@
+"""What may be swept: left-overs of dead runs, never a live run's or a committed file."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from etl import staging
+from etl.staging import Lease, attempt_name, discard, sweep
+from howdah import storage
+
+
+@pytest.fixture(params=["file", "memory"])
+def dataset(request, tmp_path):
+    return str(tmp_path / "data") if request.param == "file" else f"memory://sweep-{tmp_path.name}"
+
+
+def _put(version, *names):
+    for name in names:
+        storage.write_whole(f"{version}/{name}", b"x")
+
+
+def _names(version):
+    out = []
+    for below in (version, f"{version}/rejects"):
+        if storage.is_dir(below):
+            out += [e.name for e in storage.list_dir(below, unfinished=True) if not e.is_dir]
+    return sorted(out)
+
+
+def _dead_pid():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def _lease(version, token, *, host, pid):
+    body = json.dumps({"host": host, "pid": pid, "token": token})
+    storage.write_whole(f"{version}/_run-{token}.json", body.encode())
+
+
+MINE = attempt_name("train-00000-of-00001", "aaaaaaaa", 3, "tfrecord")
+REJECT = "rejects/" + attempt_name("part-00000", "aaaaaaaa", 3, "parquet")
+
+
+def test_a_version_that_was_never_committed_goes_whole(dataset):
+    version = f"{dataset}/v=1"
+    _put(version, MINE, MINE + ".index", REJECT, "report.json", ".tmp-x")
+    _lease(version, "aaaaaaaa", host=__import__("socket").gethostname(), pid=_dead_pid())
+    assert len(sweep(dataset)) == 6
+    assert not storage.exists(version) or _names(version) == []
+
+
+def test_a_committed_version_keeps_what_its_manifest_names(dataset):
+    version = f"{dataset}/v=1"
+    dead = attempt_name("train-00000-of-00001", "bbbbbbbb", 4, "tfrecord")
+    _put(version, MINE, MINE + ".index", REJECT, "report.html", dead, dead + ".index", "notes.md")
+    manifest = {
+        "splits": {"train": [{"name": MINE, "index_name": MINE + ".index"}]},
+        "quality": {"reject_files": [REJECT]},
+    }
+    storage.write_whole(f"{version}/manifest.json", json.dumps(manifest).encode())
+    assert sorted(map(storage.name, sweep(dataset))) == [dead, dead + ".index"]
+    kept = [MINE, MINE + ".index", "manifest.json", "notes.md", "report.html", storage.name(REJECT)]
+    assert _names(version) == sorted(kept)
+    assert sweep(dataset) == []
+
+
+def test_files_of_a_live_run_stay(dataset):
+    version = f"{dataset}/v=1"
+    with Lease(version) as lease:
+        live = attempt_name("test-00000-of-00001", lease.token, 9, "tfrecord")
+        _put(version, live, MINE, "report.json")
+        assert sweep(dataset) == [storage.join(version, MINE)]
+        assert live in _names(version) and "report.json" in _names(version)
+        discard(version, lease.token)
+        assert live not in _names(version)
+    assert not any(name.startswith("_run-") for name in _names(version))
+
+
+def test_a_run_on_another_host_lives_as_long_as_its_beat(dataset, monkeypatch):
+    version = f"{dataset}/v=1"
+    _put(version, MINE)
+    _lease(version, "aaaaaaaa", host="elsewhere", pid=1)
+    assert sweep(dataset) == []
+    monkeypatch.setattr(staging, "EXPIRED_SECONDS", -1.0)
+    assert len(sweep(dataset)) == 2
+
+
+def test_directories_that_are_no_versions_are_left_alone(tmp_path):
+    other = tmp_path / "backup"
+    os.makedirs(other)
+    (other / MINE).write_text("x")
+    (tmp_path / "v=2").mkdir()
+    (tmp_path / "v=2" / "mine.txt").write_text("x")
+    assert sweep(str(tmp_path)) == []
+    assert (other / MINE).exists() and (tmp_path / "v=2" / "mine.txt").exists()
+    assert sweep(str(tmp_path / "nothing")) == []
