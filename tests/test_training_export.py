@@ -158,6 +158,14 @@ def test_card_without_metrics_or_dataset(tmp_path, base):
     assert "Not recorded" in card
 
 
+def test_a_label_cannot_break_the_cards_tables(tmp_path, base, info):
+    labels = ["a|b", "c", "d"]
+    metrics = classification_metrics(np.array([0, 1]), np.eye(3)[:2], labels)
+    changed = replace(info, metrics={"test": metrics})
+    target = write(str(tmp_path / "export"), base, changed, label_names=labels)
+    assert "| a\\|b | 1.0000 |" in storage.read_text(os.path.join(target, "README.md"))
+
+
 def test_on_another_storage(base, info):
     target = "memory://exports/zoo"
     try:

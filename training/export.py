@@ -195,6 +195,8 @@ def _model_card(info: RunInfo, label_names: Sequence[str], weights_sha256: str) 
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("training", "."), undefined=jinja2.StrictUndefined
     )
+    # A | in a label would end the table's cell.
+    environment.globals["cell"] = lambda v: str(v).replace("|", "\\|").replace("\n", " ")
     environment.globals["number"] = lambda v: "undefined" if v is None else f"{v:.4f}"
     return environment.get_template("model_card.md.j2").render(
         info=info,
