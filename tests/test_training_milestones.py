@@ -1,0 +1,216 @@
+"""Evaluations, checkpoints and the end of a run, with a "model" of numpy in the place of a loop's.
+
+The model's logits are its classifier's bias, the same for every row: the further the bias is from
+zero, the worse the loss. `AMPLITUDES[step]` says how far.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from howdah import storage
+from howdah.config import from_dict
+from howdah.errors import HowdahError
+from training.checkpoint import load
+from training.comm import SoloComm
+from training.env import RankEnv
+from training.milestones import Milestones, resume
+from training.prepare import prepare
+from training.run import Run
+
+AMPLITUDES = [0.0, 6.0, 4.0, 5.0, 1.0, 3.0, 7.0, 8.0, 2.0]  # step 4 is the best; 8 steps
+
+
+class Training:
+    """One attempt of a run whose steps only set the classifier's bias."""
+
+    def __init__(self, directory: str, dataset, base: str, **values) -> None:
+        config = from_dict(
+            {
+                "run": {"directory": directory},
+                "data": {"dataset": dataset.path, "max_length": 64},
+                "model": {"base": base},
+                "training": {"framework": "torch", "global_batch_size": 24, "num_train_epochs": 2.0,
+                             "per_device_max_tokens": 2048,
+                             "early_stopping": values.pop("early_stopping", {})},
+                "evaluation": {"every_steps": 2, "metric": "loss", **values.pop("evaluation", {})},
+                "checkpoint": {"every_epoch": False, "keep": 9, **values.pop("checkpoint", {})},
+                "tracking": {"tensorboard": False},
+            }
+        )  # fmt: skip
+        assert not values
+        self.comm, self.console = SoloComm(), io.StringIO()
+        self.run = Run(config, RankEnv(), console=self.console)
+        self.run.open()
+        self.job = prepare(config, self.comm, self.run, gpu=False)
+        self.weights = {name: array.copy() for name, array in self.job.weights.items()}
+        self.state, saved, self.due = resume(self.job, self.comm, self.run)
+        if saved is not None:
+            self.restore(
+                {n.removeprefix("model/"): a for n, a in saved.items() if n.startswith("model/")}
+            )
+        self.milestones = Milestones(
+            self.job,
+            self.comm,
+            self.run,
+            self.state,
+            weights=lambda: {name: array.copy() for name, array in self.weights.items()},
+            moments=lambda: {"adam_m/classifier.bias": np.zeros(4, np.float32)},
+            forward=lambda ids_BT, mask_BT: np.tile(self.weights["classifier.bias"],
+                                                    (len(ids_BT), 1)),
+        )  # fmt: skip
+        steps = self.job.planner.steps_per_epoch
+        self.run.begin(self.state, total_steps=self.job.schedule.steps, steps_per_epoch=steps)
+
+    def restore(self, weights) -> None:
+        self.weights.update({name: array.copy() for name, array in weights.items()})
+
+    def step(self, *, stop: bool = False, abort: bool = False) -> bool:
+        """As a loop's step; with `abort` only up to where a collective could hang."""
+        state, planner = self.state, self.job.planner
+        with self.run.update_lock:
+            state.step += 1
+            self.weights["classifier.bias"][:] = [AMPLITUDES[state.step], 0.0, 0.0, 0.0]
+            at = (int(state.plan["epoch"]), int(state.plan["step"]))
+            state.plan = planner.state(*planner.after(*at)).to_json()
+            self.milestones.completed()
+        return False if abort else self.milestones.after_step(stop)
+
+    def go(self) -> Training:
+        """To the end."""
+        if self.due:
+            self.milestones.catch_up()
+        over = self.state.step >= self.job.schedule.steps or self.state.stopped_early
+        while not over:
+            over = self.step()
+        self.milestones.conclude(self.restore)
+        self.run.close("finished")
+        return self
+
+    def leave(self) -> None:
+        """End an attempt without finishing the run."""
+        self.run.checkpoints.wait()
+        self.run.close("interrupted")
+
+    def saved(self) -> dict[int, float | None]:
+        """{step: score} of the checkpoints."""
+        return {one.step: one.score for one in self.run.checkpoints.list()}
+
+    def exported_bias(self) -> float:
+        path = os.path.join(self.run.directory, "export", "model.safetensors")
+        return float(load_file(path)["classifier.bias"][0])
+
+
+@pytest.fixture
+def begin(tmp_path, tiny_dataset, tiny_model_dir):
+    return lambda name="run", **values: Training(
+        str(tmp_path / name), tiny_dataset, tiny_model_dir, **values
+    )
+
+
+def test_the_best_evaluation_is_kept_and_exported(begin):
+    done = begin().go()
+    # 2 and 4 were the best so far when they came, 8 is the last.
+    assert sorted(done.saved()) == [2, 4, 8]
+    assert max(done.saved(), key=done.saved().get) == 4 == done.state.best_step
+    assert done.exported_bias() == AMPLITUDES[4]
+    run = storage.read_json(os.path.join(done.run.directory, "run.json"))
+    assert run["metrics"]["validation"]["loss"] == pytest.approx(-done.saved()[4], abs=1e-6)
+    info = storage.read_json(os.path.join(done.run.directory, "export", "howdah.json"))
+    assert info["step"] == 4
+
+
+def test_the_last_weights_are_exported_where_nothing_was_evaluated(begin, tmp_path, tiny_model_dir):
+    from tests.fixtures_dataset import build_dataset
+
+    alone = build_dataset(str(tmp_path / "v=2"), model_dir=tiny_model_dir, rows={"train": 96})
+    done = Training(str(tmp_path / "alone"), alone, tiny_model_dir).go()
+    assert done.saved() == {8: None}
+    assert done.state.best_step is None
+    assert done.exported_bias() == AMPLITUDES[8]
+
+
+def test_saves_by_steps_and_epochs_come_on_top(begin):
+    done = begin(checkpoint={"every_steps": 3, "every_epoch": True}).go()
+    assert sorted(done.saved()) == [2, 3, 4, 6, 8]
+
+
+def test_early_stopping_saves_and_ends(begin):
+    done = begin(early_stopping={"patience": 1}).go()
+    assert done.state.step == 6 and done.state.stopped_early
+    assert sorted(done.saved()) == [2, 4, 6]
+    assert done.exported_bias() == AMPLITUDES[4]
+    again = begin(early_stopping={"patience": 1}).go()  # it is over: nothing is trained
+    assert again.state.step == 6
+    assert again.exported_bias() == AMPLITUDES[4]
+
+
+@pytest.mark.parametrize("stopped_at", [1, 2, 3, 4, 7, 8])
+def test_a_stopped_run_ends_as_the_whole_one(begin, stopped_at):
+    whole = begin("whole").go()
+    first = begin()
+    for _ in range(stopped_at - 1):
+        first.step()
+    with pytest.raises(HowdahError):
+        first.step(stop=True)
+    first.leave()
+    assert first.saved()[stopped_at] is None  # the evaluation is put off, not lost
+    second = begin()
+    assert second.state.step == stopped_at
+    assert second.due is (stopped_at % 2 == 0)
+    second.go()
+    assert {s: v for s, v in second.saved().items() if v is not None} == whole.saved()
+    assert _comparable(second) == _comparable(whole)
+    assert second.exported_bias() == whole.exported_bias()
+
+
+def _comparable(training: Training) -> dict:
+    meta = training.state.to_meta()
+    return {key: value for key, value in meta.items() if key != "train_seconds"}
+
+
+@pytest.mark.parametrize("at", [3, 4])
+def test_a_torn_down_run_saves_its_last_completed_step(begin, at):
+    first = begin()
+    for _ in range(at - 1):
+        first.step()
+    first.step(abort=True)
+    first.run.save_last_completed()  # as another thread does while the main one hangs
+    assert at in first.saved()
+    meta = load(first.run.checkpoints.path_of(at)).meta
+    assert (meta["step"], meta["evaluation_due"]) == (at, at == 4)
+    first.leave()
+    second = begin()
+    assert second.weights["classifier.bias"][0] == AMPLITUDES[at]
+    assert second.go().exported_bias() == AMPLITUDES[4]
+
+
+def test_a_run_begun_elsewhere_finds_its_own_best(begin):
+    whole = begin("whole").go()
+    other = begin("other", checkpoint={"resume": whole.run.checkpoints.path_of(4)})
+    assert other.state.best_step is None
+    assert "evaluations begin anew" in other.console.getvalue()
+    assert other.go().state.best_step == 8  # of 6 and 8, the better one
+    assert other.exported_bias() == AMPLITUDES[8]
+
+
+def test_a_failed_save_ends_the_run(begin, monkeypatch):
+    done = begin(checkpoint={"every_steps": 1})
+    done.step()
+    done.run.checkpoints.wait()
+    storage.remove(os.path.join(done.run.directory, "attempts"), recursive=True)
+    os.makedirs(os.path.join(done.run.directory, "attempts"))
+    path = os.path.join(done.run.directory, "attempts", "2.json")
+    storage.write_whole(path, b"{}")  # a later attempt has taken over
+    with pytest.raises(HowdahError):
+        for _ in range(4):
+            done.step()
+            while done.run.checkpoints.busy:
+                time.sleep(0.01)
+    done.run.close("failed")
