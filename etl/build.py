@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,9 +44,11 @@ class Kept(list):
     def __enter__(self) -> Kept:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for frame in reversed(self):
-            frame.unpersist()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # after a failure Spark may be gone, and the failure is what the user must see
+        with contextlib.suppress(*([Exception] if kind else [])):
+            for frame in reversed(self):
+                frame.unpersist()
 
 
 def from_text(

@@ -159,7 +159,10 @@ def _make(
     """Build and commit one version under a lease; the loser of a race takes the winner's."""
     hash_ = dataset_hash(config, source, encoder)
     version = _version(config, hash_)
-    with Lease(version) as lease:
+    with contextlib.ExitStack() as stack:
+        # last of all, when the lease has ended: what this run or a dead one left beside a manifest
+        stack.callback(_sweep, config.data.dataset, None, progress)
+        lease = stack.enter_context(Lease(version))
         try:
             with Kept() as kept, translated("run the ETL"):
                 manifest = _write(
@@ -174,7 +177,6 @@ def _make(
                 progress(f"another run has made this version meanwhile: {version}")
                 return _result(version, unchanged=True)
             raise
-    _sweep(config.data.dataset, None, progress)
     rows = ", ".join(f"{name} {manifest.rows(name):,}" for name in manifest.splits)
     progress(f"committed {version} ({rows} rows)")
     return _result(version, unchanged=False)

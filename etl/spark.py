@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 import howdah.errors
 from howdah import storage
 from howdah.config_model import SparkOptions
-from howdah.errors import ClusterError, HowdahError, as_dict
+from howdah.errors import ClusterError, DataError, HowdahError, as_dict
 
 MINIMUM_JAVA = 17
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?$")
@@ -207,11 +207,11 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
         carried = _carried(text)
         if carried is not None:
             raise carried from error
-        raise kind(
-            f"Spark could not {doing}",
-            got=first_line(error),
-            remedy="the lines above are Spark's; more memory: data.spark.driver_memory",
-        ) from error
+        remedy = "if memory ran out: data.spark.driver_memory, or spark.executor.memory in"
+        remedy += " data.spark.conf; otherwise Spark's log on the executors tells more"
+        if issubclass(kind, DataError):
+            remedy = "check that the source is whole, and that data.format and data.csv fit it"
+        raise kind(f"Spark could not {doing}", got=first_line(error), remedy=remedy) from error
 
 
 def _carried(text: str) -> HowdahError | None:

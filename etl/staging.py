@@ -149,14 +149,8 @@ def _sweep_version(version: str, own_token: str | None) -> list[str]:
     # Leases are read before the files are listed: a run that starts in between has its lease
     # first and files only afterwards, so that no file of a live run is taken for a dead one's.
     entries = list(_walk(version))
-    if not any(_LEASE.search(e.name) or _OURS.search(e.name) for e in entries):
-        if not entries and not storage.exists(storage.join(version, MANIFEST)):
-            _remove_if_empty(version)
-        return []
     leases = {m.group(1): e for e in entries if (m := _LEASE.search(e.name))}
-    now = max((entry.modified for entry in leases.values()), default=0.0)
-    if leases:
-        now = max(now, _storage_time(version))
+    now = _storage_time(version) if leases else 0.0
     live = {token for token, entry in leases.items() if _alive(entry, now)}
     if own_token:
         live.add(own_token)
