@@ -61,10 +61,19 @@ def assert_close(a: Finished, b: Finished, *, atol: float, step: int = STEPS) ->
 
 
 # ----------------------------------------------------------------------------- the world size
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_two_ranks_learn_what_one_does(trained, framework):
+FORMS = [
+    ("torch", "dense"),
+    ("torch", "sparse"),
+    ("tensorflow", "sparse"),
+    pytest.param("tensorflow", "dense", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("framework", "embeddings"), FORMS)
+def test_two_ranks_learn_what_one_does(trained, framework, embeddings):
     one = trained(framework, dropout=False)
-    two = trained(framework, 2, dropout=False)
+    two = trained(framework, 2, dropout=False, **{"training.sparse_embeddings": embeddings})
+    assert ("as rows" in two.output) is (embeddings == "sparse")
     assert len(one.losses()) == len(two.losses()) == STEPS
     np.testing.assert_allclose(two.losses(), one.losses(), atol=1e-5, rtol=0)
     assert one.losses()[0] != one.losses()[-1]
@@ -79,16 +88,6 @@ def test_any_world_learns_what_one_does(trained, framework, np_):
     more = trained(framework, np_, OTHER[KIND[framework]], dropout=False)
     np.testing.assert_allclose(more.losses(), one.losses(), atol=1e-5, rtol=0)
     assert_close(one, more, atol=2e-5)
-
-
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_sparse_embedding_gradients_are_the_dense_ones(trained, framework):
-    dense = trained(framework, dropout=False)
-    key = "training.sparse_embeddings"
-    sparse = trained(framework, 2, dropout=False, **{key: "sparse"})
-    assert "as rows" in sparse.output
-    np.testing.assert_allclose(sparse.losses(), dense.losses(), atol=1e-5, rtol=0)
-    assert_close(dense, sparse, atol=2e-5)
 
 
 # --------------------------------------------------------------------------------- resuming
