@@ -20,7 +20,14 @@ from howdah.errors import ModelError
 from training.distilbert import PREFIX
 from training.parameters import dropout_rates, start_weights, trainable_names
 
-__all__ = ["DistilBertClassifier", "build", "export_weights", "forward_fn", "import_weights"]
+__all__ = [
+    "DistilBertClassifier",
+    "Dropouts",
+    "build",
+    "export_weights",
+    "forward_fn",
+    "import_weights",
+]
 
 _EPSILON = 1e-12  # of every LayerNorm
 _BLOCKED = -1e9  # added to attention scores of padding
@@ -66,7 +73,7 @@ class DistilBertClassifier:
             seed_2: int64 [2], dropout's seed of this call; None: no dropout.
         """
         dropout, attention_dropout, classifier_dropout = self.rates
-        dropouts = _Dropouts(seed_2)
+        dropouts = Dropouts(seed_2)
         blocked_B11T = (1.0 - tf.cast(mask_BT, tf.float32))[:, None, None, :] * _BLOCKED
         hidden_BTD = self._embed(ids_BT)
         hidden_BTD = dropouts(hidden_BTD, dropout)
@@ -93,7 +100,7 @@ class DistilBertClassifier:
         hidden_BTD: tf.Tensor,
         blocked_B11T: tf.Tensor,
         layer: str,
-        dropouts: _Dropouts,
+        dropouts: Dropouts,
         rate: float,
     ) -> tf.Tensor:
         heads = self.config["n_heads"]
@@ -130,7 +137,7 @@ class DistilBertClassifier:
         return tf.cast(result, self.compute_dtype)
 
 
-class _Dropouts:
+class Dropouts:
     """The dropouts of one forward pass, each with a seed of its own drawn from the call's."""
 
     def __init__(self, seed_2: tf.Tensor | None) -> None:

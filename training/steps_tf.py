@@ -51,6 +51,11 @@ class Steps:
             autograph=False,
         )
 
+    @property
+    def traces(self) -> tuple[int, int]:
+        """How often a step's first micro-batch was traced, and a further one: at most once each."""
+        return tuple(f.experimental_get_tracing_count() for f in (self._first, self._further))
+
     def backward(self, batch: Batch, *, seed: int, scale: float) -> tf.Tensor:
         """Forward and backward; returns this micro-batch's part of the step's loss, unscaled.
 

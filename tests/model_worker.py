@@ -1,0 +1,177 @@
+"""One framework's model, run in a process of its own for test_training_models.py.
+
+    python tests/model_worker.py FRAMEWORK MODEL_DIRECTORY IN.npz OUT.npz
+
+What comes out has the same names for both frameworks.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+
+from howdah.config_model import ModelSection, TrainingSection
+from training import env
+from training.basemodel import load_base
+from training.parameters import trainable_names
+
+CLASSES = 3
+RATES = {"dropout": 0.0, "attention_dropout": 0.0, "classifier_dropout": 0.0}
+LEARNING_RATES = (0.01, 0.005, 0.002)
+WEIGHT_DECAY, SMOOTHING = 0.1, 0.1
+
+
+def main(framework: str, directory: str, given_path: str, out_path: str) -> None:
+    """Write logits, gradients and updated weights."""
+    env.prepare(framework, threads=1)
+    base = load_base(directory)
+    training = TrainingSection(framework=framework, weight_decay=WEIGHT_DECAY)
+    given = dict(np.load(given_path))
+    work = _tensorflow if framework == "tensorflow" else _torch
+    np.savez(out_path, **work(base.config, base.weights, training, given))
+
+
+def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) -> dict:
+    import torch
+    import torch.nn.functional as F
+
+    from training import model_torch
+    from training.parameters import decays
+
+    def build(model: ModelSection):
+        return model_torch.build(
+            config, weights, num_labels=CLASSES, training=training, model=model
+        )
+
+    net = build(ModelSection(**RATES))
+    forward = model_torch.forward_fn(net)
+    out = _logits(forward, given)
+    out["bf16"] = model_torch.forward_fn(net, "bf16")(given["ids_BT"], given["mask_BT"])
+    out |= {f"start/{name}": array for name, array in model_torch.export_weights(net).items()}
+    net.train()
+    logits_BC = net(
+        input_ids=torch.from_numpy(given["ids_BT"]).long(),
+        attention_mask=torch.from_numpy(given["mask_BT"]),
+    ).logits
+    labels_B = torch.from_numpy(given["labels_B"]).long()
+    loss_B = F.cross_entropy(logits_BC, labels_B, label_smoothing=SMOOTHING, reduction="none")
+    (loss_B * torch.from_numpy(given["weights_B"])).sum().div(
+        float(given["global_weight"])
+    ).backward()
+    for name, parameter in net.named_parameters():
+        gradient = parameter.grad
+        out[f"gradient/{name}"] = (gradient.to_dense() if gradient.is_sparse else gradient).numpy()
+
+    named = {name: torch.nn.Parameter(torch.from_numpy(given[name])) for name in _updated(given)}
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for n, p in named.items() if decays(n)], "weight_decay": WEIGHT_DECAY},
+            {"params": [p for n, p in named.items() if not decays(n)], "weight_decay": 0.0},
+        ]
+    )
+    for number, lr in enumerate(LEARNING_RATES):
+        for name, parameter in named.items():
+            parameter.grad = torch.from_numpy(given[f"{number}/{name}"] * np.float32(0.5))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+    for name, parameter in named.items():
+        out[f"updated/{name}"] = parameter.detach().numpy()
+        out[f"adam_m/{name}"] = optimizer.state[parameter]["exp_avg"].numpy()
+        out[f"adam_v/{name}"] = optimizer.state[parameter]["exp_avg_sq"].numpy()
+    return out
+
+
+def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: dict) -> dict:
+    import tensorflow as tf
+
+    from training import model_tf
+    from training.comm import SoloComm
+    from training.gradients_tf import Gradients
+    from training.optimizer_tf import AdamW
+    from training.steps_tf import Steps
+
+    def build(model: ModelSection, **options):
+        return model_tf.build(
+            config, weights, num_labels=CLASSES, training=training, model=model, **options
+        )
+
+    net = build(ModelSection(**RATES))
+    out = _logits(model_tf.forward_fn(net), given)
+    in_bf16 = build(ModelSection(**RATES), precision="bf16")
+    out["bf16"] = model_tf.forward_fn(in_bf16)(given["ids_BT"], given["mask_BT"])
+    exported = model_tf.export_weights(net)
+    out |= {f"start/{name}": array for name, array in exported.items()}
+
+    def steps_of(net, smoothing: float = SMOOTHING) -> tuple[Steps, Gradients]:
+        trainable = {name: net.variables[name] for name in net.trainable_names}
+        gradients = Gradients(trainable, groups=None, sparse_embeddings=False)
+        return Steps(net, gradients, SoloComm(), label_smoothing=smoothing), gradients
+
+    steps, gradients = steps_of(net)
+    _backward(steps, given, micro=0)
+    out |= {f"gradient/{name}": np.array(value) for name, value in gradients.sums.items()}
+    _backward(steps, given, micro=1)  # accumulated
+    out["twice"] = np.array(gradients.sums["classifier.weight"])
+    out["norm"] = np.array(steps.reduce([given["ids_BT"]]))
+    narrow = given | {"ids_BT": given["ids_BT"][:2, :8], "mask_BT": given["mask_BT"][:2, :8]}
+    _backward(steps, narrow | {k: given[k][:2] for k in ("labels_B", "weights_B")}, micro=0)
+    out["traces"] = np.array(steps.traces)
+
+    # -- dropout: of the seed alone
+    dropping, _ = steps_of(build(ModelSection(dropout=0.5, attention_dropout=0.5)))
+    losses = [float(_backward(dropping, given, micro=0, seed=seed)) for seed in (1, 1, 2)]
+    out["dropout_losses"] = np.array(losses)
+    ones = tf.ones([4, 100_000])
+    dropped = model_tf.Dropouts(tf.constant([3, 0], tf.int64))
+    out["dropped"] = np.stack([dropped(ones, 0.1).numpy(), dropped(ones, 0.1).numpy()])
+
+    # -- a frozen part has no gradient
+    frozen = ModelSection(freeze_embeddings=True, freeze_layers=1, **RATES)
+    part, kept = steps_of(build(frozen))
+    _backward(part, given, micro=0)
+    if list(kept.sums) != trainable_names(config, frozen):
+        raise RuntimeError(f"other gradients than of trainable tensors: {list(kept.sums)}")
+    out |= {f"frozen/{name}": np.array(value) for name, value in kept.sums.items()}
+
+    # -- weights go in again
+    model_tf.import_weights(net, {name: array + 1 for name, array in exported.items()})
+    imported = model_tf.export_weights(net)
+    out |= {f"imported/{name}": array for name, array in imported.items()}
+
+    # -- the optimizer, put aside after two updates and taken up again
+    variables = {name: tf.Variable(given[name]) for name in _updated(given)}
+    optimizer = AdamW(variables, training)
+    for number, lr in enumerate(LEARNING_RATES):
+        if number == 2:
+            moments = optimizer.moments()
+            optimizer = AdamW(variables, training)
+            optimizer.restore(moments, updates=2)
+        sums = [tf.Variable(given[f"{number}/{name}"]) for name in variables]
+        optimizer.step(sums, lr=lr, factor=0.5)
+    out |= {f"updated/{name}": np.array(variable) for name, variable in variables.items()}
+    return out | optimizer.moments()
+
+
+def _logits(forward, given: dict) -> dict:
+    """With padding as it came, and with more of it: logits must not see it."""
+    ids_BT, mask_BT = given["ids_BT"], given["mask_BT"]
+    wider = [np.pad(array, ((0, 0), (0, 16))) for array in (ids_BT, mask_BT)]
+    return {"logits": forward(ids_BT, mask_BT), "wider": forward(*wider)}
+
+
+def _backward(steps, given: dict, *, micro: int, seed: int = 7):
+    from types import SimpleNamespace
+
+    names = ("ids_BT", "mask_BT", "labels_B", "weights_B", "global_weight")
+    batch = SimpleNamespace(micro=micro, **{name: given[name] for name in names})
+    return steps.backward(batch, seed=seed, scale=1.0)
+
+
+def _updated(given: dict) -> list[str]:
+    return [name for name in given if name.endswith((".weight", ".bias")) and name[0] not in "012"]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
