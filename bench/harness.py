@@ -53,20 +53,37 @@ def compare(
 ) -> Row:
     """Time both in turn, after one unmeasured round.
 
+    The row's values are rates of elapsed time. Its notes hold processor time, all threads, which a
+    busy machine disturbs less: microseconds a unit of work, and the ratio of the medians.
+
     Args:
         work: units done by one call (rows, tokens, ...); rates are work / seconds.
     """
-    peer_values, our_values = [], []
+    peer_values, our_values, peer_cpu, our_cpu = [], [], [], []
     for round_ in range(rounds + 1):
-        for call, values in ((run_peer, peer_values), (run_ours, our_values)):
+        for call, values, cpu in (
+            (run_peer, peer_values, peer_cpu),
+            (run_ours, our_values, our_cpu),
+        ):
             gc.collect()
-            start = time.perf_counter()
+            start, start_cpu = time.perf_counter(), time.process_time()
             call()
-            seconds = time.perf_counter() - start
+            seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
             if round_:
                 values.append(work / seconds)
+                cpu.append(1e6 * cpu_seconds / work)
     return Row(
-        what=what, unit=unit, peer=peer, peer_values=peer_values, our_values=our_values, bar=bar
+        what=what,
+        unit=unit,
+        peer=peer,
+        peer_values=peer_values,
+        our_values=our_values,
+        bar=bar,
+        notes={
+            "cpu_us_peer": peer_cpu,
+            "cpu_us_ours": our_cpu,
+            "cpu_ratio": statistics.median(peer_cpu) / statistics.median(our_cpu),
+        },
     )
 
 
@@ -101,14 +118,15 @@ def machine() -> dict:
 def table(rows: Sequence[Row]) -> str:
     """Medians and ratios as a Markdown table."""
     lines = [
-        "| what | peer | peer's median | ours | unit | ratio | bar |",
-        "|---|---|--:|--:|---|--:|---|",
+        "| what | peer | peer's median | ours | unit | ratio | ratio of CPU time | bar |",
+        "|---|---|--:|--:|---|--:|--:|---|",
     ]
     for row in rows:
         peer, ours = statistics.median(row.peer_values), statistics.median(row.our_values)
+        cpu = f"{row.notes['cpu_ratio']:.2f}x" if "cpu_ratio" in row.notes else ""
         lines.append(
             f"| {row.what} | {row.peer} | {peer:,.4g} | {ours:,.4g} | {row.unit} "
-            f"| {row.ratio:.2f}x | {row.bar or ''} |"
+            f"| {row.ratio:.2f}x | {cpu} | {row.bar or ''} |"
         )
     return "\n".join(lines)
 
