@@ -6,9 +6,12 @@ training data was.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -175,6 +178,25 @@ def _installed(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
+@contextlib.contextmanager
+def _quiet_natives() -> Iterator[None]:
+    """Keep what native code writes to stderr while a framework starts; shown only if that fails."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            held.seek(0)
+            os.write(own, held.read())
+            raise
+        finally:
+            sys.stderr.flush()
+            os.dup2(own, 2)
+            os.close(own)
+
+
 def _forward(framework: str, config: dict, weights: dict[str, np.ndarray], classes: int) -> Forward:
     # Full precision: a score must not depend on the machine that serves it.
     settings = {
@@ -190,6 +212,10 @@ def _forward(framework: str, config: dict, weights: dict[str, np.ndarray], class
         device = "cuda" if torch.cuda.is_available() else "cpu"
         net = model_torch.build(config, weights, device=device, **settings)
         return model_torch.forward_fn(net)
-    from training import model_tf
+    with _quiet_natives():
+        import tensorflow as tf
 
+        from training import model_tf
+
+        tf.constant(0)  # starts its runtime, which looks for GPUs and tells of each it misses
     return model_tf.forward_fn(model_tf.build(config, weights, **settings))
