@@ -16,7 +16,7 @@ from tests.tiny_model import write_tiny_model
 from training.comm import SoloComm
 from training.env import RankEnv
 from training.lossscale import LossScale, clip_factor
-from training.prepare import Job, cpu_has_bf16, prepare
+from training.prepare import Job, cpu_gains_by_bf16, prepare
 from training.run import Run
 from training.state import TrainState
 
@@ -207,13 +207,13 @@ def test_a_base_without_weights_is_refused(tmp_path, tiny_dataset):
 
 
 # -------------------------------------------------------------------------------- small pieces
-@pytest.mark.parametrize(("flags", "has"), [("fpu avx512_bf16 sse", True), ("fpu amx_bf16", True),
+@pytest.mark.parametrize(("flags", "has"), [("fpu avx512_bf16 sse", False), ("fpu amx_bf16 amx_tile", True),
                                             ("fpu avx512f", False)])  # fmt: skip
-def test_bf16_is_taken_where_the_processor_has_it(tmp_path, flags, has):
+def test_bf16_is_taken_where_the_processor_gains_by_it(tmp_path, flags, has):
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
-    assert cpu_has_bf16(str(info)) is has
-    assert cpu_has_bf16(str(tmp_path / "none")) is False
+    assert cpu_gains_by_bf16(str(info)) is has
+    assert cpu_gains_by_bf16(str(tmp_path / "none")) is False
 
 
 def test_clipping_takes_the_norm_to_the_bound():

@@ -196,17 +196,20 @@ def _precision(config: Config, gpu: bool) -> str:
         )
     if wanted != "auto":
         return wanted
-    return "bf16" if gpu or cpu_has_bf16() else "fp32"
+    return "bf16" if gpu or cpu_gains_by_bf16() else "fp32"
 
 
-def cpu_has_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """The processor multiplies bf16 in hardware: AMX-BF16 or AVX512-BF16."""
+def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """The processor has AMX-BF16, which multiplies bf16 many times faster than float32.
+
+    AVX512-BF16 alone is no gain to rely on: docs/decisions/bf16-on-cpus.md.
+    """
     try:
         with open(cpuinfo, encoding="ascii", errors="replace") as file:
             flags = next((line.split() for line in file if line.startswith("flags")), [])
     except OSError:  # not Linux: nothing is known of the processor
         return False
-    return "amx_bf16" in flags or "avx512_bf16" in flags
+    return "amx_bf16" in flags
 
 
 # -------------------------------------------------------------------------------------- the data
