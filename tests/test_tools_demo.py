@@ -68,8 +68,7 @@ def test_the_shell_script_is_sound():
 
 
 @pytest.mark.spark
-@pytest.mark.full
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.full)])
 def test_the_demo_from_end_to_end(tmp_path, framework):
     """The real script with a tiny model and one small package's docstrings."""
     # The base model of the cache is the tiny one here, so that nothing is fetched.

@@ -76,14 +76,14 @@ def howdah(words: Sequence[str], *, stdin: str | None = None, capture: bool = Fa
 def settings(
     run_directory: str, base: str, framework: str, overrides: Sequence[str] = ()
 ) -> list[str]:
-    """--config and --set words of every step; what the caller overrides comes last and wins."""
+    """--config and --set words of every step; the demo's own come last and win."""
     words = ["--config", CONFIG]
     own = (
         f"run.directory={run_directory}",
         f"model.base={base}",
         f"training.framework={framework}",
     )
-    for override in (*own, *overrides):
+    for override in (*overrides, *own):
         words += ["--set", override]
     return words
 
