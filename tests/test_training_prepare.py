@@ -207,8 +207,10 @@ def test_a_base_without_weights_is_refused(tmp_path, tiny_dataset):
 
 
 # -------------------------------------------------------------------------------- small pieces
-@pytest.mark.parametrize(("flags", "has"), [("fpu avx512_bf16 sse", False), ("fpu amx_bf16 amx_tile", True),
-                                            ("fpu avx512f", False)])  # fmt: skip
+FLAGS = [("fpu avx512_bf16 sse", False), ("fpu amx_bf16 amx_tile", True), ("fpu avx512f", False)]
+
+
+@pytest.mark.parametrize(("flags", "has"), FLAGS)
 def test_bf16_is_taken_where_the_processor_gains_by_it(tmp_path, flags, has):
     info = tmp_path / "cpuinfo"
     info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")

@@ -11,12 +11,11 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config import Config
-from howdah.errors import TrainingError
 from training import model_tf, parameters
 from training.comm import Comm
 from training.gradients_tf import Gradients
-from training.lossscale import LossScale, clip_factor
-from training.milestones import Milestones, resume
+from training.lossscale import LossScale, clip_factor, not_finite
+from training.milestones import Milestones, model_weights, resume
 from training.optimizer_tf import AdamW
 from training.planner import PlanState
 from training.prepare import prepare
@@ -59,7 +58,7 @@ def train(config: Config, comm: Comm, run: Run) -> None:
     # ---------------------------------------------------------------------- where to go on from
     state, saved, evaluation_due = resume(job, comm, run)
     if saved is not None:
-        model_tf.import_weights(net, _part(saved, "model/"))
+        model_tf.import_weights(net, model_weights(saved))
     optimizer.restore(saved or {}, state.step - state.skipped_steps)
     scale = LossScale(state, on=job.precision == "fp16")
     milestones = Milestones(
@@ -94,12 +93,12 @@ def train(config: Config, comm: Comm, run: Run) -> None:
             raise run.stop_error()
         totals = comm.sum(np.array([float(sum(losses)), stop, *counts]))
         if not math.isfinite(totals[0]):
-            raise _not_finite("loss", totals[0], state.step)
+            raise not_finite("loss", totals[0], state.step)
 
         # -- the gradient of the global batch, the same on every rank from here on
         norm = steps.reduce(ids) / scale.value
         if not math.isfinite(norm) and not scale.on:
-            raise _not_finite("gradient's norm", norm, state.step)
+            raise not_finite("gradient's norm", norm, state.step)
         lr = job.schedule.lr(state.step)
 
         # -- the step; no snapshot is taken while it lasts
@@ -128,18 +127,3 @@ def train(config: Config, comm: Comm, run: Run) -> None:
 
     # ---------------------------------------------------- the best weights: evaluated, exported
     milestones.conclude(lambda weights: model_tf.import_weights(net, weights))
-
-
-def _not_finite(what: str, value: float, step: int) -> TrainingError:
-    return TrainingError(
-        f"the {what} is not a number, and training stopped; nothing of this step is saved",
-        where=f"step {step + 1}",
-        expected="a finite number",
-        got=str(value),
-        remedy="lower training.learning_rate, warm up, or set training.precision to fp32; the run"
-        " goes on from its newest checkpoint",
-    )
-
-
-def _part(tensors: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}

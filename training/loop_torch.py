@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from howdah.config import Config
-from howdah.errors import TrainingError
 from training import model_torch, parameters
 from training.comm import Comm
 from training.gradients_torch import FlatGradients
-from training.lossscale import LossScale, clip_factor
-from training.milestones import Milestones, resume
+from training.lossscale import LossScale, clip_factor, not_finite
+from training.milestones import Milestones, model_weights, resume
 from training.planner import PlanState
 from training.prepare import prepare
 from training.run import Run
@@ -64,7 +63,7 @@ def train(config: Config, comm: Comm, run: Run) -> None:
     # ---------------------------------------------------------------------- where to go on from
     state, saved, evaluation_due = resume(job, comm, run)
     if saved is not None:
-        model_torch.import_weights(net, _part(saved, "model/"))
+        model_torch.import_weights(net, model_weights(saved))
     _set_moments(optimizer, trainable, saved or {}, state.step - state.skipped_steps)
     scale = LossScale(state, on=job.precision == "fp16")
     milestones = Milestones(
@@ -117,13 +116,13 @@ def train(config: Config, comm: Comm, run: Run) -> None:
             raise run.stop_error()
         totals = comm.sum(np.array([loss_sum.item(), stop, *counts]))
         if not math.isfinite(totals[0]):
-            raise _not_finite("loss", totals[0], state.step)
+            raise not_finite("loss", totals[0], state.step)
 
         # -- the gradient of the global batch, the same on every rank from here on
         gradients.reduce_(comm, ids)
         norm = gradients.norm().item() / scale.value
         if not math.isfinite(norm) and not scale.on:
-            raise _not_finite("gradient's norm", norm, state.step)
+            raise not_finite("gradient's norm", norm, state.step)
         lr = job.schedule.lr(state.step)
 
         # -- the step; no snapshot is taken while it lasts
@@ -155,21 +154,6 @@ def train(config: Config, comm: Comm, run: Run) -> None:
 
     # ---------------------------------------------------- the best weights: evaluated, exported
     milestones.conclude(lambda weights: model_torch.import_weights(net, weights))
-
-
-def _not_finite(what: str, value: float, step: int) -> TrainingError:
-    return TrainingError(
-        f"the {what} is not a number, and training stopped; nothing of this step is saved",
-        where=f"step {step + 1}",
-        expected="a finite number",
-        got=str(value),
-        remedy="lower training.learning_rate, warm up, or set training.precision to fp32; the run"
-        " goes on from its newest checkpoint",
-    )
-
-
-def _part(tensors: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {n.removeprefix(prefix): a for n, a in tensors.items() if n.startswith(prefix)}
 
 
 def _set_moments(

@@ -7,9 +7,10 @@ Source: torch.amp.GradScaler, with its factors; fed here by the norm of the REDU
 
 from __future__ import annotations
 
+from howdah.errors import TrainingError
 from training.state import TrainState
 
-__all__ = ["LossScale", "clip_factor"]
+__all__ = ["LossScale", "clip_factor", "not_finite"]
 
 _FIRST, _GROWTH, _BACKOFF, _INTERVAL = 2.0**16, 2.0, 0.5, 2000
 
@@ -61,3 +62,21 @@ def clip_factor(norm: float, max_norm: float) -> float:
     (1.0, 1.0)
     """
     return min(1.0, max_norm / (norm + 1e-6)) if max_norm > 0 else 1.0
+
+
+def not_finite(what: str, value: float, step: int) -> TrainingError:
+    """What every rank raises, the same, for a loss or a norm that is no number.
+
+    Args:
+        what: "loss" or "gradient's norm".
+        value: what it was, after the reduction.
+        step: optimizer steps done before.
+    """
+    return TrainingError(
+        f"the {what} is not a number, and training stopped; nothing of this step is saved",
+        where=f"step {step + 1}",
+        expected="a finite number",
+        got=str(value),
+        remedy="lower training.learning_rate, warm up, or set training.precision to fp32; the run"
+        " goes on from its newest checkpoint",
+    )

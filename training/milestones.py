@@ -25,7 +25,7 @@ from training.run import Run
 from training.runinfo import describe_run
 from training.state import TrainState, score_of
 
-__all__ = ["Milestones", "resume"]
+__all__ = ["Milestones", "model_weights", "resume"]
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -198,7 +198,7 @@ class Milestones:
         if state.best_step is not None and state.best_step != state.step:
             step = state.best_step
             if run.checkpoints is not None:
-                best = _model_of(load_checkpoint(run.checkpoints.path_of(step)).tensors)
+                best = model_weights(load_checkpoint(run.checkpoints.path_of(step)).tensors)
             restore(comm.broadcast(best))
         metrics: dict[str, dict[str, Any]] = {}
         for split in self._config.evaluation.splits:
@@ -251,7 +251,8 @@ def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
     return meta | {"best_step": None, "best_score": None, "evaluations_without_better": 0}
 
 
-def _model_of(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def model_weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A checkpoint's `model/` tensors by their plain names."""
     return {
         name.removeprefix("model/"): array
         for name, array in tensors.items()
