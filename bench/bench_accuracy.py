@@ -31,6 +31,7 @@ def _settings(csv: str, folder: str, base: str) -> dict:
             "csv": {"header": False, "names": ["class", "title", "description"]},
             "columns": {"text": ["title", "description"], "label": "class"},
             "labels": {"1": "World", "2": "Sports", "3": "Business", "4": "Sci/Tech"},
+            "clean": {"backslash_breaks": True},
             "dataset": f"{folder}/dataset",
             "split": {"validation": 0.0, "test": 0.13},
         },

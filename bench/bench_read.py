@@ -37,7 +37,7 @@ def _source(folder: str) -> BatchSource:
 def _tensorflow(folder: str) -> None:
     import tensorflow as tf
 
-    from training.readers_tf import tf_dataset
+    from training.readers_tf import tf_batches, tf_dataset
 
     with open(f"{folder}/foreign", "wb") as file:
         writer = ShardWriter(file, RecordLayout(ids_dtype="int64_list"))
@@ -65,6 +65,10 @@ def _tensorflow(folder: str) -> None:
             pass
 
     def ours() -> None:
+        for _ in tf_batches(_source(folder)):
+            pass
+
+    def ours_as_dataset() -> None:
         for _ in tf_dataset(_source(folder)):
             pass
 
@@ -75,6 +79,11 @@ def _tensorflow(folder: str) -> None:
                 "TF read to padded batch", peer="parse_single_example + padded_batch",
                 run_peer=lambda: peer(shards, parse_bytes), run_ours=ours, work=COUNT,
                 unit="rows/s", bar=">= 5x",
+            ),
+            harness.compare(
+                "TF read, as a tf.data.Dataset", peer="parse_single_example + padded_batch",
+                run_peer=lambda: peer(shards, parse_bytes), run_ours=ours_as_dataset, work=COUNT,
+                unit="rows/s",
             ),
             harness.compare(
                 "TF read, int64_list against ours", peer="parse_single_example + padded_batch",

@@ -277,8 +277,11 @@ spec = PlanSpec(dataset_hash="x", split="train", seed=5, global_batch_size=16)
 planner = Planner(shards.lengths, spec)
 source = BatchSource(shards, planner, rank=1, world=2, max_tokens=256, stop_step=15)
 if framework == "tensorflow":
-    from training.readers_tf import tf_dataset
+    from training.readers_tf import tf_batches, tf_dataset
     batches = list(tf_dataset(source).as_numpy_iterator())
+    for eager, batch in zip(tf_batches(source), batches, strict=True):
+        assert eager.keys() == batch.keys()
+        assert all((eager[key].numpy() == batch[key]).all() for key in batch)
 else:
     from torch.utils.data import DataLoader
     from training.readers_torch import TorchDataset

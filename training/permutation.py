@@ -1,6 +1,6 @@
 """A keyed permutation of 0..n-1 that is computed where it is needed, never stored.
 
-A Feistel network over the next even power of two, with cycle walking into range (Black and
+A Feistel network over the next power of two, with cycle walking into range (Black and
 Rogaway, "Ciphers with Arbitrary Finite Domains", 2002). Any slice costs the slice alone, so that
 resuming in the middle of ten million rows takes no time and no memory.
 """
@@ -44,20 +44,24 @@ def permute(index: np.ndarray, n: int, *key: int) -> np.ndarray:
     >>> sorted(permute(np.arange(5), 5, 1, 2).tolist())
     [0, 1, 2, 3, 4]
     """
-    half = max(1, (max(n - 1, 1).bit_length() + 1) // 2)
-    mask = np.uint64((1 << half) - 1)
-    shift = np.uint64(half)
+    bits = max(2, (n - 1).bit_length())
+    # Left and right have bits//2 and the rest, and change places in each round: after an even
+    # number of rounds they are back. The domain is below 2 n, so that walks are short.
+    low, high = bits // 2, bits - bits // 2
     keys = round_keys(*key)
 
     def once(x: np.ndarray) -> np.ndarray:
-        left, right = x >> shift, x & mask
+        left_bits, right_bits = low, high
         for key_ in keys:
-            left, right = right, left ^ (_mix(right + key_) & mask)
-        return left << shift | right
+            left, right = x >> np.uint64(right_bits), x & np.uint64((1 << right_bits) - 1)
+            mixed = left ^ (_mix(right + key_) & np.uint64((1 << left_bits) - 1))
+            x = right << np.uint64(left_bits) | mixed
+            left_bits, right_bits = right_bits, left_bits
+        return x
 
     out = once(np.asarray(index).astype(np.uint64))
     outside = np.flatnonzero(out >= n)
-    while outside.size:  # the domain is < 4 n: each walk ends after a few steps
+    while outside.size:
         out[outside] = once(out[outside])
         outside = outside[out[outside] >= n]
     return out.astype(np.int64)

@@ -93,6 +93,16 @@ class Rows:
             real=self.real[index],
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Rows]) -> Rows:
+        """The rows of all parts."""
+        return cls(
+            shard=np.concatenate([part.shard for part in parts]),
+            row=np.concatenate([part.row for part in parts]),
+            length=np.concatenate([part.length for part in parts]),
+            real=np.concatenate([part.real for part in parts]),
+        )
+
 
 GlobalBatch = Rows
 
@@ -169,11 +179,12 @@ class Planner:
         return part if len(part) == size else _filled_up(part, size)
 
     def rank_rows(self, epoch: int, step: int, rank: int, world: int) -> Rows:
-        """Rank's slice of the global batch: rows rank, rank+world, ...
+        """Rank's slice of the global batch: rows rank, rank+world, ... (see check_world)."""
+        self.check_world(world)
+        return self.batch(epoch, step).take(slice(rank, None, world))
 
-        Raises:
-            ConfigError: fewer rows in a batch than ranks.
-        """
+    def check_world(self, world: int) -> None:
+        """Raises ConfigError for fewer rows in a batch than ranks."""
         if self.spec.global_batch_size < world:
             raise ConfigError(
                 "there are more ranks than rows in a global batch",
@@ -182,7 +193,6 @@ class Planner:
                 got=str(self.spec.global_batch_size),
                 remedy="raise it, or start fewer ranks",
             )
-        return self.batch(epoch, step).take(slice(rank, None, world))
 
     # -- the order of an epoch -----------------------------------------------------------
     def _make_epoch_groups(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:

@@ -282,9 +282,9 @@ def _sparse_embeddings(
         steps = min(4, planner.steps_per_epoch)
         for step in range(steps):
             rows = planner.rank_rows(0, step, 0, comm.size)
-            width = int(rows.length.max())
-            ids_BT, _ = shards.gather(rows.shard, rows.row, rows.length, width, 0)
-            unique += len(np.unique(ids_BT)) / steps
+            rows = rows.take(rows.real)
+            ids = shards.gather(rows.shard, rows.row, rows.length)
+            unique += len(np.unique(ids)) / steps
     unique = comm.broadcast_json(unique)
     return comm.size * unique < 2 * int(base.config["vocab_size"])
 

@@ -6,6 +6,7 @@ same ids in the same order.
 
 from __future__ import annotations
 
+import itertools
 import queue
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,9 @@ import numpy as np
 
 from training.planner import Planner, PlanState, Rows, micro_batches, padded_length
 from training.shards import ShardSet
+
+_BLOCK_ROWS = 512
+"""Rows that are read in one go: enough to make the cost of a read's start small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,7 @@ class BatchSource:
         start: where to begin; none: at the first step.
         stop_step: steps counted from the very first (epoch 0, step 0), exclusive; none: to the end
             of the epoch that `start` is in.
-        prefetch: micro-batches made ahead; 0: no thread.
+        prefetch: blocks of steps made ahead; 0: no thread.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class BatchSource:
         class_weights: np.ndarray | None = None,
         start: PlanState | None = None,
         stop_step: int | None = None,
-        prefetch: int = 4,
+        prefetch: int = 2,
     ) -> None:
         self.shards = shards
         self.planner = planner
@@ -110,67 +114,91 @@ class BatchSource:
         )
         start = start or planner.start()
         planner.check(start)
+        planner.check_world(world)
         per_epoch = planner.steps_per_epoch
         self._first = start.epoch * per_epoch + start.step
         self._stop = (start.epoch + 1) * per_epoch if stop_step is None else stop_step
+        self._block_steps = max(1, _BLOCK_ROWS * world // planner.spec.global_batch_size)
         self._prefetch = prefetch
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._ahead() if self._prefetch else self._make()
+        if self._prefetch:
+            return self._ahead()
+        return itertools.chain.from_iterable(map(self.block, range(self.block_count)))
 
     # -- making ------------------------------------------------------------------------------
-    def step_batches(self, epoch: int, step: int) -> list[Batch]:
-        """This rank's micro-batches of one step."""
-        rows = self.planner.rank_rows(epoch, step, self.rank, self.world)
-        global_weight = self._global_weight(epoch, step)
-        parts = micro_batches(rows, self._max_tokens, self._pad_multiple)
+    @property
+    def block_count(self) -> int:
+        """Blocks there are."""
+        return max(0, -(-(self._stop - self._first) // self._block_steps))
+
+    def block(self, number: int) -> list[Batch]:
+        """The micro-batches of several steps that follow each other: read in one go."""
+        first = self._first + number * self._block_steps
+        stop = min(first + self._block_steps, self._stop)
+        steps = [self.planner.at(step) for step in range(first, stop)]
+        whole = [self.planner.batch(*step) for step in steps]
+        mine = [rows.take(slice(self.rank, None, self.world)) for rows in whole]
+        real = Rows.joined([rows.take(rows.real) for rows in mine])
+        ids = self.shards.gather(real.shard, real.row, real.length)
+        labels = self.shards.labels_of(real.shard, real.row)
+        row_at = token_at = 0
         out = []
-        for number, part in enumerate(parts):
-            width = padded_length(int(part.length.max()), self._pad_multiple)
-            ids_BT, mask_BT = self.shards.gather(
-                part.shard, part.row, part.length, width, self._pad_id
-            )
-            labels_B = self.shards.labels_of(part.shard, part.row)
-            out.append(
-                Batch(
-                    ids_BT=ids_BT,
-                    mask_BT=mask_BT,
-                    labels_B=labels_B,
-                    weights_B=self._weights(labels_B, part.real),
-                    global_weight=global_weight,
-                    epoch=epoch,
-                    step=step,
-                    micro=number,
-                    micros=len(parts),
-                    real_tokens=int(part.length[part.real].sum()),
-                    padded_tokens=width * len(part),
-                    rows=part,
-                    shards=self.shards,
+        for (epoch, step), batch, rows in zip(steps, whole, mine, strict=True):
+            parts = micro_batches(rows, self._max_tokens, self._pad_multiple)
+            global_weight = self._global_weight(batch)
+            for number, part in enumerate(parts):
+                count = int(part.real.sum())  # rows that only fill up are the last ones
+                tokens = int(part.length[:count].sum())
+                ids_BT, mask_BT = self._padded(part, count, ids[token_at : token_at + tokens])
+                labels_B = np.zeros(len(part), dtype=np.int32)
+                labels_B[:count] = labels[row_at : row_at + count]
+                row_at, token_at = row_at + count, token_at + tokens
+                out.append(
+                    Batch(
+                        ids_BT=ids_BT,
+                        mask_BT=mask_BT,
+                        labels_B=labels_B,
+                        weights_B=self._weights(labels_B, part.real),
+                        global_weight=global_weight,
+                        epoch=epoch,
+                        step=step,
+                        micro=number,
+                        micros=len(parts),
+                        real_tokens=tokens,
+                        padded_tokens=ids_BT.size,
+                        rows=part,
+                        shards=self.shards,
+                    )
                 )
-            )
         return out
+
+    def _padded(self, rows: Rows, count: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """ids_BT and mask_BT from the ids of the first `count` rows, one after the other.
+
+        A row that only fills up has one token in its mask: its attention needs something to see.
+        """
+        width = padded_length(int(rows.length[0]), self._pad_multiple)
+        mask_BT = np.arange(width, dtype=np.int32) < rows.length[:, None]
+        ids_BT = np.full((len(rows), width), self._pad_id, dtype=np.int32)
+        ids_BT[:count][mask_BT[:count]] = ids
+        return ids_BT, mask_BT.astype(np.int32)
 
     def _weights(self, labels_B: np.ndarray, real: np.ndarray) -> np.ndarray:
         weights = real.astype(np.float32)
         return weights if self._class_weights is None else weights * self._class_weights[labels_B]
 
-    def _global_weight(self, epoch: int, step: int) -> float:
+    def _global_weight(self, batch: Rows) -> float:
         """Sum of weights over the GLOBAL batch: every rank knows it before it reads a row."""
-        rows = self.planner.batch(epoch, step)
+        count = int(batch.real.sum())
         if self._class_weights is None:
-            return float(rows.real.sum())
-        return float(
-            self._weights(self.shards.labels_of(rows.shard, rows.row), rows.real).sum(
-                dtype=np.float64
-            )
-        )
-
-    def _make(self) -> Iterator[Batch]:
-        for number in range(self._first, self._stop):
-            yield from self.step_batches(*self.planner.at(number))
+            return float(count)
+        labels = self.shards.labels_of(batch.shard[:count], batch.row[:count])
+        return float(self._class_weights[labels].sum(dtype=np.float64))
 
     # -- ahead of time -------------------------------------------------------------------------
     def _ahead(self) -> Iterator[Batch]:
+        """Batches made by a thread, some blocks ahead: a block at a time changes hands."""
         ready: queue.Queue = queue.Queue(maxsize=self._prefetch)
         closed = threading.Event()
 
@@ -185,8 +213,8 @@ class BatchSource:
 
         def work() -> None:
             try:
-                for batch in self._make():
-                    if not put(batch):
+                for number in range(self.block_count):
+                    if not put(self.block(number)):
                         return
                 put(None)
             except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
@@ -198,7 +226,7 @@ class BatchSource:
             while (item := ready.get()) is not None:
                 if isinstance(item, BaseException):
                     raise item
-                yield item
+                yield from item
         finally:
             closed.set()
             thread.join()

@@ -75,9 +75,6 @@ class ShardSet:
         self._indexes = [self._open_index(entry) for entry in self.entries]
         self._maps: list[mmap.mmap | None] = [None] * len(self.entries)
         self._fast: list[bool] = [False] * len(self.entries)
-        self._ids_dtype = (
-            np.dtype(self.layout.ids_dtype).newbyteorder("<") if self.layout.itemsize else None
-        )
         self.lengths: list[np.ndarray] = [index.lengths for index in self._indexes]
         self.labels: list[np.ndarray] = [index.labels for index in self._indexes]
 
@@ -186,18 +183,13 @@ class ShardSet:
             return False
         rows = len(self._indexes[number])
         for row in {0, rows - 1}:
-            ids = self._slice(number, row, self.lengths[number].item(row))
+            one = np.array([row])
+            ids = self._ids_at(number, one, self.lengths[number][one])
             if not np.array_equal(ids, self._decode(number, row).input_ids):
                 return False
         return True
 
     # -- reading ---------------------------------------------------------------------------
-    def _slice(self, number: int, row: int, length: int) -> np.ndarray:
-        """A row's ids where our writer puts them: a view of the mapped file."""
-        end = self._indexes[number].offsets.item(row + 1) - FOOTER_BYTES
-        start = end - length * self.layout.itemsize
-        return np.frombuffer(self._maps[number], self._ids_dtype, length, start)
-
     def _decode(self, number: int, row: int) -> Example:
         offsets = self._indexes[number].offsets
         start, end = int(offsets[row]), int(offsets[row + 1])
@@ -210,34 +202,42 @@ class ShardSet:
         self._open_shard(shard)
         return self._decode(shard, row)
 
-    def gather(
-        self, shard: np.ndarray, row: np.ndarray, length: np.ndarray, width: int, pad_id: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of many rows, padded at the end.
+    def gather(self, shard: np.ndarray, row: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """Ids of many rows, one after the other, without padding.
 
         Args:
-            shard: int[B]; -1 for a row that only fills up the batch.
-            row: int[B], in the shard.
-            length: int[B], tokens.
-            width: T of the result.
-            pad_id: id of the padding.
+            shard: int[N], none below 0.
+            row: int[N], in the shard.
+            length: int[N], tokens.
         Returns:
-            ids_BT int32, mask_BT int32 (1 on the real tokens; a filling row has one, so that its
-            attention has something to look at).
+            int32[sum(length)].
         """
-        ids_BT = np.full((len(shard), width), pad_id, dtype=np.int32)
-        rows = zip(shard.tolist(), row.tolist(), length.tolist(), strict=True)
-        for place, (number, at, tokens) in enumerate(rows):
-            if number < 0:
-                continue
+        out = np.empty(int(length.sum()), dtype=np.int32)
+        starts = np.cumsum(length) - length
+        for number in np.unique(shard).tolist():
             if self._maps[number] is None:
                 self._open_shard(number)
+            here = np.flatnonzero(shard == number)
+            own = length[here]
+            to = _runs(starts[here], own)
             if self._fast[number]:
-                ids_BT[place, :tokens] = self._slice(number, at, tokens)
+                out[to] = self._ids_at(number, row[here], own)
             else:
-                ids_BT[place, :tokens] = self._decode(number, at).input_ids
-        mask_BT = (np.arange(width, dtype=np.int32) < length[:, None]).astype(np.int32)
-        return ids_BT, mask_BT
+                rows = [self._decode(number, at).input_ids for at in row[here].tolist()]
+                out[to] = np.concatenate(rows)
+        return out
+
+    def _ids_at(self, number: int, row: np.ndarray, length: np.ndarray) -> np.ndarray:
+        """Ids of rows of one shard, from where our writer puts them; records are not aligned, so
+        that each id is put together from its bytes."""
+        size = self.layout.itemsize
+        ends = self._indexes[number].offsets[row + 1] - FOOTER_BYTES
+        at = _runs(ends - length * size, length, step=size)
+        stream = np.frombuffer(self._maps[number], np.uint8)
+        ids = stream[at].astype(np.int32)
+        for byte in range(1, size):
+            ids |= stream[at + byte].astype(np.int32) << (8 * byte)
+        return ids
 
     def labels_of(self, shard: np.ndarray, row: np.ndarray) -> np.ndarray:
         """int32[B] label numbers; 0 for filling rows."""
@@ -279,6 +279,16 @@ class ShardSet:
             got=f"{len(data)} bytes",
             remedy=_REMEDY,
         )
+
+
+def _runs(starts: np.ndarray, lengths: np.ndarray, step: int = 1) -> np.ndarray:
+    """All indexes of runs: start, start+step, ... of each run's length.
+
+    >>> _runs(np.array([10, 3]), np.array([2, 3])).tolist()
+    [10, 11, 3, 4, 5]
+    """
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - step * before, lengths) + step * np.arange(int(lengths.sum()))
 
 
 def file_crc32c(local: str) -> int:
