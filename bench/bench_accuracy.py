@@ -19,7 +19,7 @@ from howdah import config
 from tools import minilm
 
 SEEDS = (1, 2, 3)
-EPOCHS = 2
+EPOCHS = 1
 LEARNING_RATE = 1e-4
 
 

@@ -212,11 +212,12 @@ def evaluate(
 
     checked = _load(config, set)
     metrics = evaluate_run(checked, model=model, split=split, progress=_say)
-    lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
-    _answer({"split": split, "metrics": metrics}, json, lines)
+    # The gate speaks first: a refusal is the one JSON object, with the metrics in its message.
     if gate:
         check_gate(checked.gate, metrics, split=split)
         _say("gate: passed")
+    lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
+    _answer({"split": split, "metrics": metrics}, json, lines)
 
 
 @app.command()
