@@ -72,7 +72,8 @@ def _peer(folder: str, dataset: str, base: str, seed: int) -> dict:
     _run([
         "bench.hf_trainer", "--dataset", dataset, "--base", base, "--out", out,
         "--seed", str(seed), "--epochs", str(EPOCHS), "--learning-rate", str(LEARNING_RATE),
-        *(["--bf16"] if cpu_gains_by_bf16() else []), "--group-by-length", "--threads", str(len(os.sched_getaffinity(0))),
+        *(["--bf16"] if cpu_gains_by_bf16() else []), "--group-by-length",
+        "--threads", str(len(os.sched_getaffinity(0))),
     ])  # fmt: skip
     with open(out, encoding="utf-8") as file:
         found = json.load(file)

@@ -240,5 +240,3 @@ def _propagate(edges: DataFrame, temporary: list[DataFrame]) -> DataFrame:
         got=f"{_MAX_ROUNDS} rounds",
         remedy="raise data.dedup.threshold, or switch data.dedup.near off",
     )
-
-

@@ -124,7 +124,7 @@ def test_java_that_is_missing_or_old_is_named(tmp_path, monkeypatch):
         etl_spark.require_java()
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text('#!/bin/sh\necho \'openjdk version "11.0.2" 2019\' >&2\n')
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
     java.chmod(0o755)
     with pytest.raises(ClusterError, match="newer Java") as caught:
         etl_spark.require_java()

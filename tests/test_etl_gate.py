@@ -44,7 +44,11 @@ def test_the_encoding_check_can_be_switched_off():
 
 
 @settings(deadline=None, derandomize=True)
-@given(st.text(alphabet="aS\u00e9\u00e0\u00df\u00c9\u00d1\u4e2d\u0416\u00bb\u00ab\u2019\u201d\u2026\u20ac\u00a0"))
+@given(
+    st.text(
+        alphabet="aS\u00e9\u00e0\u00df\u00c9\u00d1\u4e2d\u0416\u00bb\u00ab\u2019\u201d\u2026\u20ac\u00a0"
+    )
+)
 def test_right_texts_are_no_mojibake(text):
     assert wrong_encoding(text) is None
     assert wrong_encoding("S\u00c3O PAULO, AMANH\u00c3\u00bb, \u00c2ngela: " + text) is None

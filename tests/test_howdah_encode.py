@@ -93,9 +93,7 @@ def test_ids_are_those_of_the_fast_tokenizer(tiny_model_dir, tmp_path):
             expected = reference[f"{directory}@{length}"]
             got = encoder.encode(texts, length)
             different = [
-                text
-                for text, a, b in zip(texts, got, expected, strict=True)
-                if a.tolist() != b
+                text for text, a, b in zip(texts, got, expected, strict=True) if a.tolist() != b
             ]
             assert not different, f"{directory}, {length}: {different[:3]!r}"
 

@@ -152,7 +152,7 @@ def test_a_micro_batch_must_hold_a_row(tmp_path, tiny_model_dir):
     long = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir, max_length=129,
                          rows={"train": 20})  # fmt: skip
     with pytest.raises(ConfigError, match="cannot hold one row"):
-        job(long.path, tiny_model_dir, training={"per_device_max_tokens": 132})
+        job(long.path, tiny_model_dir, training={"per_device_max_tokens": 129})
 
 
 def test_freezing_more_layers_than_there_are_is_refused(tiny_dataset, tiny_model_dir):

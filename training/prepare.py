@@ -19,17 +19,21 @@ from training import parameters
 from training.basemodel import BaseModel, load_base
 from training.comm import Comm
 from training.identity import Identity
-from training.planner import Planner, PlanSpec, PlanState
+from training.planner import Planner, PlanSpec, PlanState, padded_length
 from training.readers import BatchSource
 from training.run import Run
 from training.runfile import config_hash
 from training.schedule import Schedule
 from training.shards import ShardSet, class_counts
 
-__all__ = ["PAD_MULTIPLE", "Job", "prepare"]
+__all__ = ["Job", "pad_multiple", "prepare"]
 
-PAD_MULTIPLE = 8
-"""Widths of batches: few enough shapes for the kernels' caches, little padding."""
+
+def pad_multiple(gpu: bool) -> int:
+    """What the widths of batches are a multiple of: 8 suits a GPU's matrix units; on a CPU it
+    would add 6% of padding to short texts, and 2 still halves the number of shapes."""
+    return 8 if gpu else 2
+
 
 _DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
 
@@ -50,6 +54,8 @@ class Job:
     planner: Planner
     schedule: Schedule
     class_weights: np.ndarray | None
+    pad_multiple: int
+    """Widths of batches are a multiple of it."""
     precision: str
     """fp32, bf16 or fp16."""
     sparse_embeddings: bool
@@ -70,7 +76,7 @@ class Job:
             rank=comm.rank,
             world=comm.size,
             max_tokens=training.per_device_max_tokens,
-            pad_multiple=PAD_MULTIPLE,
+            pad_multiple=self.pad_multiple,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
             class_weights=self.class_weights,
             start=start,
@@ -103,7 +109,7 @@ class Job:
             rank=comm.rank,
             world=comm.size,
             max_tokens=training.per_device_max_tokens,
-            pad_multiple=PAD_MULTIPLE,
+            pad_multiple=self.pad_multiple,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
         )
 
@@ -125,7 +131,7 @@ def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
     path = load_dataset(config.data.dataset).path if comm.rank == 0 else None
     dataset = load_dataset(comm.broadcast_json(path))
-    shards = _open_splits(config, dataset, comm)
+    shards = _open_splits(config, dataset, comm, pad_multiple(gpu))
     base, weights = _base(config, dataset, comm, run)
     planner = Planner(
         shards.lengths,
@@ -155,6 +161,7 @@ def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
         planner=planner,
         schedule=schedule,
         class_weights=weights_C,
+        pad_multiple=pad_multiple(gpu),
         precision=precision,
         sparse_embeddings=sparse,
         identity=_identity(base, dataset, planner),
@@ -213,7 +220,7 @@ def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 # -------------------------------------------------------------------------------------- the data
-def _open_splits(config: Config, dataset: Dataset, comm: Comm) -> ShardSet:
+def _open_splits(config: Config, dataset: Dataset, comm: Comm, multiple: int) -> ShardSet:
     """The training split, every byte of the splits to be read checked by some rank."""
     manifest = dataset.manifest
     if manifest.rows("train") < comm.size:
@@ -225,12 +232,12 @@ def _open_splits(config: Config, dataset: Dataset, comm: Comm) -> ShardSet:
             remedy="start fewer ranks, or make a larger dataset",
         )
     longest = config.training.per_device_max_tokens
-    if -(-manifest.max_length // PAD_MULTIPLE) * PAD_MULTIPLE > longest:
+    if padded_length(manifest.max_length, multiple) > longest:
         raise ConfigError(
             "a micro-batch cannot hold one row of the dataset",
             where="training.per_device_max_tokens",
             expected=f"at least {manifest.max_length}, the dataset's max_length (to a multiple"
-            f" of {PAD_MULTIPLE})",
+            f" of {multiple})",
             got=str(longest),
             remedy="raise it",
         )

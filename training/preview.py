@@ -8,7 +8,7 @@ from howdah.config import Config
 from howdah.errors import ConfigError
 from howdah.manifest import load_dataset
 from training.planner import Planner, PlanSpec, micro_batches, padded_length
-from training.prepare import PAD_MULTIPLE
+from training.prepare import pad_multiple
 from training.schedule import Schedule
 from training.shards import ShardSet
 
@@ -18,7 +18,7 @@ _SAMPLED_STEPS = 500
 def preview(config: Config, world: int) -> dict:
     """Rows, steps, tokens, padding, micro-batches and learning rate of a run on `world` ranks.
 
-    Padding and micro-batches are those of the first steps of the first epoch (500 at most).
+    Padding (a CPU's) and micro-batches are those of the first steps (500 at most).
 
     Raises:
         ConfigError: more ranks than rows in a global batch.
@@ -45,16 +45,17 @@ def preview(config: Config, world: int) -> dict:
         ),
     )
     schedule = Schedule.of(training, planner.steps_per_epoch)
+    multiple = pad_multiple(gpu=False)
     real = padded = most = 0
     for step, rank in itertools.product(
         range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
     ):
         rows = planner.rank_rows(0, step, rank, world)
-        parts = micro_batches(rows, training.per_device_max_tokens, PAD_MULTIPLE)
+        parts = micro_batches(rows, training.per_device_max_tokens, multiple)
         most = max(most, len(parts))
         for part in parts:
             real += int(part.length[part.real].sum())
-            padded += padded_length(int(part.length.max()), PAD_MULTIPLE) * len(part)
+            padded += padded_length(int(part.length.max()), multiple) * len(part)
     return {
         "dataset": dataset.path,
         "labels": dataset.manifest.labels,
