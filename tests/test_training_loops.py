@@ -46,7 +46,7 @@ def test_a_run_learns_and_leaves_what_it_promises(tmp_path, learnable, tiny_mode
         framework=framework,
         settings={
             "training.max_steps": None,
-            "training.num_train_epochs": 4.0,
+            "training.num_train_epochs": 8.0,  # the last ones make the outcome sure
             "training.global_batch_size": 32,
             "training.per_device_max_tokens": 2048,
             "training.learning_rate": 0.004,
@@ -57,7 +57,7 @@ def test_a_run_learns_and_leaves_what_it_promises(tmp_path, learnable, tiny_mode
     )
     run = done.run_json()
     assert run["status"] == "finished"
-    assert run["steps"] == 4 * 24
+    assert run["steps"] == 8 * 24
     assert run["framework"] == framework
     for split, rows in (("validation", 128), ("test", 90)):
         metrics = run["metrics"][split]
