@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from howdah.encode import Encoder
 from howdah.manifest import (
     Dataset,
     DatasetManifest,
@@ -41,8 +42,10 @@ def entry_of(name: str, stats) -> ShardEntry:
     )
 
 
-def commit_dataset(path: str, entries: list[ShardEntry], max_length: int = 128) -> Dataset:
-    """A committed dataset with one split, train."""
+def commit_dataset(
+    path: str, entries: list[ShardEntry], max_length: int = 128, tokenizer: Encoder | None = None
+) -> Dataset:
+    """A committed dataset with one split, train; of `tokenizer` where a model trains on it."""
     commit(
         path,
         DatasetManifest(
@@ -51,7 +54,12 @@ def commit_dataset(path: str, entries: list[ShardEntry], max_length: int = 128) 
             etl_version="bench",
             labels=[str(n) for n in range(8)],
             max_length=max_length,
-            tokenizer=TokenizerEntry(hash="bench", vocab_size=30522, pad_id=0, source="bench"),
+            tokenizer=TokenizerEntry(
+                hash=tokenizer.hash if tokenizer else "bench",
+                vocab_size=30522,
+                pad_id=0,
+                source="bench",
+            ),
             record=RecordEntry(ids_dtype="uint16", columns=COLUMNS),
             splits={"train": entries},
             source={},
@@ -63,7 +71,9 @@ def commit_dataset(path: str, entries: list[ShardEntry], max_length: int = 128) 
     return load_dataset(path)
 
 
-def write_dataset(path: str, count: int, shards: int = 4) -> Dataset:
+def write_dataset(
+    path: str, count: int, shards: int = 4, tokenizer: Encoder | None = None
+) -> Dataset:
     """`count` rows in `shards` shards at a local path."""
     ids, labels, keys = rows(count)
     entries = []
@@ -76,4 +86,4 @@ def write_dataset(path: str, count: int, shards: int = 4) -> Dataset:
         with open(f"{path}/{name}.index", "wb") as file:
             file.write(stats.index)
         entries.append(entry_of(name, stats))
-    return commit_dataset(path, entries)
+    return commit_dataset(path, entries, tokenizer=tokenizer)
