@@ -31,7 +31,7 @@ class OneOf(SoloComm):
         return obj
 
 
-def job(dataset, base, comm=None, *, gpu=False, **sections) -> Job:
+def job(dataset, base, comm=None, *, gpu=False, console=None, **sections) -> Job:
     training = {"framework": "torch", "per_device_max_tokens": 512} | sections.pop("training", {})
     config = from_dict(
         {
@@ -41,7 +41,7 @@ def job(dataset, base, comm=None, *, gpu=False, **sections) -> Job:
             **sections,
         }
     )
-    run = Run(config, RankEnv(), console=io.StringIO())
+    run = Run(config, RankEnv(), console=console or io.StringIO())
     return prepare(config, comm or SoloComm(), run, gpu=gpu)
 
 
@@ -57,6 +57,15 @@ def test_a_job_has_all_that_a_loop_needs(tiny_dataset, tiny_model_dir):
     assert got.identity.plan == got.planner.plan_hash
     rows = [b.real_tokens for b in got.train_source(SoloComm(), got.planner.start())]
     assert sum(rows) == 2 * sum(shard.tokens for shard in tiny_dataset.manifest.splits["train"])
+
+
+def test_a_shard_that_no_manifest_lists_is_named_and_left_alone(tmp_path, tiny_model_dir):
+    own = build_dataset(str(tmp_path / "v=1"), model_dir=tiny_model_dir)
+    (tmp_path / "v=1" / "train-00007-of-00003.tfrecord").write_bytes(b"junk")
+    console = io.StringIO()
+    got = job(own.path, tiny_model_dir, console=console)
+    assert "train-00007-of-00003.tfrecord" in console.getvalue()
+    assert got.planner.rows == own.manifest.rows("train")
 
 
 def test_the_classifier_begins_by_the_seed_alone(tiny_dataset, tiny_model_dir):

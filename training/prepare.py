@@ -131,7 +131,7 @@ def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
     path = load_dataset(config.data.dataset).path if comm.rank == 0 else None
     dataset = load_dataset(comm.broadcast_json(path))
-    shards = _open_splits(config, dataset, comm, pad_multiple(gpu))
+    shards = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
     base, weights = _base(config, dataset, comm, run)
     planner = Planner(
         shards.lengths,
@@ -220,7 +220,7 @@ def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 # -------------------------------------------------------------------------------------- the data
-def _open_splits(config: Config, dataset: Dataset, comm: Comm, multiple: int) -> ShardSet:
+def _open_splits(config: Config, dataset: Dataset, comm: Comm, run: Run, multiple: int) -> ShardSet:
     """The training split, every byte of the splits to be read checked by some rank."""
     manifest = dataset.manifest
     if manifest.rows("train") < comm.size:
@@ -241,13 +241,14 @@ def _open_splits(config: Config, dataset: Dataset, comm: Comm, multiple: int) ->
             got=str(longest),
             remedy="raise it",
         )
-    for split in ("validation", *config.evaluation.splits):
-        if manifest.rows(split):
-            ShardSet(dataset, split).verify(comm.rank, comm.size)
-    shards = ShardSet(dataset, "train")
-    shards.verify(comm.rank, comm.size)
+    splits = dict.fromkeys(("train", "validation", *config.evaluation.splits))
+    opened = {split: ShardSet(dataset, split) for split in splits if manifest.rows(split)}
+    for split, shards in opened.items():
+        shards.verify(comm.rank, comm.size)
+        for name in shards.unlisted() if comm.rank == 0 else ():
+            run.say(f"not read, since the manifest does not list it: {name} (of {split})")
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
-    return shards
+    return opened["train"]
 
 
 def _class_weights(config: Config, dataset: Dataset, shards: ShardSet) -> np.ndarray | None:
