@@ -180,19 +180,8 @@ class Planner:
 
     def rank_rows(self, epoch: int, step: int, rank: int, world: int) -> Rows:
         """Rank's slice of the global batch: rows rank, rank+world, ... (see check_world)."""
-        self.check_world(world)
+        check_world(self.spec.global_batch_size, world)
         return self.batch(epoch, step).take(slice(rank, None, world))
-
-    def check_world(self, world: int) -> None:
-        """Raises ConfigError for fewer rows in a batch than ranks."""
-        if self.spec.global_batch_size < world:
-            raise ConfigError(
-                "there are more ranks than rows in a global batch",
-                where="training.global_batch_size",
-                expected=f"at least {world}, the number of ranks",
-                got=str(self.spec.global_batch_size),
-                remedy="raise it, or start fewer ranks",
-            )
 
     # -- the order of an epoch -----------------------------------------------------------
     def _make_epoch_groups(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
@@ -256,6 +245,22 @@ def _filled_up(rows: Rows, size: int) -> Rows:
         length=np.concatenate([rows.length, np.ones(missing, np.int32)]),
         real=np.concatenate([rows.real, np.zeros(missing, bool)]),
     )
+
+
+def check_world(global_batch_size: int, world: int) -> None:
+    """Every rank needs a row of each batch.
+
+    Raises:
+        ConfigError: fewer rows in a global batch than ranks.
+    """
+    if global_batch_size < world:
+        raise ConfigError(
+            "there are more ranks than rows in a global batch",
+            where="training.global_batch_size",
+            expected=f"at least {world}, the number of ranks",
+            got=str(global_batch_size),
+            remedy="raise it, or start fewer ranks",
+        )
 
 
 def padded_length(length: int, pad_multiple: int) -> int:

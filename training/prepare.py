@@ -19,7 +19,7 @@ from training import parameters
 from training.basemodel import BaseModel, load_base
 from training.comm import Comm
 from training.identity import Identity
-from training.planner import Planner, PlanSpec, PlanState, padded_length
+from training.planner import Planner, PlanSpec, PlanState, check_world, padded_length
 from training.readers import BatchSource
 from training.run import Run
 from training.runfile import config_hash
@@ -181,14 +181,7 @@ def _check_ranks_agree(config: Config, comm: Comm) -> None:
             got=", ".join(hashes[rank] for rank in others),
             remedy="put the same configuration file on every node",
         )
-    if config.training.global_batch_size < comm.size:
-        raise ConfigError(
-            "there are more ranks than rows in a global batch",
-            where="training.global_batch_size",
-            expected=f"at least {comm.size}, the number of ranks",
-            got=str(config.training.global_batch_size),
-            remedy="raise it, or start fewer ranks",
-        )
+    check_world(config.training.global_batch_size, comm.size)
 
 
 def _precision(config: Config, gpu: bool) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 
 from howdah.config import Config
-from howdah.errors import ConfigError
 from howdah.manifest import load_dataset
-from training.planner import Planner, PlanSpec, micro_batches, padded_length
+from training.planner import Planner, PlanSpec, check_world, micro_batches, padded_length
 from training.prepare import pad_multiple
 from training.schedule import Schedule
 from training.shards import ShardSet
@@ -25,14 +24,7 @@ def preview(config: Config, world: int) -> dict:
         DataError: no dataset, or it is not whole.
     """
     training = config.training
-    if training.global_batch_size < world:
-        raise ConfigError(
-            "there are more ranks than rows in a global batch",
-            where="training.global_batch_size",
-            expected=f"at least {world}, the number of ranks",
-            got=str(training.global_batch_size),
-            remedy="raise it, or start fewer ranks",
-        )
+    check_world(training.global_batch_size, world)
     dataset = load_dataset(config.data.dataset)
     shards = ShardSet(dataset, "train")
     planner = Planner(

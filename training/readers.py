@@ -15,7 +15,14 @@ from functools import cached_property
 
 import numpy as np
 
-from training.planner import Planner, PlanState, Rows, micro_batches, padded_length
+from training.planner import (
+    Planner,
+    PlanState,
+    Rows,
+    check_world,
+    micro_batches,
+    padded_length,
+)
 from training.shards import ShardSet
 
 _BLOCK_ROWS = 512
@@ -114,7 +121,7 @@ class BatchSource:
         )
         start = start or planner.start()
         planner.check(start)
-        planner.check_world(world)
+        check_world(planner.spec.global_batch_size, world)
         per_epoch = planner.steps_per_epoch
         self._first = start.epoch * per_epoch + start.step
         self._stop = (start.epoch + 1) * per_epoch if stop_step is None else stop_step
