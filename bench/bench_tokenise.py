@@ -10,6 +10,8 @@ import itertools
 import sys
 import tempfile
 
+import pandas as pd
+
 from bench import harness
 from howdah.encode import Encoder
 
@@ -32,7 +34,6 @@ def _texts() -> list[str]:
 
 def main() -> None:
     """Both in one Spark session, in turn."""
-    import pandas as pd
     from pyspark.sql import functions as F
     from pyspark.sql.types import ArrayType, IntegerType
 

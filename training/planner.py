@@ -84,6 +84,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.shard)
 
+    def without_fillers(self) -> Rows:
+        """The real rows."""
+        return self if self.real.all() else self.take(self.real)
+
     def take(self, index: slice | np.ndarray) -> Rows:
         """The rows at `index`."""
         return Rows(
@@ -285,6 +289,8 @@ def micro_batches(rows: Rows, max_tokens: int, pad_multiple: int = 1) -> list[Ro
     while at < len(rows):
         width = padded_length(int(rows.length[at]), pad_multiple)
         fit = max_tokens // width
+        if at == 0 and fit >= len(rows):
+            return [rows]
         if fit == 0:
             raise ConfigError(
                 "a row is longer than a micro-batch may be",

@@ -145,8 +145,10 @@ class BatchSource:
         stop = min(first + self._block_steps, self._stop)
         steps = [self.planner.at(step) for step in range(first, stop)]
         whole = [self.planner.batch(*step) for step in steps]
-        mine = [rows.take(slice(self.rank, None, self.world)) for rows in whole]
-        real = Rows.joined([rows.take(rows.real) for rows in mine])
+        mine = whole
+        if self.world > 1:
+            mine = [rows.take(slice(self.rank, None, self.world)) for rows in whole]
+        real = Rows.joined([rows.without_fillers() for rows in mine])
         ids = self.shards.gather(real.shard, real.row, real.length)
         labels = self.shards.labels_of(real.shard, real.row)
         row_at = token_at = 0

@@ -241,11 +241,12 @@ class ShardSet:
 
     def labels_of(self, shard: np.ndarray, row: np.ndarray) -> np.ndarray:
         """int32[B] label numbers; 0 for filling rows."""
-        rows = zip(shard.tolist(), row.tolist(), strict=True)
-        return np.array(
-            [self.labels[number].item(at) if number >= 0 else 0 for number, at in rows],
-            dtype=np.int32,
-        )
+        out = np.zeros(len(shard), dtype=np.int32)
+        for number in np.unique(shard).tolist():
+            if number >= 0:
+                here = shard == number
+                out[here] = self.labels[number][row[here]]
+        return out
 
     # -- verification ----------------------------------------------------------------------
     def verify(self, rank: int = 0, world: int = 1) -> None:
