@@ -296,7 +296,13 @@ class Run:
         return self._signals.alone
 
     def stop_error(self) -> HowdahError:
-        """What to raise once the state is saved; it names the checkpoint that holds."""
+        """What to raise once the state is saved; it names the checkpoint that holds.
+
+        Where the launcher tears the job down, the last completed step is saved here, first: the
+        message would name the checkpoint before it.
+        """
+        if self.stop_alone:
+            self.save_last_completed()
         newest = next(iter(self.checkpoints.list()), None) if self.checkpoints else None
         if newest is None:
             return self._signals.error(where=self.directory)
