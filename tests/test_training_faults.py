@@ -228,7 +228,9 @@ def test_when_howdah_train_is_killed_no_rank_lives_on(start, framework, kind):
 
 
 # ------------------------------------------------------------------------- the bare launchers
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
+# mpirun kills a second after its SIGTERM, so whether the last step is saved depends on the load of
+# the machine ("if there is time"): in the full matrix alone, until the test can tell the two apart.
+@pytest.mark.parametrize(("framework", "kind"), table())
 def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_all_are_terminated(
     start, framework, kind
 ):
