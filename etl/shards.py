@@ -25,7 +25,7 @@ from howdah import storage
 from howdah.encode import Encoder
 from howdah.errors import DataError
 from howdah.manifest import ShardEntry
-from howdah.record import RecordLayout, ShardWriter
+from howdah.record import RecordLayout, ShardWriter, ids_dtype_for
 
 ENCODED = "id string, split string, label int, ids binary, length int"
 _WRITTEN = "split string, shard int, entry string"
@@ -60,7 +60,7 @@ def encode(rows: DataFrame, encoder: Encoder, labels: Sequence[str], max_length:
 
 def ids_type(vocab_size: int) -> np.dtype:
     """Little-endian type of stored ids: uint16 up to 65,536 tokens, else uint32."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
+    return np.dtype(ids_dtype_for(vocab_size)).newbyteorder("<")
 
 
 def _encode_batches(
