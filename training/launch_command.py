@@ -84,7 +84,7 @@ def environment(
             None: its own choice (on other machines the directory is not there).
     """
     env = dict(base)
-    env["HOWDAH_STARTED"] = f"{time.time():.3f}"
+    env["HOWDAH_STARTED"] = repr(time.time())  # rounded, it could lie in the future
     env.pop("HOWDAH_TTY", None)
     if terminal is not None:
         env["HOWDAH_TTY"] = terminal
