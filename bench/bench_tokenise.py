@@ -86,7 +86,7 @@ def main() -> None:
         result = harness.compare(
             "Spark tokenise", peer="pandas_udf + transformers fast, batched",
             run_peer=lambda: drain(peer_frame()), run_ours=lambda: drain(ours_frame()),
-            work=ROWS, unit="rows/s", bar=">= 2x",
+            work=ROWS, unit="rows/s", bar=">= 2x", in_process=False,
         )  # fmt: skip
     harness.report("tokenise", [result], identical_rows=ROWS)
 

@@ -50,6 +50,7 @@ def compare(
     unit: str,
     rounds: int = 5,
     bar: str | None = None,
+    in_process: bool = True,
 ) -> Row:
     """Time both in turn, after one unmeasured round.
 
@@ -58,6 +59,8 @@ def compare(
 
     Args:
         work: units done by one call (rows, tokens, ...); rates are work / seconds.
+        in_process: this process does the work. Where others do (Spark's), its processor time tells
+            nothing and is left out.
     """
     peer_values, our_values, peer_cpu, our_cpu = [], [], [], []
     for round_ in range(rounds + 1):
@@ -83,7 +86,9 @@ def compare(
             "cpu_us_peer": peer_cpu,
             "cpu_us_ours": our_cpu,
             "cpu_ratio": statistics.median(peer_cpu) / statistics.median(our_cpu),
-        },
+        }
+        if in_process
+        else {},
     )
 
 
