@@ -4,6 +4,12 @@ import importlib.util
 
 pytest_plugins = [
     f"tests.{module}"
-    for module in ("fixtures_model", "fixtures_spark", "fixtures_dataset", "fixtures_launch")
+    for module in (
+        "fixtures_model",
+        "fixtures_spark",
+        "fixtures_dataset",
+        "fixtures_launch",
+        "fixtures_cluster",
+    )
     if importlib.util.find_spec(f"tests.{module}")
 ]

@@ -1,0 +1,177 @@
+"""Hadoop's jars, fetched once with Maven, held to a committed list of hashes, kept in the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+from howdah.errors import ClusterError
+
+__all__ = ["HADOOP_VERSION", "fetch"]
+
+HERE = Path(__file__).resolve().parent
+POM = HERE / "pom.xml"
+HASHES = HERE / "jars.sha256"
+HADOOP_VERSION = "3.5.0"
+GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+WEB_PAGES = f"hadoop-client-minicluster-{HADOOP_VERSION}.jar"
+SAY_EVERY = 5.0  # seconds
+
+Say = Callable[[str], None]
+
+
+def cache_root() -> Path:
+    """$HOWDAH_CACHE, else $XDG_CACHE_HOME/howdah, else ~/.cache/howdah."""
+    own = os.environ.get("HOWDAH_CACHE")
+    if own:
+        return Path(own).absolute()
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(base, "howdah").absolute()
+
+
+def fetch(say: Say) -> Path:
+    """The directory with `lib/*.jar` and `webapps/`: fetched and verified where it is not there.
+
+    It gets its name in one rename, when everything in it has been held to its hash: it is whole or
+    absent, however a fetch ends.
+
+    Raises:
+        ClusterError: no mvn, mvn failed, or a jar is not the one listed.
+    """
+    listed = HASHES.read_bytes()
+    home = cache_root() / f"hadoop-{HADOOP_VERSION}-{hashlib.sha256(listed).hexdigest()[:12]}"
+    if home.is_dir():
+        return home
+    home.parent.mkdir(parents=True, exist_ok=True)
+    attempt = Path(tempfile.mkdtemp(prefix=f".{home.name}-", dir=home.parent))
+    try:
+        lib = attempt / "lib"
+        _copy_dependencies(attempt, lib, say)
+        verify(lib, parse_hashes(listed.decode()))
+        _unpack_web_pages(lib / WEB_PAGES, attempt)
+        # Its classes are shaded copies of those in the other jars: it was wanted for its pages.
+        (lib / WEB_PAGES).unlink()
+        attempt.chmod(0o755)
+        try:
+            attempt.rename(home)
+        except OSError:
+            if not home.is_dir():  # else another process was first: the same bytes
+                raise
+    finally:
+        shutil.rmtree(attempt, ignore_errors=True)
+    return home
+
+
+def parse_hashes(text: str) -> dict[str, str]:
+    """{file name: SHA-256 in hex} of a list in sha256sum's format."""
+    return {name: digest for digest, name in (line.split() for line in text.splitlines() if line)}
+
+
+def verify(lib: Path, listed: dict[str, str]) -> None:
+    """Hold the files of a directory to a list: the same names, the same bytes.
+
+    Raises:
+        ClusterError: names what is missing, not listed, or different.
+    """
+    there = {path.name for path in lib.iterdir()} if lib.is_dir() else set()
+    wrong = [f"{name} is missing" for name in sorted(listed.keys() - there)]
+    wrong += [f"{name} is not listed" for name in sorted(there - listed.keys())]
+    for name in sorted(there & listed.keys()):
+        with open(lib / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != listed[name]:
+            wrong.append(f"{name} has SHA-256 {digest}, not {listed[name]}")
+    if wrong:
+        raise ClusterError(
+            "Hadoop's jars are not the ones that this version was made with; none was kept",
+            where=str(HASHES),
+            got="\n".join(wrong[:5] + ([f"... {len(wrong) - 5} more"] if len(wrong) > 5 else [])),
+            remedy="remove org/apache/hadoop from Maven's local repository (~/.m2/repository) and "
+            "try again; behind a mirror, see that it passes files on unchanged",
+        )
+
+
+def _copy_dependencies(place: Path, lib: Path, say: Say) -> None:
+    """Let Maven resolve pom.xml into `lib`, saying now and then how far it has come."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise ClusterError(
+            "Hadoop's jars cannot be fetched: there is no mvn on PATH",
+            expected="Maven 3",
+            remedy="apt-get install maven (`make hadoop` does it), or put mvn on PATH",
+        )
+    pom = place / "pom.xml"
+    shutil.copyfile(POM, pom)
+    argv = [maven, "-B", "-f", str(pom), GOAL, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"]
+    say(f"fetching Hadoop {HADOOP_VERSION} with Maven (once; 160 MB)")
+    log: list[str] = []
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    )
+    reader = threading.Thread(target=lambda: log.extend(process.stdout or ()), daemon=True)
+    reader.start()
+    try:
+        said = time.monotonic()
+        while reader.is_alive():
+            reader.join(timeout=0.5)
+            if time.monotonic() - said >= SAY_EVERY:
+                said = time.monotonic()
+                fetched = sum("Downloaded from" in line for line in log)
+                say(f"  {fetched} files fetched, {len(list(lib.glob('*.jar')))} jars in place")
+        code = process.wait()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
+    if code != 0:
+        told = [line.strip() for line in log if line.startswith("[ERROR]")] or log[-3:]
+        raise ClusterError(
+            "Hadoop's jars could not be fetched: mvn failed",
+            where=" ".join(argv),
+            got="\n".join(line.strip() for line in told[:4]) or f"exit code {code}",
+            remedy="mvn must reach a Maven repository: behind a proxy or a mirror, set it in "
+            "~/.m2/settings.xml",
+        )
+
+
+def _unpack_web_pages(jar: Path, target: Path) -> None:
+    """webapps/* of a jar: the NameNode and DataNodes do not start without their pages."""
+    with zipfile.ZipFile(jar) as archive:
+        for name in archive.namelist():
+            if re.fullmatch(r"webapps/[\w./-]*", name) and ".." not in name.split("/"):
+                archive.extract(name, target)
+    if not (target / "webapps" / "hdfs").is_dir():
+        raise ClusterError("the jar holds no web pages", where=str(jar), expected="webapps/hdfs")
+
+
+def main() -> None:
+    """Write jars.sha256 anew from what pom.xml resolves to; for who changes pom.xml."""
+    with tempfile.TemporaryDirectory() as place:
+        lib = Path(place, "lib")
+        _copy_dependencies(Path(place), lib, lambda line: print(line, file=sys.stderr))
+        lines = []
+        for path in sorted(lib.iterdir()):
+            with open(path, "rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    HASHES.write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,279 @@
+"""The configuration files of the mini cluster's daemons and clients, from its plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from xml.sax.saxutils import escape
+
+__all__ = ["Plan", "class_path", "daemon_conf", "java_flags", "write"]
+
+HOST = "localhost"  # in every address, also of Kerberos principals; resolves to loopback
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a mini cluster consists of; kept in its state file.
+
+    Attributes:
+        directory: everything it writes lies in here.
+        jars: what `jars.fetch` gave.
+        user: who runs the daemons: HDFS's superuser, may impersonate anyone.
+        ports: {name: port}; the names are those of `daemons.ports_of`.
+        node_memory_mb, node_vcores, node_gpus: what each NodeManager offers.
+        extra: {"hdfs-site": {key: value}}: added to, or in place of, what is set here.
+        kerberos: what `kerberos.settings` needs; None: simple authentication.
+    """
+
+    directory: str
+    jars: str
+    java_home: str
+    user: str
+    ports: dict[str, int]
+    datanodes: int = 3
+    nodemanagers: int = 2
+    node_memory_mb: int = 6144
+    node_vcores: int = 8
+    node_gpus: int = 0
+    extra: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    kerberos: dict[str, Any] | None = None
+
+    def path(self, *parts: str) -> Path:
+        """A path in the cluster's directory."""
+        return Path(self.directory, *parts)
+
+    @property
+    def hadoop_home(self) -> Path:
+        """HADOOP_HOME: bin/ with the launchers, etc/hadoop."""
+        return self.path("hadoop")
+
+    @property
+    def conf_dir(self) -> Path:
+        """HADOOP_CONF_DIR of clients."""
+        return self.hadoop_home / "etc" / "hadoop"
+
+    def address(self, port: str) -> str:
+        """localhost:PORT of a port by its name."""
+        return f"{HOST}:{self.ports[port]}"
+
+
+def core_site(plan: Plan) -> dict[str, str]:
+    """Addresses, the superuser's right to impersonate, fast reconnection."""
+    return {
+        "fs.defaultFS": f"hdfs://{plan.address('namenode')}",
+        "hadoop.tmp.dir": str(plan.path("tmp", "hadoop")),
+        f"hadoop.proxyuser.{plan.user}.hosts": "*",
+        f"hadoop.proxyuser.{plan.user}.groups": "*",
+        # Tests know users that the operating system does not.
+        "hadoop.security.group.mapping": "org.apache.hadoop.security.ShellBasedUnixGroupsMapping",
+        "ipc.client.connect.max.retries.on.timeouts": "3",
+    }
+
+
+def hdfs_site(plan: Plan) -> dict[str, str]:
+    """Two copies of each block; a lost DataNode is noticed in seconds."""
+    return {
+        "dfs.namenode.rpc-address": plan.address("namenode"),
+        "dfs.namenode.http-address": plan.address("namenode-http"),
+        "dfs.http.policy": "HTTP_ONLY",
+        "dfs.webhdfs.enabled": "true",
+        "dfs.namenode.name.dir": f"file://{plan.path('namenode')}",
+        "dfs.replication": str(min(2, plan.datanodes)),
+        "dfs.permissions.enabled": "true",
+        # Many DataNodes of one host, known by name.
+        "dfs.datanode.hostname": HOST,
+        "dfs.namenode.datanode.registration.ip-hostname-check": "false",
+        # A DataNode is stale (not offered to writers) after 3 s, dead after 2 * 1 s + 10 * 1 s.
+        "dfs.heartbeat.interval": "1",
+        "dfs.namenode.heartbeat.recheck-interval": "1000",
+        "dfs.namenode.stale.datanode.interval": "3000",
+        "dfs.namenode.avoid.read.stale.datanode": "true",
+        "dfs.namenode.avoid.write.stale.datanode": "true",
+        "dfs.namenode.write.stale.datanode.ratio": "1.0",
+        "dfs.namenode.redundancy.interval.seconds": "1",
+        "dfs.blockreport.initialDelay": "0",
+        # Out of safe mode as soon as the blocks are there (30 s more by default).
+        "dfs.namenode.safemode.extension": "0",
+        "dfs.namenode.fs-limits.min-block-size": "4096",
+        # A killed process loses nothing that it has handed to the kernel; fsync is for power cuts.
+        "dfs.namenode.edits.noeditlogchannelflush": "true",
+        "dfs.datanode.scan.period.hours": "-1",
+        "dfs.namenode.handler.count": "10",
+        "dfs.datanode.handler.count": "4",
+    }
+
+
+def yarn_site(plan: Plan) -> dict[str, str]:
+    """Two nodes, log aggregation, containers that outlive restarts of either kind of daemon."""
+    jars = Path(plan.jars)
+    site = {
+        "yarn.resourcemanager.hostname": HOST,
+        "yarn.resourcemanager.address": plan.address("resourcemanager"),
+        "yarn.resourcemanager.scheduler.address": plan.address("resourcemanager-scheduler"),
+        "yarn.resourcemanager.resource-tracker.address": plan.address("resourcemanager-tracker"),
+        "yarn.resourcemanager.admin.address": plan.address("resourcemanager-admin"),
+        "yarn.resourcemanager.webapp.address": plan.address("resourcemanager-http"),
+        "yarn.resourcemanager.scheduler.class": "org.apache.hadoop.yarn.server.resourcemanager"
+        ".scheduler.capacity.CapacityScheduler",
+        "yarn.resourcemanager.recovery.enabled": "true",
+        "yarn.resourcemanager.store.class": "org.apache.hadoop.yarn.server.resourcemanager"
+        ".recovery.FileSystemRMStateStore",
+        "yarn.resourcemanager.fs.state-store.uri": f"file://{plan.path('resourcemanager')}",
+        "yarn.resourcemanager.work-preserving-recovery.scheduling-wait-ms": "2000",
+        "yarn.resourcemanager.connect.retry-interval.ms": "1000",
+        "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "500",
+        "yarn.nm.liveness-monitor.expiry-interval-ms": "15000",
+        "yarn.am.liveness-monitor.expiry-interval-ms": "60000",
+        "yarn.scheduler.minimum-allocation-mb": "128",
+        "yarn.scheduler.maximum-allocation-mb": str(plan.node_memory_mb),
+        "yarn.scheduler.maximum-allocation-vcores": str(plan.node_vcores),
+        "yarn.nodemanager.resource.memory-mb": str(plan.node_memory_mb),
+        "yarn.nodemanager.resource.cpu-vcores": str(plan.node_vcores),
+        "yarn.nodemanager.hostname": HOST,
+        # A JVM maps far more than it uses: the check of virtual memory kills healthy containers.
+        "yarn.nodemanager.vmem-check-enabled": "false",
+        "yarn.nodemanager.recovery.enabled": "true",
+        "yarn.nodemanager.recovery.supervised": "true",
+        "yarn.nodemanager.disk-health-checker.max-disk-utilization-per-disk-percentage": "99.5",
+        "yarn.nodemanager.sleep-delay-before-sigkill.ms": "2000",
+        "yarn.log-aggregation-enable": "true",
+        "yarn.nodemanager.remote-app-log-dir": "/app-logs",
+        "yarn.log.server.url": f"http://{plan.address('historyserver-http')}/jobhistory/logs",
+        "yarn.application.classpath": f"{plan.conf_dir},{jars}/lib/*",
+        # No aux service: MapReduce's shuffle listens on every interface, and nothing here needs it.
+    }
+    if plan.node_gpus:
+        site["yarn.resource-types"] = "yarn.io/gpu"
+        site["yarn.nodemanager.resource-type.yarn.io/gpu"] = str(plan.node_gpus)
+    return site
+
+
+def mapred_site(plan: Plan) -> dict[str, str]:
+    """The history server's addresses: it is YARN's log server."""
+    return {
+        "mapreduce.framework.name": "yarn",
+        "mapreduce.jobhistory.address": plan.address("historyserver"),
+        "mapreduce.jobhistory.admin.address": plan.address("historyserver-admin"),
+        "mapreduce.jobhistory.webapp.address": plan.address("historyserver-http"),
+        "yarn.app.mapreduce.am.staging-dir": "/mr-history",
+    }
+
+
+def capacity_scheduler(plan: Plan) -> dict[str, str]:
+    """Two queues, `default` and `batch`; either may take the whole cluster while it is free."""
+    root = "yarn.scheduler.capacity"
+    site = {
+        f"{root}.root.queues": "default,batch",
+        f"{root}.maximum-am-resource-percent": "0.9",
+        f"{root}.resource-calculator": "org.apache.hadoop.yarn.util.resource"
+        ".DominantResourceCalculator",
+    }
+    for queue in ("default", "batch"):
+        site[f"{root}.root.{queue}.capacity"] = "50"
+        site[f"{root}.root.{queue}.maximum-capacity"] = "100"
+        site[f"{root}.root.{queue}.user-limit-factor"] = "10"
+    return site
+
+
+def own_settings(plan: Plan, daemon: str) -> dict[str, dict[str, str]]:
+    """What one DataNode or NodeManager has for itself: its ports and folders."""
+    kind = daemon.partition("-")[0]
+    if kind == "datanode":
+        return {
+            "hdfs-site": {
+                "dfs.datanode.address": plan.address(daemon),
+                "dfs.datanode.http.address": plan.address(f"{daemon}-http"),
+                "dfs.datanode.ipc.address": plan.address(f"{daemon}-ipc"),
+                "dfs.datanode.data.dir": f"file://{plan.path(daemon)}",
+            }
+        }
+    if kind == "nodemanager":
+        return {
+            "yarn-site": {
+                "yarn.nodemanager.address": plan.address(daemon),
+                "yarn.nodemanager.localizer.address": plan.address(f"{daemon}-localizer"),
+                "yarn.nodemanager.webapp.address": plan.address(f"{daemon}-http"),
+                "yarn.nodemanager.local-dirs": str(plan.path(daemon, "local")),
+                "yarn.nodemanager.log-dirs": str(plan.path(daemon, "logs")),
+                "yarn.nodemanager.recovery.dir": str(plan.path(daemon, "recovery")),
+            }
+        }
+    return {}
+
+
+LOG4J = """\
+log4j.rootLogger={level},console
+log4j.appender.console=org.apache.log4j.ConsoleAppender
+log4j.appender.console.target=System.err
+log4j.appender.console.layout=org.apache.log4j.PatternLayout
+log4j.appender.console.layout.ConversionPattern=%d{{ISO8601}} %p %c{{2}}: %m%n
+log4j.logger.org.apache.hadoop.hdfs.server.namenode.FSNamesystem.audit=WARN
+log4j.logger.BlockStateChange=WARN
+log4j.logger.org.apache.hadoop.hdfs.StateChange=WARN
+log4j.logger.org.apache.hadoop.util.NativeCodeLoader=ERROR
+"""
+
+
+def daemon_conf(plan: Plan, daemon: str) -> Path:
+    """The directory with a daemon's own configuration."""
+    return plan.path("conf", daemon)
+
+
+def write(plan: Plan, daemons: list[str]) -> None:
+    """Write the clients' and every daemon's configuration."""
+    sites: dict[str, dict[str, str]] = {
+        "core-site": core_site(plan),
+        "hdfs-site": hdfs_site(plan),
+        "yarn-site": yarn_site(plan),
+        "mapred-site": mapred_site(plan),
+        "capacity-scheduler": capacity_scheduler(plan),
+    }
+    for site, values in plan.extra.items():
+        sites[site].update(values)
+    _write_directory(plan.conf_dir, sites, level="WARN")
+    for daemon in daemons:
+        own = {site: dict(values) for site, values in sites.items()}
+        for site, values in own_settings(plan, daemon).items():
+            own[site].update(values)
+        _write_directory(daemon_conf(plan, daemon), own, level="INFO")
+
+
+def _write_directory(place: Path, sites: Mapping[str, Mapping[str, str]], *, level: str) -> None:
+    place.mkdir(parents=True, exist_ok=True)
+    for site, values in sites.items():
+        write_site(place / f"{site}.xml", values)
+    (place / "log4j.properties").write_text(LOG4J.format(level=level))
+
+
+def write_site(path: Path, values: Mapping[str, str]) -> None:
+    """A Hadoop configuration file, whole or not at all."""
+    lines = ['<?xml version="1.0"?>', "<configuration>"]
+    for key in sorted(values):
+        pair = f"<name>{escape(key)}</name><value>{escape(values[key])}</value>"
+        lines.append(f"  <property>{pair}</property>")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text("\n".join([*lines, "</configuration>", ""]))
+    temporary.replace(path)
+
+
+def class_path(plan: Plan, conf: Path) -> str:
+    """Class path of a daemon or a client: its configuration, the web pages, the jars."""
+    return f"{conf}:{plan.jars}:{plan.jars}/lib/*"
+
+
+def java_flags(plan: Plan) -> list[str]:
+    """Flags of every JVM: what Java 17 must open for Hadoop, IPv4 only, files in our folder."""
+    packages = ("lang", "lang.reflect", "util", "util.concurrent", "io", "net", "nio")
+    flags = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in packages]
+    return [
+        *flags,
+        # Half the start-up time: no second compiler, no collector threads, no /tmp/hsperfdata.
+        "-XX:TieredStopAtLevel=1",
+        "-XX:+UseSerialGC",
+        "-XX:-UsePerfData",
+        "-Djava.net.preferIPv4Stack=true",
+        f"-Djava.io.tmpdir={plan.path('tmp')}",
+    ]
