@@ -42,7 +42,7 @@ def served(tiny_model_dir, monkeypatch) -> ServedModel:
     model = ServedModel(
         path="somewhere", framework="torch", labels=LABELS, run_id="run-9", max_length=64,
         clean=CleanOptions(), columns=Columns(id="key"), encoder=Encoder.load(tiny_model_dir),
-        forward=parity_forward,
+        gpu=False, forward=parity_forward,
     )  # fmt: skip
     monkeypatch.setattr(predictor, "open_model", lambda path, **options: model)
     return model

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import pytest
@@ -18,12 +17,9 @@ from howdah.config import from_dict
 from howdah.errors import (
     CheckpointError,
     ClusterError,
-    Interrupted,
     StorageError,
-    Terminated,
     UsageError,
 )
-from training import env, failure
 from training.checkpoint import Identity
 from training.env import RankEnv
 from training.eventfile import EventFile
@@ -33,7 +29,6 @@ from training.progress import Progress, StepFigures
 from training.run import Run
 from training.runfile import RunFile, config_hash
 from training.state import TrainState, score_of
-from training.stopping import StopSignals
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 IDENTITY = Identity(base_model="b", dataset="d", tokenizer="t", labels=("x",), plan="p")
@@ -458,180 +453,3 @@ def test_a_checkpoint_without_the_state_s_keys_is_refused():
     with pytest.raises(CheckpointError, match="lacks") as caught:
         TrainState.from_meta({"step": 3})
     assert "plan" in caught.value.expected
-
-
-# ------------------------------------------------------------------------------- environment
-@pytest.mark.parametrize(
-    ("variables", "expected"),
-    [
-        ({}, RankEnv()),
-        (
-            {"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_RANK": "1",
-             "HOROVOD_LOCAL_SIZE": "2"},
-            RankEnv(3, 4, 1, 2, "Horovod"),
-        ),
-        (
-            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2",
-             "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
-            RankEnv(1, 2, 1, 2, "Open MPI"),
-        ),
-    ],
-)  # fmt: skip
-def test_who_a_process_is(monkeypatch, variables, expected):
-    for name in list(os.environ):
-        if name.startswith(("HOROVOD_", "OMPI_")):
-            monkeypatch.delenv(name)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert env.rank_env() == expected
-
-
-def test_threads_are_cores_by_ranks_and_a_bound_rank_has_its_own(monkeypatch):
-    monkeypatch.setattr(env, "available_cores", lambda: 16)
-    monkeypatch.delenv("OMPI_MCA_orte_bound_at_launch", raising=False)
-    assert [env.threads_per_rank(n) for n in (1, 2, 3, 64)] == [16, 8, 5, 1]
-    monkeypatch.setenv("OMPI_MCA_orte_bound_at_launch", "1")
-    assert env.threads_per_rank(4) == 16
-
-
-def prepared(framework: str, **variables: str) -> dict[str, str]:
-    """What `prepare` sets, in a process of its own."""
-    script = f"""
-import json, os, sys
-sys.path.insert(0, {ROOT!r})
-from training import env
-from howdah.errors import HowdahError
-try:
-    env.prepare({framework!r}, threads=3)
-except HowdahError as error:
-    print(json.dumps({{"error": error.what}}))
-else:
-    print(json.dumps(dict(os.environ)))
-"""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_"))}
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True,
-        env=clean | variables,
-    )  # fmt: skip
-    return json.loads(done.stdout)
-
-
-def test_one_framework_and_its_threads():
-    found = prepared("torch")
-    assert (found["USE_TORCH"], found["USE_TF"]) == ("1", "0")
-    assert found["OMP_NUM_THREADS"] == "3"
-    found = prepared("tensorflow")
-    assert (found["USE_TORCH"], found["USE_TF"]) == ("0", "1")
-    assert found["TF_USE_LEGACY_KERAS"] == "1"
-    assert found["TF_NUM_INTRAOP_THREADS"] == "3"
-
-
-def test_each_rank_sees_one_gpu_and_more_ranks_than_gpus_are_refused():
-    rank = {"HOROVOD_RANK": "1", "HOROVOD_SIZE": "2", "HOROVOD_LOCAL_RANK": "1",
-            "HOROVOD_LOCAL_SIZE": "2"}  # fmt: skip
-    assert prepared("torch", CUDA_VISIBLE_DEVICES="4,6", **rank)["CUDA_VISIBLE_DEVICES"] == "6"
-    assert prepared("torch", CUDA_VISIBLE_DEVICES="", **rank)["CUDA_VISIBLE_DEVICES"] == ""
-    found = prepared("torch", CUDA_VISIBLE_DEVICES="4", **rank)
-    assert found["error"] == "more ranks than GPUs on this node"
-
-
-def test_a_second_framework_in_a_process_is_refused(monkeypatch):
-    monkeypatch.setitem(sys.modules, "torch", object())
-    with pytest.raises(UsageError, match="one process holds one framework"):
-        env.prepare("tensorflow")
-
-
-# ------------------------------------------------------------------------------ stop requests
-@pytest.fixture
-def signals():
-    made = []
-
-    def make(several_ranks: bool) -> tuple[StopSignals, list, threading.Event]:
-        abandoned, done = [], threading.Event()
-
-        def abandon(error):
-            abandoned.append(error)
-            done.set()
-
-        stop = StopSignals(several_ranks=several_ranks, abandon=abandon, patience=0.05)
-        stop.install()
-        made.append(stop)
-        return stop, abandoned, done
-
-    yield make
-    for stop in made:
-        stop.uninstall()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-@pytest.mark.parametrize(
-    ("number", "kind"),
-    [
-        (signal.SIGINT, Interrupted),
-        (signal.SIGTERM, Terminated),
-        (signal.SIGUSR1, Interrupted),
-        (signal.SIGUSR2, Terminated),
-    ],
-)
-def test_a_request_to_one_process_waits_for_the_step_s_end(signals, number, kind):
-    stop, abandoned, _ = signals(several_ranks=False)
-    stop.stepping(True)
-    assert not stop.requested()
-    os.kill(os.getpid(), number)
-    assert stop.requested()
-    assert not stop.alone
-    assert isinstance(stop.error(), kind)
-    assert abandoned == []
-
-
-def test_outside_the_steps_a_request_raises_at_once(signals):
-    signals(several_ranks=True)
-    with pytest.raises(Terminated):
-        os.kill(os.getpid(), signal.SIGUSR2)
-
-
-def test_a_request_that_came_in_the_last_step_is_not_lost(signals):
-    stop, _, _ = signals(several_ranks=True)
-    stop.stepping(True)
-    os.kill(os.getpid(), signal.SIGUSR1)
-    with pytest.raises(Interrupted):
-        stop.stepping(False)
-
-
-def test_when_the_launcher_tears_down_a_main_thread_that_hangs_is_passed_by(signals):
-    stop, abandoned, done = signals(several_ranks=True)
-    stop.stepping(True)
-    os.kill(os.getpid(), signal.SIGTERM)  # and the main thread never asks
-    assert done.wait(60)
-    assert stop.alone
-    assert isinstance(abandoned[0], Terminated)
-
-
-def test_when_the_launcher_tears_down_a_main_thread_that_acts_is_left_to_it(signals):
-    stop, abandoned, done = signals(several_ranks=True)
-    stop.stepping(True)
-    stop.disarm()  # what leaving a rank does first
-    os.kill(os.getpid(), signal.SIGTERM)
-    assert stop.torn_down_within(60)
-    assert stop.alone
-    assert not done.wait(0.3)
-    assert abandoned == []
-
-
-# ---------------------------------------------------------------------------------- failures
-def test_causes_come_before_consequences_whatever_the_clock_says(tmp_path):
-    place = str(tmp_path)
-    failure.write(place, failure.of(0, Terminated("the launcher ended the job"), consequence=True))
-    try:
-        raise KeyError("bug")
-    except KeyError as error:
-        failure.write(place, failure.of(2, error))
-    failure.write(place, failure.of(1, UsageError("later")))
-    assert [told.rank for told in failure.read_all(place)] == [2, 1, 0]
-    first = failure.first(place)
-    assert first.exit_code == 6
-    assert "KeyError: 'bug'" in first.text
-    failure.clear(place, rank=2)
-    assert failure.first(place).rank == 1
-    failure.clear(place)
-    assert failure.first(place) is None

@@ -16,7 +16,7 @@ from howdah.manifest import Dataset, load_dataset
 from training import metrics as _metrics
 from training.comm import Comm, SoloComm
 from training.metrics import classification_metrics, softmax
-from training.planner import Planner, PlanSpec
+from training.planner import Planner, PlanSpec, pad_multiple
 from training.readers import Batch, BatchSource
 from training.shards import ShardSet
 
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from training.serve import Forward, ServedModel
 
 __all__ = ["check_gate", "evaluate", "evaluate_run", "prediction_part"]
-
-
-_PAD_MULTIPLE = 8
 
 
 def evaluate(
@@ -184,7 +181,7 @@ def evaluate_run(
     progress(f"evaluating {path} on {split}: {dataset.manifest.rows(split):,} rows")
     return evaluate(
         served.forward,
-        _split_source(config, dataset, split),
+        _split_source(config, dataset, split, gpu=served.gpu),
         SoloComm(),
         served.labels,
         predictions_dir,
@@ -192,7 +189,7 @@ def evaluate_run(
     )
 
 
-def _split_source(config: Config, dataset: Dataset, split: str) -> Iterable[Batch]:
+def _split_source(config: Config, dataset: Dataset, split: str, *, gpu: bool) -> Iterable[Batch]:
     shards = ShardSet(dataset, split)
     shards.verify()
     spec = PlanSpec(
@@ -208,7 +205,7 @@ def _split_source(config: Config, dataset: Dataset, split: str) -> Iterable[Batc
         rank=0,
         world=1,
         max_tokens=config.training.per_device_max_tokens,
-        pad_multiple=_PAD_MULTIPLE,
+        pad_multiple=pad_multiple(gpu),
         pad_id=dataset.manifest.tokenizer.pad_id,
     )
 

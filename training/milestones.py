@@ -177,8 +177,10 @@ class Milestones:
         return model | self._moments()
 
     def _save_last_completed(self) -> None:
-        """In another thread, while the main one hangs in a collective."""
+        """In another thread, while the main one hangs in a collective, or before it ends."""
         with self._run.update_lock:
+            # Said first: a launcher that kills in the middle of it leaves this line to tell.
+            self._run.say(f"saving step {self._state.step}, the last one completed")
             self._save(wait=True)
 
     # ----------------------------------------------------------------------------------- the end

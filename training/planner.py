@@ -267,6 +267,12 @@ def check_world(global_batch_size: int, world: int) -> None:
         )
 
 
+def pad_multiple(gpu: bool) -> int:
+    """What the widths of batches are a multiple of: 8 suits a GPU's matrix units; on a CPU it
+    would add 6% of padding to short texts, and 2 still halves the number of shapes."""
+    return 8 if gpu else 2
+
+
 def padded_length(length: int, pad_multiple: int) -> int:
     """`length` rounded up to a multiple.
 

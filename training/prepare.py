@@ -19,20 +19,21 @@ from training import parameters
 from training.basemodel import BaseModel, load_base
 from training.comm import Comm
 from training.identity import Identity
-from training.planner import Planner, PlanSpec, PlanState, check_world, padded_length
+from training.planner import (
+    Planner,
+    PlanSpec,
+    PlanState,
+    check_world,
+    pad_multiple,
+    padded_length,
+)
 from training.readers import BatchSource
 from training.run import Run
 from training.runfile import config_hash
 from training.schedule import Schedule
 from training.shards import ShardSet, class_counts
 
-__all__ = ["Job", "pad_multiple", "prepare"]
-
-
-def pad_multiple(gpu: bool) -> int:
-    """What the widths of batches are a multiple of: 8 suits a GPU's matrix units; on a CPU it
-    would add 6% of padding to short texts, and 2 still halves the number of shapes."""
-    return 8 if gpu else 2
+__all__ = ["Job", "prepare", "training_planner"]
 
 
 _DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
@@ -133,15 +134,7 @@ def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
     dataset = load_dataset(comm.broadcast_json(path))
     shards = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
     base, weights = _base(config, dataset, comm, run)
-    planner = Planner(
-        shards.lengths,
-        PlanSpec(
-            dataset_hash=dataset.manifest_hash,
-            split="train",
-            seed=config.training.seed,
-            global_batch_size=config.training.global_batch_size,
-        ),
-    )
+    planner = training_planner(config, shards)
     weights_C = _class_weights(config, dataset, shards)
     sparse = _sparse_embeddings(config, shards, planner, base, comm)
     schedule = Schedule.of(config.training, planner.steps_per_epoch)
@@ -165,6 +158,19 @@ def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
         precision=precision,
         sparse_embeddings=sparse,
         identity=_identity(base, dataset, planner),
+    )
+
+
+def training_planner(config: Config, shards: ShardSet) -> Planner:
+    """The plan of a run over its training split."""
+    return Planner(
+        shards.lengths,
+        PlanSpec(
+            dataset_hash=shards.dataset.manifest_hash,
+            split=shards.split,
+            seed=config.training.seed,
+            global_batch_size=config.training.global_batch_size,
+        ),
     )
 
 

@@ -6,8 +6,8 @@ import itertools
 
 from howdah.config import Config
 from howdah.manifest import load_dataset
-from training.planner import Planner, PlanSpec, check_world, micro_batches, padded_length
-from training.prepare import pad_multiple
+from training.planner import check_world, micro_batches, pad_multiple, padded_length
+from training.prepare import training_planner
 from training.schedule import Schedule
 from training.shards import ShardSet
 
@@ -27,15 +27,7 @@ def preview(config: Config, world: int) -> dict:
     check_world(training.global_batch_size, world)
     dataset = load_dataset(config.data.dataset)
     shards = ShardSet(dataset, "train")
-    planner = Planner(
-        shards.lengths,
-        PlanSpec(
-            dataset_hash=dataset.manifest_hash,
-            split="train",
-            seed=training.seed,
-            global_batch_size=training.global_batch_size,
-        ),
-    )
+    planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
     multiple = pad_multiple(gpu=False)
     real = padded = most = 0

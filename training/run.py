@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from howdah import storage
 from howdah.config import Config
-from howdah.errors import HowdahError, Interrupted, Terminated
+from howdah.errors import HowdahError
 from training import failure
 from training.checkpoint import Checkpoint, Checkpoints, Identity, load
 from training.env import RankEnv
@@ -331,12 +331,10 @@ class Run:
             except HowdahError as error:
                 self.say(f"the last completed step could not be saved: {error.what}")
 
-    def _abandoned(self, error: HowdahError) -> None:
+    def _abandoned(self) -> None:
         """In the watching thread: the main thread cannot act. Save, say why, and go."""
         self.save_last_completed()
-        # What was saved just now is told too: `error` was made before it.
-        told = self.stop_error() if isinstance(error, Interrupted | Terminated) else error
-        self.leave(told, consequence=self.stop_alone)
+        self.leave(self.stop_error(), consequence=self.stop_alone)
 
     def leave(self, error: BaseException, *, consequence: bool = False) -> None:
         """Write down why this rank ends, and end the process without any farewell.

@@ -26,6 +26,7 @@ from training.basemodel import TOKENIZER_FILES, load_base
 from training.distilbert import HEAD_NAMES, label_names_of
 from training.export import INFO, resolve_export
 from training.metrics import softmax
+from training.planner import pad_multiple, padded_length
 
 __all__ = ["EXPORT_PATTERNS", "FRAMEWORKS", "ServedModel", "choose_framework", "open_model"]
 
@@ -35,7 +36,6 @@ EXPORT_PATTERNS = ["config.json", "model*.safetensors*", *TOKENIZER_FILES, INFO]
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 _BATCH_TOKENS = 8192
-_PAD_MULTIPLE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,8 @@ class ServedModel:
     columns: Columns
     """Which columns the training texts were made of."""
     encoder: Encoder
+    gpu: bool
+    """It runs on a GPU."""
     forward: Forward
     """(ids_BT int32, mask_BT int32) -> logits_BC float32, without dropout."""
 
@@ -75,7 +77,7 @@ class ServedModel:
         order = np.argsort([-len(ids) for ids in ids_N], kind="stable")
         start = 0
         while start < len(order):
-            width = -(-len(ids_N[order[start]]) // _PAD_MULTIPLE) * _PAD_MULTIPLE
+            width = padded_length(len(ids_N[order[start]]), pad_multiple(self.gpu))
             rows = order[start : start + max(1, _BATCH_TOKENS // width)]
             start += len(rows)
             ids_BT = np.full((len(rows), width), self.encoder.pad_id, np.int32)
@@ -133,6 +135,7 @@ def open_model(
             got=encoder.hash,
             remedy="restore the tokenizer's files, or export the run again",
         )
+    forward, gpu = _forward(chosen, base.config, base.weights, len(labels))
     return ServedModel(
         path=path,
         framework=chosen,
@@ -145,7 +148,8 @@ def open_model(
         ),
         columns=Columns(**info.get("columns", {})),
         encoder=encoder,
-        forward=_forward(chosen, base.config, base.weights, len(labels)),
+        gpu=gpu,
+        forward=forward,
     )
 
 
@@ -197,7 +201,10 @@ def _quiet_natives() -> Iterator[None]:
             os.close(own)
 
 
-def _forward(framework: str, config: dict, weights: dict[str, np.ndarray], classes: int) -> Forward:
+def _forward(
+    framework: str, config: dict, weights: dict[str, np.ndarray], classes: int
+) -> tuple[Forward, bool]:
+    """The forward pass, and whether it runs on a GPU."""
     # Full precision: a score must not depend on the machine that serves it.
     settings = {
         "num_labels": classes,
@@ -211,11 +218,12 @@ def _forward(framework: str, config: dict, weights: dict[str, np.ndarray], class
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         net = model_torch.build(config, weights, device=device, **settings)
-        return model_torch.forward_fn(net)
+        return model_torch.forward_fn(net), device == "cuda"
     with _quiet_natives():
         import tensorflow as tf
 
         from training import model_tf
 
         tf.constant(0)  # starts its runtime, which looks for GPUs and tells of each it misses
-    return model_tf.forward_fn(model_tf.build(config, weights, **settings))
+        gpu = bool(tf.config.list_logical_devices("GPU"))
+    return model_tf.forward_fn(model_tf.build(config, weights, **settings)), gpu

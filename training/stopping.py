@@ -41,7 +41,7 @@ class StopSignals:
     Args:
         several_ranks: the world has more than one rank.
         abandon: called from the watching thread when the main thread cannot act on the request;
-            gets the error to end with and does not come back.
+            it ends the process, with what `error` gives, and does not come back.
         patience: seconds that the main thread has to act before `abandon` is called.
     """
 
@@ -49,7 +49,7 @@ class StopSignals:
         self,
         *,
         several_ranks: bool,
-        abandon: Callable[[HowdahError], None],
+        abandon: Callable[[], None],
         patience: float = 0.2,
     ) -> None:
         self._several_ranks = several_ranks
@@ -143,4 +143,4 @@ class StopSignals:
                 continue
             # Outside the steps nothing can be lost; the pause lets the main thread end by itself.
             if not self._seen_by_main.wait(self._patience if self._stepping else 2.0):
-                self._abandon(self.error())
+                self._abandon()
