@@ -246,6 +246,8 @@ def main(arguments: Sequence[str]) -> int:
     if not options.groups and not has_gpu():
         print("gpu: no NVIDIA GPU here; these tests are not run")
         chosen = [group for group in chosen if group.name != "gpu"]
+    # A shell that starts this in the background has SIGINT ignored, and so would every test.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     REPORTS.mkdir(parents=True, exist_ok=True)
     sources = sources_hash() if options.all else ""
     passed = read_state(sources) if options.all and not options.groups else {}
