@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -228,9 +229,7 @@ def test_when_howdah_train_is_killed_no_rank_lives_on(start, framework, kind):
 
 
 # ------------------------------------------------------------------------- the bare launchers
-# mpirun kills a second after its SIGTERM, so whether the last step is saved depends on the load of
-# the machine ("if there is time"): in the full matrix alone, until the test can tell the two apart.
-@pytest.mark.parametrize(("framework", "kind"), table())
+@pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
 def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_all_are_terminated(
     start, framework, kind
 ):
@@ -238,15 +237,24 @@ def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_all_are_terminate
                 "checkpoint.every_minutes": 0.02}  # fmt: skip
     job = start(framework, kind, bare=True, **settings)
     job.wait_for_checkpoint()
+    before = job.steps_saved()[0]
     job.process.send_signal(signal.SIGTERM)
     assert job.end() != 0
     job.wait_until_nothing_is_left()
     log = job.log_of_rank_0()
-    newest = job.steps_saved()[0]
-    assert f"the newest checkpoint is step-{newest}" in log
     shown = [int(line.split("/")[0].split()[1]) for line in log.splitlines()
              if line.startswith("step ")]  # fmt: skip
-    assert newest >= shown[-1]  # no completed step that was shown is lost
+    (began,) = re.findall(r"saving step (\d+), the last one completed", log)
+    assert int(began) >= shown[-1]  # no completed step that was shown is left out
+    newest = Checkpoints(os.path.join(job.directory, "checkpoints")).latest()
+    if "the newest checkpoint is" in log:
+        assert newest.step == int(began)
+        assert f"the newest checkpoint is step-{began}" in log
+    else:
+        # mpirun kills a second after its SIGTERM: on a busy machine in the middle of the save, or
+        # before the last words. What was whole before is still the one to go on from.
+        assert kind == "mpirun"
+        assert before <= newest.step <= int(began)
 
 
 @pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
