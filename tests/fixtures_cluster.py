@@ -6,7 +6,9 @@ import uuid
 
 import pytest
 
-REUSE = "HOWDAH_TEST_CLUSTER"  # directory of a running one: it is used, and left running
+# Directories of running ones: they are used, and left running.
+REUSE = "HOWDAH_TEST_CLUSTER"
+REUSE_SECURE = "HOWDAH_TEST_SECURE_CLUSTER"
 
 
 @pytest.fixture(scope="session")
@@ -57,3 +59,36 @@ def hadoop_env(cluster, monkeypatch):
     with contextlib.suppress(KeyError):
         monkeypatch.delenv("HADOOP_USER_NAME")
     return cluster
+
+
+@pytest.fixture(scope="session")
+def secure_cluster(tmp_path_factory):
+    """The same with Kerberos: `.realm`, `.krb5_conf`, `.keytab(user)`, `.principal(user)`.
+
+    Its `.env` has KRB5_CONFIG, JAVA_TOOL_OPTIONS and a ticket cache of its own, empty at first.
+    """
+    from yarn.minicluster import MiniCluster
+
+    reused = os.environ.get(REUSE_SECURE)
+    if reused:
+        running = MiniCluster(reused)
+        running.wait_healthy()
+        yield running
+        return
+    own = MiniCluster(tmp_path_factory.mktemp("secure"))
+    own.start(secure=True)
+    try:
+        yield own
+    finally:
+        own.stop(remove=True)
+
+
+@pytest.fixture
+def secure_dir(secure_cluster):
+    """A fresh directory on the secure cluster's HDFS, as hdfs:// URL; anyone may write there."""
+    secure_cluster.mend()
+    path = f"/test/{uuid.uuid4().hex[:12]}"
+    secure_cluster.make_dir(path)
+    yield secure_cluster.hdfs_url + path
+    secure_cluster.mend()
+    secure_cluster.remove(path)

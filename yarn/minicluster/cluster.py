@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from howdah.errors import ClusterError, NotFound, UsageError
-from yarn.minicluster import contents, daemons, jars, launchers, settings
+from yarn.minicluster import daemons, jars, kerberos, launchers, metastore, settings
+from yarn.minicluster.contents import Contents, RestContents, ShellContents
 from yarn.minicluster.daemons import Record
 from yarn.minicluster.settings import HOST, Plan
 
@@ -110,6 +111,23 @@ class MiniCluster:
                 ) from None
             yield
 
+    @contextlib.contextmanager
+    def _state_lock(self) -> Iterator[None]:
+        """Held while the state file is read, changed and written."""
+        with open(os.path.join(self.directory, "state.lock"), "a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _update(self, name: str, record: Record | None) -> dict[str, Record]:
+        """Note one daemon's start, or (None) its end; all records."""
+        with self._state_lock():
+            plan, records = self.plan, self.records
+            records.pop(name, None)
+            if record is not None:
+                records[name] = record
+            self._save(plan, records)
+        return records
+
     # --------------------------------------------------------------------------- start and stop
     def start(
         self,
@@ -122,6 +140,8 @@ class MiniCluster:
         node_gpus: int = 0,
         ports: Mapping[str, int] | None = None,
         extra: Mapping[str, Mapping[str, str]] | None = None,
+        secure: bool = False,
+        **lives: int,
     ) -> MiniCluster:
         """Bring every daemon up and wait until all know each other; data of a stopped one is kept.
 
@@ -130,6 +150,8 @@ class MiniCluster:
                 is looked at then.
             ports: given ones, by name ("namenode", "namenode-http", ...); the others are chosen.
             extra: more settings, {"hdfs-site": {key: value}}.
+            secure: with Kerberos, in a realm of its own.
+            lives: of tickets and tokens in seconds, see `kerberos.options`.
 
         Raises:
             ClusterError: one runs here already, a port is taken, a daemon died (with its cause).
@@ -137,7 +159,7 @@ class MiniCluster:
         if name is not None:
             self._start_daemon(name)
             return self
-        catalogue = daemons.catalogue(datanodes, nodemanagers)
+        catalogue = daemons.catalogue(datanodes, nodemanagers, secure=secure)
         names = daemons.ports_of(catalogue.values())
         wrong = sorted((ports or {}).keys() - set(names))
         if wrong:
@@ -169,6 +191,7 @@ class MiniCluster:
                 node_vcores=node_vcores,
                 node_gpus=node_gpus,
                 extra={site: dict(values) for site, values in (extra or {}).items()},
+                kerberos=kerberos.options(**lives) if secure else None,
             )
             try:
                 self._bring_up(plan, list(catalogue))
@@ -180,26 +203,31 @@ class MiniCluster:
 
     def _bring_up(self, plan: Plan, names: list[str]) -> None:
         plan.path("tmp").mkdir(parents=True, exist_ok=True)
+        records: dict[str, Record] = {}
+
+        def begin(name: str) -> None:
+            records[name] = daemons.start(plan, name)
+            self._save(plan, records)
+
+        self._save(plan, records)
         settings.write(plan, names)
         launchers.write(plan)
-        records: dict[str, Record] = {}
-        self._save(plan, records)
+        if plan.kerberos:
+            kerberos.make_realm(plan)
+            begin(kerberos.NAME)
+            self._wait(plan, records, [kerberos.NAME], START_LIMIT)
         # YARN's daemons do not need HDFS to come up: they start while the NameNode formats.
-        first = [name for name in names if name.partition("-")[0].endswith("manager")]
-        for name in first:
-            records[name] = self._spawn(plan, name)
-            self._save(plan, records)
+        for name in names:
+            if name.partition("-")[0].endswith("manager"):
+                begin(name)
         if not plan.path("namenode", "current", "VERSION").exists():
             self._format(plan)
-        for name in names:
-            if name not in records and name != "historyserver":
-                records[name] = self._spawn(plan, name)
-                self._save(plan, records)
-        storage = [name for name in records if name not in first]
+        storage = [name for name in names if name.partition("-")[0] in ("namenode", "datanode")]
+        for name in storage:
+            begin(name)
         self._wait(plan, records, storage, START_LIMIT)
-        contents.make_standard(plan)
-        records["historyserver"] = self._spawn(plan, "historyserver")
-        self._save(plan, records)
+        self._contents(plan).make_standard()
+        begin("historyserver")  # it wants a place on HDFS
         self._wait(plan, records, list(records), START_LIMIT)
 
     def _format(self, plan: Plan) -> None:
@@ -223,20 +251,11 @@ class MiniCluster:
                 remedy="read the log; is the disk full?",
             )
 
-    def _spawn(self, plan: Plan, name: str) -> Record:
-        daemon = daemons.catalogue(plan.datanodes, plan.nodemanagers).get(name)
-        if daemon is None:
-            raise self._unknown(plan, name)
-        argv = daemons.java_command(
-            plan, settings.daemon_conf(plan, name), daemon.main, *daemon.args
-        )
-        return daemons.spawn(plan, name, argv)
-
     def _unknown(self, plan: Plan, name: str) -> UsageError:
         return UsageError(
             "the mini cluster has no such daemon",
             got=name,
-            expected=", ".join(daemons.catalogue(plan.datanodes, plan.nodemanagers)),
+            expected=", ".join(daemons.catalogue_of(plan)),
         )
 
     def stop(self, name: str | None = None, *, remove: bool = False) -> None:
@@ -273,9 +292,28 @@ class MiniCluster:
         plan, records = self.plan, self.records
         if name in records and daemons.alive(records[name]):
             return
-        records[name] = self._spawn(plan, name)
-        self._save(plan, records)
-        self._wait(plan, records, [name], START_LIMIT)
+        if name not in daemons.catalogue_of(plan):
+            raise self._unknown(plan, name)
+        if name == metastore.NAME:
+            metastore.write_conf(plan)
+        record = daemons.start(plan, name)
+        self._wait(plan, self._update(name, record), [name], START_LIMIT)
+
+    def reconfigure(self, name: str, changes: Mapping[str, Mapping[str, str]]) -> None:
+        """Restart one daemon with settings of its own, {"hdfs-site": {key: value}}; {} undoes it.
+
+        `mend` undoes it too.
+        """
+        self.stop(name)
+        with self._state_lock():
+            plan = self.plan
+            own = {daemon: values for daemon, values in plan.own.items() if daemon != name}
+            if changes:
+                own[name] = {site: dict(values) for site, values in changes.items()}
+            plan = dataclasses.replace(plan, own=own)
+            self._save(plan, self.records)
+        settings.write_own(plan, name)
+        self.start(name)
 
     def mend(self) -> None:
         """Undo what a test did to the daemons: resume the paused, start the others, leave safe
@@ -284,12 +322,15 @@ class MiniCluster:
         for name, record in records.items():
             if record.paused:
                 self.resume(name)
-        for name in daemons.catalogue(plan.datanodes, plan.nodemanagers):
-            if name not in records or not daemons.alive(records[name]):
+        for name in plan.own:
+            self.reconfigure(name, {})
+        for name in daemons.catalogue_of(plan):
+            wanted = name != metastore.NAME or plan.path(metastore.NAME).exists()
+            if wanted and (name not in records or not daemons.alive(records[name])):
                 self.start(name)
         info = daemons.namenode_info(plan)
         if info and "manually" in info["Safemode"]:
-            self.run("hdfs", "dfsadmin", "-safemode", "leave")
+            self._run_as_superuser("hdfs", "dfsadmin", "-safemode", "leave")
         self.wait_healthy()
 
     def wait_healthy(self, *names: str, timeout: float = START_LIMIT) -> None:
@@ -302,28 +343,26 @@ class MiniCluster:
         self._wait(self.plan, records, list(names) or list(records), timeout)
 
     def _end(self, name: str, signum: int) -> None:
-        plan, records = self.plan, self.records
-        record = records.pop(name, None)
+        plan, record = self.plan, self.records.get(name)
         if record is None:
-            if name not in daemons.catalogue(plan.datanodes, plan.nodemanagers):
+            if name not in daemons.catalogue_of(plan):
                 raise self._unknown(plan, name)
             return
-        daemons.send(record, signal.SIGCONT)  # a paused one would not hear SIGTERM
         daemons.send(record, signum)
+        daemons.send(record, signal.SIGCONT)  # a paused one would not hear SIGTERM
         deadline = time.monotonic() + STOP_GRACE
         while daemons.alive(record):
             if time.monotonic() > deadline:
                 daemons.send(record, signal.SIGKILL)
             time.sleep(0.02)
-        self._save(plan, records)
+        self._update(name, None)
 
     def _signal_paused(self, name: str, signum: int, paused: bool) -> None:
-        plan, records = self.plan, self.records
-        if name not in records:
+        record = self.records.get(name)
+        if record is None:
             raise ClusterError("the daemon does not run", where=self.directory, got=name)
-        daemons.send(records[name], signum)
-        records[name] = dataclasses.replace(records[name], paused=paused)
-        self._save(plan, records)
+        daemons.send(record, signum)
+        self._update(name, dataclasses.replace(record, paused=paused))
 
     def _wait(
         self, plan: Plan, records: Mapping[str, Record], names: Iterable[str], timeout: float
@@ -377,6 +416,7 @@ class MiniCluster:
             "HADOOP_HOME": str(plan.hadoop_home),
             "JAVA_HOME": plan.java_home,
             "PATH": str(plan.hadoop_home / "bin"),
+            **(kerberos.client_environment(plan) if plan.kerberos else {}),
         }
 
     @property
@@ -414,7 +454,7 @@ class MiniCluster:
         unhealthy, paused, died or stopped."""
         plan, records = self.plan, self.records
         found: dict[str, Any] = {}
-        for name, daemon in daemons.catalogue(plan.datanodes, plan.nodemanagers).items():
+        for name, daemon in daemons.catalogue_of(plan).items():
             ports = {port: plan.ports[port] for port in daemons.ports_of([daemon])}
             record = records.get(name)
             if record is None:
@@ -445,21 +485,69 @@ class MiniCluster:
         """{daemon: its log file}."""
         return {path.stem: str(path) for path in sorted(self.plan.path("logs").glob("*.log"))}
 
+    # -------------------------------------------------------------------- what lies and runs in it
+    def _contents(self, plan: Plan) -> Contents:
+        if plan.kerberos is None:
+            return RestContents(plan)
+        admin = kerberos.admin_environment(plan)
+        return ShellContents(plan, lambda *argv: self.run(*argv, env=admin).stdout)
+
+    def _run_as_superuser(self, *argv: str) -> None:
+        plan = self.plan
+        self.run(*argv, env=kerberos.admin_environment(plan) if plan.kerberos else None)
+
     def make_dir(self, path: str, mode: str = "1777") -> None:
         """Make a directory on HDFS (a path without scheme)."""
-        contents.make_dir(self.plan, path, mode)
+        self._contents(self.plan).make_dirs({path: mode})
 
     def remove(self, path: str) -> None:
-        """Remove a path on HDFS with all below it."""
-        contents.remove(self.plan, path)
+        """Remove a path on HDFS with all below it; a missing one is no error."""
+        self._contents(self.plan).remove(path)
 
     def end_applications(self) -> None:
         """Kill all applications and wait for their end."""
-        contents.end_applications(self.plan)
+        self._contents(self.plan).end_applications()
 
     def wipe(self) -> None:
-        """End all applications and remove all files; what a fresh cluster has is there again."""
-        contents.wipe(self.plan)
+        """End all applications, remove all files and tables; what a fresh cluster has is there."""
+        plan = self.plan
+        self._contents(plan).wipe()
+        if plan.path(metastore.NAME).exists():
+            running = metastore.NAME in self.records
+            self.stop(metastore.NAME)
+            metastore.forget(plan)
+            if running:
+                self.start(metastore.NAME)
+
+    # --------------------------------------------------------------------------------- services
+    @property
+    def metastore_uri(self) -> str:
+        """thrift://localhost:PORT of a Hive metastore, which is started when first asked for.
+
+        From then on HADOOP_CONF_DIR holds a hive-site.xml, where Spark finds it.
+        """
+        plan = self.plan
+        if metastore.NAME not in self.records:
+            self.start(metastore.NAME)
+        return metastore.uri(plan)
+
+    @property
+    def realm(self) -> str:
+        """The Kerberos realm."""
+        return kerberos.principal(self.plan, "").lstrip("@")
+
+    @property
+    def krb5_conf(self) -> str:
+        """KRB5_CONFIG of clients."""
+        return kerberos.client_environment(self.plan)["KRB5_CONFIG"]
+
+    def principal(self, user: str) -> str:
+        """user@REALM."""
+        return kerberos.principal(self.plan, user)
+
+    def keytab(self, user: str) -> str:
+        """A keytab for a user of the realm, made when first asked for."""
+        return kerberos.keytab(self.plan, user)
 
     def _refuse_foreign_directory(self) -> None:
         """A directory with other contents is not ours to write into, or to remove."""

@@ -1,17 +1,22 @@
-"""What lies in a mini cluster's HDFS and runs on its YARN: made at start, wiped between tests."""
+"""What lies in a mini cluster's HDFS and runs on its YARN: made at start, wiped between tests.
+
+Over the REST interfaces, in milliseconds; in a secure cluster these want SPNEGO, so there the
+command-line clients do it, in seconds.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
 from howdah.errors import ClusterError
 from yarn.minicluster.settings import HOST, Plan
 
-__all__ = ["end_applications", "make_dir", "make_standard", "remove", "wipe"]
+__all__ = ["Contents", "RestContents", "ShellContents"]
 
 FINAL = {"FINISHED", "FAILED", "KILLED"}
 END_LIMIT = 60.0  # seconds for applications to end
@@ -26,101 +31,162 @@ def standard_directories(plan: Plan) -> dict[str, str]:
         "/test": "1777",
         "/user": "755",
         f"/user/{plan.user}": "755",
+        "/user/hive": "755",
         "/user/hive/warehouse": "1777",
     }
 
 
-def make_standard(plan: Plan) -> None:
-    """Make the directories that a cluster's users expect."""
-    for path, mode in standard_directories(plan).items():
-        make_dir(plan, path, mode)
+class Contents:
+    """What is done to a cluster's files and applications, as its superuser."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+
+    def make_dirs(self, modes: dict[str, str]) -> None:
+        """Make directories, {path: mode}."""
+        raise NotImplementedError
+
+    def remove(self, *paths: str) -> None:
+        """Remove paths with all below them; missing ones are no error."""
+        raise NotImplementedError
+
+    def children(self, path: str) -> list[str]:
+        """The names in a directory."""
+        raise NotImplementedError
+
+    def applications(self) -> list[str]:
+        """The ids of applications that have not ended."""
+        raise NotImplementedError
+
+    def end(self, application: str) -> None:
+        """Ask for an application's end."""
+        raise NotImplementedError
+
+    def make_standard(self) -> None:
+        """Make the directories that a cluster's users expect."""
+        self.make_dirs(standard_directories(self.plan))
+
+    def wipe(self) -> None:
+        """End all applications, remove all files, make the standard directories again."""
+        self.end_applications()
+        kept = {path.split("/")[1] for path in standard_directories(self.plan)}
+        doomed: list[str] = []
+        for name in self.children("/"):
+            if name in kept:  # daemons hold on to these
+                doomed += [f"/{name}/{child}" for child in self.children(f"/{name}")]
+            else:
+                doomed.append(f"/{name}")
+        self.remove(*doomed)
+        self.make_standard()
+
+    def end_applications(self) -> None:
+        """Kill all applications that run, and wait until they have ended.
+
+        Raises:
+            ClusterError: one has not ended in a minute.
+        """
+        deadline = time.monotonic() + END_LIMIT
+        asked: set[str] = set()
+        while left := self.applications():
+            for application in left:
+                if application not in asked:
+                    self.end(application)
+                    asked.add(application)
+            if time.monotonic() > deadline:
+                raise ClusterError("applications do not end", got=", ".join(left))
+            time.sleep(0.2)
 
 
-def wipe(plan: Plan) -> None:
-    """End all applications, remove all files and quotas, make the standard directories again."""
-    end_applications(plan)
-    kept = {path.split("/")[1] for path in standard_directories(plan)}
-    listing = _hdfs(plan, "GET", "/", "LISTSTATUS")["FileStatuses"]["FileStatus"]
-    for entry in listing:
-        name = entry["pathSuffix"]
-        if name not in kept:
-            remove(plan, f"/{name}")
-            continue
-        below = _hdfs(plan, "GET", f"/{name}", "LISTSTATUS")["FileStatuses"]["FileStatus"]
-        for child in below:
-            remove(plan, f"/{name}/{child['pathSuffix']}")
-    make_standard(plan)
+class RestContents(Contents):
+    """By WebHDFS and the ResourceManager's REST interface, with simple authentication."""
+
+    def make_dirs(self, modes: dict[str, str]) -> None:
+        for path, mode in modes.items():
+            self._hdfs("PUT", path, "MKDIRS", permission="755")
+            self._hdfs("PUT", path, "SETPERMISSION", permission=mode)
+
+    def remove(self, *paths: str) -> None:
+        for path in paths:
+            self._hdfs("DELETE", path, "DELETE", recursive="true")
+
+    def children(self, path: str) -> list[str]:
+        listing = self._hdfs("GET", path, "LISTSTATUS")["FileStatuses"]["FileStatus"]
+        return [entry["pathSuffix"] for entry in listing]
+
+    def applications(self) -> list[str]:
+        apps = (self._yarn("GET", "/apps").get("apps") or {}).get("app") or []
+        return [app["id"] for app in apps if app["state"] not in FINAL]
+
+    def end(self, application: str) -> None:
+        self._yarn("PUT", f"/apps/{application}/state", {"state": "KILLED"})
+
+    def _hdfs(self, method: str, path: str, operation: str, **parameters: str) -> dict[str, Any]:
+        query = "".join(f"&{key}={quote(value)}" for key, value in parameters.items())
+        user = quote(self.plan.user)
+        target = f"/webhdfs/v1{quote(path)}?op={operation}&user.name={user}{query}"
+        return self._call("namenode-http", method, target)
+
+    def _yarn(self, method: str, path: str, body: dict | None = None) -> dict[str, Any]:
+        target = f"/ws/v1/cluster{path}?user.name={quote(self.plan.user)}"
+        return self._call("resourcemanager-http", method, target, body)
+
+    def _call(
+        self, port: str, method: str, target: str, body: dict | None = None
+    ) -> dict[str, Any]:
+        connection = http.client.HTTPConnection(HOST, self.plan.ports[port], timeout=60)
+        try:
+            connection.request(
+                method,
+                target,
+                body=None if body is None else json.dumps(body),
+                headers={"Content-Type": "application/json", "Accept": "application/json"},
+            )
+            answer = connection.getresponse()
+            text = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ClusterError(
+                "the mini cluster does not answer", where=self.plan.address(port), got=str(error)
+            ) from error
+        finally:
+            connection.close()
+        if answer.status >= 300:
+            raise ClusterError(
+                f"the mini cluster refused {method} {target.partition('?')[0]}",
+                where=self.plan.address(port),
+                got=f"{answer.status} {text.decode(errors='replace')[:500]}",
+            )
+        return json.loads(text) if text else {}
 
 
-def make_dir(plan: Plan, path: str, mode: str = "1777") -> None:
-    """Make a directory of the superuser; by default anyone may write there."""
-    _hdfs(plan, "PUT", path, "MKDIRS", permission=mode)
-    _hdfs(plan, "PUT", path, "SETPERMISSION", permission=mode)
+class ShellContents(Contents):
+    """By the command-line clients.
 
-
-def remove(plan: Plan, path: str) -> None:
-    """Remove a path with all below it, whoever owns it, trash or not."""
-    _hdfs(plan, "DELETE", path, "DELETE", recursive="true")
-
-
-def end_applications(plan: Plan) -> None:
-    """Kill all applications that run, and wait until they have ended.
-
-    Raises:
-        ClusterError: one has not ended in a minute.
+    Args:
+        run: runs a command as the superuser; its output.
     """
-    deadline = time.monotonic() + END_LIMIT
-    asked: set[str] = set()
-    while True:
-        apps = (_yarn(plan, "GET", "/apps").get("apps") or {}).get("app") or []
-        left = [app["id"] for app in apps if app["state"] not in FINAL]
-        if not left:
-            return
-        for app in left:
-            if app not in asked:
-                _yarn(plan, "PUT", f"/apps/{app}/state", {"state": "KILLED"})
-                asked.add(app)
-        if time.monotonic() > deadline:
-            raise ClusterError("applications do not end", got=", ".join(left))
-        time.sleep(0.2)
 
+    def __init__(self, plan: Plan, run: Callable[..., str]) -> None:
+        super().__init__(plan)
+        self.run = run
 
-def _hdfs(plan: Plan, method: str, path: str, operation: str, **parameters: str) -> dict[str, Any]:
-    """A WebHDFS call of the superuser that moves no data."""
-    query = "&".join(f"{key}={quote(value)}" for key, value in parameters.items())
-    target = f"/webhdfs/v1{quote(path)}?op={operation}&user.name={quote(plan.user)}&{query}"
-    return _call(plan, "namenode-http", method, target)
+    def make_dirs(self, modes: dict[str, str]) -> None:
+        self.run("hdfs", "dfs", "-mkdir", "-p", *modes)
+        for mode in sorted(set(modes.values())):
+            paths = [path for path, wanted in modes.items() if wanted == mode]
+            self.run("hdfs", "dfs", "-chmod", mode, *paths)
 
+    def remove(self, *paths: str) -> None:
+        if paths:
+            self.run("hdfs", "dfs", "-rm", "-r", "-f", "-skipTrash", *paths)
 
-def _yarn(plan: Plan, method: str, path: str, body: dict | None = None) -> dict[str, Any]:
-    """A call of the ResourceManager's REST interface."""
-    target = f"/ws/v1/cluster{path}?user.name={quote(plan.user)}"
-    return _call(plan, "resourcemanager-http", method, target, body)
+    def children(self, path: str) -> list[str]:
+        listed = self.run("hdfs", "dfs", "-ls", "-C", path).splitlines()
+        return [line.rpartition("/")[2] for line in listed if line.startswith("/")]
 
+    def applications(self) -> list[str]:
+        told = self.run("yarn", "application", "-list", "-appStates", "ALL").splitlines()
+        rows = [line.split("\t") for line in told if line.startswith("application_")]
+        return [row[0].strip() for row in rows if row[5].strip() not in FINAL]
 
-def _call(
-    plan: Plan, port: str, method: str, target: str, body: dict | None = None
-) -> dict[str, Any]:
-    connection = http.client.HTTPConnection(HOST, plan.ports[port], timeout=60)
-    try:
-        connection.request(
-            method,
-            target,
-            body=None if body is None else json.dumps(body),
-            headers={"Content-Type": "application/json", "Accept": "application/json"},
-        )
-        answer = connection.getresponse()
-        text = answer.read()
-    except (OSError, http.client.HTTPException) as error:
-        raise ClusterError(
-            "the mini cluster does not answer", where=plan.address(port), got=str(error)
-        ) from error
-    finally:
-        connection.close()
-    if answer.status >= 300:
-        raise ClusterError(
-            f"the mini cluster refused {method} {target.partition('?')[0]}",
-            where=plan.address(port),
-            got=f"{answer.status} {text.decode(errors='replace')[:500]}",
-        )
-    return json.loads(text) if text else {}
+    def end(self, application: str) -> None:
+        self.run("yarn", "application", "-kill", application)

@@ -13,18 +13,18 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import quote
 
-from yarn.minicluster import settings
-from yarn.minicluster.settings import HOST, Plan
+from yarn.minicluster import kerberos, metastore, settings
+from yarn.minicluster.settings import HOST, MARK, Plan
 
-__all__ = ["Daemon", "Record", "catalogue", "cause_of_death", "ports_of", "problem", "spawn"]
+__all__ = ["Daemon", "Record", "catalogue", "cause_of_death", "ports_of", "problem", "start"]
 
-MARK = "HOWDAH_MINICLUSTER_DAEMON"
 HEAP = "-Xmx256m"
 _HDFS = "org.apache.hadoop.hdfs.server"
 _YARN = "org.apache.hadoop.yarn.server"
@@ -37,12 +37,6 @@ class Daemon:
     name: str
     main: str
     ports: tuple[str, ...]
-    args: tuple[str, ...] = ()
-
-    @property
-    def kind(self) -> str:
-        """Its name without the number."""
-        return self.name.partition("-")[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,10 +51,11 @@ class Record:
     paused: bool = False
 
 
-def catalogue(datanodes: int, nodemanagers: int) -> dict[str, Daemon]:
-    """Every daemon of a cluster, in the order of starting."""
+def catalogue(datanodes: int, nodemanagers: int, *, secure: bool) -> dict[str, Daemon]:
+    """Every daemon that a cluster can have, in the order of starting."""
     yarn = ("", "-scheduler", "-tracker", "-admin", "-http")
-    found = [Daemon("namenode", f"{_HDFS}.namenode.NameNode", ("", "-http"))]
+    found = [Daemon(kerberos.NAME, "", ("",))] if secure else []
+    found.append(Daemon("namenode", f"{_HDFS}.namenode.NameNode", ("", "-http")))
     found += [
         Daemon(f"datanode-{n}", f"{_HDFS}.datanode.DataNode", ("", "-http", "-ipc"))
         for n in range(datanodes)
@@ -72,7 +67,13 @@ def catalogue(datanodes: int, nodemanagers: int) -> dict[str, Daemon]:
     ]
     history = "org.apache.hadoop.mapreduce.v2.hs.JobHistoryServer"
     found.append(Daemon("historyserver", history, ("", "-admin", "-http")))
+    found.append(Daemon(metastore.NAME, metastore.MAIN, ("",)))
     return {daemon.name: daemon for daemon in found}
+
+
+def catalogue_of(plan: Plan) -> dict[str, Daemon]:
+    """Every daemon that this cluster can have."""
+    return catalogue(plan.datanodes, plan.nodemanagers, secure=plan.kerberos is not None)
 
 
 def ports_of(daemons: Iterable[Daemon]) -> list[str]:
@@ -82,14 +83,14 @@ def ports_of(daemons: Iterable[Daemon]) -> list[str]:
 
 # ------------------------------------------------------------------------------------- starting
 def daemon_environment(plan: Plan) -> dict[str, str]:
-    """What daemons, and the containers that they start, find in their environment.
+    """What daemons find in their environment: nothing of the caller's.
 
-    Nothing of the caller's: a node of a cluster knows no virtual environment, no credentials and
-    no proxies of the user.
+    A node of a cluster knows no virtual environment, no credentials and no proxies of the user.
     """
     kept = {key: os.environ[key] for key in ("HOME", "TZ") if key in os.environ}
     return {
         **kept,
+        **settings.node_environment(plan),
         "PATH": f"{plan.java_home}/bin:/usr/local/bin:/usr/bin:/bin",
         "USER": plan.user,
         "LOGNAME": plan.user,
@@ -97,16 +98,25 @@ def daemon_environment(plan: Plan) -> dict[str, str]:
         "JAVA_HOME": plan.java_home,
         "HADOOP_HOME": str(plan.hadoop_home),
         "HADOOP_CONF_DIR": str(plan.conf_dir),
-        "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's containers too listen on loopback alone
-        MARK: plan.directory,
     }
 
 
-def java_command(plan: Plan, conf: Path, main: str, *args: str, heap: str = HEAP) -> list[str]:
+def java_command(plan: Plan, conf: Path, main: str, *args: str) -> list[str]:
     """argv of a Hadoop main class."""
     java = f"{plan.java_home}/bin/java"
     flags = settings.java_flags(plan)
-    return [java, heap, *flags, "-cp", settings.class_path(plan, conf), main, *args]
+    return [java, HEAP, *flags, "-cp", settings.class_path(plan, conf), main, *args]
+
+
+def start(plan: Plan, name: str) -> Record:
+    """Start a daemon of the catalogue."""
+    if name == kerberos.NAME:
+        return spawn(plan, name, kerberos.argv(plan), kerberos.environment(plan))
+    if name == metastore.NAME:
+        flags = [HEAP, *settings.java_flags(plan)]
+        return spawn(plan, name, metastore.argv(plan, flags))
+    main = catalogue_of(plan)[name].main
+    return spawn(plan, name, java_command(plan, settings.daemon_conf(plan, name), main))
 
 
 def spawn(plan: Plan, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> Record:
@@ -126,8 +136,7 @@ def spawn(plan: Plan, name: str, argv: list[str], env: Mapping[str, str] | None 
         )
     # It outlives this object, which must not complain of that when it is collected.
     process.returncode = 0
-    start = process_start(process.pid)
-    return Record(process.pid, start or 0, time.time(), str(log), offset)
+    return Record(process.pid, process_start(process.pid) or 0, time.time(), str(log), offset)
 
 
 # ------------------------------------------------------------------------------------ processes
@@ -202,6 +211,15 @@ def end_all(directory: str, *, grace: float) -> None:
 
 
 # --------------------------------------------------------------------------------------- health
+def listens(port: int) -> bool:
+    """Whether somebody takes connections at a loopback port."""
+    try:
+        with socket.create_connection((HOST, port), timeout=5):
+            return True
+    except OSError:
+        return False
+
+
 def jmx(plan: Plan, port: str, bean: str, *attributes: str) -> dict | None:
     """A daemon's management bean by HTTP.
 
@@ -250,6 +268,8 @@ def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
             return None
         seen = (_known_nodes(plan) or {}).get(plan.address(name), 0.0)
         return None if seen >= record.since else "not registered with the ResourceManager"
+    if kind in (kerberos.NAME, metastore.NAME):
+        return None if listens(plan.ports[name]) else "does not answer"
     runtime = jmx(plan, f"{name}-http", "java.lang:type=Runtime")
     return None if runtime is not None else "does not answer"
 

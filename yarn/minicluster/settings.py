@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
 __all__ = ["Plan", "class_path", "daemon_conf", "java_flags", "write"]
 
+MARK = "HOWDAH_MINICLUSTER_DAEMON"  # set for all that a cluster runs, to its directory
 HOST = "localhost"  # in every address, also of Kerberos principals; resolves to loopback
 
 
@@ -25,7 +26,8 @@ class Plan:
         ports: {name: port}; the names are those of `daemons.ports_of`.
         node_memory_mb, node_vcores, node_gpus: what each NodeManager offers.
         extra: {"hdfs-site": {key: value}}: added to, or in place of, what is set here.
-        kerberos: what `kerberos.settings` needs; None: simple authentication.
+        kerberos: `kerberos.options`; None: simple authentication.
+        own: {daemon: {site: {key: value}}}, what `MiniCluster.reconfigure` changed.
     """
 
     directory: str
@@ -40,6 +42,7 @@ class Plan:
     node_gpus: int = 0
     extra: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
     kerberos: dict[str, Any] | None = None
+    own: dict[str, dict[str, dict[str, str]]] = dataclasses.field(default_factory=dict)
 
     def path(self, *parts: str) -> Path:
         """A path in the cluster's directory."""
@@ -143,6 +146,9 @@ def yarn_site(plan: Plan) -> dict[str, str]:
         "yarn.nodemanager.remote-app-log-dir": "/app-logs",
         "yarn.log.server.url": f"http://{plan.address('historyserver-http')}/jobhistory/logs",
         "yarn.application.classpath": f"{plan.conf_dir},{jars}/lib/*",
+        "yarn.nodemanager.admin-env": ",".join(
+            f"{key}={value}" for key, value in node_environment(plan).items()
+        ),
         # No aux service: MapReduce's shuffle listens on every interface, and nothing here needs it.
     }
     if plan.node_gpus:
@@ -176,6 +182,21 @@ def capacity_scheduler(plan: Plan) -> dict[str, str]:
         site[f"{root}.root.{queue}.maximum-capacity"] = "100"
         site[f"{root}.root.{queue}.user-limit-factor"] = "10"
     return site
+
+
+def node_environment(plan: Plan) -> dict[str, str]:
+    """What is set on the nodes, for daemons and containers alike."""
+    from yarn.minicluster import kerberos
+
+    found = {
+        MARK: plan.directory,
+        "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's containers too listen on loopback alone
+    }
+    if plan.kerberos:
+        client = kerberos.client_environment(plan)
+        # As if the node had an /etc/krb5.conf; the user's ticket is not there.
+        found.update({key: client[key] for key in ("KRB5_CONFIG", "JAVA_TOOL_OPTIONS")})
+    return found
 
 
 def own_settings(plan: Plan, daemon: str) -> dict[str, dict[str, str]]:
@@ -222,23 +243,43 @@ def daemon_conf(plan: Plan, daemon: str) -> Path:
     return plan.path("conf", daemon)
 
 
-def write(plan: Plan, daemons: list[str]) -> None:
-    """Write the clients' and every daemon's configuration."""
-    sites: dict[str, dict[str, str]] = {
+def sites(plan: Plan) -> dict[str, dict[str, str]]:
+    """What clients and all daemons have in common: {file: {key: value}}."""
+    from yarn.minicluster import kerberos
+
+    found = {
         "core-site": core_site(plan),
         "hdfs-site": hdfs_site(plan),
         "yarn-site": yarn_site(plan),
         "mapred-site": mapred_site(plan),
         "capacity-scheduler": capacity_scheduler(plan),
     }
-    for site, values in plan.extra.items():
-        sites[site].update(values)
-    _write_directory(plan.conf_dir, sites, level="WARN")
+    if plan.kerberos:
+        _merge(found, kerberos.site(plan))
+    return _merge(found, plan.extra)
+
+
+def write(plan: Plan, daemons: Iterable[str]) -> None:
+    """Write the clients' and every daemon's configuration."""
+    _write_directory(plan.conf_dir, sites(plan), level="WARN")
     for daemon in daemons:
-        own = {site: dict(values) for site, values in sites.items()}
-        for site, values in own_settings(plan, daemon).items():
-            own[site].update(values)
-        _write_directory(daemon_conf(plan, daemon), own, level="INFO")
+        write_own(plan, daemon)
+
+
+def write_own(plan: Plan, daemon: str) -> None:
+    """Write one daemon's configuration."""
+    found = _merge(sites(plan), own_settings(plan, daemon))
+    _write_directory(
+        daemon_conf(plan, daemon), _merge(found, plan.own.get(daemon, {})), level="INFO"
+    )
+
+
+def _merge(
+    found: dict[str, dict[str, str]], more: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, str]]:
+    for site, values in more.items():
+        found.setdefault(site, {}).update(values)
+    return found
 
 
 def _write_directory(place: Path, sites: Mapping[str, Mapping[str, str]], *, level: str) -> None:
@@ -267,7 +308,11 @@ def class_path(plan: Plan, conf: Path) -> str:
 def java_flags(plan: Plan) -> list[str]:
     """Flags of every JVM: what Java 17 must open for Hadoop, IPv4 only, files in our folder."""
     packages = ("lang", "lang.reflect", "util", "util.concurrent", "io", "net", "nio")
+    from yarn.minicluster import kerberos
+
     flags = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in packages]
+    if plan.kerberos:
+        flags.append(f"-Djava.security.krb5.conf={kerberos.place(plan, 'krb5.conf')}")
     return [
         *flags,
         # Half the start-up time: no second compiler, no collector threads, no /tmp/hsperfdata.
