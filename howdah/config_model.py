@@ -50,6 +50,8 @@ class RunSection(Section):
     """Name of the run: letters, digits, '.', '_' and '-'."""
     directory: str = "runs/run"
     """Run directory (any storage): config, logs, metrics, checkpoints, export, predictions."""
+    user: str | None = None
+    """Whose files and applications they are (doAs): the cluster must let you impersonate them."""
 
 
 # ------------------------------------------------------------------------------------ data
@@ -171,16 +173,50 @@ class TfrecordColumns(Section):
 class SparkOptions(Section):
     master: str = "local[*]"
     """Spark master: local[*], yarn, spark://..."""
+    deploy_mode: Literal["client", "cluster"] = "client"
+    """Where the driver of `master: yarn` runs: here, or in a container."""
+    home: str | None = None
+    """A cluster's own Spark (SPARK_HOME), 3.5 to 4.2: its spark-submit and its jars are used as
+    they are. None: the PySpark that is installed here."""
     driver_memory: str = "4g"
     """Memory of the driver (of everything, for local[*])."""
+    queue: str | None = None
+    """YARN queue; none: the cluster's default."""
+    executors: int | None = Field(default=None, ge=1)
+    """Executors on YARN; none: as the Spark's own settings say (2, or dynamic allocation)."""
+    executor_memory: str = "4g"
+    """Memory of an executor's JVM on YARN; Python's is `spark.executor.memoryOverhead` in conf."""
+    executor_cores: int = Field(default=2, ge=1)
+    """Cores of an executor on YARN: that many tasks at once."""
+    staging: str | None = None
+    """Directory on the cluster's storage for what is shipped (Python environment, wheel, Spark's
+    jars), each by its hash; none: .howdah in the user's home of fs.defaultFS."""
+    java_archive: str | None = None
+    """A JRE as .tar.gz or .zip (any storage) for nodes without a fitting Java; shipped to them."""
+    keytab: str | None = None
+    """Keytab file of this machine for a Kerberised cluster; none: the ticket cache."""
+    principal: str | None = None
+    """Principal of the keytab."""
     conf: dict[str, str] = {}
-    """More Spark settings."""
+    """More Spark settings; they win over those above."""
+
+    @model_validator(mode="after")
+    def _both_of_a_keytab(self) -> SparkOptions:
+        if (self.keytab is None) != (self.principal is None):
+            raise ValueError("give keytab and principal together, or neither")
+        return self
 
 
 class DataSection(Section):
     source: str | None = None
     """Where rows come from: a file, a directory or a pattern; or `docstrings:` (a corpus of the
     installed packages); or, with `format: hive`, a table name."""
+    partitions: dict[str, list[str]] | None = None
+    """Partitions of a Hive table: {partition column: [values]}; columns not named: all values."""
+    query_file: str | None = None
+    """File with one SELECT (any storage) whose rows are the source, with `format: hive`."""
+    rejects_table: str | None = None
+    """Hive table that gets the rejected rows too, a partition (`dataset`) for each version."""
     format: Literal["auto", "csv", "jsonl", "parquet", "hive", "tfrecord", "docstrings"] = "auto"
     """Format of the source; auto goes by the file name's end."""
     dataset: str = "dataset"
@@ -222,6 +258,26 @@ class DataSection(Section):
     """How token ids lie in a record; int64_list is for foreign readers (larger, slower)."""
     spark: SparkOptions = SparkOptions()
     """Spark of the ETL."""
+
+    @field_validator("partitions", mode="before")
+    @classmethod
+    def _values_as_text(cls, value: Any) -> Any:
+        # YAML reads 2026 and 2026-01-01 as a number and a date; a partition's value is a text
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: [str(v) for v in (values if isinstance(values, list) else [values])]
+            for key, values in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _hive_only(self) -> DataSection:
+        for name in ("partitions", "query_file"):
+            if getattr(self, name) is not None and self.format != "hive":
+                raise ValueError(f"{name} needs format: hive")
+        if self.query_file is not None and (self.source or self.partitions):
+            raise ValueError("query_file takes the place of source and partitions: give one")
+        return self
 
 
 # ----------------------------------------------------------------------------------- model
@@ -302,6 +358,12 @@ class TrainingSection(Section):
     """Steps between progress lines."""
     threads_per_rank: int | None = Field(default=None, ge=1)
     """Compute threads of a rank; none: cores / ranks on the node."""
+    shard_cache_bytes: Bytes = 20 * 2**30
+    """Most that local copies of remote (or compressed) shards take on a machine, all runs and
+    datasets together, e.g. 20 GiB. It must hold two groups of shards (16 shards)."""
+    shard_cache_directory: str | None = None
+    """Local directory of those copies, one for all ranks of a machine; none: $HOWDAH_CACHE/shards,
+    or the user's cache."""
     seed: int = Field(default=42, ge=0)
     """Seed of the batch order, the classifier's initial weights and dropout."""
 

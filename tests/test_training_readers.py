@@ -13,6 +13,7 @@ from howdah.errors import DataError
 from tests.fixtures_dataset import build_dataset
 from training.planner import Planner, PlanSpec
 from training.readers import BatchSource
+from training.shardcache import ShardCache
 from training.shards import ShardSet, class_counts
 
 
@@ -25,7 +26,7 @@ def planner_of(shards: ShardSet, batch: int = 16, shuffle: bool = True) -> Plann
 
 
 def source_of(dataset, *, rank=0, world=1, batch=16, max_tokens=8192, **more) -> BatchSource:
-    shards = ShardSet(dataset, "train", cache_dir=more.pop("cache_dir", None))
+    shards = ShardSet(dataset, "train", cache=more.pop("cache", None))
     return BatchSource(
         shards, planner_of(shards, batch), rank=rank, world=world, max_tokens=max_tokens, **more
     )
@@ -74,25 +75,9 @@ def test_every_layout_gives_the_same_rows(tmp_path, tiny_model_dir, truth, ids_d
         str(tmp_path / "v=1"), model_dir=tiny_model_dir, ids_dtype=ids_dtype,
         compression=compression,
     )  # fmt: skip
-    source = source_of(dataset, cache_dir=str(tmp_path / "cache"))
+    source = source_of(dataset, cache=ShardCache(str(tmp_path / "cache")))
     source.shards.verify()
     assert contents(source) == truth
-
-
-def test_a_remote_dataset_is_read_through_a_checked_local_copy(tmp_path, tiny_model_dir, truth):
-    path = f"memory://readers-{os.getpid()}/v=1"
-    dataset = build_dataset(path, model_dir=tiny_model_dir)
-    cache = tmp_path / "cache"
-    source = source_of(dataset, cache_dir=str(cache))
-    source.shards.verify()
-    assert contents(source) == truth
-    [copy] = [p for p in cache.iterdir() if "train-00001" in p.name and "index" not in p.name]
-    copy.write_bytes(copy.read_bytes()[:-1] + b"x")
-    with pytest.raises(DataError, match="altered"):
-        source_of(dataset, cache_dir=str(cache)).shards.verify()
-    # The bad copy is gone: the next reader fetches a good one.
-    assert contents(source_of(dataset, cache_dir=str(cache))) == truth
-    storage.remove(f"memory://readers-{os.getpid()}", recursive=True)
 
 
 def test_micro_batches_and_weights(tiny_dataset):
@@ -224,7 +209,7 @@ def test_a_truncated_gzip_shard_is_refused(tmp_path, tiny_model_dir):
     path = shard_file(dataset)
     os.truncate(path, storage.size(path) // 2)
     with pytest.raises(DataError, match="truncated"):
-        ShardSet(dataset, "train", cache_dir=str(tmp_path / "c"))
+        ShardSet(dataset, "train", cache=ShardCache(str(tmp_path / "c")))
 
 
 @pytest.mark.parametrize("what", ["shard", "index"])

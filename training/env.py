@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from dataclasses import dataclass
@@ -119,6 +120,7 @@ def prepare(framework: str, *, threads: int | None = None) -> int:
         os.environ.setdefault(name, value)
     _choose_gpu(here)
     _tune_allocator()
+    _allow_open_files()
     return count
 
 
@@ -161,6 +163,14 @@ def _tune_allocator() -> None:
     mallopt(_M_MMAP_THRESHOLD, 2**25)  # 32 MiB: the greatest that glibc takes
     mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     mallopt(_M_TOP_PAD, 2**26)
+
+
+def _allow_open_files() -> None:
+    """As many open files as the system lets us: each mapped shard and index holds one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 _PR_SET_PDEATHSIG = 1  # <sys/prctl.h>

@@ -18,7 +18,7 @@ from training.comm import Comm, SoloComm
 from training.metrics import classification_metrics, softmax
 from training.planner import Planner, PlanSpec, pad_multiple
 from training.readers import Batch, BatchSource
-from training.shards import ShardSet
+from training.shards import ShardSet, node_cache
 
 if TYPE_CHECKING:
     from training.serve import Forward, ServedModel
@@ -181,7 +181,7 @@ def evaluate_run(
     progress(f"evaluating {path} on {split}: {dataset.manifest.rows(split):,} rows")
     return evaluate(
         served.forward,
-        _split_source(config, dataset, split, gpu=served.gpu),
+        _split_source(config, dataset, split, gpu=served.gpu, row_ids=predictions_dir is not None),
         SoloComm(),
         served.labels,
         predictions_dir,
@@ -189,9 +189,10 @@ def evaluate_run(
     )
 
 
-def _split_source(config: Config, dataset: Dataset, split: str, *, gpu: bool) -> Iterable[Batch]:
-    shards = ShardSet(dataset, split)
-    shards.verify()
+def _split_source(
+    config: Config, dataset: Dataset, split: str, *, gpu: bool, row_ids: bool
+) -> Iterable[Batch]:
+    shards = ShardSet(dataset, split, cache=node_cache(config.training))
     spec = PlanSpec(
         dataset_hash=dataset.manifest_hash,
         split=split,
@@ -199,14 +200,19 @@ def _split_source(config: Config, dataset: Dataset, split: str, *, gpu: bool) ->
         global_batch_size=config.training.global_batch_size,
         shuffle=False,
     )
+    planner = Planner(shards.lengths, spec)
+    shards.check_room(planner)
+    if shards.cached_bytes <= config.training.shard_cache_bytes:
+        shards.verify()  # else each shard is checked as it arrives
     return BatchSource(
         shards,
-        Planner(shards.lengths, spec),
+        planner,
         rank=0,
         world=1,
         max_tokens=config.training.per_device_max_tokens,
         pad_multiple=pad_multiple(gpu),
         pad_id=dataset.manifest.tokenizer.pad_id,
+        row_ids=row_ids,
     )
 
 

@@ -214,7 +214,8 @@ class Milestones:
         where = None
         if self._config.evaluation.predictions:
             where = storage.join(self._run.directory, "predictions", split)
-        source, run_id = self._job.eval_source(split, self._comm), self._run.run_id
+        source = self._job.eval_source(split, self._comm, row_ids=where is not None)
+        run_id = self._run.run_id
         labels = self._job.labels
         return evaluation.evaluate(self._forward, source, self._comm, labels, where, run_id)
 

@@ -187,6 +187,35 @@ class Planner:
         check_world(self.spec.global_batch_size, world)
         return self.batch(epoch, step).take(slice(rank, None, world))
 
+    # -- which shards when ---------------------------------------------------------------
+    def shards_at_once(self) -> int:
+        """Shards, at most, that a window can touch; at least two groups, or all there are.
+
+        While one group is read the next one arrives: a node's cache must hold as many.
+        """
+        size, count = self.spec.group_shards, len(self._shard_rows)
+        if count <= 2 * size:
+            return count
+        # A full group has at least as many rows as the smallest shards together.
+        fewest = int(np.sort(self._shard_rows)[:size].sum())
+        window = self.spec.window_batches * self.spec.global_batch_size
+        groups = max(2, math.ceil((window - 1) / max(fewest, 1)) + 1)
+        return min(count, groups * size)
+
+    def groups_at(self, epoch: int, step: int) -> tuple[int, int]:
+        """The first and the last group of the epoch that the window of this step reads from."""
+        size = self.spec.window_batches * self.spec.global_batch_size
+        start = step // self.spec.window_batches * size
+        _, starts = self._epoch_groups(epoch)
+        return (
+            int(np.searchsorted(starts, start, side="right")) - 1,
+            int(np.searchsorted(starts, min(start + size, self.rows), side="left")) - 1,
+        )
+
+    def groups(self, epoch: int) -> list[np.ndarray]:
+        """The shards of each group of an epoch, in the order they are read."""
+        return self._epoch_groups(epoch)[0]
+
     # -- the order of an epoch -----------------------------------------------------------
     def _make_epoch_groups(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         """Shards of each group, and where each group starts in the epoch's stream of rows."""

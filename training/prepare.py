@@ -6,6 +6,7 @@ storage is asked once, and weights are the same everywhere by construction.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +32,8 @@ from training.readers import BatchSource
 from training.run import Run
 from training.runfile import config_hash
 from training.schedule import Schedule
-from training.shards import ShardSet, class_counts
+from training.shardcache import ShardCache
+from training.shards import ShardSet, class_counts, node_cache
 
 __all__ = ["Job", "prepare", "training_planner"]
 
@@ -84,34 +86,30 @@ class Job:
             stop_step=self.schedule.steps,
         )
 
-    def eval_source(self, split: str, comm: Comm, max_rows: int | None = None) -> BatchSource:
+    def eval_source(
+        self, split: str, comm: Comm, max_rows: int | None = None, *, row_ids: bool = False
+    ) -> BatchSource:
         """This rank's batches of a split, each row once.
 
         Args:
             max_rows: the first rows of each shard, so many in all: shards are shuffled globally,
                 so that these are a sample.
+            row_ids: the rows' keys are going to be asked for.
         """
-        shards = ShardSet(self.dataset, split)
+        shards = ShardSet(self.dataset, split, cache=node_cache(self.config.training))
         lengths = shards.lengths
         if max_rows is not None and max_rows < shards.rows:
             share = -(-max_rows // len(lengths))
             lengths = [part[:share] for part in lengths]
-        training = self.config.training
-        spec = PlanSpec(
-            dataset_hash=self.dataset.manifest_hash,
-            split=split,
-            seed=0,
-            global_batch_size=max(training.global_batch_size, 32 * comm.size),
-            shuffle=False,
-        )
         return BatchSource(
             shards,
-            Planner(lengths, spec),
+            _evaluation_planner(self.config, shards, lengths, comm.size),
             rank=comm.rank,
             world=comm.size,
-            max_tokens=training.per_device_max_tokens,
+            max_tokens=self.config.training.per_device_max_tokens,
             pad_multiple=self.pad_multiple,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
+            row_ids=row_ids,
         )
 
     def has(self, split: str) -> bool:
@@ -172,6 +170,20 @@ def training_planner(config: Config, shards: ShardSet) -> Planner:
             global_batch_size=config.training.global_batch_size,
         ),
     )
+
+
+def _evaluation_planner(
+    config: Config, shards: ShardSet, lengths: Sequence[np.ndarray], world: int
+) -> Planner:
+    """The plan of an evaluation during training: rows in their order, each once."""
+    spec = PlanSpec(
+        dataset_hash=shards.dataset.manifest_hash,
+        split=shards.split,
+        seed=0,
+        global_batch_size=max(config.training.global_batch_size, 32 * world),
+        shuffle=False,
+    )
+    return Planner(lengths, spec)
 
 
 # ------------------------------------------------------------------------------------- the ranks
@@ -241,13 +253,39 @@ def _open_splits(config: Config, dataset: Dataset, comm: Comm, run: Run, multipl
             remedy="raise it",
         )
     splits = dict.fromkeys(("train", "validation", *config.evaluation.splits))
-    opened = {split: ShardSet(dataset, split) for split in splits if manifest.rows(split)}
+    cache = node_cache(config.training)
+    opened = {
+        split: ShardSet(dataset, split, cache=cache) for split in splits if manifest.rows(split)
+    }
     for split, shards in opened.items():
-        shards.verify(comm.rank, comm.size)
         for name in shards.unlisted() if comm.rank == 0 else ():
             run.say(f"not read, since the manifest does not list it: {name} (of {split})")
+        shards.check_room(
+            training_planner(config, shards)
+            if split == "train"
+            else _evaluation_planner(config, shards, shards.lengths, comm.size)
+        )
+    _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
     return opened["train"]
+
+
+def _verify(opened: dict[str, ShardSet], cache: ShardCache, comm: Comm, run: Run) -> None:
+    """Every byte of every split is read by some rank and checked, as far as the cache reaches.
+
+    A dataset that no cache can hold is not read twice: each of its shards is checked when it
+    arrives, before a row of it is used. Sizes of all files and all indexes are checked already.
+    """
+    whole = sum(shards.cached_bytes for shards in opened.values()) <= cache.limit_bytes
+    if whole:
+        left_out = sum(shards.verify(comm.rank, comm.size) for shards in opened.values())
+        whole = left_out == 0
+    if not comm.agree(not whole):
+        return
+    run.say(
+        "the shard cache does not hold the dataset: shards are checked as they arrive, each before"
+        " its first row is used (training.shard_cache_bytes)"
+    )
 
 
 def _class_weights(config: Config, dataset: Dataset, shards: ShardSet) -> np.ndarray | None:

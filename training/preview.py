@@ -9,7 +9,7 @@ from howdah.manifest import load_dataset
 from training.planner import check_world, micro_batches, pad_multiple, padded_length
 from training.prepare import training_planner
 from training.schedule import Schedule
-from training.shards import ShardSet
+from training.shards import ShardSet, node_cache
 
 _SAMPLED_STEPS = 500
 
@@ -26,7 +26,7 @@ def preview(config: Config, world: int) -> dict:
     training = config.training
     check_world(training.global_batch_size, world)
     dataset = load_dataset(config.data.dataset)
-    shards = ShardSet(dataset, "train")
+    shards = ShardSet(dataset, "train", cache=node_cache(training))
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
     multiple = pad_multiple(gpu=False)

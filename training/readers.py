@@ -15,6 +15,7 @@ from functools import cached_property
 
 import numpy as np
 
+from training.fetchahead import FetchAhead
 from training.planner import (
     Planner,
     PlanState,
@@ -62,7 +63,7 @@ class Batch:
 
     @cached_property
     def row_ids(self) -> list[bytes]:
-        """The rows' keys (b"" for filling rows); parsed when asked for: evaluation needs them."""
+        """The rows' keys (b"" for filling rows); parsed when asked for: predictions need them."""
         return [
             self.shards.example(int(s), int(r)).id if s >= 0 else b""
             for s, r in zip(self.rows.shard, self.rows.row, strict=True)
@@ -93,6 +94,8 @@ class BatchSource:
         stop_step: steps counted from the very first (epoch 0, step 0), exclusive; none: to the end
             of the epoch that `start` is in.
         prefetch: blocks of steps made ahead; 0: no thread.
+        row_ids: parse the rows' keys while their shards are at hand; else they are parsed when
+            asked for, which may mean to fetch a remote shard again.
     """
 
     def __init__(
@@ -109,6 +112,7 @@ class BatchSource:
         start: PlanState | None = None,
         stop_step: int | None = None,
         prefetch: int = 2,
+        row_ids: bool = False,
     ) -> None:
         self.shards = shards
         self.planner = planner
@@ -127,6 +131,7 @@ class BatchSource:
         self._stop = (start.epoch + 1) * per_epoch if stop_step is None else stop_step
         self._block_steps = max(1, _BLOCK_ROWS * world // planner.spec.global_batch_size)
         self._prefetch = prefetch
+        self._row_ids = row_ids
 
     def __iter__(self) -> Iterator[Batch]:
         if self._prefetch:
@@ -163,23 +168,24 @@ class BatchSource:
                 labels_B = np.zeros(len(part), dtype=np.int32)
                 labels_B[:count] = labels[row_at : row_at + count]
                 row_at, token_at = row_at + count, token_at + tokens
-                out.append(
-                    Batch(
-                        ids_BT=ids_BT,
-                        mask_BT=mask_BT,
-                        labels_B=labels_B,
-                        weights_B=self._weights(labels_B, part.real),
-                        global_weight=global_weight,
-                        epoch=epoch,
-                        step=step,
-                        micro=number,
-                        micros=len(parts),
-                        real_tokens=tokens,
-                        padded_tokens=ids_BT.size,
-                        rows=part,
-                        shards=self.shards,
-                    )
+                made = Batch(
+                    ids_BT=ids_BT,
+                    mask_BT=mask_BT,
+                    labels_B=labels_B,
+                    weights_B=self._weights(labels_B, part.real),
+                    global_weight=global_weight,
+                    epoch=epoch,
+                    step=step,
+                    micro=number,
+                    micros=len(parts),
+                    real_tokens=tokens,
+                    padded_tokens=ids_BT.size,
+                    rows=part,
+                    shards=self.shards,
                 )
+                if self._row_ids:
+                    _ = made.row_ids  # kept with the batch
+                out.append(made)
         return out
 
     def _padded(self, rows: Rows, count: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -212,6 +218,10 @@ class BatchSource:
         closed = threading.Event()
 
         def put(item: object) -> bool:
+            if ready.full():
+                # Nothing is read until there is a place: the cache may have ours till then, for
+                # another rank that has not come this far, or for an evaluation in between.
+                self.shards.release()
             while not closed.is_set():
                 try:
                     ready.put(item, timeout=0.1)
@@ -223,12 +233,25 @@ class BatchSource:
         def work() -> None:
             try:
                 for number in range(self.block_count):
+                    if fetching:
+                        fetching.reached(self._first + number * self._block_steps)
                     if not put(self.block(number)):
                         return
+                self.shards.release()
                 put(None)
             except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
                 put(error)
 
+        fetching = None
+        if self.shards.files.cached and self.block_count:
+            fetching = FetchAhead(
+                self.shards.files,
+                self.planner,
+                first=self._first,
+                stop=self._stop,
+                rank=self.rank,
+                world=self.world,
+            )
         thread = threading.Thread(target=work, name="batches", daemon=True)
         thread.start()
         try:
@@ -238,4 +261,6 @@ class BatchSource:
                 yield from item
         finally:
             closed.set()
+            if fetching:
+                fetching.close()
             thread.join()

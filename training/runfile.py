@@ -22,6 +22,7 @@ __all__ = ["FILE_NAME", "RunFile", "config_hash", "freeze_config", "git_state", 
 FILE_NAME = "run.json"
 
 _UNHASHED = {"run", "checkpoint", "tracking", "publish", "gate", "yarn"}
+_UNHASHED_TRAINING = {"shard_cache_bytes", "shard_cache_directory"}
 
 
 class RunFile:
@@ -91,6 +92,9 @@ class RunFile:
 def config_hash(config: Config) -> str:
     """Hash of the sections that decide what is learnt (not of where things are put)."""
     sections = config.model_dump(mode="json")
+    sections["training"] = {
+        key: value for key, value in sections["training"].items() if key not in _UNHASHED_TRAINING
+    }
     text = json.dumps({k: v for k, v in sections.items() if k not in _UNHASHED}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

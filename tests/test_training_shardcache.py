@@ -1,0 +1,401 @@
+"""The node's shard cache: one fetch for all, bounded, nothing taken from under a reader."""
+
+import errno
+import io
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from howdah import storage
+from howdah.errors import ConfigError, DataError, PermissionDenied, StorageFull
+from tests.fixtures_dataset import build_dataset
+from training.planner import Planner, PlanSpec
+from training.readers import BatchSource
+from training.shardcache import NoRoom, ShardCache
+from training.shards import ShardSet
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+LIMIT = 120  # seconds; detects a hang
+
+
+def filled(byte: bytes, size: int, calls: list | None = None):
+    def fill(file):
+        if calls is not None:
+            calls.append(byte)
+        file.write(byte * size)
+
+    return fill
+
+
+def total(cache: ShardCache) -> int:
+    """Bytes of all files, unfinished ones too."""
+    found = 0
+    for folder, _, names in os.walk(cache.directory):
+        for name in names:
+            try:
+                found += os.stat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                continue
+    return found
+
+
+@pytest.fixture
+def cache(tmp_path) -> ShardCache:
+    made = ShardCache(str(tmp_path / "cache"), limit_bytes=300)
+    made.in_use = made.use("set")
+    return made
+
+
+# ---------------------------------------------------------------------------------- the files
+def test_what_was_used_longest_ago_goes_and_what_is_read_stays(cache):
+    calls = []
+    for name in ("a", "b", "c"):
+        pin = cache.take(f"set/{name}", 100, filled(name.encode(), 100, calls))
+        assert pin.file.read() == name.encode() * 100
+        pin.release()
+    cache.take("set/a", 100, filled(b"a", 100, calls)).release()  # b is now the oldest
+    held = cache.take("set/c", 100, filled(b"c", 100, calls))
+    for name in ("d", "e"):
+        cache.take(f"set/{name}", 100, filled(name.encode(), 100, calls)).release()
+        assert total(cache) <= 300
+    assert [cache.holds(f"set/{name}", 100) for name in "abcde"] == [False, False, True, True, True]
+    assert held.file.read() == b"c" * 100
+    assert calls == [b"a", b"b", b"c", b"d", b"e"]  # one fetch each
+
+
+def test_no_room_while_all_is_read_and_room_again_afterwards(cache):
+    pins = [cache.take(f"set/{name}", 100, filled(b"x", 100)) for name in "abc"]
+    with pytest.raises(NoRoom, match="full of what is being read") as caught:
+        cache.take("set/d", 100, filled(b"d", 100))
+    assert caught.value.exit_code == 5
+    assert "shard_cache" in caught.value.remedy
+    pins.pop().release()
+    cache.take("set/d", 100, filled(b"d", 100)).release()
+    assert [cache.holds(f"set/{name}", 100) for name in "abcd"] == [True, True, False, True]
+
+
+def test_an_index_stays_while_its_set_is_in_use(cache):
+    cache.fetch("set/a.index", 100, filled(b"i", 100))
+    for name in "bcd":
+        cache.take(f"set/{name}", 100, filled(b"x", 100)).release()
+    assert cache.holds("set/a.index", 100)
+    cache.in_use.release()
+    for name in "efg":
+        cache.take(f"set/{name}", 100, filled(b"x", 100)).release()
+    assert not cache.holds("set/a.index", 100)
+
+
+def test_a_fetch_that_fails_leaves_nothing(cache):
+    def fill(file):
+        file.write(b"half")
+        raise DataError("altered")
+
+    with pytest.raises(DataError):
+        cache.take("set/a", 100, fill)
+    assert os.listdir(os.path.join(cache.directory, "set")) == ["in-use"]
+    cache.take("set/a", 100, filled(b"a", 100)).release()
+
+
+def test_a_file_of_another_size_is_fetched_anew(cache):
+    cache.take("set/a", 100, filled(b"a", 100)).release()
+    os.truncate(cache.path("set/a"), 7)
+    pin = cache.take("set/a", 100, filled(b"a", 100))
+    assert pin.file.read() == b"a" * 100
+
+
+def test_a_full_disk_costs_old_files_first_and_then_says_what_is_needed(cache, monkeypatch):
+    """The disk has 250 bytes, the cache's bound is 300."""
+    real = os.posix_fallocate
+
+    def fallocate(handle, offset, size):
+        if total(cache) + size > 250:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(handle, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", fallocate)
+    for name in "abc":
+        cache.take(f"set/{name}", 100, filled(b"x", 100)).release()
+    assert [cache.holds(f"set/{name}", 100) for name in "abc"] == [False, True, True]
+    with pytest.raises(StorageFull, match="no room on the disk") as caught:
+        cache.take("set/large", 260, filled(b"x", 260))
+    assert not isinstance(caught.value, NoRoom)
+    assert "free" in caught.value.expected and "free" in caught.value.got
+    assert caught.value.where == cache.directory
+    assert not os.path.exists(cache.path("set/large") + ".part")
+
+
+def test_a_key_cannot_lead_out_of_the_cache(cache):
+    with pytest.raises(storage.StorageError, match="leave its directory"):
+        cache.take("set/../../a", 1, filled(b"x", 1))
+
+
+def test_a_cache_of_another_user_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: os.stat(tmp_path).st_uid + 1)
+    with pytest.raises(PermissionDenied, match="another user"):
+        ShardCache(str(tmp_path)).use("set")
+
+
+# ------------------------------------------------------------------------------ many processes
+_FETCH = textwrap.dedent("""
+    import os, sys, time
+    sys.path.insert(0, {root!r})
+    from training.shardcache import ShardCache
+    place, told, hang = sys.argv[1:]
+    def fill(file):
+        with open(told, "a") as log:
+            log.write("fetched\\n")
+        if hang == "hang":
+            file.write(b"half")
+            file.flush()
+            time.sleep(600)
+        file.write(b"x" * 100)
+    cache = ShardCache(place)
+    used = cache.use("set")
+    pin = cache.take("set/a", 100, fill)
+    print(pin.file.read() == b"x" * 100, flush=True)
+""").format(root=ROOT)
+
+
+def fetcher(cache: ShardCache, told: str, hang: str = "") -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-c", _FETCH, cache.directory, told, hang],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def wait_for(condition) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_of_many_processes_one_fetches(cache, tmp_path):
+    told = str(tmp_path / "told")
+    ranks = [fetcher(cache, told) for _ in range(4)]
+    assert [rank.communicate(timeout=LIMIT)[0].strip() for rank in ranks] == ["True"] * 4
+    with open(told) as file:
+        assert file.read() == "fetched\n"
+
+
+def test_a_fetch_that_is_killed_leaves_no_lock_and_who_waits_for_it_fetches(cache, tmp_path):
+    told = str(tmp_path / "told")
+    first = fetcher(cache, told, "hang")
+    part = cache.path("set/a") + ".part"
+    wait_for(lambda: os.path.exists(part) and os.stat(part).st_size == 100 and os.path.exists(told))
+    second = fetcher(cache, told)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert second.communicate(timeout=LIMIT)[0].strip() == "True"
+    with open(told) as file:
+        assert file.read() == "fetched\n" * 2
+    assert not os.path.exists(part)
+
+
+def test_what_a_killed_fetch_left_makes_room(cache, tmp_path):
+    first = fetcher(cache, str(tmp_path / "told"), "hang")
+    part = cache.path("set/a") + ".part"
+    wait_for(lambda: os.path.exists(part) and os.stat(part).st_size == 100)
+    first.kill()
+    first.communicate()
+    for name in "bcd":
+        cache.take(f"set/{name}", 100, filled(b"x", 100)).release()
+    assert not os.path.exists(part)
+
+
+# -------------------------------------------------------------------------- a remote dataset
+@pytest.fixture(params=["none", "gzip"])
+def remote(request, tmp_path, tiny_model_dir):
+    """A dataset of 12 shards on remote storage."""
+    path = f"memory://{tmp_path.name}-{os.getpid()}/v=1"
+    yield build_dataset(
+        path, model_dir=tiny_model_dir, rows={"train": 240}, shards=12, compression=request.param
+    )
+    storage.remove(storage.parent(path), recursive=True)
+
+
+def plan(shards: ShardSet) -> Planner:
+    """Groups of two shards (40 rows), windows of 24 rows."""
+    spec = PlanSpec(
+        dataset_hash="d", split="train", seed=5, global_batch_size=8, window_batches=3,
+        group_shards=2,
+    )  # fmt: skip
+    return Planner(shards.lengths, spec)
+
+
+def least(shards: ShardSet) -> int:
+    """Bytes that a cache must hold for `plan`: two groups, and the indexes."""
+    return sum(sorted(shards.files.sizes)[-4:]) + shards.files.index_bytes
+
+
+def read_all(shards: ShardSet, *, prefetch: int = 2, watch=lambda: None) -> list:
+    """(epoch, row id) of two epochs."""
+    planner = plan(shards)
+    stop = 2 * planner.steps_per_epoch
+    source = BatchSource(
+        shards,
+        planner,
+        rank=0,
+        world=1,
+        max_tokens=4096,
+        stop_step=stop,
+        row_ids=True,
+        prefetch=prefetch,
+    )
+    seen = []
+    for batch in source:
+        watch()
+        seen += [(batch.epoch, row_id) for row_id in batch.row_ids if row_id]
+    return seen
+
+
+EVERYTHING = sorted((epoch, f"train-{n}".encode()) for epoch in (0, 1) for n in range(240))
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_cache_of_two_groups_is_enough_and_is_never_exceeded(
+    remote, tmp_path, monkeypatch, prefetch
+):
+    needed = least(ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "probe"))))
+    opened = []
+    real = storage.open_read
+
+    def open_read(path):
+        if path.startswith("memory://") and ".index" not in path:
+            opened.append(storage.name(path))
+        return real(path)
+
+    monkeypatch.setattr(storage, "open_read", open_read)
+    monkeypatch.setattr("training.readers._BLOCK_ROWS", 8)  # steps at a time: one
+    cache = ShardCache(str(tmp_path / "cache"), needed)
+    shards = ShardSet(remote, "train", cache=cache)
+    shards.check_room(plan(shards))
+    held = []
+    seen = read_all(shards, prefetch=prefetch, watch=lambda: held.append(total(cache)))
+    assert sorted(seen) == EVERYTHING
+    assert max(held) <= needed
+    assert len(set(opened)) == 12
+    if prefetch == 0:  # a reader that never trains outruns the thread that fetches ahead
+        assert len(opened) <= 24  # at most once an epoch
+
+
+def test_ranks_that_stand_at_different_places_share_a_cache_of_two_groups(
+    remote, tmp_path, monkeypatch
+):
+    """One starts when the other has gone as far ahead as it can: neither waits for ever."""
+    monkeypatch.setattr("training.readers._BLOCK_ROWS", 8)
+    needed = least(ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "probe"))))
+    sets = [
+        ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "cache"), needed))
+        for _ in range(2)
+    ]
+    planner = plan(sets[0])
+    sources = [
+        BatchSource(shards, planner, rank=rank, world=2, max_tokens=4096, prefetch=20, row_ids=True)
+        for rank, shards in enumerate(sets)
+    ]
+    ahead = iter(sources[0])
+    seen = [next(ahead)]
+    wait_for(lambda: not any(t.name == "batches" and _busy(t, "put") for t in _threads()))
+    behind = iter(sources[1])
+    seen += list(behind)
+    seen += list(ahead)
+    ids = sorted(row_id for batch in seen for row_id in batch.row_ids if row_id)
+    assert ids == sorted(f"train-{n}".encode() for n in range(240))
+
+
+def _threads() -> list[threading.Thread]:
+    return threading.enumerate()
+
+
+def _busy(thread: threading.Thread, resting: str) -> bool:
+    """It is not in the function in which it waits for others."""
+    frame = sys._current_frames().get(thread.ident)
+    names = []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return bool(names) and resting not in names
+
+
+def test_the_data_is_the_same_as_without_a_cache(remote, tmp_path):
+    shards = ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "cache")))
+    assert shards.verify() == 0
+    assert sorted(read_all(shards)) == EVERYTHING
+    rows = np.arange(5)
+    got = shards.gather(np.zeros(5, int), rows, shards.lengths[0][rows])
+    want = np.concatenate([shards.example(0, row).input_ids for row in rows])
+    assert (got == want).all()
+
+
+def test_a_cache_that_cannot_hold_two_groups_is_refused(remote, tmp_path):
+    probe = ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "probe")))
+    small = ShardCache(str(tmp_path / "cache"), least(probe) - 1)
+    shards = ShardSet(remote, "train", cache=small)
+    with pytest.raises(ConfigError, match="too small") as caught:
+        shards.check_room(plan(shards))
+    assert caught.value.where == "training.shard_cache_bytes"
+    assert str(least(probe)) in caught.value.expected
+    assert str(least(probe) - 1) in caught.value.got
+
+
+def damage(dataset, number: int) -> str:
+    path = dataset.shard_path(dataset.manifest.splits["train"][number])
+    data = bytearray(storage.read_bytes(path))
+    data[len(data) // 2] ^= 1
+    storage.write_whole(path, bytes(data))
+    return path
+
+
+def test_a_shard_that_arrives_altered_is_refused_before_a_row_of_it_is_used(remote, tmp_path):
+    path = damage(remote, 3)
+    cache = ShardCache(str(tmp_path / "cache"))
+    with pytest.raises(DataError) as caught:
+        ShardSet(remote, "train", cache=cache).verify()
+    assert caught.value.where.startswith(f"{path}, offset ")
+    small = least(ShardSet(remote, "train", cache=cache))
+    shards = ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "small"), small))
+    with pytest.raises(DataError) as caught:
+        read_all(shards)
+    assert caught.value.where.startswith(f"{path}, offset ")
+
+
+def test_a_shard_that_arrives_altered_once_is_fetched_again(remote, tmp_path, monkeypatch):
+    number = 0
+    path = remote.shard_path(remote.manifest.splits["train"][3])
+    real, good = storage.open_read, storage.read_bytes(path)
+
+    def open_read(asked):
+        nonlocal number
+        if asked == path:
+            number += 1
+            if number == 1:
+                return io.BytesIO(good[:-1] + bytes([good[-1] ^ 1]))
+        return real(asked)
+
+    monkeypatch.setattr(storage, "open_read", open_read)
+    shards = ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "cache")))
+    shards.files.fetch(3)
+    assert number == 2
+    assert sorted(read_all(shards)) == EVERYTHING
+
+
+def test_a_copy_that_was_damaged_since_the_last_run_is_fetched_again(remote, tmp_path):
+    cache = ShardCache(str(tmp_path / "cache"))
+    assert ShardSet(remote, "train", cache=cache).verify() == 0
+    folder = os.path.join(cache.directory, remote.manifest.dataset_hash)
+    for name in os.listdir(folder):
+        if "train-00001-" in name and not name.endswith(".unpacked"):
+            with open(os.path.join(folder, name), "r+b") as file:
+                file.seek(-1, 2)
+                file.write(b"\xff")
+    shards = ShardSet(remote, "train", cache=cache)
+    assert shards.verify() == 0
+    assert sorted(read_all(shards)) == EVERYTHING

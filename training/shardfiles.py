@@ -1,0 +1,296 @@
+"""The files of one split as local, mapped files: as they lie, or through the node's shard cache.
+
+Local shards are mapped where they are. Remote ones, and compressed ones, are read from a local copy
+(training/shardcache.py) that is checked on arrival and then no more; a compressed shard is unpacked
+on its way in.
+"""
+
+from __future__ import annotations
+
+import mmap
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import google_crc32c
+
+from howdah import storage
+from howdah.errors import DataError, NotFound
+from howdah.manifest import Dataset, ShardEntry
+from howdah.record import FOOTER_BYTES, HEADER_BYTES, read_frames
+from howdah.shard_index import ShardIndex
+from training.shardcache import Fill, NoRoom, Pin, ShardCache
+
+__all__ = ["Mapped", "ShardFiles", "file_crc32c"]
+
+_CHUNK = 8 * 2**20
+_REMEDY = "restore the file from a copy, or remove the dataset version and run `howdah etl`"
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """A shard's uncompressed stream in memory; its local copy stays while this object lives."""
+
+    data: mmap.mmap
+    pin: Pin | None
+
+
+class ShardFiles:
+    """Files of a split.
+
+    Args:
+        dataset: a committed version.
+        entries: the split's shards.
+        cache: for remote or compressed shards; None: the user's.
+    Raises:
+        DataError: a shard or index that is listed is missing, or of another size.
+    """
+
+    def __init__(
+        self, dataset: Dataset, entries: list[ShardEntry], cache: ShardCache | None
+    ) -> None:
+        self.entries = entries
+        self._dataset = dataset
+        self._packed = dataset.manifest.record.compression == "gzip"
+        self._remote = not storage.is_local(dataset.path)
+        self.cached = self._remote or self._packed
+        """The shards are read through the cache."""
+        self._set = dataset.manifest.dataset_hash
+        self.cache = (cache or ShardCache()) if self.cached else None
+        self._in_use = self.cache.use(self._set) if self.cache else None
+        sizes = self._listed()
+        self.indexes = [self._open_index(entry, sizes[entry.index_name]) for entry in entries]
+        self.sizes = [int(index.offsets[-1]) for index in self.indexes]
+        """Bytes of each shard's uncompressed stream."""
+        self.index_bytes = sum(sizes[entry.index_name] for entry in entries)
+
+    # ------------------------------------------------------------------------------- opening
+    def _listed(self) -> dict[str, int]:
+        """Sizes of the files in the directory; every listed shard is among them, with its own.
+
+        One listing, no data read.
+        """
+        try:
+            sizes = {e.name: e.size for e in storage.list_dir(self._dataset.path)}
+        except NotFound:
+            sizes = {}
+        for entry in self.entries:
+            for name in (entry.name, entry.index_name):
+                if name not in sizes:
+                    raise DataError(
+                        "a shard that the manifest lists is missing",
+                        where=storage.join(self._dataset.path, name),
+                        remedy=_REMEDY,
+                    )
+            if sizes[entry.name] != entry.bytes:
+                self.locate_damage(entry)
+        return sizes
+
+    def _open_index(self, entry: ShardEntry, size: int) -> ShardIndex:
+        path = self._dataset.index_path(entry)
+        if self._remote:
+            key = self._key(entry.index_name, entry.index_crc32c)
+            index = self._cached_index(path, key, size, entry.index_crc32c)
+        else:
+            index = ShardIndex.open(storage.local_path(path))
+        if len(index) != entry.rows:
+            raise DataError(
+                "the shard's index is of another shard",
+                where=path,
+                expected=f"{entry.rows} rows",
+                got=f"{len(index)} rows",
+                remedy=_REMEDY,
+            )
+        return index
+
+    def _cached_index(self, path: str, key: str, size: int, crc32c: int) -> ShardIndex:
+        fill = self._copy(path, crc32c)
+        self.cache.fetch(key, size, fill)
+        try:
+            return ShardIndex.open(self.cache.path(key))  # which checks a CRC of its own
+        except DataError:  # damaged since an earlier run fetched it
+            self.cache.drop(key)
+            self.cache.fetch(key, size, fill)
+            return ShardIndex.open(self.cache.path(key))
+
+    def open(self, number: int) -> Mapped:
+        """A shard, mapped.
+
+        Raises:
+            DataError: it is truncated or altered.
+            NoRoom: the cache is full of what is being read; to be tried again.
+        """
+        entry = self.entries[number]
+        if not self.cached:
+            with open(storage.local_path(self._dataset.shard_path(entry)), "rb") as file:
+                return self._map(number, file, None)
+        pin = self.cache.take(*self._copy_of(number))
+        return self._map(number, pin.file, pin)
+
+    def _map(self, number: int, file: BinaryIO, pin: Pin | None) -> Mapped:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        expected = self.sizes[number]
+        if len(mapped) != expected:
+            raise DataError(
+                "the shard is truncated" if len(mapped) < expected else "the shard is altered",
+                where=f"{self._dataset.shard_path(self.entries[number])}, offset {len(mapped)}",
+                expected=f"{expected} bytes of records",
+                got=f"{len(mapped)}",
+                remedy=_REMEDY,
+            )
+        return Mapped(mapped, pin)
+
+    # ------------------------------------------------------------------------------ fetching
+    def fetch(self, number: int) -> None:
+        """Have a shard's local copy there, not pinned; nothing to do for a local shard.
+
+        Raises:
+            As `open`.
+        """
+        if self.cached:
+            self.cache.fetch(*self._copy_of(number))
+
+    def is_here(self, number: int) -> bool:
+        """The shard can be opened without fetching anything."""
+        return not self.cached or self.cache.holds(*self._copy_of(number)[:2])
+
+    def _key(self, name: str, crc32c: int, more: str = "") -> str:
+        return storage.join(self._set, f"{crc32c:08x}-{name}{more}")
+
+    def _copy_of(self, number: int) -> tuple[str, int, Fill]:
+        """Key, size and source of a shard's local copy."""
+        entry = self.entries[number]
+        key = self._key(entry.name, entry.crc32c, ".unpacked" if self._packed else "")
+        return key, self.sizes[number], self._shard_fill(number)
+
+    def _shard_fill(self, number: int) -> Fill:
+        entry = self.entries[number]
+        path = self._dataset.shard_path(entry)
+
+        def fill(file: BinaryIO) -> None:
+            try:
+                self._copy(path, entry.crc32c, unpack=self._packed)(file)
+            except DataError:
+                self.locate_damage(entry)
+            if file.tell() != self.sizes[number]:
+                self.locate_damage(entry)
+
+        return fill
+
+    def _copy(self, path: str, crc32c: int, *, unpack: bool = False) -> Fill:
+        """Copies a file and checks it as it passes; fetched once more if it arrives altered."""
+
+        def fill(file: BinaryIO) -> None:
+            for again in (True, False):
+                file.seek(0)
+                found = _Crc()
+                chunks: Iterable[bytes] = found.over(_chunks(path))
+                try:
+                    for chunk in _gunzipped(chunks, path) if unpack else chunks:
+                        file.write(chunk)
+                except DataError:  # what cannot be unpacked
+                    if again:
+                        continue
+                    raise
+                if found.value == crc32c:
+                    return
+            raise DataError(
+                "a file is altered",
+                where=path,
+                expected=f"CRC-32C {crc32c:08x}",
+                got=f"{found.value:08x}",
+                remedy=_REMEDY,
+            )
+
+        return fill
+
+    # -------------------------------------------------------------------------- verification
+    def verify(self, number: int) -> bool:
+        """Check every byte of a shard; False if the cache has no room to fetch it now.
+
+        Raises:
+            DataError: truncated or altered, with the shard's name and the offset.
+        """
+        entry = self.entries[number]
+        path = self._dataset.shard_path(entry)
+        if not self._remote:
+            if file_crc32c(storage.local_path(path)) != entry.crc32c:
+                self.locate_damage(entry)
+            return True
+        key, size, fill = self._copy_of(number)
+        left = not self._packed and self.cache.holds(key, size)
+        if left and file_crc32c(self.cache.path(key)) != entry.crc32c:
+            self.cache.drop(key)  # of an earlier run, and damaged since
+        try:
+            self.cache.fetch(key, size, fill)
+        except NoRoom:
+            return False
+        return True
+
+    def locate_damage(self, entry: ShardEntry) -> None:
+        """Raise for a damaged shard, naming the first bad record's offset."""
+        path = self._dataset.shard_path(entry)
+        data = storage.read_bytes(path)
+        if self._packed:
+            data = b"".join(_gunzipped([data], path))
+        end = 0
+        for offset, payload in read_frames(data, path):
+            end = offset + HEADER_BYTES + len(payload) + FOOTER_BYTES
+        raise DataError(
+            "the shard is not the one that was committed: its records are whole, but not all or "
+            "not the same",
+            where=f"{path}, offset {end}",
+            expected=f"{entry.bytes} bytes, CRC-32C {entry.crc32c:08x}",
+            got=f"{len(data)} bytes",
+            remedy=_REMEDY,
+        )
+
+
+class _Crc:
+    """CRC-32C of what passes."""
+
+    def __init__(self) -> None:
+        self.value = 0
+
+    def over(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
+        for chunk in chunks:
+            self.value = google_crc32c.extend(self.value, chunk)
+            yield chunk
+
+
+def _chunks(path: str) -> Iterator[bytes]:
+    with storage.open_read(path) as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
+def file_crc32c(local: str) -> int:
+    """CRC-32C of a local file."""
+    crc = _Crc()
+    for _ in crc.over(_chunks(local)):
+        pass
+    return crc.value
+
+
+def _gunzipped(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:
+    """The uncompressed stream; DataError with the offset where it breaks."""
+    unzip = zlib.decompressobj(31)
+    at = 0
+    try:
+        for chunk in chunks:
+            yield unzip.decompress(chunk)
+            at += len(chunk)
+    except zlib.error as error:
+        raise DataError(
+            "the shard is altered",
+            where=f"{name}, offset {at} of the compressed file",
+            got=str(error),
+            remedy=_REMEDY,
+        ) from None
+    if not unzip.eof:
+        raise DataError(
+            "the shard is truncated",
+            where=f"{name}, offset {at} of the compressed file",
+            remedy=_REMEDY,
+        )
