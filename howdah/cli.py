@@ -29,6 +29,11 @@ config_app = typer.Typer(
     help="Write, check and explain the run configuration.", no_args_is_help=True
 )
 app.add_typer(config_app, name="config")
+minicluster_app = typer.Typer(
+    help="Real HDFS and YARN daemons on this machine's loopback, for trials and tests.",
+    no_args_is_help=True,
+)
+app.add_typer(minicluster_app, name="minicluster")
 
 ConfigPath = Annotated[
     str | None, typer.Option("--config", "-c", help="Run configuration (YAML, any storage).")
@@ -124,6 +129,9 @@ def etl(
     set: Overrides = None,
     source: Annotated[str | None, typer.Option(help="Overrides data.source.")] = None,
     master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
+    deploy_mode: Annotated[
+        str | None, typer.Option(help="client or cluster (data.spark.deploy_mode).")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
@@ -132,27 +140,48 @@ def etl(
         overrides.append(f"data.source={_json.dumps(source)}")
     if master is not None:
         overrides.append(f"data.spark.master={_json.dumps(master)}")
+    if deploy_mode is not None:
+        overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
     checked = _load(config, overrides)
-    from etl.pipeline import run
+    from etl.submit import run
 
     result = run(checked, progress=_say)
-    splits = {split: result.manifest.rows(split) for split in result.manifest.splits}
+    answer = result.as_dict()
+    splits = answer["rows"]
     state = "unchanged" if result.unchanged else "written"
     _answer(
-        {
-            "dataset": result.path,
-            "hash": result.hash,
-            "unchanged": result.unchanged,
-            "rows": splits,
-            "labels": result.manifest.labels,
-            "report": result.report_path,
-        },
+        answer,
         json,
         [
             f"dataset {state}: {result.path}",
             "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in splits.items()),
             f"report: {result.report_path}",
         ],
+    )
+
+
+@app.command()
+def package(
+    kind: Annotated[str, typer.Option(help="What runs in it: etl.")] = "etl",
+    output: Annotated[
+        str | None, typer.Option(help="Directory (any storage); none: the local cache.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Pack the wheel and a relocatable Python environment, each named by its hash."""
+    from howdah import package as packages
+    from howdah import storage
+
+    local = output if output is None or storage.is_local(output) else None
+    made = [packages.wheel(local), packages.environment(kind, local, progress=_say)]
+    places = [item.path for item in made]
+    if output is not None and local is None:
+        places = [packages.publish(item, output, progress=_say) for item in made]
+    answer = [{**item.as_dict(), "path": path} for item, path in zip(made, places, strict=True)]
+    _answer(
+        {"wheel": answer[0], "environment": answer[1]},
+        json,
+        [f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in answer],
     )
 
 
@@ -270,6 +299,97 @@ def predict(
         text_columns=text_column, id_column=id_column, master=master, progress=_say,
     )  # fmt: skip
     _answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])
+
+
+# ------------------------------------------------------------------------------- minicluster
+ClusterDirectory = Annotated[
+    str, typer.Option("--directory", "-d", help="Where everything of the cluster lies.")
+]
+CLUSTER_DIRECTORY = "build/minicluster"
+
+
+@minicluster_app.command("start")
+def minicluster_start(
+    directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    kerberos: Annotated[bool, typer.Option("--kerberos", help="With a Kerberos realm.")] = False,
+    metastore: Annotated[
+        bool, typer.Option("--metastore", help="With a Hive metastore (PySpark's).")
+    ] = False,
+    port: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=PORT, such as namenode=8020; the others are chosen free."),
+    ] = None,
+    node_memory: Annotated[
+        int, typer.Option(min=512, help="MiB that each of the two NodeManagers offers.")
+    ] = 6144,
+    node_gpus: Annotated[
+        int, typer.Option(min=0, help="GPUs that each NodeManager offers (counted, not isolated).")
+    ] = 0,
+    json: AsJson = False,
+) -> None:
+    """Start a cluster and leave it running; one that runs in the directory already is used."""
+    from yarn.minicluster import command
+
+    told = command.start(
+        directory, secure=kerberos, with_metastore=metastore, ports=port or [],
+        node_memory_mb=node_memory, node_gpus=node_gpus, say=_say,
+    )  # fmt: skip
+    _answer(told, json, command.start_lines(told))
+
+
+@minicluster_app.command("stop")
+def minicluster_stop(
+    directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the directory too.")] = False,
+    json: AsJson = False,
+) -> None:
+    """End every daemon and container of a cluster; its data is kept unless --remove."""
+    from yarn.minicluster import command
+
+    told = command.end(directory, remove=remove)
+    state = "stopped" if told["was_running"] else "nothing was running"
+    _answer(told, json, [f"mini cluster {state}: {told['directory']}"])
+
+
+@minicluster_app.command("status")
+def minicluster_status(
+    directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = False
+) -> None:
+    """Show each daemon's state, process and ports; exit code 1 where one does not run well."""
+    from yarn.minicluster import MiniCluster, command
+
+    told = MiniCluster(directory).status()
+    _answer(told, json, command.state_lines(told))
+    raise typer.Exit(0 if command.all_well(told) else 1)
+
+
+@minicluster_app.command("env")
+def minicluster_env(directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = False) -> None:
+    """Print what a shell needs: eval "$(howdah minicluster env)"; hdfs dfs -ls /"""
+    from yarn.minicluster import MiniCluster, command
+
+    cluster = MiniCluster(directory)
+    environment = {key: cluster.env[key] for key in cluster.exports()}
+    _answer(environment, json, command.export_lines(cluster))
+
+
+@minicluster_app.command("logs")
+def minicluster_logs(
+    daemon: Annotated[str | None, typer.Argument(help="A daemon; none: the names of all.")] = None,
+    directory: ClusterDirectory = CLUSTER_DIRECTORY,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, help="How many.")] = 50,
+    json: AsJson = False,
+) -> None:
+    """Show the end of a daemon's log, or where all logs are. Containers' logs: yarn logs."""
+    from yarn.minicluster import MiniCluster, command
+
+    cluster = MiniCluster(directory)
+    if daemon is None:
+        logs = cluster.logs()
+        _answer(logs, json, [f"{name:<16} {path}" for name, path in logs.items()])
+        return
+    found = command.log_lines(cluster, daemon, lines)
+    _answer({"daemon": daemon, "path": cluster.logs()[daemon], "lines": found}, json, found)
 
 
 # -------------------------------------------------------------------------------------- main

@@ -12,6 +12,10 @@ from xml.sax.saxutils import escape
 __all__ = ["Plan", "class_path", "daemon_conf", "java_flags", "write"]
 
 MARK = "HOWDAH_MINICLUSTER_DAEMON"  # set for all that a cluster runs, to its directory
+WHITELIST = (  # Hadoop's default
+    "JAVA_HOME", "HADOOP_COMMON_HOME", "HADOOP_HDFS_HOME", "HADOOP_CONF_DIR",
+    "CLASSPATH_PREPEND_DISTCACHE", "HADOOP_YARN_HOME", "HADOOP_HOME", "PATH", "LANG", "TZ",
+)  # fmt: skip
 HOST = "localhost"  # in every address, also of Kerberos principals; resolves to loopback
 
 
@@ -146,9 +150,8 @@ def yarn_site(plan: Plan) -> dict[str, str]:
         "yarn.nodemanager.remote-app-log-dir": "/app-logs",
         "yarn.log.server.url": f"http://{plan.address('historyserver-http')}/jobhistory/logs",
         "yarn.application.classpath": f"{plan.conf_dir},{jars}/lib/*",
-        "yarn.nodemanager.admin-env": ",".join(
-            f"{key}={value}" for key, value in node_environment(plan).items()
-        ),
+        # What containers take from their node, unless the application says otherwise.
+        "yarn.nodemanager.env-whitelist": ",".join([*WHITELIST, *node_environment(plan)]),
         # No aux service: MapReduce's shuffle listens on every interface, and nothing here needs it.
     }
     if plan.node_gpus:

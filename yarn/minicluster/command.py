@@ -1,0 +1,161 @@
+"""What `howdah minicluster ...` answers: dicts for --json, and lines for people."""
+
+from __future__ import annotations
+
+import shlex
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from howdah.errors import UsageError
+from yarn.minicluster import metastore
+from yarn.minicluster.cluster import MiniCluster
+
+__all__ = [
+    "all_well", "end", "export_lines", "log_lines", "start", "start_lines", "state_lines",
+]  # fmt: skip
+
+
+def start(
+    directory: str,
+    *,
+    secure: bool,
+    with_metastore: bool,
+    ports: Sequence[str],
+    node_memory_mb: int,
+    node_gpus: int,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Start a cluster, or use the one that runs in the directory.
+
+    Args:
+        ports: "NAME=PORT" each.
+
+    Returns:
+        {was_running, directory, hdfs_url, webhdfs_url, resourcemanager, metastore_uri (or None),
+        environment, daemons}.
+
+    Raises:
+        UsageError: a port makes no sense, or the running cluster is of the other kind.
+    """
+    cluster = MiniCluster(directory, say=say)
+    was_running = cluster.is_running()
+    if was_running:
+        if secure != (cluster.plan.kerberos is not None):
+            raise UsageError(
+                "a mini cluster of the other kind runs in this directory",
+                where=cluster.directory,
+                expected="one with Kerberos" if secure else "one without Kerberos",
+                remedy="stop it first, or name another --directory",
+            )
+        cluster.wait_healthy()
+    else:
+        cluster.start(
+            secure=secure,
+            ports=parse_ports(ports),
+            node_memory_mb=node_memory_mb,
+            node_gpus=node_gpus,
+        )
+    uri = cluster.metastore_uri if with_metastore else None
+    if uri is None and metastore.NAME in cluster.records:
+        uri = cluster.metastore_uri
+    told = cluster.status()
+    return {
+        "was_running": was_running,
+        "directory": cluster.directory,
+        "hdfs_url": cluster.hdfs_url,
+        "webhdfs_url": cluster.webhdfs_url,
+        "resourcemanager": told["resourcemanager"],
+        "metastore_uri": uri,
+        "environment": {key: cluster.env[key] for key in cluster.exports()},
+        "daemons": told["daemons"],
+    }
+
+
+def parse_ports(words: Sequence[str]) -> dict[str, int]:
+    """{name: port} of "NAME=PORT" words.
+
+    Raises:
+        UsageError: one is not of that form.
+    """
+    found = {}
+    for word in words:
+        name, _, number = word.partition("=")
+        if not number.isdigit() or not 0 < int(number) < 65536:
+            raise UsageError("not a port", where="--port", expected="NAME=PORT", got=word)
+        found[name] = int(number)
+    return found
+
+
+def start_lines(told: dict[str, Any]) -> list[str]:
+    """What a person needs to know after a start."""
+    state = "runs already" if told["was_running"] else "started"
+    lines = [
+        f"mini cluster {state}: {len(_running(told['daemons']))} daemons in {told['directory']}",
+        f"HDFS:            {told['hdfs_url']}  ({told['webhdfs_url'].replace('webhdfs', 'http')})",
+        f"YARN:            {told['resourcemanager']}",
+    ]
+    if told["metastore_uri"]:
+        lines.append(f"Hive metastore:  {told['metastore_uri']}")
+    where = shlex.quote(told["directory"])
+    return [
+        *lines,
+        f'to use it:       eval "$(howdah minicluster env --directory {where})"; hdfs dfs -ls /',
+        f"to end it:       howdah minicluster stop --directory {where}",
+    ]
+
+
+def _running(found: dict[str, Any]) -> list[str]:
+    return [name for name, told in found.items() if told["state"] == "running"]
+
+
+def state_lines(told: dict[str, Any]) -> list[str]:
+    """A line for each daemon: state, process, ports, and what is wrong."""
+    lines = [f"{told['hdfs']}  {told['webhdfs']}  {told['resourcemanager']}"]
+    for name, daemon in told["daemons"].items():
+        ports = " ".join(str(port) for port in daemon["ports"].values())
+        pid = daemon["pid"] or "-"
+        problem = f"  {daemon['problem']}" if daemon.get("problem") else ""
+        lines.append(f"{name:<16} {daemon['state']:<10} pid {pid:<8} ports {ports}{problem}")
+    return lines
+
+
+def all_well(told: dict[str, Any]) -> bool:
+    """Whether every daemon runs; the metastore need not be there."""
+    return all(
+        daemon["state"] == "running"
+        for name, daemon in told["daemons"].items()
+        if not (name == metastore.NAME and daemon["state"] == "stopped")
+    )
+
+
+def end(directory: str, *, remove: bool) -> dict[str, Any]:
+    """Stop a cluster: {directory, was_running, removed}."""
+    cluster = MiniCluster(directory)
+    was_running = cluster.is_running()
+    cluster.stop(remove=remove)
+    return {"directory": cluster.directory, "was_running": was_running, "removed": remove}
+
+
+def export_lines(cluster: MiniCluster) -> list[str]:
+    """`export` lines for a POSIX shell."""
+    lines = []
+    for key, value in cluster.exports().items():
+        if key == "PATH":
+            lines.append(f'export PATH={shlex.quote(value)}:"$PATH"')
+        else:
+            lines.append(f"export {key}={shlex.quote(value)}")
+    return lines
+
+
+def log_lines(cluster: MiniCluster, daemon: str, lines: int) -> list[str]:
+    """The last lines of a daemon's log.
+
+    Raises:
+        UsageError: no daemon of this name has a log.
+    """
+    logs = cluster.logs()
+    if daemon not in logs:
+        raise UsageError("no such log", got=daemon, expected=", ".join(logs) or "none yet")
+    with open(logs[daemon], encoding="utf-8", errors="replace") as file:
+        return [line.rstrip("\n") for line in deque(file, maxlen=lines)]
