@@ -1,0 +1,226 @@
+"""Howdah's wheel and a relocatable Python environment, each named by the hash of what it holds.
+
+What runs on a cluster's nodes is shipped, never installed there: built once, kept in the cache,
+uploaded once, and found again by its hash.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import os
+import secrets
+import tarfile
+import zipfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from howdah import __version__, storage
+from howdah.errors import StorageError
+from howdah.package_env import Part, parts
+
+Progress = Callable[[str], None]
+
+PACKAGES = ("howdah", "etl", "training", "yarn")
+_FORMAT = 1
+"""Raise it when archives are laid out otherwise for the same files."""
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # the oldest time that zip knows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A file to ship: `hash` (SHA-256, 16 hex) is of its contents, and part of its name."""
+
+    path: str
+    name: str
+    hash: str
+    size: int
+    """Bytes."""
+
+    def as_dict(self) -> dict:
+        """For --json."""
+        return {"path": self.path, "name": self.name, "hash": self.hash, "bytes": self.size}
+
+
+def cache_directory() -> str:
+    """Where packages are kept: below $HOWDAH_CACHE, else ~/.cache/howdah."""
+    home = os.environ.get("HOWDAH_CACHE") or os.path.join(
+        os.path.expanduser("~"), ".cache", "howdah"
+    )
+    return os.path.join(home, "packages")
+
+
+# --------------------------------------------------------------------------------------- wheel
+def wheel(output: str | None = None) -> Package:
+    """Howdah's own wheel, made of the packages that this process imports, installed or not.
+
+    Pure Python: put together here, byte for byte the same for the same sources, without a build
+    tool. Containers import from it as it is.
+
+    Args:
+        output: directory (any local path); none: the cache.
+    """
+    files = dict(sorted(_sources()))
+    digest = _digest(
+        (name, False, hashlib.sha256(data).hexdigest()) for name, data in files.items()
+    )
+    info = f"howdah-{__version__}.dist-info"
+    files[f"{info}/METADATA"] = (
+        f"Metadata-Version: 2.1\nName: howdah\nVersion: {__version__}\n".encode()
+    )
+    files[f"{info}/WHEEL"] = (
+        b"Wheel-Version: 1.0\nGenerator: howdah\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    )
+    lines = [f"{name},sha256={_urlsafe(data)},{len(data)}\n" for name, data in files.items()]
+    files[f"{info}/RECORD"] = f"{''.join(lines)}{info}/RECORD,,\n".encode()
+
+    def write(target: str) -> None:
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, data in files.items():
+                entry = zipfile.ZipInfo(name, _EPOCH)
+                entry.compress_type = zipfile.ZIP_DEFLATED
+                entry.external_attr = 0o644 << 16
+                archive.writestr(entry, data)
+
+    # The build tag, a number by its rule, carries the hash: names of other sources differ.
+    tag = int(digest[:12], 16)
+    return _kept(f"howdah-{__version__}-{tag}-py3-none-any.whl", digest, output, write)
+
+
+def _urlsafe(data: bytes) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+
+
+def _sources() -> Iterable[tuple[str, bytes]]:
+    root = Path(__file__).resolve().parent.parent
+    for package in PACKAGES:
+        for path in (root / package).rglob("*"):
+            if path.is_dir() or "__pycache__" in path.parts or path.suffix == ".pyc":
+                continue
+            if not path.name.startswith("."):
+                yield path.relative_to(root).as_posix(), path.read_bytes()
+
+
+# --------------------------------------------------------------------------------- environment
+def environment(kind: str, output: str | None = None, progress: Progress | None = None) -> Package:
+    """The relocatable environment of a kind (`package_env.KINDS`) as a .tar.gz.
+
+    Unpacked anywhere, `bin/python` in it runs with nothing but glibc. Its hash is over its files:
+    an environment that was made before is found in the cache, not made again.
+
+    Args:
+        output: directory (any local path); none: the cache.
+        progress: gets a line where it takes its time.
+    """
+    found = parts(kind)
+    digest = _digest(
+        (part.name, part.executable, hashlib.sha256(part.read()).hexdigest()) for part in found
+    )
+
+    def write(target: str) -> None:
+        if progress is not None:
+            progress(f"packing the Python environment of kind {kind} ({len(found):,} files)")
+        _write_tar(target, found)
+
+    return _kept(f"howdah-{kind}-{digest}.tar.gz", digest, output, write)
+
+
+def _write_tar(target: str, found: Iterable[Part]) -> None:
+    # Level 1: three times faster than 6 for 8% more bytes. The gzip header carries no time.
+    with (
+        open(target, "wb") as file,
+        gzip.GzipFile("", "wb", 1, file, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
+    ):
+        for part in found:
+            data = part.read()
+            entry = tarfile.TarInfo(part.name)
+            entry.size = len(data)
+            entry.mode = 0o755 if part.executable else 0o644
+            archive.addfile(entry, io.BytesIO(data))
+
+
+def zipped(directory: str, name: str, pattern: str, progress: Progress | None = None) -> Package:
+    """A flat .zip, uncompressed, of a directory's files, by the hash of their names and contents.
+
+    Args:
+        directory: local directory.
+        name: the archive's name; its hash is added.
+        pattern: files to take, e.g. "*.jar" (such are compressed already).
+    """
+    files = sorted(Path(directory).glob(pattern))
+    digest = _digest((path.name, False, _file_hash(path)) for path in files)
+
+    def write(target: str) -> None:
+        if progress is not None:
+            progress(f"packing {len(files):,} files of {directory}")
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
+            for path in files:
+                entry = zipfile.ZipInfo(path.name, _EPOCH)
+                with path.open("rb") as source, archive.open(entry, "w") as inside:
+                    while piece := source.read(2**20):
+                        inside.write(piece)
+
+    return _kept(f"{name}-{digest}.zip", digest, None, write)
+
+
+def of_file(path: str) -> Package:
+    """A file that is there, as a package: its hash before its name."""
+    digest = _digest([("", False, _file_hash(Path(path)))])
+    name = f"{digest}-{os.path.basename(path)}"
+    return Package(path=path, name=name, hash=digest, size=os.path.getsize(path))
+
+
+# ------------------------------------------------------------------------------------- helpers
+def _file_hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(files: Iterable[tuple[str, bool, str]]) -> str:
+    whole = hashlib.sha256(f"format {_FORMAT}\n".encode())
+    for name, executable, digest in files:
+        whole.update(f"{digest} {'x' if executable else '-'} {name}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def _kept(name: str, digest: str, output: str | None, write: Callable[[str], None]) -> Package:
+    """The file of that name in `output`, made if it is not there: whole or not at all."""
+    directory = storage.local_path(output or cache_directory())
+    path = os.path.join(directory, name)
+    if not os.path.exists(path):
+        storage.make_dirs(directory)
+        temp = f"{path}.{secrets.token_hex(4)}.tmp"
+        try:
+            write(temp)
+            os.replace(temp, path)
+        except OSError as error:
+            raise StorageError(
+                "a package cannot be written",
+                where=path,
+                got=str(error),
+                remedy="make room, or point HOWDAH_CACHE elsewhere",
+            ) from error
+        finally:
+            if os.path.exists(temp):
+                os.unlink(temp)
+    return Package(path=path, name=name, hash=digest, size=os.path.getsize(path))
+
+
+def publish(package: Package, directory: str, progress: Progress | None = None) -> str:
+    """Put a package into a storage directory, unless it is there; return its URL.
+
+    Safe among several at once: the name is its hash, the file appears whole, and who comes second
+    replaces it by the same bytes.
+    """
+    target = storage.join(directory, package.name)
+    if storage.exists(target) and storage.size(target) == package.size:
+        return target
+    if progress is not None:
+        progress(f"uploading {package.name} ({package.size / 2**20:,.0f} MiB) to {directory}")
+    storage.make_dirs(directory)
+    storage.upload(package.path, target)
+    return target
