@@ -382,6 +382,10 @@ class CheckpointSection(Section):
     saved. The best one is kept besides."""
     resume: str = "auto"
     """auto: from the newest whole checkpoint if there is one; never; or a checkpoint's path."""
+    max_failures: int = Field(default=3, ge=1)
+    """Saves in a row that may fail for want of storage (it is full, or does not answer): training
+    goes on with a warning and tries again within a minute; at this many it stops. 1: at the
+    first."""
     grace_seconds: float = Field(default=30.0, gt=0)
     """How long `howdah train` waits for a checkpoint when it is interrupted."""
 

@@ -15,7 +15,7 @@ from safetensors.numpy import load as safetensors_load
 
 from howdah import storage
 from howdah.errors import CheckpointError, StorageError, StorageFull
-from training import checkpoint as checkpoint_module
+from training import checkpoint_write
 from training.checkpoint import Checkpoints, Identity, load
 from training.fence import Fence
 from training.state import TrainState
@@ -142,7 +142,7 @@ def test_a_step_saved_twice_is_left_as_it_is(tmp_path):
 def test_saving_does_not_hold_up_the_caller_and_only_one_is_in_flight(tmp_path, monkeypatch):
     checkpoints = opened(str(tmp_path))
     gate, writing = threading.Event(), threading.Event()
-    real, concurrent = checkpoint_module.write_tensors, []
+    real, concurrent = checkpoint_write.write_tensors, []
 
     def slow(file, arrays):
         concurrent.append(threading.current_thread().name)
@@ -150,7 +150,7 @@ def test_saving_does_not_hold_up_the_caller_and_only_one_is_in_flight(tmp_path, 
         assert gate.wait(60)
         return real(file, arrays)
 
-    monkeypatch.setattr(checkpoint_module, "write_tensors", slow)
+    monkeypatch.setattr(checkpoint_write, "write_tensors", slow)
     checkpoints.save(1, tensors(1), meta(1), identity=IDENTITY)
     assert writing.wait(60)
     assert checkpoints.busy
@@ -174,7 +174,7 @@ def test_an_error_of_the_thread_surfaces_at_the_next_call(tmp_path, monkeypatch)
     def broken(file, arrays):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(checkpoint_module, "write_tensors", broken)
+    monkeypatch.setattr(checkpoint_write, "write_tensors", broken)
     checkpoints.save(2, tensors(2), meta(2), identity=IDENTITY)
     with pytest.raises(StorageError, match="Input/output error"):
         checkpoints.wait()
@@ -204,7 +204,7 @@ def test_a_disk_that_fills_up_while_writing_leaves_nothing_half_written(tmp_path
         file.write(b"some")
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint_module, "write_tensors", full)
+    monkeypatch.setattr(checkpoint_write, "write_tensors", full)
     with pytest.raises(StorageFull):
         save(checkpoints, 2)
     assert names(checkpoints) == ["step-1"]
@@ -392,7 +392,7 @@ KILL = textwrap.dedent(
     sys.path.insert(0, {root!r})
     from howdah import storage
     from tests.test_training_checkpoint import opened, save
-    from training import checkpoint
+    from training import checkpoint, checkpoint_write
 
     checkpoints = opened({run!r}, keep=2)
     save(checkpoints, 1)
@@ -410,11 +410,9 @@ KILL_POINTS = {
     "mid-write": """
 def half(file, arrays):
     file.write(b"x" * 100); file.flush(); die()
-checkpoint.write_tensors = half""",
+checkpoint_write.write_tensors = half""",
     "before the manifest": """
-real = checkpoint._write_bytes
-checkpoint._write_bytes = lambda path, data: (
-    die() if path.endswith("manifest.json") else real(path, data))""",
+checkpoint.write_manifest = die""",
     "before the rename": "storage.rename_dir = die",
     "before the prune": "checkpoints._prune = die",
     "in the middle of the prune": """

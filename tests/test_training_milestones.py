@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 import time
+import types
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from safetensors.numpy import load_file
 
 from howdah import storage
 from howdah.config import from_dict
-from howdah.errors import HowdahError
+from howdah.errors import HowdahError, StorageUnavailable
+from training import checkpoint as checkpoint_module
 from training.checkpoint import load
 from training.comm import SoloComm
 from training.env import RankEnv
@@ -214,3 +216,121 @@ def test_a_failed_save_ends_the_run(begin, monkeypatch):
             while done.run.checkpoints.busy:
                 time.sleep(0.01)
     done.run.close("failed")
+
+
+# ------------------------------------------------------------------ storage that fails for a while
+@pytest.fixture
+def outage(monkeypatch):
+    """Files of the steps in `away` cannot be written."""
+    away: set[int] = set()
+    real = checkpoint_module.write_files
+
+    def write_files(directory, step, tensors, meta):
+        if step in away:
+            raise StorageUnavailable("cannot write: storage does not answer", where=directory)
+        return real(directory, step, tensors, meta)
+
+    monkeypatch.setattr(checkpoint_module, "write_files", write_files)
+    return away
+
+
+def settled_step(training: Training) -> None:
+    """A step, and the save that it began seen through."""
+    training.step()
+    while training.run.checkpoints.busy:
+        time.sleep(0.01)
+
+
+def test_a_save_that_fails_does_not_end_the_run(begin, outage):
+    outage |= {1, 2}
+    done = begin(checkpoint={"every_steps": 1})
+    for _ in range(4):
+        settled_step(done)
+    said = done.console.getvalue()
+    assert "checkpoint step-1 could not be saved" in said
+    assert "failure 2 of 3 in a row" in said
+    done.go()
+    assert sorted(done.saved()) == [3, 4, 5, 6, 7, 8]
+    assert done.exported_bias() == AMPLITUDES[4]
+
+
+def test_too_many_in_a_row_end_it_with_the_storage_s_error(begin, outage):
+    outage |= {3, 4, 5}
+    done = begin(checkpoint={"every_steps": 1}, evaluation={"every_steps": 100})
+    with pytest.raises(StorageUnavailable, match="3 in a row") as caught:
+        for _ in range(7):
+            settled_step(done)
+    assert caught.value.exit_code == 5
+    assert sorted(done.saved()) == [1, 2]
+    done.run.close("failed")
+
+
+def test_failures_that_are_not_in_a_row_are_survived(begin, outage):
+    outage |= {1, 2, 4, 5, 7}
+    done = begin(checkpoint={"every_steps": 1}, evaluation={"every_steps": 100})
+    while done.state.step != 8:
+        settled_step(done)
+    assert sorted(done.saved()) == [3, 6, 8]
+    done.leave()
+
+
+def test_one_failure_is_enough_where_the_configuration_says_so(begin, outage):
+    outage |= {1}
+    done = begin(checkpoint={"every_steps": 1, "max_failures": 1})
+    with pytest.raises(StorageUnavailable):
+        for _ in range(3):
+            settled_step(done)
+    done.run.close("failed")
+
+
+def test_a_best_that_was_not_saved_gives_its_place_to_the_best_that_was(begin, outage):
+    outage |= {4}
+    done = begin().go()
+    assert sorted(done.saved()) == [2, 8]  # 6 is worse than 2
+    assert done.state.best_step == 8
+    assert "the best is step-2" in done.console.getvalue()
+    assert done.exported_bias() == AMPLITUDES[8]
+
+
+def test_a_failed_save_is_tried_again_soon_and_not_only_when_the_next_is_due(begin, outage, now):
+    outage |= {4}
+    done = begin(checkpoint={"every_minutes": 10.0})
+    while done.state.step < 5:
+        settled_step(done)
+    assert sorted(done.saved()) == [2]
+    now.seconds += 61
+    settled_step(done)
+    assert sorted(done.saved()) == [2, 6]
+    done.leave()
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that can be put forward."""
+    clock = types.SimpleNamespace(seconds=0.0)
+    real = time.monotonic
+    monkeypatch.setattr("training.run.time.monotonic", lambda: real() + clock.seconds)
+    return clock
+
+
+def test_the_last_save_that_fails_is_an_error(begin, outage):
+    outage |= {8}
+    with pytest.raises(StorageUnavailable) as caught:
+        begin().go()
+    assert caught.value.exit_code == 5
+
+
+def test_a_stop_saves_also_after_a_save_that_failed(begin, outage):
+    outage |= {1}
+    first = begin(checkpoint={"every_steps": 1, "max_failures": 1})
+    first.step()
+    with pytest.raises(HowdahError, match=r"asked to end|interrupted"):
+        first.step(stop=True)
+    assert sorted(first.saved()) == [2]
+    first.leave()
+    outage |= {4}
+    second = begin()
+    second.step()
+    with pytest.raises(StorageUnavailable, match="step-4 could not be saved"):
+        second.step(stop=True)
+    second.run.close("failed")

@@ -16,9 +16,6 @@ read: `step-N.<attempt>` (unfinished), `step-N.pruned` (being removed), `quarant
 from __future__ import annotations
 
 import contextlib
-import errno
-import hashlib
-import json
 import re
 import threading
 import time
@@ -28,11 +25,9 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
-from howdah.errors import AlreadyExists, CheckpointError, StorageError, StorageFull
+from howdah.errors import AlreadyExists, CheckpointError, StorageError
 from training.checkpoint_read import (
     FORMAT_VERSION,
-    MANIFEST,
-    META,
     Checkpoint,
     Corrupt,
     Saved,
@@ -42,9 +37,15 @@ from training.checkpoint_read import (
     size_defect,
     verify,
 )
+from training.checkpoint_write import (
+    bytes_needed,
+    no_room,
+    unsaved,
+    write_files,
+    write_manifest,
+)
 from training.fence import Fence
 from training.identity import Identity
-from training.tensorfile import write_tensors
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
 
@@ -150,38 +151,26 @@ class Checkpoints:
         score: float | None,
     ) -> None:
         target = self.path_of(step)
-        if storage.exists(target):
-            self._repeated(target, step, score)
-            return
         temporary = f"{target}.{fence.attempt}"
-        needed = sum(array.nbytes for array in tensors.values()) + 2**20
-        self._check_space(needed)
-        storage.remove(temporary, recursive=True)
+        needed = bytes_needed(tensors)
         try:
-            manifest = self._write_files(temporary, step, tensors, meta)
-            manifest |= {
+            if storage.exists(target):
+                self._repeated(target, step, score)
+                return
+            free = storage.free_bytes(self.directory)
+            if free is not None and free < needed:
+                raise no_room(step, self.directory, needed)
+            storage.remove(temporary, recursive=True)
+            manifest = write_files(temporary, step, tensors, meta) | {
                 "step": step,
                 "attempt": fence.attempt,
                 "score": score,
                 "identity": identity.as_dict(),
                 "unix_time": round(time.time(), 3),
             }
-            _write_bytes(storage.join(temporary, MANIFEST), _json(manifest))
+            write_manifest(temporary, manifest)
             fence.check()
             storage.rename_dir(temporary, target)
-        except OSError as error:  # raised by write() itself, which storage does not see
-            self._discard(temporary)
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise self._full(needed) from error
-            raise StorageError(
-                "cannot write a checkpoint; the ones before it are whole",
-                where=temporary,
-                got=str(error),
-                remedy="mend the storage and start again: the run goes on from the newest one",
-            ) from error
-        except StorageFull as error:
-            self._discard(temporary)
-            raise self._full(needed) from error
         except AlreadyExists:
             self._discard(temporary)
             raise CheckpointError(
@@ -189,27 +178,21 @@ class Checkpoints:
                 where=target,
                 remedy="another run writes here: give each run a checkpoint.directory of its own",
             ) from None
-        except CheckpointError:  # fenced off by a later attempt
+        except (StorageError, OSError) as error:
+            self._discard(temporary)
+            raise unsaved(error, step, self.directory, needed) from error
+        except BaseException:  # fenced off by a later attempt, or a type that is no checkpoint's
             self._discard(temporary)
             raise
-        verify(target, manifest)
-        self._prune()
-
-    def _write_files(
-        self, directory: str, step: int, tensors: dict[str, np.ndarray], meta: dict
-    ) -> dict:
-        storage.make_dirs(directory)
-        model = {name: array for name, array in tensors.items() if name.startswith("model/")}
-        rest = {name: array for name, array in tensors.items() if not name.startswith("model/")}
-        files: dict[str, dict] = {}
-        for name, part in (("model.safetensors", model), ("optimizer.safetensors", rest)):
-            with storage.open_write(storage.join(directory, name)) as file:
-                size, sha256 = write_tensors(file, part)
-            files[name] = {"bytes": size, "sha256": sha256}
-        data = _json(meta | {"step": step})
-        _write_bytes(storage.join(directory, META), data)
-        files[META] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        return {"format": FORMAT_VERSION, "files": files}
+        try:
+            verify(target, manifest)
+            self._prune()
+        except StorageError as error:
+            # It is whole and has its name; only what should go is still there.
+            self._say(
+                f"warning: checkpoint step-{step} is saved, but could not be read back or older"
+                f" ones not removed now: {error.what}"
+            )
 
     @staticmethod
     def _discard(temporary: str) -> None:
@@ -319,33 +302,3 @@ class Checkpoints:
             f"checkpoint step-{saved.step} is corrupt ({error.got or error.what}), kept as {where};"
             " going back to the one before"
         )
-
-    # -------------------------------------------------------------------------------- space
-    def _check_space(self, needed: int) -> None:
-        free = storage.free_bytes(self.directory)
-        if free is not None and free < needed:
-            raise self._full(needed)
-
-    def _full(self, needed: int) -> StorageFull:
-        free = storage.free_bytes(self.directory)
-        return StorageFull(
-            "no room for a checkpoint; the ones before it are whole",
-            where=self.directory,
-            expected=f"{_mib(needed)} free",
-            got="the quota or the disk is used up" if free is None else f"{_mib(free)} free",
-            remedy="make room, lower checkpoint.keep, or set checkpoint.directory elsewhere; then"
-            " start again: the run goes on from the newest checkpoint",
-        )
-
-
-def _write_bytes(path: str, data: bytes) -> None:
-    with storage.open_write(path) as file:
-        file.write(data)
-
-
-def _json(value: dict) -> bytes:
-    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"

@@ -5,6 +5,7 @@ A loop says how its weights are read and run (`Snapshot`); everything here is fr
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -14,6 +15,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.config import Config
+from howdah.errors import StorageError, render
 from training import evaluate as evaluation
 from training import report
 from training.checkpoint import Checkpoint
@@ -81,6 +83,12 @@ class Milestones:
         self._due = False
         """An evaluation of this step is due and not done."""
         self._saved_step = state.step
+        self._failures = 0
+        """Saves in a row that failed."""
+        self._pending: int | None = None
+        """Step of a save of which it is not known yet how it ended."""
+        self._best_lost = False
+        """The best evaluation's checkpoint could not be saved. Rank 0 alone knows at first."""
         self._lock = threading.Lock()
         if comm.rank == 0:
             run.on_abort(self._save_last_completed)
@@ -112,8 +120,9 @@ class Milestones:
             Interrupted, Terminated: `stop`, and the state is saved.
         """
         run, state = self._run, self._state
-        if run.checkpoints is not None:
-            run.checkpoints.check()
+        if run.checkpoints is not None and not run.checkpoints.busy:
+            with self._lock:
+                self._settle(give_up=not stop)
         if stop:
             self._save(wait=True)
             raise run.stop_error()
@@ -147,6 +156,7 @@ class Milestones:
             )
             run.figures.evaluated(state, "validation", metrics)
         score = score_of(metrics, rules.metric)
+        self._agree_on_the_best()
         with run.update_lock:
             judged = state.judge(score, self._config.training.early_stopping)
             self._due = False
@@ -156,21 +166,79 @@ class Milestones:
 
     # ------------------------------------------------------------------------------ checkpoints
     def _save(self, *, score: float | None = None, wait: bool = False) -> None:
-        """Snapshot and save this step, once; nothing on ranks other than 0."""
+        """Snapshot and save this step, once; nothing on ranks other than 0.
+
+        Args:
+            score: of the evaluation at this step.
+            wait: the run ends here: come back when the step is on storage, or raise.
+        """
         run, state = self._run, self._state
         if run.checkpoints is None or (state.step == self._saved_step and not wait):
             return
         with self._lock:
+            self._settle(give_up=not wait)
             if state.step != self._saved_step:
                 meta = run.meta(state) | {"evaluation_due": self._due}
                 identity = self._job.identity
                 run.checkpoints.save(
                     state.step, self._snapshot(), meta, identity=identity, score=score
                 )
-                self._saved_step = state.step
+                self._saved_step = self._pending = state.step
                 run.saved()
-        if wait:
+            if wait:
+                run.checkpoints.wait()
+
+    def _settle(self, *, give_up: bool = True) -> None:
+        """Wait for the save under way; one that failed is survived, some times in a row.
+
+        The checkpoints before it are whole, and a storage that is away for some minutes is no
+        reason to lose what has been learnt since.
+
+        Args:
+            give_up: raise when too many have failed; not where another save follows at once.
+        Raises:
+            StorageError: of the last of too many.
+            CheckpointError: a later attempt has taken over, or what was read back was not what
+                was written.
+        """
+        run, step = self._run, self._pending
+        if run.checkpoints is None or step is None:
+            return
+        self._pending = None
+        try:
             run.checkpoints.wait()
+        except StorageError as error:
+            self._failures += 1
+            self._saved_step = -1
+            self._best_lost |= step == self._state.best_step
+            allowed = self._config.checkpoint.max_failures
+            if give_up and self._failures >= allowed:
+                error.what += f" (failure {self._failures} in a row, checkpoint.max_failures)"
+                raise
+            run.save_failed()
+            run.say(
+                f"warning: {render(error)}\n  training goes on and tries again within a minute"
+                f" (failure {self._failures} of {allowed} in a row)"
+            )
+        else:
+            self._failures = 0
+
+    def _agree_on_the_best(self) -> None:
+        """Every rank enters: after a save that failed, the best is the best of those on storage."""
+        told = None
+        if self._best_lost and self._run.checkpoints is not None:
+            self._best_lost, best = False, None
+            with contextlib.suppress(StorageError):  # none is known, then
+                best = self._run.checkpoints.best()
+            told = [None, None] if best is None else [best.step, best.score]
+            self._run.say(
+                "the best evaluation's checkpoint was not saved: the best is"
+                f" {'none' if best is None else f'step-{best.step}'}"
+            )
+        told = self._comm.broadcast_json(told)
+        if told is not None:
+            with self._run.update_lock:
+                self._state.best_step, self._state.best_score = told
 
     def _snapshot(self) -> dict[str, np.ndarray]:
         model = {f"model/{name}": array for name, array in self._weights().items()}
@@ -195,6 +263,7 @@ class Milestones:
         step = state.step
         if run.checkpoints is not None:
             run.checkpoints.wait()
+        self._agree_on_the_best()
         run.on_abort(None)
         run.end_steps()
         if state.best_step is not None and state.best_step != state.step:

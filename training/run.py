@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 from howdah import storage
 from howdah.config import Config
-from howdah.errors import HowdahError
+from howdah.errors import HowdahError, StorageError
 from training import failure
 from training.checkpoint import Checkpoint, Checkpoints, Identity, load
 from training.env import RankEnv
@@ -31,6 +31,8 @@ from training.stopping import StopSignals
 from training.tracking import MlflowTracker, TensorBoard
 
 __all__ = ["Run", "read_metrics"]
+
+_SAVE_AGAIN_MINUTES = 1.0
 
 
 class Run:
@@ -73,6 +75,7 @@ class Run:
         self._abort_lock = threading.Lock()
         self._first_step_done = False
         self._last_saved = time.monotonic()
+        self._save_again_at: float | None = None
 
     # -------------------------------------------------------------------- opening and closing
     def open(self) -> None:
@@ -207,10 +210,13 @@ class Run:
     def save_due(self, step: int) -> bool:
         """By `every_minutes` and `every_steps`, a checkpoint is due after `step` (asks rank 0).
 
-        One that is due by time while another is being written is put off, not waited for.
+        One that is due by time while another is being written is put off, not waited for. After
+        one that failed the next is due within a minute.
         """
         rules = self.config.checkpoint
         if rules.every_steps is not None and step % rules.every_steps == 0:
+            return True
+        if self._save_again_at is not None and time.monotonic() >= self._save_again_at:
             return True
         if rules.every_minutes is None or (self.checkpoints is not None and self.checkpoints.busy):
             return False
@@ -219,6 +225,13 @@ class Run:
     def saved(self) -> None:
         """A checkpoint has just been taken: its time begins anew."""
         self._last_saved = time.monotonic()
+        self._save_again_at = None
+
+    def save_failed(self) -> None:
+        """The last checkpoint could not be written: another is due soon."""
+        minutes = self.config.checkpoint.every_minutes or _SAVE_AGAIN_MINUTES
+        pause = 60.0 * min(minutes, _SAVE_AGAIN_MINUTES)
+        self._save_again_at = time.monotonic() + pause
 
     # ----------------------------------------------------------------------------- stepping
     def begin(self, state: TrainState, *, total_steps: int, steps_per_epoch: int) -> None:
@@ -303,7 +316,9 @@ class Run:
         """
         if self.stop_alone:
             self.save_last_completed()
-        newest = next(iter(self.checkpoints.list()), None) if self.checkpoints else None
+        newest = None
+        with contextlib.suppress(StorageError):  # which is not what we end for
+            newest = next(iter(self.checkpoints.list()), None) if self.checkpoints else None
         if newest is None:
             return self._signals.error(where=self.directory)
         return self._signals.error(
