@@ -5,6 +5,7 @@
 PYTHON_ENV := .venv/bin/python
 FRAMEWORK ?= tensorflow
 GROUP ?=
+CLUSTER ?=
 CUDA_ARCHS ?=
 
 help: ## list the targets
@@ -18,8 +19,8 @@ setup: ## everything the rest needs: apt packages, .venv, Horovod (a second run:
 setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=tensorflow|torch; needs a CUDA toolkit)
 	@tools/setup.sh --gpu $(FRAMEWORK) --cuda-archs "$(CUDA_ARCHS)"
 
-demo: setup ## corpus -> ETL -> two-process training -> export -> prediction (FRAMEWORK=tensorflow|torch)
-	@FRAMEWORK=$(FRAMEWORK) tools/demo.sh
+demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=tensorflow|torch, CLUSTER=1)
+	@FRAMEWORK=$(FRAMEWORK) CLUSTER=$(CLUSTER) tools/demo.sh
 
 test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
 	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)

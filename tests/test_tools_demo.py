@@ -67,10 +67,9 @@ def test_the_shell_script_is_sound():
     subprocess.run(["bash", "-n", script], check=True)
 
 
-@pytest.mark.spark
-@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.full)])
-def test_the_demo_from_end_to_end(tmp_path, framework):
-    """The real script with a tiny model and one small package's docstrings."""
+@pytest.fixture()
+def small_demo(tmp_path):
+    """(--set words, environment) of a demo with a tiny model and small packages' docstrings."""
     # The base model of the cache is the tiny one here, so that nothing is fetched.
     cache = tmp_path / "cache"
     write_tiny_model(str(cache / "models" / "random-small-distilbert"))
@@ -83,22 +82,59 @@ def test_the_demo_from_end_to_end(tmp_path, framework):
         "training.precision": "fp32",
         "evaluation.every_steps": 4,
     }
-    words = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
     environment = os.environ | {
         "HOWDAH_CACHE": str(cache), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path),
         "PYTHONPATH": ROOT, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
     }  # fmt: skip
+    return overrides, environment
+
+
+def run_demo(module: str, *words: str, overrides: dict, environment: dict) -> str:
+    """What the demo prints as its result."""
+    sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run(
-        [sys.executable, os.path.join(ROOT, "tools", "demo.py"), "--framework", framework, *words],
+        [sys.executable, "-m", module, *words, *sets],
         cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert "NO PRETRAINED WEIGHTS" in done.stderr
     assert "RANDOM base" in done.stdout
-    (run_directory,) = [entry.path for entry in storage.list_dir(str(tmp_path / "runs"))]
-    run = storage.read_json(os.path.join(run_directory, "run.json"))
-    assert run["status"] == "finished"
-    assert f"{run['metrics']['test']['accuracy']:.4f}" in done.stdout
-    for name in ("report.html", "export/model.safetensors", "config.yaml"):
-        assert storage.exists(os.path.join(run_directory, name))
     assert all(text in done.stdout for text in demo.SAMPLES)
+    return done.stdout
+
+
+def check_run(runs: str, framework: str, shown: str) -> None:
+    found = [e.path for e in storage.list_dir(runs) if e.name.startswith(framework)]
+    (run_directory,) = found
+    run = storage.read_json(storage.join(run_directory, "run.json"))
+    assert run["status"] == "finished"
+    assert f"{run['metrics']['test']['accuracy']:.4f}" in shown
+    for name in ("report.html", "export/model.safetensors", "config.yaml"):
+        assert storage.exists(storage.join(run_directory, name))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.full)])
+def test_the_demo_from_end_to_end(tmp_path, small_demo, framework):
+    overrides, environment = small_demo
+    shown = run_demo(
+        "tools.demo", "--framework", framework, overrides=overrides, environment=environment
+    )
+    check_run(str(tmp_path / "runs"), framework, shown)
+
+
+@pytest.mark.hadoop
+@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.full)])
+def test_the_demo_on_a_cluster(cluster, hadoop_env, small_demo, framework):
+    """A Hive table, the ETL as a YARN application, everything on HDFS."""
+    overrides, environment = small_demo
+    del overrides["run.directory"], overrides["data.dataset"]
+    shown = run_demo(
+        "tools.demo_cluster", "--framework", framework, "--directory", str(cluster.directory),
+        overrides=overrides, environment=environment,
+    )  # fmt: skip
+    check_run(f"{cluster.hdfs_url}/howdah-demo/runs", framework, shown)
+    listed = cluster.run("yarn", "application", "-list", "-appStates", "FINISHED").stdout
+    assert "SUCCEEDED" in listed
+    again = cluster.run("hdfs", "dfs", "-ls", "/howdah-demo/dataset").stdout
+    assert again.count("/v=") == 1

@@ -14,7 +14,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from howdah import storage
 from howdah.config import load
@@ -55,11 +55,25 @@ class Clock:
             self.steps.append((self._name, time.monotonic() - self._begun))
             del self._name
 
+    def show(self, seconds: float) -> None:
+        """Print how long each step took, and `seconds`, all of it."""
+        print("\ntime: " + ", ".join(f"{name.split(':')[0]} {s:.0f} s" for name, s in self.steps))
+        print(f"      {seconds:.0f} s together")
+
 
 def howdah(words: Sequence[str], *, stdin: str | None = None, capture: bool = False) -> str:
     """Run a `howdah` command and show it; its stdout if captured. Ends the demo where it fails."""
     say(f"$ howdah {shlex.join(words)}")
-    argv = [sys.executable, "-m", "howdah.cli", *words]
+    return _run([sys.executable, "-m", "howdah.cli", *words], stdin, capture)
+
+
+def module(name: str, *words: str) -> None:
+    """Run a module of the project and show it. Ends the demo where it fails."""
+    say(f"$ python -m {name} {shlex.join(words)}")
+    _run([sys.executable, "-m", name, *words], None, False)
+
+
+def _run(argv: Sequence[str], stdin: str | None, capture: bool) -> str:
     done = subprocess.run(
         argv,
         input=stdin,
@@ -153,8 +167,7 @@ def main() -> int:
 def finish(run_directory: str, dataset: str, framework: str, clock: Clock, seconds: float) -> None:
     """Where everything lies, how long it took, and what to try next."""
     place = os.path.abspath
-    print("\ntime: " + ", ".join(f"{name.split(':')[0]} {s:.0f} s" for name, s in clock.steps))
-    print(f"      {seconds:.0f} s together")
+    clock.show(seconds)
     print("\nwhere everything lies")
     for what, path in (
         ("dataset", dataset),
@@ -177,12 +190,17 @@ def finish(run_directory: str, dataset: str, framework: str, clock: Clock, secon
         print(f"  {command}")
 
 
-if __name__ == "__main__":
+def guarded(main: Callable[[], int]) -> int:
+    """What `main` returns, or the exit code of what it raised, told without a traceback."""
     try:
-        sys.exit(main())
+        return main()
     except HowdahError as error:
         say(f"demo: {render(error)}")
-        sys.exit(error.exit_code)
+        return error.exit_code
     except KeyboardInterrupt:
         say("interrupted")
-        sys.exit(130)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(guarded(main))

@@ -3,4 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}" PATH="$PWD/.venv/bin:$PATH"
-exec .venv/bin/python tools/demo.py --framework "${FRAMEWORK:-tensorflow}" "$@"
+# CLUSTER=1: the same on a real Hadoop (`make demo CLUSTER=1`)
+module=tools.demo
+[ -z "${CLUSTER:-}" ] || module=tools.demo_cluster
+exec .venv/bin/python -m "$module" --framework "${FRAMEWORK:-tensorflow}" "$@"
