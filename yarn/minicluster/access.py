@@ -63,6 +63,7 @@ class Access:
             "HADOOP_HOME": str(plan.hadoop_home),
             "JAVA_HOME": plan.java_home,
             "PATH": str(plan.hadoop_home / "bin"),
+            "SPARK_LOCAL_IP": "127.0.0.1",  # Spark's driver too stays on loopback
             **(kerberos.client_environment(plan) if plan.kerberos else {}),
         }
 

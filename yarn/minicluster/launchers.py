@@ -77,6 +77,8 @@ _TEMPLATE = """\
 : "${{HADOOP_CONF_DIR:={conf_dir}}}"
 : "${{JAVA_HOME:={java_home}}}"
 export HADOOP_CONF_DIR JAVA_HOME
+# Java takes the names of local files from the locale, and would not find "übung" without one.
+[ -n "${{LC_ALL-}}${{LC_CTYPE-}}${{LANG-}}" ] || export LC_ALL=C.UTF-8
 jars={jars}
 if [ "${{1-}}" = --config ] && [ $# -ge 2 ]; then
   HADOOP_CONF_DIR=$2
