@@ -1,0 +1,155 @@
+"""What goes to a cluster's nodes, wheel and environment: the same bytes, and they run alone."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from howdah import package, package_env, storage
+from howdah.errors import ClusterError, ConfigError
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """The packed environment of the ETL, from the cache where it was made before."""
+    return package.environment("etl")
+
+
+def test_the_wheel_is_the_same_bytes_and_installs(tmp_path):
+    first = package.wheel(str(tmp_path / "a"))
+    second = package.wheel(str(tmp_path / "b"))
+    assert first.hash == second.hash and first.name == second.name
+    assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
+    names = zipfile.ZipFile(first.path).namelist()
+    assert "etl/report.html.j2" in names and "howdah/cli.py" in names
+    assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
+    target = tmp_path / "site"
+    argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*argv, "--target", target, first.path], check=True, capture_output=True)
+    assert (target / "training" / "planner.py").is_file()
+
+
+def test_a_wheel_of_other_sources_has_another_name(tmp_path, monkeypatch):
+    before = package.wheel(str(tmp_path))
+    monkeypatch.setattr(package, "PACKAGES", ("howdah", "etl"))
+    after = package.wheel(str(tmp_path))
+    assert after.hash != before.hash and after.name != before.name
+
+
+# glibc, a shell and nothing else: what the environment brings is all that there is
+_GLIBC = ("libc", "libm", "libpthread", "libdl", "librt", "libutil", "libresolv")
+_PROBE = """
+import bz2, ctypes, json, lzma, sqlite3, ssl, subprocess, sys, zlib
+import fsspec, google_crc32c, hdfs, hdfs_native, jinja2, numpy, pandas, pyarrow.parquet
+import pydantic, tokenizers, yaml
+import howdah.config, howdah.encode, howdah.storage
+from importlib.resources import files
+foreign = [m.__file__ for m in list(sys.modules.values())
+           if getattr(m, "__file__", None) and not m.__file__.startswith(sys.argv[1])]
+child = "import os, numpy; print(numpy.__version__, os.environ.get('LD_LIBRARY_PATH'))"
+inner = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+print(json.dumps({
+    "foreign": foreign, "child": inner.stdout.strip(), "child_error": inner.stderr,
+    "numpy": numpy.__version__, "crc": google_crc32c.implementation,
+    "template": len(files("etl").joinpath("report.html.j2").read_text()),
+}))
+"""
+
+
+def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
+    root = tmp_path / "root"
+    place = root / "somewhere" / "else"
+    with tarfile.open(environment.path) as archive:
+        archive.extractall(place, filter="data")
+    shutil.copy(package.wheel(str(tmp_path)).path, root / "howdah.whl")
+    (root / "probe.py").write_text(_PROBE)
+    inside, argv = str(root), []
+    if os.geteuid() == 0:
+        inside, argv = "", ["chroot", str(root)]
+        for library in ("lib64", "lib/x86_64-linux-gnu", "bin", "tmp"):
+            (root / library).mkdir(parents=True)
+        shutil.copy("/lib64/ld-linux-x86-64.so.2", root / "lib64")
+        for name in _GLIBC:
+            for path in Path("/lib/x86_64-linux-gnu").glob(f"{name}.so.*"):
+                shutil.copy(path, root / "lib/x86_64-linux-gnu")
+        shutil.copy(os.path.realpath("/bin/dash"), root / "bin" / "sh")
+    argv += [f"{inside}/somewhere/else/bin/python", f"{inside}/probe.py", f"{inside}/"]
+    path = os.pathsep.join(filter(None, os.environ.get("PATH", "").split(os.pathsep)))
+    answer = subprocess.run(
+        argv, env={"PYTHONPATH": f"{inside}/howdah.whl", "PATH": path}, capture_output=True,
+        text=True, cwd="/",
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["foreign"] == []
+    # a Python process that it starts is whole as well, and other programs get their own libraries
+    assert found["child"] == f"{found['numpy']} None", found["child_error"]
+    assert found["crc"] == "c" and found["template"] > 1000
+
+
+def test_the_environment_is_made_once_and_named_by_its_contents(environment, monkeypatch):
+    said = []
+    assert package.environment("etl", progress=said.append) == environment and said == []
+    with tarfile.open(environment.path) as archive:
+        members = archive.getmembers()
+    names = [member.name for member in members]
+    assert names == sorted(names)
+    assert {(m.mtime, m.uid, m.gid, m.uname) for m in members} == {(0, 0, 0, "")}
+    assert {m.mode for m in members} == {0o644, 0o755} and all(m.isfile() for m in members)
+    assert not [n for n in names if "/tests/" in n or "__pycache__" in n or "pyspark" in n]
+    real = package_env.parts("etl")
+    changed = [*real[:-1], package_env.Part(name=real[-1].name, contents=b"# changed\n")]
+    monkeypatch.setattr(package, "parts", lambda kind: changed)
+    monkeypatch.setattr(package, "_write_tar", lambda target, found: Path(target).touch())
+    other = package.environment("etl", str(Path(environment.path).parent / "other"))
+    assert other.hash != environment.hash
+    shutil.rmtree(Path(other.path).parent)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ConfigError, match="no such kind"):
+        package_env.parts("cooking")
+    with pytest.raises(ClusterError) as caught:
+        package_env.closure(["numpy", "no-such-distribution"])
+    assert "no-such-distribution" in caught.value.expected
+
+
+def test_requirements_follow_markers_and_extras():
+    names = [
+        item.name.lower().replace("_", "-") for item in package_env.closure(["pydantic", "pandas"])
+    ]
+    assert {"pydantic-core", "python-dateutil", "numpy"} <= set(names)
+    assert "pytest" not in names  # pandas[test]
+    assert "email-validator" not in names  # pydantic[email]
+
+
+def test_many_publish_the_same_package_at_once(tmp_path):
+    made = package.wheel(str(tmp_path))
+    directory = f"memory://packages-{tmp_path.name}"
+    with ThreadPoolExecutor(8) as pool:
+        urls = set(pool.map(lambda _: package.publish(made, directory), range(8)))
+    assert len(urls) == 1
+    assert storage.read_bytes(urls.pop()) == Path(made.path).read_bytes()
+    assert [e.name for e in storage.list_dir(directory, unfinished=True)] == [made.name]
+    said = []
+    package.publish(made, directory, said.append)
+    assert said == []
+
+
+def test_jars_become_one_archive(tmp_path):
+    for name in ("a.jar", "b.jar", "notes.txt"):
+        (tmp_path / name).write_bytes(name.encode() * 1000)
+    made = package.zipped(str(tmp_path), f"test-{tmp_path.name}", "*.jar")
+    try:
+        with zipfile.ZipFile(made.path) as archive:
+            assert archive.namelist() == ["a.jar", "b.jar"]
+            assert archive.read("b.jar") == b"b.jar" * 1000
+    finally:
+        os.unlink(made.path)
