@@ -114,6 +114,22 @@ class StorageFull(StorageError):
     """The disk or the quota is used up."""
 
 
+class QuotaExceeded(StorageFull):
+    """A directory's quota on HDFS is used up; the disks may have room."""
+
+
+class NotAuthenticated(StorageError):
+    """The cluster wants a Kerberos ticket or a token, and there is none that it takes."""
+
+
+class StorageUnavailable(StorageError):
+    """Storage does not answer now: down, restarting, on standby. Trying again may help."""
+
+
+class SafeMode(StorageUnavailable):
+    """The NameNode takes no writes for now."""
+
+
 class ClusterError(HowdahError):
     """The cluster refused or failed (Spark, YARN)."""
 

@@ -1,0 +1,1 @@
+"""Hadoop without Java: its settings, its tokens, the first words of its RPC."""

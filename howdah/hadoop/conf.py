@@ -1,0 +1,184 @@
+"""Hadoop's own client settings: core-site.xml and hdfs-site.xml of HADOOP_CONF_DIR.
+
+Read here rather than by each client, so that all of them see the same: includes followed,
+`${...}` filled in, and a fault named with its file.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from howdah.errors import ConfigError
+
+FILES = ("core-site.xml", "hdfs-site.xml")
+DEFAULT_RPC_PORT, DEFAULT_HTTP_PORT, DEFAULT_HTTPS_PORT = 8020, 9870, 9871
+_REFERENCE = re.compile(r"\$\{([^${}\s]+)\}")
+_XI_INCLUDE = "{http://www.w3.org/2001/XInclude}include"
+
+
+@dataclass(frozen=True)
+class HadoopConf:
+    """Settings by name; `directory` is None where there is no HADOOP_CONF_DIR.
+
+    `files` are those that were read, `state` changes whenever one of them does.
+    """
+
+    directory: str | None
+    values: Mapping[str, str] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    state: tuple = ()
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """One setting, references filled in."""
+        value = self.values.get(name)
+        return default if value is None else value
+
+    @property
+    def kerberos(self) -> bool:
+        """True if the cluster wants authentication."""
+        return (self.get("hadoop.security.authentication") or "").strip().lower() == "kerberos"
+
+    @property
+    def default_fs(self) -> str | None:
+        """`fs.defaultFS` ("hdfs://nn:8020"), without a slash at its end."""
+        value = self.get("fs.defaultFS") or self.get("fs.default.name")
+        return value.strip().rstrip("/") if value else None
+
+    def default_authority(self) -> str | None:
+        """What `hdfs:///path` means: the authority of an hdfs:// fs.defaultFS."""
+        value = self.default_fs or ""
+        return value[len("hdfs://") :] if value.lower().startswith("hdfs://") else None
+
+    def is_name_service(self, authority: str) -> bool:
+        """True if several NameNodes stand behind this name."""
+        return f"dfs.ha.namenodes.{authority}" in self.values
+
+    def rpc_addresses(self, authority: str) -> list[str]:
+        """host:port of the NameNodes behind an authority, in the file's order."""
+        if self.is_name_service(authority):
+            return self._of_service("dfs.namenode.rpc-address", authority)
+        return [authority if _has_port(authority) else f"{authority}:{DEFAULT_RPC_PORT}"]
+
+    def web_urls(self, authority: str, *, secure: bool = False) -> list[str]:
+        """WebHDFS addresses ("http://host:port") behind an authority, in the file's order.
+
+        Args:
+            secure: https (swebhdfs://).
+        """
+        kind = "https" if secure else "http"
+        if self.is_name_service(authority):
+            found = self._of_service(f"dfs.namenode.{kind}-address", authority)
+        elif _has_port(authority):
+            found = [authority]
+        else:
+            found = [f"{authority}:{DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT}"]
+        return [f"{kind}://{address}" for address in found]
+
+    def _of_service(self, prefix: str, service: str) -> list[str]:
+        names = [n.strip() for n in self.values[f"dfs.ha.namenodes.{service}"].split(",")]
+        addresses = [self.get(f"{prefix}.{service}.{name}") for name in names if name]
+        if not names or None in addresses:
+            raise ConfigError(
+                f"the name service {service} has a NameNode without an address",
+                where=self.directory,
+                expected=f"{prefix}.{service}.<name> for each of {', '.join(names)}",
+                remedy="take the cluster's own hdfs-site.xml",
+            )
+        return [address.strip() for address in addresses if address]
+
+
+def directory(environ: Mapping[str, str] | None = None) -> str | None:
+    """HADOOP_CONF_DIR, else HADOOP_HOME/etc/hadoop where that is there."""
+    env = os.environ if environ is None else environ
+    if env.get("HADOOP_CONF_DIR"):
+        return env["HADOOP_CONF_DIR"]
+    home = env.get("HADOOP_HOME")
+    folder = os.path.join(home, "etc", "hadoop") if home else None
+    return folder if folder and os.path.isfile(os.path.join(folder, FILES[0])) else None
+
+
+def load(environ: Mapping[str, str] | None = None) -> HadoopConf:
+    """Read the settings anew; ConfigError for a directory or file that cannot be read.
+
+    Without HADOOP_CONF_DIR and HADOOP_HOME there are no settings, which is fine for a cluster
+    without Kerberos and name services.
+    """
+    folder = directory(environ)
+    if folder is None:
+        return HadoopConf(None)
+    values: dict[str, str] = {}
+    finals: set[str] = set()
+    files: list[str] = []
+    if not os.path.isdir(folder):
+        raise ConfigError(
+            "HADOOP_CONF_DIR is no directory",
+            where=folder,
+            remedy="set it to the directory of the cluster's core-site.xml, or unset it",
+        )
+    for name in FILES:
+        path = os.path.join(folder, name)
+        if os.path.exists(path):
+            _read(path, values, finals, files)
+    if not files:
+        raise ConfigError(
+            "HADOOP_CONF_DIR holds none of Hadoop's files",
+            where=folder,
+            expected=" or ".join(FILES),
+            remedy="set it to the directory of the cluster's core-site.xml, or unset it",
+        )
+    filled = {name: _fill(value, values) for name, value in values.items()}
+    state = tuple((path, os.stat(path).st_mtime_ns) for path in files)
+    return HadoopConf(folder, filled, tuple(files), state)
+
+
+def _read(path: str, values: dict[str, str], finals: set[str], files: list[str]) -> None:
+    try:
+        root = ElementTree.parse(path).getroot()
+    except OSError as error:
+        raise ConfigError(
+            "a Hadoop file cannot be read", where=path, got=error.strerror or str(error)
+        ) from None
+    except ElementTree.ParseError as error:
+        raise ConfigError(
+            "a Hadoop file is no XML", where=path, got=str(error), remedy="mend or replace it"
+        ) from None
+    files.append(path)
+    for item in root:
+        if item.tag == _XI_INCLUDE:
+            included = os.path.join(os.path.dirname(path), item.get("href", ""))
+            if included not in files and os.path.isfile(included):
+                _read(included, values, finals, files)
+        elif item.tag == "property":
+            name, value = item.findtext("name"), item.findtext("value")
+            if name is None or value is None or name.strip() in finals:
+                continue
+            values[name.strip()] = value
+            if (item.findtext("final") or "").strip().lower() == "true":
+                finals.add(name.strip())
+
+
+def _fill(value: str, values: Mapping[str, str]) -> str:
+    """`${name}` and `${env.NAME}` as Hadoop fills them in; what is not known stays."""
+    for _ in range(20):  # Hadoop's own bound on references that lead to references
+
+        def known(match: re.Match) -> str:
+            name = match.group(1)
+            if name.startswith("env."):
+                return os.environ.get(name[4:], match.group(0))
+            if name == "user.name":
+                return os.environ.get("USER", match.group(0))
+            return values.get(name, match.group(0))
+
+        filled = _REFERENCE.sub(known, value)
+        if filled == value:
+            break
+        value = filled
+    return value
+
+
+def _has_port(authority: str) -> bool:
+    return authority.rpartition(":")[2].isdigit()

@@ -1,0 +1,237 @@
+"""Turn what file systems and NameNodes raise into StorageErrors: path, cause, remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Callable, Iterator
+
+from howdah.errors import (
+    AlreadyExists,
+    NotAuthenticated,
+    NotFound,
+    PermissionDenied,
+    QuotaExceeded,
+    SafeMode,
+    StorageError,
+    StorageFull,
+    StorageUnavailable,
+)
+
+LOGIN_REMEDY = (
+    "kinit, or set KRB5_CLIENT_KTNAME to a keytab; in a container the job's tokens must be in"
+    " HADOOP_TOKEN_FILE_LOCATION"
+)
+
+
+class Remote(Exception):
+    """A NameNode's own exception: its Java class (short or whole name) and its message."""
+
+    def __init__(self, java_class: str, message: str) -> None:
+        super().__init__(f"{java_class}: {message}")
+        self.java_class = java_class.rpartition(".")[2].rpartition("$")[2] or java_class
+        self.message = message.strip().partition("\n\tat ")[0].strip()
+
+
+class Replaced(StorageError):
+    """The file that is being read is another one by now: what was read does not go on."""
+
+
+def replaced(path: str) -> Replaced:
+    """For readers that find another file than they opened."""
+    return Replaced(
+        "the file was replaced or removed while it was read", where=path, remedy="read it again"
+    )
+
+
+@contextlib.contextmanager
+def typed(path: str, doing: str, free: Callable[[str], int | None] | None = None) -> Iterator[None]:
+    """Raise StorageErrors that name `path` in place of OSError and Remote.
+
+    Args:
+        doing: "read", "write", ...: completes "cannot ...".
+        free: asked for the bytes left when there is no room.
+    """
+    try:
+        yield
+    except Remote as error:
+        raise of_remote(error, path, doing) from None
+    except (ConnectionError, TimeoutError) as error:
+        raise unavailable(path, doing, str(error) or type(error).__name__) from None
+    except FileNotFoundError:
+        raise NotFound(
+            f"cannot {doing}: no such file or directory", where=path, remedy="check the path"
+        ) from None
+    except FileExistsError:
+        raise AlreadyExists(f"cannot {doing}: it is there already", where=path) from None
+    except (NotADirectoryError, IsADirectoryError) as error:
+        kind = "a directory" if isinstance(error, IsADirectoryError) else "a file, or below one"
+        raise StorageError(f"cannot {doing}: it is {kind}", where=path) from None
+    except PermissionError as error:
+        raise PermissionDenied(
+            f"cannot {doing}: permission denied",
+            where=path,
+            got=f"user {local_user()}: {error.strerror or error}",
+            remedy="ask for read and write access, or give another directory",
+        ) from None
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            left = free(path) if free is not None else None
+            raise StorageFull(
+                f"cannot {doing}: no space left",
+                where=path,
+                got=f"{left:,} bytes free" if left is not None else str(error),
+                remedy="free space or raise the quota; what was there before is intact",
+            ) from None
+        raise StorageError(f"cannot {doing}", where=path, got=str(error)) from error
+
+
+def local_user() -> str:
+    """The user that this process is to the operating system."""
+    try:
+        import pwd
+
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except (KeyError, ImportError):
+        return str(os.geteuid())
+
+
+# ------------------------------------------------------------------------------ NameNode's own
+_NOT_FOUND = {"FileNotFoundException", "PathNotFoundException"}
+_EXISTS = {"FileAlreadyExistsException", "AlreadyBeingCreatedException"}
+_NO_DIRECTORY = {
+    "ParentNotDirectoryException",
+    "PathIsNotDirectoryException",
+    "PathIsNotEmptyDirectoryException",
+}
+_AUTHENTICATION = {"InvalidToken", "SaslException", "AuthenticationException", "GSSException"}
+_AWAY = {
+    "StandbyException",
+    "RetriableException",
+    "ObserverRetryOnActiveException",
+    "NoRouteToHostException",
+    "ConnectException",
+    "ConnectTimeoutException",
+    "SocketTimeoutException",
+    "ServerTooBusyException",
+    "LeaseExpiredException",
+    "NotReplicatedYetException",
+    "ReplicaNotFoundException",
+    "BlockMissingException",
+}
+
+
+def of_remote(error: Remote, path: str, doing: str) -> StorageError:
+    """The typed error of a NameNode's exception."""
+    kind, message = error.java_class, error.message.partition("\n")[0]
+    if "SafeModeException" in kind or (
+        kind in ("RetriableException", "RemoteException") and "safe mode" in message
+    ):
+        return SafeMode(
+            f"cannot {doing}: the NameNode is in safe mode",
+            where=path,
+            got=message,
+            remedy="wait until it has left safe mode (hdfs dfsadmin -safemode get), or ask the"
+            " cluster's administrators; what was there before is intact",
+        )
+    if kind in _NOT_FOUND:
+        return NotFound(
+            f"cannot {doing}: no such file or directory", where=path, remedy="check the path"
+        )
+    if kind in _EXISTS:
+        return AlreadyExists(f"cannot {doing}: it is there already", where=path)
+    if kind in ("DSQuotaExceededException", "NSQuotaExceededException", "QuotaExceededException"):
+        return _quota(kind, message, path, doing)
+    if kind == "QuotaByStorageTypeExceededException":
+        return _quota(kind, message, path, doing)
+    if "not allowed to impersonate" in message:
+        return PermissionDenied(
+            f"cannot {doing}: the cluster does not let this user act as another",
+            where=path,
+            got=message,
+            remedy="ask for hadoop.proxyuser.<this user>.hosts and .groups in the cluster's"
+            " core-site.xml, or leave out run.user",
+        )
+    if kind in _AUTHENTICATION or "SIMPLE authentication is not enabled" in message:
+        return not_authenticated(path, doing, f"{kind}: {message}")
+    if kind in ("AccessControlException", "AuthorizationException", "SecurityException"):
+        return PermissionDenied(
+            f"cannot {doing}: permission denied",
+            where=path,
+            got=message,
+            remedy="ask for read and write access, or give another directory",
+        )
+    if kind in (
+        "InvalidPathException",
+        "PathComponentTooLongException",
+        "IllegalArgumentException",
+    ):
+        return StorageError(
+            f"cannot {doing}: HDFS does not take this name",
+            where=path,
+            got=message,
+            remedy="leave out ':' and control characters; a name has at most 255 bytes",
+        )
+    if kind in _NO_DIRECTORY:
+        return StorageError(
+            f"cannot {doing}: a directory is not what it must be",
+            where=path,
+            got=message,
+            remedy="check which names on the way are files, and that the directory is empty",
+        )
+    if kind in _AWAY or "could only be written to 0 of the" in message:
+        return unavailable(path, doing, f"{kind}: {message}")
+    return StorageError(f"cannot {doing}", where=path, got=f"{kind}: {message}")
+
+
+def unavailable(path: str, doing: str, cause: str) -> StorageUnavailable:
+    """Storage does not answer."""
+    return StorageUnavailable(
+        f"cannot {doing}: storage does not answer",
+        where=path,
+        got=cause,
+        remedy="check that the NameNode and DataNodes run and can be reached from here (host,"
+        " port, HADOOP_CONF_DIR); `howdah doctor` asks them",
+    )
+
+
+def not_authenticated(path: str, doing: str, cause: str) -> NotAuthenticated:
+    """No ticket, no token, or none that the cluster takes."""
+    return NotAuthenticated(
+        f"cannot {doing}: the cluster wants Kerberos or a token, and takes none of ours",
+        where=path,
+        got=cause,
+        remedy=LOGIN_REMEDY,
+    )
+
+
+def _quota(kind: str, message: str, path: str, doing: str) -> QuotaExceeded:
+    """The message tells directory, quota and what would be used; both counts include replicas.
+
+    HDFS reserves a whole block for each replica while a block is written: a quota below
+    block size times replication takes no file at all.
+    """
+    names = kind == "NSQuotaExceededException"
+    directory = re.search(
+        r"quota \([^)]*\) of ([^ ]+) is exceeded|quota of ([^ ]+) is exc", message
+    )
+    got = message
+    numbers = re.search(r"quota ?[=:] ?(\d+).*?(?:consumed|file count) ?[=:] ?(\d+)", message)
+    if numbers is not None:
+        quota, wanted = int(numbers.group(1)), int(numbers.group(2))
+        unit = "names" if names else "bytes, replicas included"
+        place = f" of {directory.group(1) or directory.group(2)}" if directory else ""
+        got = f"quota{place} {quota:,} {unit}; with this write {wanted:,}"
+    return QuotaExceeded(
+        f"cannot {doing}: the quota is used up",
+        where=path,
+        got=got,
+        remedy=(
+            "remove files there"
+            if names
+            else "remove files there (HDFS also reserves a whole block a replica while it writes)"
+        )
+        + ", or ask for a larger quota; what was there before is intact",
+    )

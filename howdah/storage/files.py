@@ -1,0 +1,199 @@
+"""Open files whose errors are typed: what a handle raises long after it was opened."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable
+from typing import Any
+
+from howdah.errors import StorageError, StorageUnavailable
+
+CHUNK_BYTES = 4 * 2**20
+"""How much is gathered before a remote storage is asked to take it."""
+
+
+class Writer(io.BufferedIOBase):
+    """A file open to write, on any storage; `write`, `flush` and `close` raise StorageErrors.
+
+    A streamed write cannot be tried again from here: the bytes are gone from the caller. Its error
+    says so, and `close` fails after a failed `write` rather than publish a part silently.
+
+    Args:
+        sink: has `write(data)` and `close()`; after an error its `give_up()`, if it has one.
+        typed: a context manager that types the sink's errors.
+        gather: bytes to gather before the sink gets them; 0 hands everything on at once.
+    """
+
+    def __init__(
+        self, sink: Any, typed: Callable[[], Any], *, path: str, gather: int = CHUNK_BYTES
+    ) -> None:
+        super().__init__()
+        self._sink, self._typed, self._path, self._gather = sink, typed, path, gather
+        self._held = bytearray()
+        self._count = 0
+        self._failed: StorageError | None = None
+        self._over = False
+
+    name = property(lambda self: self._path)
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._count
+
+    def fileno(self) -> int:
+        return self._sink.fileno()
+
+    @property
+    def closed(self) -> bool:
+        return self._over
+
+    def write(self, data) -> int:
+        view = memoryview(data).cast("B")
+        if self._over:
+            raise ValueError("write to a closed file")
+        if self._failed is not None:
+            raise self._failed
+        count = len(view)
+        if not self._gather:
+            self._hand_on(view)
+        elif self._held or count < self._gather:
+            self._held += view
+            if len(self._held) >= self._gather:
+                held, self._held = self._held, bytearray()
+                self._hand_on(held)
+        else:
+            for start in range(0, count, self._gather):
+                self._hand_on(view[start : start + self._gather])
+        self._count += count
+        return count
+
+    def _hand_on(self, data) -> None:
+        self._guard(lambda: self._sink.write(data))
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        try:
+            with self._typed():
+                call()
+        except StorageError as error:
+            self._failed = error
+            if isinstance(error, StorageUnavailable):
+                error.remedy = (
+                    "a file that is written piece by piece cannot be tried again here: start the"
+                    " step again; what was published before is whole"
+                )
+            raise
+
+    def flush(self) -> None:
+        """Hand on what is gathered (a remote storage may still hold it back)."""
+        if self._over or self._failed is not None:
+            return
+        if self._held:
+            held, self._held = self._held, bytearray()
+            self._hand_on(held)
+        if hasattr(self._sink, "flush"):
+            self._guard(self._sink.flush)
+
+    def close(self) -> None:
+        if self._over:
+            return
+        self._over_after(self._failed is None)
+        if self._failed is not None:
+            raise self._failed
+
+    def _over_after(self, whole: bool) -> None:
+        try:
+            if whole:
+                if self._held:
+                    held, self._held = self._held, bytearray()
+                    self._hand_on(held)
+                self._guard(self._sink.close)
+        finally:
+            self._over = True
+            if self._failed is not None:
+                with contextlib.suppress(Exception):  # the first error is the one that tells
+                    getattr(self._sink, "give_up", self._sink.close)()
+
+    def __exit__(self, kind, error, trace) -> None:
+        if error is None:
+            self.close()
+            return
+        with contextlib.suppress(StorageError):
+            self.close()
+
+    def __del__(self) -> None:
+        """A handle that nobody closed is given up quietly: its file was never published."""
+        if not getattr(self, "_over", True):
+            with contextlib.suppress(Exception):
+                self.close()
+
+
+WINDOW_BYTES = 8 * 2**20
+_FIRST_WINDOW = 128 * 2**10
+
+
+class RangeReader(io.BufferedIOBase):
+    """A remote file, seekable, read in windows that grow while reading goes straight on.
+
+    Args:
+        fetch: (offset, length) -> exactly these bytes; types its errors and tries again by itself.
+        size: bytes of the file when it was opened.
+    """
+
+    def __init__(self, fetch: Callable[[int, int], bytes], size: int, *, path: str) -> None:
+        super().__init__()
+        self.fetch, self.size, self._path = fetch, size, path
+        self._at = 0
+        self._start, self._window = 0, b""
+        self._next = _FIRST_WINDOW
+
+    name = property(lambda self: self._path)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self.size}[whence]
+        if base + offset < 0:
+            raise ValueError("seek before the beginning of the file")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        left = max(0, self.size - self._at)
+        wanted = left if size is None or size < 0 else min(size, left)
+        parts = []
+        while wanted:
+            inside = self._at - self._start
+            if not 0 <= inside < len(self._window):
+                self._load(wanted)
+                inside = self._at - self._start
+            part = self._window[inside : inside + wanted]
+            parts.append(part)
+            self._at += len(part)
+            wanted -= len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _load(self, wanted: int) -> None:
+        straight_on = self._at == self._start + len(self._window)
+        self._next = min(2 * self._next, WINDOW_BYTES) if straight_on else _FIRST_WINDOW
+        count = min(max(self._next, min(wanted, WINDOW_BYTES)), self.size - self._at)
+        self._window = b""  # not two windows at once
+        self._window, self._start = self.fetch(self._at, count), self._at
+
+    def read1(self, size: int = -1) -> bytes:
+        return self.read(min(size, WINDOW_BYTES) if size > 0 else WINDOW_BYTES)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)

@@ -1,0 +1,316 @@
+"""webhdfs:// and swebhdfs://: HDFS over HTTP, for networks that let nothing else through.
+
+The `hdfs` package's clients, with what it lacks: renames that never move INTO a directory
+(`renameoptions`, which the NameNode's own WebHDFS takes and HttpFS does not), writes that hold no
+file in memory, names with '#' taken as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from howdah.errors import ConfigError, NotAuthenticated, NotFound, StorageError
+from howdah.hadoop import conf, tokens
+from howdah.storage import retry
+from howdah.storage.base import Entry, RenamingBackend
+from howdah.storage.faults import (
+    LOGIN_REMEDY,
+    Remote,
+    local_user,
+    not_authenticated,
+    replaced,
+    typed,
+)
+from howdah.storage.files import RangeReader, Writer
+from howdah.storage.paths import inner, join, name, scheme
+from howdah.storage.quota import QuotaCounting, Summary
+
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+
+
+class WebHdfsStorage(QuotaCounting, RenamingBackend):
+    """One cluster over HTTP for one process.
+
+    Args:
+        authority: host:port of a NameNode's HTTP server, host, or a name service.
+    """
+
+    def __init__(self, path: str, authority: str) -> None:
+        super().__init__()
+        self._conf = conf.load()
+        authority = authority or self._conf.default_authority() or ""
+        if not authority:
+            raise ConfigError(
+                f"{scheme(path)}:// names no cluster",
+                where=self._conf.directory or "HADOOP_CONF_DIR (not set)",
+                expected="webhdfs://host:port/path, or an hdfs:// fs.defaultFS in core-site.xml",
+                remedy="give the NameNode's HTTP address",
+            )
+        secure = scheme(path) == "swebhdfs"
+        self._authority = authority
+        self._urls = self._conf.web_urls(authority, secure=secure)
+        self._made: Any = None
+        self._lock = threading.Lock()
+        umask = int(self._conf.get("fs.permissions.umask-mode") or "022", 8)
+        self._file_mode, self._dir_mode = f"{0o666 & ~umask:o}", f"{0o777 & ~umask:o}"
+
+    # ---------------------------------------------------------------------------- the client
+    def _client(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+    def _make(self) -> Any:
+        import hdfs
+        import requests
+
+        # It logs what it raises, tracebacks too; the error is told once, by us.
+        logging.getLogger("hdfs.client").addHandler(logging.NullHandler())
+        session = requests.Session()
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=32)
+        session.mount("http://", adapter)
+        session.mount("https://", adapter)
+        proxy = os.environ.get("HADOOP_PROXY_USER") or None
+        options: dict[str, Any] = {
+            "session": session,
+            "timeout": (CONNECT_SECONDS, ANSWER_SECONDS),
+        }
+        token = self._token()
+        if token is not None:
+            return _verbatim(hdfs.TokenClient)(";".join(self._urls), token.url_string(), **options)
+        options["proxy"] = proxy
+        if not self._conf.kerberos:
+            user = os.environ.get("HADOOP_USER_NAME") or local_user()
+            if user == proxy:
+                options["proxy"] = None
+            return _verbatim(hdfs.InsecureClient)(";".join(self._urls), user=user, **options)
+        try:
+            from hdfs.ext.kerberos import KerberosClient
+        except ImportError as error:
+            raise NotAuthenticated(
+                "WebHDFS with Kerberos needs the package requests-kerberos",
+                where=self._urls[0],
+                got=str(error),
+                remedy="apt-get install gcc libkrb5-dev; pip install 'howdah[kerberos]'",
+            ) from None
+        return _verbatim(KerberosClient)(";".join(self._urls), mutual_auth="OPTIONAL", **options)
+
+    def _token(self) -> tokens.Token | None:
+        """A token of this cluster from HADOOP_TOKEN_FILE_LOCATION, if it names a file."""
+        if not os.environ.get(tokens.ENVIRONMENT) or not self._conf.kerberos:
+            return None
+        hosts = {f"ha-hdfs:{self._authority}"}
+        for url in self._urls:
+            host = urlsplit(url).hostname or ""
+            hosts.add(host)
+            with contextlib.suppress(OSError):
+                hosts |= {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+        held = tokens.load()
+        ours = [
+            token
+            for token in held
+            if token.kind in (tokens.HDFS_KIND, tokens.WEBHDFS_KIND)
+            and (token.service in hosts or token.service.rpartition(":")[0] in hosts)
+        ]
+        alive = [token for token in ours if token.expires > time.time()]
+        if alive:
+            return alive[0]
+        if os.environ.get("KRB5_CLIENT_KTNAME") or os.environ.get("KRB5CCNAME"):
+            return None
+        services = ", ".join(sorted({token.service for token in held})) or "none"
+        raise NotAuthenticated(
+            "no delegation token for this cluster",
+            where=self._urls[0],
+            expected=" or ".join(sorted(hosts)),
+            got="tokens at the end of their life" if ours else f"tokens for: {services}",
+            remedy=LOGIN_REMEDY,
+        )
+
+    @contextlib.contextmanager
+    def _typed(self, path: str, doing: str) -> Iterator[None]:
+        import requests
+        from hdfs.util import HdfsError
+
+        with typed(path, doing, self.free_bytes):
+            try:
+                yield
+            except HdfsError as error:
+                if error.exception is None and "Authentication failure" in str(error):
+                    raise not_authenticated(path, doing, "HTTP 401") from None
+                raise Remote(error.exception or "HTTP", str(error)) from None
+            except requests.exceptions.SSLError as error:
+                raise StorageError(
+                    f"cannot {doing}: the server's certificate is not trusted",
+                    where=path,
+                    got=str(error),
+                    remedy="set REQUESTS_CA_BUNDLE to the certificate of its authority",
+                ) from None
+            except (requests.RequestException, http.client.HTTPException) as error:
+                raise ConnectionError(str(error) or type(error).__name__) from None
+            except (KeyError, TypeError, json.JSONDecodeError):
+                raise StorageError(
+                    f"cannot {doing}: the answer is not WebHDFS'",
+                    where=path,
+                    remedy="give the NameNode's HTTP port (9870), not its RPC port",
+                ) from None
+
+    # ------------------------------------------------------------------------------- asking
+    def entry(self, path: str) -> Entry:
+        with self._typed(path, "look up"):
+            return self._entry(path, self._client().status(inner(path)))
+
+    @staticmethod
+    def _entry(path: str, info: dict) -> Entry:
+        directory = info["type"] == "DIRECTORY"
+        return Entry(
+            name=name(path),
+            path=path,
+            size=0 if directory else info["length"],
+            is_dir=directory,
+            modified=info["modificationTime"] / 1000,
+        )
+
+    def list_dir(self, path: str) -> Iterator[Entry]:
+        with self._typed(path, "list"):
+            found = self._client()._list_status(inner(path)).json()["FileStatuses"]["FileStatus"]
+        if len(found) == 1 and not found[0]["pathSuffix"]:
+            raise StorageError("cannot list: it is a file", where=path)
+        return iter([self._entry(join(path, info["pathSuffix"]), info) for info in found])
+
+    def summary(self, path: str) -> Summary | None:
+        try:
+            with self._typed(path, "count"):
+                found = self._client().content(inner(path))
+        except StorageError:
+            return None
+        return Summary(found["length"], found["spaceQuota"], found["spaceConsumed"])
+
+    # ------------------------------------------------------------------------------ reading
+    def open_read(self, path: str) -> BinaryIO:
+        with self._typed(path, "read"):
+            info = self._client().status(inner(path))
+        if info["type"] == "DIRECTORY":
+            raise StorageError("cannot read: it is a directory", where=path)
+        # By its inode: each window is a request of its own, and the name may be another file's
+        # by then.
+        place = f"/.reserved/.inodes/{info['fileId']}"
+
+        def attempt(offset: int, length: int) -> bytes:
+            try:
+                with self._typed(path, "read"):
+                    return self._client()._open(place, offset=offset, length=length).content
+            except NotFound:
+                raise replaced(path) from None
+
+        def fetch(offset: int, length: int) -> bytes:
+            data = retry.run(path, lambda: attempt(offset, length))
+            if len(data) != length:
+                raise replaced(path)
+            return data
+
+        return RangeReader(fetch, info["length"], path=path)
+
+    # ------------------------------------------------------------------------------ writing
+    def open_write(self, path: str) -> BinaryIO:
+        with self._typed(path, "write"):
+            answer = self._client()._create(
+                inner(path), overwrite="true", permission=self._file_mode
+            )
+            sink = _Put(answer.headers["location"])
+        return Writer(sink, lambda: self._typed(path, "write"), path=path)
+
+    def make_dirs(self, path: str) -> None:
+        with self._typed(path, "make the directory"):
+            self._client()._mkdirs(inner(path), permission=self._dir_mode)
+
+    def remove(self, path: str, recursive: bool) -> None:
+        with self._typed(path, "remove"):
+            answer = self._client()._delete(inner(path), recursive="true" if recursive else "false")
+            done = answer.json()["boolean"]
+        if not done:
+            raise NotFound("cannot remove: it is not there", where=path)
+
+    def rename(self, source: str, target: str, *, replace: bool) -> None:
+        with self._typed(target, "write" if replace else "create"):
+            answer = self._client()._rename(
+                inner(source),
+                destination=inner(target),
+                # Without options it is HDFS' old rename, which moves INTO a directory.
+                renameoptions="OVERWRITE" if replace else "NONE",
+            )
+        if answer.content.strip():  # the old rename answers with a boolean
+            raise StorageError(
+                "this server does not take renameoptions, so nothing can be published safely",
+                where=target,
+                got=answer.text[:200],
+                remedy="give the NameNode's own WebHDFS address, not HttpFS'",
+            )
+
+
+class _Put:
+    """The body of one PUT to a DataNode, sent as it comes: no file is held in memory."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        kind: Callable[..., http.client.HTTPConnection] = (
+            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+        )
+        self._connection = kind(parts.hostname, parts.port, timeout=ANSWER_SECONDS)
+        target = parts.path + (f"?{parts.query}" if parts.query else "")
+        self._connection.putrequest("PUT", target, skip_accept_encoding=True)
+        self._connection.putheader("Content-Type", "application/octet-stream")
+        self._connection.putheader("Transfer-Encoding", "chunked")
+        self._connection.endheaders()
+
+    def write(self, data: Any) -> None:
+        if len(data):
+            self._send(b"%x\r\n" % len(data))
+            self._send(data)
+            self._send(b"\r\n")
+
+    def _send(self, data: Any) -> None:
+        try:
+            self._connection.send(data)
+        except (BrokenPipeError, ConnectionResetError):
+            # It closed on us: what it said before that tells why (quota, permission).
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                self._hear()
+            raise
+
+    def close(self) -> None:
+        self._send(b"0\r\n\r\n")
+        self._hear()
+        self._connection.close()
+
+    def _hear(self) -> None:
+        from hdfs.util import HdfsError
+
+        answer = self._connection.getresponse()
+        body = answer.read()
+        if answer.status // 100 == 2:
+            return
+        try:
+            fault = json.loads(body)["RemoteException"]
+        except (ValueError, KeyError, TypeError):
+            raise ConnectionError(f"HTTP {answer.status}: {body[:200]!r}") from None
+        raise HdfsError(fault["message"], exception=fault.get("exception"))
+
+    def give_up(self) -> None:
+        """Drop the connection: the chunked body has no end, so the DataNode knows it is no file."""
+        self._connection.close()
+
+
+def _verbatim(kind: type) -> type:
+    """The client class with paths taken as they are: no '#LATEST', no normalising."""
+    return type(f"Verbatim{kind.__name__}", (kind,), {"resolve": lambda self, path: path})
