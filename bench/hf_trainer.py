@@ -66,12 +66,18 @@ class StepTimes(TrainerCallback):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.between: list[float] = []
+        """From one step's end to the next one's: with what happens in between, such as a save."""
+        self._ended = time.perf_counter()
 
     def on_step_begin(self, *args, **kwargs) -> None:
         self._begun = time.perf_counter()
 
     def on_step_end(self, *args, **kwargs) -> None:
-        self.seconds.append(time.perf_counter() - self._begun)
+        now = time.perf_counter()
+        self.seconds.append(now - self._begun)
+        self.between.append(now - self._ended)
+        self._ended = now
 
 
 def main() -> None:
@@ -81,7 +87,7 @@ def main() -> None:
         ("dataset", str, None), ("base", str, None), ("out", str, None), ("seed", int, 1),
         ("epochs", float, 2.0), ("max-steps", int, -1), ("batch", int, 32),
         ("learning-rate", float, 5e-5), ("warmup-ratio", float, 0.1), ("pad-to", int, 0),
-        ("threads", int, 2),
+        ("threads", int, 2), ("save-steps", int, 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
     parser.add_argument("--bf16", action="store_true")
@@ -112,7 +118,9 @@ def main() -> None:
                 bf16=words.bf16,
                 group_by_length=words.group_by_length,
                 use_cpu=True,
-                save_strategy="no",
+                save_strategy="steps" if words.save_steps else "no",
+                save_steps=words.save_steps or 500,
+                save_total_limit=2,
                 report_to=[],
                 disable_tqdm=True,
                 logging_steps=10,
@@ -129,6 +137,7 @@ def main() -> None:
             "steps": trained.global_step,
             "train_seconds": seconds,
             "step_seconds": times.seconds,
+            "between_steps": times.between,
             "train_loss": trained.training_loss,
             "examples_per_second": trained.global_step * words.batch / seconds,
         }

@@ -122,6 +122,10 @@ class NotAuthenticated(StorageError):
     """The cluster wants a Kerberos ticket or a token, and there is none that it takes."""
 
 
+class TokensExpiring(NotAuthenticated):
+    """The delegation tokens are about to end: all is saved, and new ones are needed to go on."""
+
+
 class StorageUnavailable(StorageError):
     """Storage does not answer now: down, restarting, on standby. Trying again may help."""
 

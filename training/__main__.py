@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from howdah import storage
 from howdah.config import Config
 from howdah.config import load as load_config
 from howdah.errors import HowdahError, TrainingError, render
@@ -36,6 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     try:
         config = load_config(args.config, _overrides(args))
+        storage.configure(retry_seconds=config.run.storage_retry_seconds, user=config.run.user)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
         console, log = output.redirect(local_directory(config.run.directory), here.rank)
     except HowdahError as error:

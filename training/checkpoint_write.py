@@ -55,7 +55,7 @@ def _write_part(path: str, part: dict[str, np.ndarray]) -> dict[str, Any]:
         written.update(bytes=size, sha256=sha256)
 
     size = sum(array.nbytes for array in part.values())
-    storage._backend(path).put(path, fill, replace=True, size=size)
+    storage.write_stream(path, fill, size=size)
     return written
 
 

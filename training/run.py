@@ -28,6 +28,7 @@ from training.place import Mirror, RankRecord, RunLock, local_directory, process
 from training.runfile import RunFile, freeze_config, versions
 from training.state import TrainState
 from training.stopping import StopSignals
+from training.tokenlife import TokenLife
 from training.tracking import MlflowTracker, TensorBoard
 
 __all__ = ["Run", "read_metrics"]
@@ -71,6 +72,7 @@ class Run:
         self._lock = RunLock(self.local, ".lock", self.directory)
         self._file: RunFile | None = None
         self._signals = StopSignals(several_ranks=env.size > 1, abandon=self._abandoned)
+        self._tokens = TokenLife(config.checkpoint.grace_seconds)
         self._abort_save: Callable[[], None] | None = None
         self._abort_lock = threading.Lock()
         self._first_step_done = False
@@ -300,8 +302,11 @@ class Run:
 
     # ----------------------------------------------------------------------------- stopping
     def stop_requested(self) -> bool:
-        """A signal has asked this rank to stop. To be asked at a step's end, and then acted on."""
-        return self._signals.requested()
+        """A signal, or the end of its tokens, has asked this rank to stop.
+
+        To be asked at a step's end, and then acted on.
+        """
+        return self._signals.requested() or self._tokens.ending()
 
     @property
     def stop_alone(self) -> bool:
@@ -319,9 +324,13 @@ class Run:
         newest = None
         with contextlib.suppress(StorageError):  # which is not what we end for
             newest = next(iter(self.checkpoints.list()), None) if self.checkpoints else None
+        # No signal has come, here or elsewhere (they come to every rank): it was the tokens.
+        error = self._signals.error
+        if not self._signals.came and self._tokens.end is not None:
+            error = self._tokens.error
         if newest is None:
-            return self._signals.error(where=self.directory)
-        return self._signals.error(
+            return error(where=self.directory)
+        return error(
             where=self.directory,
             got=f"the newest checkpoint is step-{newest.step}",
             remedy="start it again in the same way: it goes on from there",

@@ -107,6 +107,11 @@ class StopSignals:
         self._seen_by_main.set()
         return True
 
+    @property
+    def came(self) -> bool:
+        """A signal has come."""
+        return self._signal is not None
+
     def error(self, **fields: str | None) -> HowdahError:
         """Interrupted or Terminated, by the signal that came."""
         if self.alone:

@@ -1,0 +1,133 @@
+"""What a checkpoint costs the training loop: MiniLM's size (22 M parameters) and Adam's state.
+
+Real runs that save each 16 steps, to local disk and to HDFS (a mini cluster of its own, or the
+one that BENCH_HDFS names), beside HF Trainer's save of the same model. Two figures: by how much the
+step that begins a save is longer (the pause), and all that the steps until the next save lose, as a
+share of the default interval of 10 minutes. Steps vary by the lengths of their rows; with the same
+rows in the same order, each step is held against the same step of a run that saves nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bench import harness
+from bench.data import write_dataset
+from howdah import config, storage
+from howdah.encode import Encoder
+from tools import minilm
+
+STEPS, EVERY, BATCH = 64, 16, 16
+INTERVAL_SECONDS = 600.0
+CORES = len(os.sched_getaffinity(0))
+
+
+def _ours(folder: str, base: str, framework: str, directory: str, every: int | None) -> list[float]:
+    """Seconds of each step; of the step after a save its pause is a part."""
+    settings = {
+        "run": {"name": "bench", "directory": directory},
+        "data": {"dataset": f"{folder}/data"},
+        "model": {"base": base},
+        "training": {
+            "framework": framework, "global_batch_size": BATCH, "max_steps": STEPS,
+            "logging_steps": 1, "precision": "fp32",
+        },
+        "checkpoint": {"every_minutes": None, "every_epoch": False, "every_steps": every,
+                       "keep": 2},
+        "evaluation": {"splits": []},
+        "tracking": {"tensorboard": False},
+    }  # fmt: skip
+    path = tempfile.mktemp(dir=folder, suffix=".yaml")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(config.dump_yaml(config.from_dict(settings)))
+    subprocess.run(
+        [sys.executable, "-m", "howdah.cli", "train", "--config", path],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
+    lines = [json.loads(line) for line in
+             storage.read_text(f"{directory}/metrics.jsonl").splitlines()]  # fmt: skip
+    return [BATCH / line["examples_per_second"] for line in lines if "split" not in line]
+
+
+def _hf(folder: str, base: str, every: int | None) -> list[float]:
+    out = f"{folder}/hf.json"
+    subprocess.run(
+        [sys.executable, "-m", "bench.hf_trainer", "--dataset", f"{folder}/data", "--base", base,
+         "--out", out, "--max-steps", str(STEPS), "--threads", str(CORES), "--batch", str(BATCH),
+         *(["--save-steps", str(every)] if every else [])],
+        stdout=subprocess.DEVNULL, check=True,
+    )  # fmt: skip
+    with open(out, encoding="utf-8") as file:
+        return json.load(file)["between_steps"]
+
+
+def _cost(saving: list[float], plain: list[float]) -> tuple[list[float], list[float]]:
+    """Pause in seconds and share in % of the interval, of each save but the last step's.
+
+    The first save finds cold caches and untouched memory, and is counted like the others.
+    """
+    added = [a - b for a, b in zip(saving, plain, strict=True)]
+    pauses, shares = [], []
+    for step in range(EVERY, STEPS, EVERY):  # steps done; the next one is added[step]
+        pauses.append(max(added[step], 0.0))
+        shares.append(max(100 * sum(added[step : step + EVERY]) / INTERVAL_SECONDS, 0.0))
+    return pauses, shares
+
+
+@contextmanager
+def _hdfs() -> Iterator[str]:
+    """The URL of a directory on HDFS."""
+    from yarn.minicluster import MiniCluster
+
+    given = os.environ.get("BENCH_HDFS")
+    with tempfile.TemporaryDirectory() as folder:
+        cluster = MiniCluster(given or folder)
+        if given is None:
+            cluster.start()
+        try:
+            os.environ |= {"HADOOP_CONF_DIR": str(cluster.conf_dir)}
+            place = f"/bench-{os.getpid()}"
+            cluster.make_dir(place)
+            yield cluster.hdfs_url + place
+            cluster.remove(place)
+        finally:
+            if given is None:
+                cluster.stop(remove=True)
+
+
+def main() -> None:
+    """Both frameworks to local disk and to HDFS; the peer to local disk."""
+    base, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, _hdfs() as remote:
+        os.mkdir(f"{folder}/data")
+        write_dataset(f"{folder}/data", 8_000, tokenizer=Encoder.load(base))
+        peer_pause, peer_share = _cost(_hf(folder, base, EVERY), _hf(folder, base, None))
+        for framework in ("torch", "tensorflow"):
+            plain = _ours(folder, base, framework, f"{folder}/{framework}-plain", None)
+            for name, top in (("local disk", folder), ("HDFS", remote)):
+                saving = _ours(folder, base, framework, f"{top}/{framework}-saving", EVERY)
+                pause, share = _cost(saving, plain)
+                for what, unit, peer, ours, bar in (
+                    ("pause of a checkpoint", "s", peer_pause, pause, "<= 0.5 s"),
+                    ("time lost at 10 minutes", "%", peer_share, share, "<= 1%"),
+                ):
+                    rows.append(
+                        harness.Row(
+                            what=f"{framework}, {name}: {what}", unit=unit,
+                            peer="HF Trainer's save, local disk", peer_values=peer,
+                            our_values=[max(value, 1e-4) for value in ours], bar=bar,
+                            lower_is_better=True,
+                        )
+                    )  # fmt: skip
+    harness.report("checkpoint", rows, steps=STEPS, every=EVERY, batch=BATCH)
+
+
+if __name__ == "__main__":
+    main()
