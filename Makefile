@@ -1,6 +1,6 @@
 # Howdah's entry points; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo test test-all lint format lock bench doctor clean
+.PHONY: help setup setup-gpu demo hadoop test test-all lint format lock bench doctor clean
 
 PYTHON_ENV := .venv/bin/python
 FRAMEWORK ?= tensorflow
@@ -21,6 +21,9 @@ setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=tensorflow|torch
 
 demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=tensorflow|torch, CLUSTER=1)
 	@FRAMEWORK=$(FRAMEWORK) CLUSTER=$(CLUSTER) tools/demo.sh
+
+hadoop: setup ## real HDFS, YARN and Hive metastore daemons on loopback (docs/minicluster.md)
+	@.venv/bin/howdah minicluster start --metastore
 
 test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
 	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)
@@ -45,7 +48,8 @@ bench: setup ## benchmarks, each beside its peer (AG_NEWS=path for the accuracy 
 doctor: setup ## check this machine; a remedy for each failing line
 	@.venv/bin/howdah doctor
 
-clean: ## remove build outputs and caches of tools; .venv, runs and the wheel cache stay
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis spark-warehouse \
+clean: ## remove build outputs and caches of tools; .venv, runs, caches and a mini cluster stay
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 -not -name minicluster -exec rm -rf {} +
+	rm -rf dist *.egg-info .pytest_cache .ruff_cache .hypothesis spark-warehouse \
 	    metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +
