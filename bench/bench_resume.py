@@ -15,7 +15,7 @@ import time
 import numpy as np
 
 from bench import harness
-from bench.data import commit_dataset, entry_of
+from bench.data import commit_dataset
 from howdah.manifest import load_dataset
 from howdah.record import RecordLayout, ShardWriter
 from training.planner import Planner, PlanSpec, PlanState
@@ -47,7 +47,7 @@ def _write(folder: str) -> None:
         name = f"train-{n:05d}-of-{SHARDS:05d}.tfrecord"
         os.link(f"{folder}/shard", f"{folder}/{name}")
         os.link(f"{folder}/shard.index", f"{folder}/{name}.index")
-        entries.append(entry_of(name, stats))
+        entries.append(stats.entry(name))
     commit_dataset(folder, entries)
 
 

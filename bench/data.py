@@ -27,21 +27,6 @@ def rows(count: int, seed: int = 0, max_length: int = 128) -> tuple[list, np.nda
     return ids, rng.integers(0, 8, count), [b"%016x" % n for n in range(count)]
 
 
-def entry_of(name: str, stats) -> ShardEntry:
-    """A manifest's entry of a shard."""
-    return ShardEntry(
-        name=name,
-        index_name=name + ".index",
-        rows=stats.rows,
-        bytes=stats.bytes,
-        crc32c=stats.crc32c,
-        index_crc32c=stats.index_crc32c,
-        tokens=stats.tokens,
-        class_counts=stats.class_counts,
-        length_histogram=stats.length_histogram,
-    )
-
-
 def commit_dataset(
     path: str, entries: list[ShardEntry], max_length: int = 128, tokenizer: Encoder | None = None
 ) -> Dataset:
@@ -85,5 +70,5 @@ def write_dataset(
             stats = writer.close()
         with open(f"{path}/{name}.index", "wb") as file:
             file.write(stats.index)
-        entries.append(entry_of(name, stats))
+        entries.append(stats.entry(name))
     return commit_dataset(path, entries, tokenizer=tokenizer)

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         settings = config.load(args.config, args.overrides)
-        from etl.pipeline import run
+        from etl.submit import run
 
         result = run(settings, progress=progress)
     except HowdahError as error:
@@ -40,17 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(render(error), file=sys.stderr)
         return error.exit_code
     if args.json:
-        quality = result.manifest.quality
-        answer = {
-            "path": result.path,
-            "hash": result.hash,
-            "unchanged": result.unchanged,
-            "rows": {name: result.manifest.rows(name) for name in result.manifest.splits},
-            "labels": result.manifest.labels,
-            "drops": quality.get("drops", {}),
-            "report": result.report_path,
-        }
-        print(json.dumps(answer))
+        print(json.dumps(result.as_dict()))
     return 0
 
 

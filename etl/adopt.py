@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 
 from etl.shards import ids_type
 from etl.sources import Source
-from etl.spark import crossing
+from etl.spark_errors import crossing
 from etl.split import split_of
 from howdah import storage
 from howdah.config_model import DataSection, TfrecordColumns

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 
 from etl import adopt, dedup, gate, labels, reading, shards
 from etl.sources import Source
-from etl.spark import crossing, translated
+from etl.spark_errors import crossing, translated
 from etl.split import split_column
 from howdah.config_model import Config, DataSection
 from howdah.encode import Encoder

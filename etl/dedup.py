@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from etl.minhash import band_keys, link_bucket, signatures
-from etl.spark import crossing
+from etl.spark_errors import crossing
 from howdah.config_model import DedupOptions
 from howdah.errors import ClusterError
 

@@ -7,16 +7,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from etl import build, reading, report, shards, sources, split
+from etl import build, hive, report, shards, shipping, sources, split
 from etl.build import Built, Kept
 from etl.sources import Source
-from etl.spark import session, translated
+from etl.spark import Application, in_container, session
+from etl.spark_errors import translated
 from etl.staging import Lease, discard, sweep
 from howdah import __version__, storage
 from howdah.config_model import Config
@@ -55,14 +56,42 @@ class EtlResult:
     """It was there already: nothing was read or written."""
     manifest: DatasetManifest
     report_path: str
+    application: str | None = None
+    """Spark's application id, where Spark was started."""
+    ui: str | None = None
+    """Address of its web pages."""
+
+    def as_dict(self) -> dict:
+        """What --json prints."""
+        return {
+            "dataset": self.path,
+            "hash": self.hash,
+            "unchanged": self.unchanged,
+            "rows": {name: self.manifest.rows(name) for name in self.manifest.splits},
+            "labels": self.manifest.labels,
+            "drops": self.manifest.quality.get("drops", {}),
+            "report": self.report_path,
+            "application": self.application,
+            "ui": self.ui,
+        }
 
 
-def run(config: Config, *, progress: Progress) -> EtlResult:
-    """Make the dataset that the config describes, unless it is there.
+def run(
+    config: Config,
+    *,
+    progress: Progress,
+    encoder: Encoder | None = None,
+    ready: Callable[[Application], None] | None = None,
+) -> EtlResult:
+    """Make the dataset that the config describes, unless it is there: the driver's whole work.
+
+    `etl/submit.py` decides in which process and on which machine this runs.
 
     Args:
-        config: the whole run configuration; `data` and `model.base` are used.
+        config: the whole run configuration; `data`, `run.user` and `model.base` are used.
         progress: gets a line of text at each stage.
+        encoder: that of `model.base`, where this process cannot load it.
+        ready: called with the Spark application once it is there.
 
     Raises:
         ConfigError, DataError, ModelError, StorageError, ClusterError: nothing was committed, and
@@ -70,35 +99,69 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
         Interrupted, Terminated: the same, after SIGINT or SIGTERM.
     """
     data = config.data
-    if storage.scheme(data.dataset) == "memory":
+    with interrupts():
+        source, encoder, there = prepare(config, progress, encoder)
+        if there is not None:
+            return there
+        shipped = {}
+        if shipping.on_yarn(data.spark) and not in_container():
+            shipped = shipping.ship(config, progress).conf
+        started: list[Application] = []
+
+        def announce(application: Application) -> None:
+            started.append(application)
+            if shipping.on_yarn(data.spark):
+                progress(f"application {application.id}, its pages: {application.ui}")
+            if ready is not None:
+                ready(application)
+
+        progress(f"source {source.name} ({source.kind}); starting Spark on {data.spark.master}")
+        with session(
+            data.spark,
+            hive=source.kind == "hive" or data.rejects_table is not None,
+            shipped=shipped,
+            user=config.run.user,
+            ready=announce,
+        ) as spark:
+            if source.kind == "hive":
+                source = hive.resolved(spark, source, data)
+                there = _unchanged(config, source, encoder, progress)
+            application = started[0].id if shipping.on_yarn(data.spark) and started else None
+            result = there or _make(spark, config, source, encoder, application, progress)
+    if started:
+        return replace(result, application=started[0].id, ui=started[0].ui)
+    return result
+
+
+def prepare(
+    config: Config, progress: Progress, encoder: Encoder | None = None
+) -> tuple[Source, Encoder, EtlResult | None]:
+    """(source, encoder, the dataset if it is there already): what needs no Spark.
+
+    Raises:
+        ConfigError, DataError, ModelError, StorageError: the source or the base cannot be used.
+    """
+    if storage.scheme(config.data.dataset) == "memory":
         raise DataError(
             "Spark's tasks cannot write to memory://",
             where="data.dataset",
-            got=data.dataset,
+            got=config.data.dataset,
             remedy="give a path that all executors reach: a directory, hdfs://",
         )
-    with _interrupts():
-        source = sources.resolve(data)
-        encoder = Encoder.load(config.model.base, config.model.revision)
-        if source.identity is not None:
-            there = _unchanged(config, source, encoder, progress)
-            if there is not None:
-                return there
-        progress(f"source {source.name} ({source.kind}); starting Spark on {data.spark.master}")
-        with session(data.spark, hive=source.kind == "hive") as spark:
-            if source.kind == "hive":
-                source = _of_table(spark, source)
-                there = _unchanged(config, source, encoder, progress)
-                if there is not None:
-                    return there
-            return _make(spark, config, source, encoder, progress)
+    source = sources.resolve(config.data)
+    encoder = encoder or Encoder.load(config.model.base, config.model.revision)
+    there = None
+    if source.identity is not None:
+        there = _unchanged(config, source, encoder, progress)
+    return source, encoder, there
 
 
 def dataset_hash(config: Config, source: Source, encoder: Encoder) -> str:
     """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format."""
     # Where the data goes, by which name it was asked for and how Spark runs change no byte of it.
     data = config.data.model_dump(
-        mode="json", exclude={"source", "docstring_packages", "dataset", "spark"}
+        mode="json",
+        exclude={"source", "docstring_packages", "dataset", "spark", "query_file", "rejects_table"},
     )
     return content_hash(
         {
@@ -109,11 +172,6 @@ def dataset_hash(config: Config, source: Source, encoder: Encoder) -> str:
             "tokenizer": encoder.hash,
         }
     )
-
-
-def _of_table(spark: SparkSession, source: Source) -> Source:
-    identity = reading.table_identity(spark, source.name)
-    return Source(kind="hive", name=source.name, identity=identity)
 
 
 def _version(config: Config, hash_: str) -> str:
@@ -129,10 +187,11 @@ def _unchanged(
     if not storage.exists(storage.join(version, MANIFEST)):
         return None
     progress(f"unchanged: {version}")
-    return _result(version, unchanged=True)
+    return committed(version, unchanged=True)
 
 
-def _result(version: str, *, unchanged: bool) -> EtlResult:
+def committed(version: str, *, unchanged: bool) -> EtlResult:
+    """The result that a committed version is."""
     dataset = load_dataset(version)
     return EtlResult(
         path=version,
@@ -154,7 +213,12 @@ def _sweep(dataset: str, token: str | None, progress: Progress) -> None:
 
 
 def _make(
-    spark: SparkSession, config: Config, source: Source, encoder: Encoder, progress: Progress
+    spark: SparkSession,
+    config: Config,
+    source: Source,
+    encoder: Encoder,
+    application: str | None,
+    progress: Progress,
 ) -> EtlResult:
     """Build and commit one version under a lease; the loser of a race takes the winner's."""
     hash_ = dataset_hash(config, source, encoder)
@@ -162,7 +226,7 @@ def _make(
     with contextlib.ExitStack() as stack:
         # last of all, when the lease has ended: what this run or a dead one left beside a manifest
         stack.callback(_sweep, config.data.dataset, None, progress)
-        lease = stack.enter_context(Lease(version))
+        lease = stack.enter_context(Lease(version, application))
         try:
             with Kept() as kept, translated("run the ETL"):
                 manifest = _write(
@@ -175,11 +239,11 @@ def _make(
             if failed and storage.exists(storage.join(version, MANIFEST)):
                 # Another run was faster with the same version; it may even have swept our files.
                 progress(f"another run has made this version meanwhile: {version}")
-                return _result(version, unchanged=True)
+                return committed(version, unchanged=True)
             raise
     rows = ", ".join(f"{name} {manifest.rows(name):,}" for name in manifest.splits)
     progress(f"committed {version} ({rows} rows)")
-    return _result(version, unchanged=False)
+    return committed(version, unchanged=False)
 
 
 def _write(
@@ -235,6 +299,9 @@ def _write(
     quality = built.quality
     quality["at_max_length"] = sum(cut for _, _, cut in table.values())
     quality["reject_files"] = shards.write_rejects(built.rejected, version, token)
+    if data.rejects_table is not None:
+        hive.write_rejects(spark, data.rejects_table, hash_, version, quality["reject_files"])
+        progress(f"rejected rows are in {data.rejects_table}, dataset={hash_}")
     quality["labels_without_training_rows"] = [
         name for n, name in enumerate(built.labels) if ("train", n) not in table
     ]
@@ -243,7 +310,7 @@ def _write(
     for name, fraction in (("validation", data.split.validation), ("test", data.split.test)):
         if fraction and name not in splits:
             progress(f"the {name} split is empty: too few rows for {fraction:.0%}")
-    _refuse_changed(config, source)
+    _refuse_changed(spark, config, source)
     quality["seconds"] = round(time.monotonic() - began, 2)
     manifest = DatasetManifest(
         dataset_hash=hash_,
@@ -306,9 +373,15 @@ def _refuse_empty_train(table: dict, built: Built) -> None:
         )
 
 
-def _refuse_changed(config: Config, source: Source) -> None:
+def _refuse_changed(spark: SparkSession, config: Config, source: Source) -> None:
     """What was hashed must be what was read: files may not have changed since."""
-    if source.files and sources.resolve(config.data).identity != source.identity:
+    if source.kind == "hive":
+        now = hive.resolved(spark, source, config.data).identity
+    elif source.files:
+        now = sources.resolve(config.data).identity
+    else:
+        return
+    if now != source.identity:
         raise DataError(
             "the source changed while it was read",
             where=source.name,
@@ -321,7 +394,7 @@ class _Stop(BaseException):
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[None]:
+def interrupts() -> Iterator[None]:
     """SIGINT and SIGTERM end the ETL in order: Spark stopped, own files removed."""
     main = threading.current_thread() is threading.main_thread()
 

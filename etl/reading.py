@@ -22,9 +22,10 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl import docstrings
-from etl.sources import Source, ending, identity_of
-from etl.spark import crossing, is_local_master, translated
+from etl import docstrings, hive
+from etl.sources import Source, ending
+from etl.spark import is_local_master
+from etl.spark_errors import crossing, translated
 from howdah import storage
 from howdah.config_model import CsvOptions, DataSection
 from howdah.errors import ConfigError, DataError
@@ -57,29 +58,8 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
                 reader = reader.option("basePath", spark_path(source.root))
             table = reader.parquet(*[spark_path(entry.path) for entry in source.files])
         else:
-            table = _table(spark, source.name)
+            table = hive.read(spark, source, data)
         return with_ids(_mapped(table, source, data))
-
-
-def table_identity(spark: SparkSession, name: str) -> dict:
-    """State of a table as JSON: its files where it has some, else a fingerprint of its rows."""
-    with translated(f"read the table {name}", DataError):
-        table = _table(spark, name)
-        paths = sorted(path.removeprefix("file:") for path in table.inputFiles())
-        columns = [[f.name, f.dataType.simpleString()] for f in table.schema.fields]
-        if paths:
-            files = [storage.entry(_plain(path)) for path in paths]
-            return {"table": name, "columns": columns, **identity_of(files)}
-        # xor of row hashes: of no partitioning and no order, and it cannot overflow
-        rows = table.select(F.xxhash64(*[F.col(f"`{c}`") for c in table.columns]).alias("h"))
-        count, digest, total = rows.agg(
-            F.count("*"), F.bit_xor("h"), F.sum(F.col("h").cast("decimal(38,0)"))
-        ).first()
-        return {"table": name, "columns": columns, "rows": [count, str(digest), str(total)]}
-
-
-def _plain(path: str) -> str:
-    return path if "://" in path else "/" + path.lstrip("/")
 
 
 def spark_path(path: str) -> str:
@@ -123,19 +103,6 @@ def _parse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(
             [pa.array(values, pa.string()) for values in columns], names=["id", "text", "label"]
         )
-
-
-def _table(spark: SparkSession, name: str) -> DataFrame:
-    if not spark.catalog.tableExists(name):
-        near = difflib.get_close_matches(name, [t.name for t in spark.catalog.listTables()], n=3)
-        raise DataError(
-            "there is no such table",
-            where=f"data.source {name}",
-            got="nearest: " + ", ".join(near) if near else None,
-            remedy="give database.table, and let Spark find the metastore (hive-site.xml, or"
-            " spark.hadoop.hive.metastore.uris in data.spark.conf)",
-        )
-    return spark.table(name)
 
 
 # ---------------------------------------------------------------------------------------- CSV

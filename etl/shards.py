@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -19,7 +19,7 @@ from pyspark import Broadcast, TaskContext
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
-from etl.spark import crossing
+from etl.spark_errors import crossing
 from etl.staging import REJECTS, attempt_name
 from howdah import storage
 from howdah.encode import Encoder
@@ -281,11 +281,10 @@ def _write_batches(
                     piece.column("label").to_numpy(),
                     [row_id.encode("utf-8") for row_id in piece.column("id").to_pylist()],
                 )
-            stats = asdict(writer.close())
-        index = stats.pop("index")
-        with storage.open_write(storage.join(directory, name + ".index")) as file:
-            file.write(index)
-        entry = ShardEntry(name=name, index_name=name + ".index", **stats)
+            stats = writer.close()
+        entry = stats.entry(name)
+        with storage.open_write(storage.join(directory, entry.index_name)) as file:
+            file.write(stats.index)
         yield pa.RecordBatch.from_arrays(
             [pa.array([split]), pa.array([shard], pa.int32()), pa.array([entry.model_dump_json()])],
             names=["split", "shard", "entry"],

@@ -44,6 +44,8 @@ class Source:
     """The directory that the files were found below, if the config named one."""
     packages: list[str] = field(default_factory=list)
     """Of the docstring corpus."""
+    query: str | None = None
+    """SQL that takes the place of a table."""
     identity: dict[str, Any] | None = None
     """JSON; None for a table, whose state only Spark can tell."""
 
@@ -55,6 +57,8 @@ def resolve(data: DataSection) -> Source:
         ConfigError: no source, or a format that cannot be told.
         DataError: nothing is there, or only empty files.
     """
+    if data.query_file is not None:
+        return Source(kind="hive", name=data.query_file, query=storage.read_text(data.query_file))
     if not data.source:
         raise ConfigError(
             "the configuration names no source",
@@ -71,7 +75,7 @@ def resolve(data: DataSection) -> Source:
             identity=docstrings.identity(packages),
         )
     if data.format == "hive":
-        if not _TABLE.fullmatch(data.source):
+        if not is_table(data.source):
             raise ConfigError(
                 "the source is no table name",
                 where="data.source",
@@ -93,6 +97,11 @@ def resolve(data: DataSection) -> Source:
             " with '_' or '.' apart",
         )
     return Source(kind=kind, name=data.source, files=files, root=root, identity=identity_of(files))
+
+
+def is_table(name: str) -> bool:
+    """True for table, database.table and catalog.database.table."""
+    return bool(_TABLE.fullmatch(name))
 
 
 def identity_of(files: list[Entry]) -> dict[str, Any]:

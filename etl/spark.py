@@ -1,29 +1,31 @@
-"""The Spark session of the ETL, and how its failures become errors that a user can act on."""
+"""The Spark session of the ETL: on this machine, on YARN, or of the driver's own container."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from functools import wraps
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
+import pyspark
 from pyspark import SparkContext
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 import howdah.errors
-from howdah import storage
+from etl.shipping import PYTHON, spark_home
+from etl.spark_errors import not_started
+from howdah import spark_versions, storage
 from howdah.config_model import SparkOptions
-from howdah.errors import ClusterError, DataError, HowdahError, as_dict
+from howdah.doctor_checks import java_major
+from howdah.errors import ClusterError
 
-MINIMUM_JAVA = 17
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?$")
-_MARK = "howdah-error:"
 
 
 def is_local_master(master: str) -> bool:
@@ -31,69 +33,114 @@ def is_local_master(master: str) -> bool:
     return bool(_LOCAL.match(master))
 
 
-def require_java() -> str:
-    """Path of a Java that Spark can run on.
+def require_java(home: str) -> str:
+    """Path of a Java that the Spark at `home` can run on, with this Python.
 
     Raises:
-        ClusterError: there is none, or one that is too old.
+        ClusterError: there is no Java, or the combination does not work.
     """
-    home = os.environ.get("JAVA_HOME")
-    java = os.path.join(home, "bin", "java") if home else shutil.which("java")
+    java_home = os.environ.get("JAVA_HOME")
+    java = os.path.join(java_home, "bin", "java") if java_home else shutil.which("java")
+    spark = spark_versions.version_of(home) or pyspark.__version__
+    python = sys.version_info[:2]
+    works = spark_versions.working(java=None, python=python)
     remedy = "install a JRE 17 (Debian: openjdk-17-jre-headless), or set JAVA_HOME to one"
     if not java or not os.path.exists(java):
         raise ClusterError(
             "Spark needs Java, and there is none",
-            where=f"JAVA_HOME={home}" if home else "PATH",
-            expected=f"Java {MINIMUM_JAVA} or newer",
+            where=f"JAVA_HOME={java_home}" if java_home else "PATH",
+            expected=works,
             remedy=remedy,
         )
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
-    found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-    if answer.returncode or not found or int(found.group(1)) < MINIMUM_JAVA:
+    found = java_major(answer.stderr + answer.stdout)
+    said = (answer.stderr.splitlines() or ["no answer to java -version"])[0]
+    wrong = [] if found else ["java -version does not tell a version"]
+    wrong += spark_versions.problems(spark, java=found, python=python)
+    if answer.returncode or wrong:
         raise ClusterError(
-            "Spark needs a newer Java",
+            "Spark, Java and Python do not fit together: " + "; ".join(wrong or [said]),
             where=java,
-            expected=f"Java {MINIMUM_JAVA} or newer",
-            got=(answer.stderr.splitlines() or ["no answer to java -version"])[0],
+            expected=works,
+            got=f"Spark {spark}, Python {python[0]}.{python[1]}, {said}",
             remedy=remedy,
         )
     return java
 
 
+@dataclass(frozen=True, kw_only=True)
+class Application:
+    """A running Spark application, as a user looks for it."""
+
+    id: str
+    ui: str | None
+
+
 @contextlib.contextmanager
-def session(options: SparkOptions, *, hive: bool = False) -> Iterator[SparkSession]:
+def session(
+    options: SparkOptions,
+    *,
+    hive: bool = False,
+    shipped: Mapping[str, str] | None = None,
+    user: str | None = None,
+    ready: Callable[[Application], None] | None = None,
+) -> Iterator[SparkSession]:
     """A session by the options, stopped at the end; a session that is active is used, not stopped.
 
     Args:
         options: `data.spark`.
         hive: with Hive support (tables by name); with a local master and no Hive configuration the
             metastore is an embedded one in the warehouse directory.
+        shipped: settings that bring our packages to a cluster's nodes (`shipping.ship`).
+        user: whom to act for (doAs).
+        ready: called with the application once it is there.
     """
     if SparkContext._active_spark_context is not None:
         yield SparkSession.builder.getOrCreate()
         return
-    require_java()
-    settings = _settings(options, hive)
+    if not in_container():
+        require_java(spark_home(options))
+    settings = _settings(options, hive, shipped or {})
     builder = SparkSession.builder.master(options.master).appName("howdah etl")
     for key, value in settings.items():
         builder = builder.config(key, value)
     if hive:
         builder = builder.enableHiveSupport()
-    with _environment(options.master):
+    with _environment(options, user):
         try:
             spark = builder.getOrCreate()
         except Exception as error:
-            raise ClusterError(
-                "Spark did not start",
-                where=f"data.spark.master {options.master}",
-                got=first_line(error),
-                remedy="check the master's address, data.spark.driver_memory and data.spark.conf",
-            ) from error
+            raise not_started(options, user, error) from error
+        over = False
         try:
-            spark.sparkContext.setLogLevel("ERROR")
+            context = spark.sparkContext
+            context.setLogLevel("ERROR")
+            if ready is not None:
+                ready(Application(id=context.applicationId, ui=context.uiWebUrl))
             yield spark
+            over = True
         finally:
+            if not over and options.master == "yarn" and not in_container():
+                _kill(spark)
             _stop(spark)
+
+
+def in_container() -> bool:
+    """True in a driver that runs on the cluster, started by its spark-submit."""
+    return bool(os.environ.get("HOWDAH_ETL_RUN"))
+
+
+def _kill(spark: SparkSession) -> None:
+    """End the YARN application as killed: stopping the session would report it as succeeded."""
+    with contextlib.suppress(Exception):  # the gateway may be gone; then the driver's end ends it
+        jvm = spark.sparkContext._jvm
+        client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
+        client.init(spark.sparkContext._jsc.hadoopConfiguration())
+        client.start()
+        wanted = jvm.org.apache.hadoop.yarn.api.records.ApplicationId.fromString(
+            spark.sparkContext.applicationId
+        )
+        client.killApplication(wanted)
 
 
 def _stop(spark: SparkSession) -> None:
@@ -104,14 +151,16 @@ def _stop(spark: SparkSession) -> None:
         spark.stop()
 
 
-def _settings(options: SparkOptions, hive: bool) -> dict[str, str]:
+def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> dict[str, str]:
     settings = {
         "spark.driver.memory": options.driver_memory,
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
+        **shipped,
     }
+    if in_container():
+        return {**settings, **options.conf}
     if is_local_master(options.master):
         cores = _cores(options.master)
         settings |= {
@@ -145,25 +194,68 @@ def _cores(master: str) -> int:
 
 
 def _hive_site() -> bool:
-    places = [os.environ.get("HIVE_CONF_DIR"), os.environ.get("SPARK_CONF_DIR")]
+    names = ("HIVE_CONF_DIR", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
+    places = [os.environ.get(name) for name in names]
     places += [os.path.join(os.environ[k], "conf") for k in ("SPARK_HOME",) if k in os.environ]
     return any(place and os.path.exists(os.path.join(place, "hive-site.xml")) for place in places)
 
 
 @contextlib.contextmanager
-def _environment(master: str) -> Iterator[None]:
-    """Local Python workers run this interpreter and find this package, installed or not."""
-    if not is_local_master(master):
+def _environment(options: SparkOptions, user: str | None) -> Iterator[None]:
+    """What Spark's launcher and its Python workers find in the environment."""
+    if in_container():
         yield
         return
-    root = os.path.dirname(os.path.dirname(os.path.abspath(howdah.errors.__file__)))
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    wanted = {
-        "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
-        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
-        "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    with tempfile.TemporaryDirectory(prefix="howdah-spark-") as place:
+        log = os.path.join(place, "log4j2.properties")
+        with open(log, "w", encoding="utf-8") as file:
+            file.write(QUIET_LOG)
+        before = os.environ.get("SPARK_SUBMIT_OPTS", "")
+        wanted = {
+            # SPARK_HOME may name another Spark than the one whose Python code runs here
+            "SPARK_HOME": spark_home(options),
+            "SPARK_SUBMIT_OPTS": before
+            if "log4j2" in before
+            else f"{before} -Dlog4j2.configurationFile=file://{log}".strip(),
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        if user is not None:
+            words = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+            wanted["PYSPARK_SUBMIT_ARGS"] = f"--proxy-user {shlex.quote(user)} {words}"
+        if is_local_master(options.master):
+            # Local Python workers run this interpreter and find this package, installed or not.
+            root = os.path.dirname(os.path.dirname(os.path.abspath(howdah.errors.__file__)))
+            paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+            wanted |= {
+                "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
+                "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+                "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
+            }
+        elif options.master == "yarn":
+            wanted["PYSPARK_PYTHON"] = PYTHON
+        with _environ(wanted):
+            yield
+
+
+QUIET_LOG = """\
+# Errors only, with the time; the launcher's own reports of an application as well.
+rootLogger.level = error
+rootLogger.appenderRef.stderr.ref = console
+appender.console.type = Console
+appender.console.name = console
+appender.console.target = SYSTEM_ERR
+appender.console.layout.type = PatternLayout
+appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
+# Without a level of its own it announces that it takes one.
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = error
+logger.client.name = org.apache.spark.deploy.yarn.Client
+logger.client.level = ${sys:howdah.client.level:-error}
+"""
+
+
+@contextlib.contextmanager
+def _environ(wanted: Mapping[str, str]) -> Iterator[None]:
     before = {key: os.environ.get(key) for key in wanted}
     os.environ.update(wanted)
     try:
@@ -174,61 +266,3 @@ def _environment(master: str) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
-
-
-# ------------------------------------------------------------------------------------- errors
-def crossing(function: Callable) -> Callable:
-    """Let a HowdahError raised in a Python worker reach the driver as itself (see `translated`)."""
-
-    @wraps(function)
-    def wrapped(*args, **kwargs):
-        try:
-            yield from function(*args, **kwargs)
-        except HowdahError as error:
-            raise RuntimeError(f"{_MARK}{json.dumps(as_dict(error))}") from error
-
-    return wrapped
-
-
-@contextlib.contextmanager
-def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[None]:
-    """Turn what Spark raises into a HowdahError.
-
-    Args:
-        doing: what was being done, for the message: "read the source".
-        kind: the error for failures that are not a HowdahError of a worker.
-    """
-    from py4j.protocol import Py4JError
-
-    try:
-        yield
-    except (PySparkException, Py4JError) as error:
-        text = str(error)
-        carried = _carried(text)
-        if carried is not None:
-            raise carried from error
-        remedy = "if memory ran out: data.spark.driver_memory, or spark.executor.memory in"
-        remedy += " data.spark.conf; otherwise Spark's log on the executors tells more"
-        if issubclass(kind, DataError):
-            remedy = "check that the source is whole, and that data.format and data.csv fit it"
-        raise kind(f"Spark could not {doing}", got=first_line(error), remedy=remedy) from error
-
-
-def _carried(text: str) -> HowdahError | None:
-    at = text.find(_MARK)
-    if at < 0:
-        return None
-    fields, _ = json.JSONDecoder().raw_decode(text[at + len(_MARK) :])
-    kind = getattr(howdah.errors, fields.pop("error"), HowdahError)
-    known = {key: fields[key] for key in ("where", "expected", "got", "remedy")}
-    return kind(fields["what"], **known)
-
-
-def first_line(error: BaseException) -> str:
-    """The telling line of an exception: of a Java stack the innermost cause's."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    causes = [line for line in lines if line.startswith("Caused by:")]
-    if causes:
-        return causes[-1].removeprefix("Caused by:").strip()
-    telling = [line for line in lines if not line.startswith(("An error occurred", "Traceback"))]
-    return (telling or lines or [type(error).__name__])[0].lstrip(": ")

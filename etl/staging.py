@@ -14,7 +14,7 @@ import re
 import secrets
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from types import TracebackType
 
 from howdah import storage
@@ -41,11 +41,13 @@ class Lease:
 
     Args:
         directory: the version directory that the run writes to.
+        application: the YARN application that works for it: once that is over, so is the run.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, application: str | None = None) -> None:
         self.token = secrets.token_hex(4)
         self.directory = directory
+        self.application = application
         self._path = storage.join(directory, f"_run-{self.token}.json")
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="etl-lease", daemon=True)
@@ -68,7 +70,13 @@ class Lease:
             storage.remove(self._path)
 
     def _write(self) -> None:
-        body = {"host": socket.gethostname(), "pid": os.getpid(), "token": self.token}
+        body = {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "process": _process(os.getpid()),
+            "token": self.token,
+            "application": self.application,
+        }
         storage.write_whole(self._path, json.dumps(body).encode())
 
     def _beat(self) -> None:
@@ -78,24 +86,44 @@ class Lease:
                 self._write()
 
 
-def _alive(entry: Entry, now: float) -> bool:
-    """Whether the run of a lease lives: by its process on this host, by its beat elsewhere."""
+def _process(pid: int | None = None) -> list[str] | None:
+    """What makes a pid unmistakable: this boot, the namespace of pids, when it started.
+
+    A driver in a container may have this host's name and pids of its own, and a pid comes again.
+    None where /proc does not tell; without `pid` only boot and namespace.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            found = [file.read().strip(), os.readlink("/proc/self/ns/pid")]
+        if pid is not None:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                found.append(file.read().rpartition(b")")[2].split()[19].decode())
+    except (OSError, IndexError):
+        return None
+    return found
+
+
+def _alive(entry: Entry, now: float, over: Collection[str]) -> bool:
+    """Whether the run of a lease lives: by its process where that can be seen, else by its beat."""
+    by_beat = now - entry.modified < EXPIRED_SECONDS
     try:
         body = storage.read_json(entry.path)
-        host, pid = body["host"], int(body["pid"])
+        host, pid, process = body["host"], int(body["pid"]), body.get("process")
     except NotFound:
         return False
-    except (HowdahError, KeyError, TypeError, ValueError):
-        return now - entry.modified < EXPIRED_SECONDS
-    if host == socket.gethostname():
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
-    return now - entry.modified < EXPIRED_SECONDS
+    except (HowdahError, AttributeError, KeyError, TypeError, ValueError):
+        return by_beat
+    if body.get("application") in over:
+        return False
+    if host != socket.gethostname() or (process and process[:2] != _process()):
+        return by_beat
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return not process or process == _process(pid)
 
 
 def _walk(directory: str) -> Iterator[Entry]:
@@ -129,8 +157,11 @@ def discard(directory: str, token: str) -> None:
     _remove_if_empty(directory)
 
 
-def sweep(dataset: str, own_token: str | None = None) -> list[str]:
+def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] = ()) -> list[str]:
     """Remove what crashed runs left in a dataset's version directories; return the paths.
+
+    Args:
+        over: YARN applications that are known to have ended: their runs are dead.
 
     Only files that an ETL makes are touched. Those of runs with a live lease stay, `own_token`'s
     as well; in a version without manifest and without a live run everything of ours goes.
@@ -141,17 +172,17 @@ def sweep(dataset: str, own_token: str | None = None) -> list[str]:
     except NotFound:
         return removed
     for version in versions:
-        removed += _sweep_version(version.path, own_token)
+        removed += _sweep_version(version.path, own_token, over)
     return removed
 
 
-def _sweep_version(version: str, own_token: str | None) -> list[str]:
+def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -> list[str]:
     # Leases are read before the files are listed: a run that starts in between has its lease
     # first and files only afterwards, so that no file of a live run is taken for a dead one's.
     entries = list(_walk(version))
     leases = {m.group(1): e for e in entries if (m := _LEASE.search(e.name))}
     now = _storage_time(version) if leases else 0.0
-    live = {token for token, entry in leases.items() if _alive(entry, now)}
+    live = {token for token, entry in leases.items() if _alive(entry, now, over)}
     if own_token:
         live.add(own_token)
     named = _named(version)

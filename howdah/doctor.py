@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from howdah import doctor_checks, doctor_packages
+from howdah import doctor_checks, doctor_hadoop, doctor_packages, doctor_spark
 from howdah.doctor_checks import Check
 
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "skip": "2"}
@@ -29,6 +29,7 @@ def run_checks(environ: Mapping[str, str] | None = None) -> list[Check]:
         doctor_checks.check_python,
         doctor_packages.check_packages,
         doctor_checks.check_java,
+        doctor_spark.check_spark,
         doctor_checks.check_mpi,
         doctor_packages.check_horovod,
         doctor_checks.check_gpu,
@@ -41,6 +42,8 @@ def run_checks(environ: Mapping[str, str] | None = None) -> list[Check]:
         doctor_checks.check_locale,
         doctor_checks.check_hadoop_conf,
         doctor_checks.check_hadoop_home,
+        doctor_hadoop.check_namenode,
+        doctor_hadoop.check_login,
         doctor_checks.check_classpath,
     )
     with concurrent.futures.ThreadPoolExecutor(max_workers=len(checks)) as pool:

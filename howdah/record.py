@@ -24,6 +24,7 @@ import google_crc32c
 import numpy as np
 
 from howdah.errors import DataError
+from howdah.manifest import ShardEntry
 from howdah.shard_index import ShardIndex
 
 IdsDtype = Literal["uint16", "uint32", "int64_list"]
@@ -399,6 +400,11 @@ class ShardStats:
     length_histogram: dict[str, int]
     index: bytes
     index_crc32c: int
+
+    def entry(self, name: str) -> ShardEntry:
+        """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
+        known = {key: value for key, value in vars(self).items() if key != "index"}
+        return ShardEntry(name=name, index_name=f"{name}.index", **known)
 
 
 class ShardWriter:

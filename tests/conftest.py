@@ -10,6 +10,7 @@ pytest_plugins = [
         "fixtures_dataset",
         "fixtures_launch",
         "fixtures_cluster",
+        "fixtures_etl_yarn",
         "fixtures_storage",
     )
     if importlib.util.find_spec(f"tests.{module}")

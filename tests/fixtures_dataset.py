@@ -120,19 +120,7 @@ def _write_split(
             )
             stats = writer.close()
         storage.write_whole(storage.join(path, name + ".index"), stats.index)
-        entries.append(
-            ShardEntry(
-                name=name,
-                index_name=name + ".index",
-                rows=stats.rows,
-                bytes=stats.bytes,
-                crc32c=stats.crc32c,
-                index_crc32c=stats.index_crc32c,
-                tokens=stats.tokens,
-                class_counts=stats.class_counts,
-                length_histogram=stats.length_histogram,
-            )
-        )
+        entries.append(stats.entry(name))
     return entries
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import pyspark
 import pytest
 
 from etl import spark as etl_spark
@@ -85,10 +86,10 @@ def test_a_good_run_prints_one_object_and_then_unchanged(spark, tmp_path, tiny_m
     out, err = capsys.readouterr()
     answer = json.loads(out)
     assert sum(answer["rows"].values()) == 40 and not answer["unchanged"]
-    assert f"committed {answer['path']}" in err
+    assert f"committed {answer['dataset']}" in err
     assert main(["--config", config, "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
-    assert again["unchanged"] and again["path"] == answer["path"]
+    assert again["unchanged"] and again["dataset"] == answer["dataset"]
 
 
 @pytest.mark.spark
@@ -121,11 +122,11 @@ def test_a_signal_ends_it_and_leaves_nothing(tmp_path, tiny_model_dir, number, c
 def test_java_that_is_missing_or_old_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(ClusterError, match="there is none"):
-        etl_spark.require_java()
+        etl_spark.require_java(pyspark.__path__[0])
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
     java.chmod(0o755)
-    with pytest.raises(ClusterError, match="newer Java") as caught:
-        etl_spark.require_java()
-    assert "11.0.2" in caught.value.got
+    with pytest.raises(ClusterError, match="does not run on Java 11") as caught:
+        etl_spark.require_java(pyspark.__path__[0])
+    assert "11.0.2" in caught.value.got and "17" in caught.value.expected

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl import docstrings, reading, sources
+from etl import docstrings, hive, reading, sources
 from howdah import config as config_module
 from howdah.errors import ConfigError, DataError
 
@@ -36,6 +36,11 @@ def read(spark, **data):
     settings = section(**data)
     table = reading.read(spark, sources.resolve(settings), settings)
     return sorted(tuple(row) for row in table.collect())
+
+
+def state(spark, table):
+    settings = section(source=table, format="hive")
+    return hive.resolved(spark, sources.resolve(settings), settings).identity
 
 
 EXPECTED = [(*row, None, None) for row in ROWS]
@@ -77,11 +82,11 @@ def test_every_format_gives_the_same_rows(spark, tmp_path):
 
     spark.read.parquet(str(tmp_path / "a.parquet")).createOrReplaceTempView("a_view")
     assert read(spark, source="a_view", format="hive") == EXPECTED
-    first = reading.table_identity(spark, "a_view")
+    first = state(spark, "a_view")
     assert first["files"][0][0] == str(tmp_path / "a.parquet")
     loose = spark.createDataFrame(ROWS, "key string, text string, label string")
     loose.createOrReplaceTempView("m")
-    assert reading.table_identity(spark, "m")["rows"][0] == len(ROWS)
+    assert state(spark, "m")["rows"][0] == len(ROWS)
 
 
 @pytest.mark.spark

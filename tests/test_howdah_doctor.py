@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from howdah import doctor, doctor_checks, doctor_packages
+from howdah import doctor, doctor_checks, doctor_packages, doctor_spark
 from howdah.doctor_checks import Check
 
 
@@ -86,9 +86,9 @@ def test_java_version(text, major):
 
 def test_java_too_old(tmp_path):
     path = program(tmp_path / "bin", "java", "echo 'openjdk version \"11.0.2\"' >&2\n")
-    check = doctor_checks.check_java({"PATH": path})
+    check = doctor_spark.check_spark({"PATH": path})
     assert check.status == "fail"
-    assert "Java 11" in check.found and "JAVA_HOME" in check.remedy
+    assert "Java 11" in check.found and "Spark 3.5 with Java 11" in check.remedy
 
 
 def test_java_home_goes_before_path(tmp_path):

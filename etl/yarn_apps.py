@@ -1,0 +1,128 @@
+"""YARN applications of the ETL: found by tag, killed, and their containers' logs read.
+
+Hadoop's own command lines are run from Spark's jars (`spark-class`): the cluster's Spark has them,
+also where no `yarn` is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
+_CONTAINER = re.compile(r"\bcontainer_(?:e\d+_)?\d+_\d+_\d+_\d+\b")
+_CLI = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
+_LOGS = "org.apache.hadoop.yarn.client.cli.LogsCLI"
+_OVER = ("FINISHED", "FAILED", "KILLED")
+_LOG_BYTES = 262_144  # of each container's end
+AGGREGATION_SECONDS = 60.0
+"""How long logs are waited for: a NodeManager uploads them after the application has ended."""
+
+_CAUSES = (
+    # the most telling first
+    re.compile(r"OutOfMemoryError.*"),
+    re.compile(r".*running beyond (?:physical|virtual) memory limits.*"),
+    re.compile(r".*(?:QuotaExceededException|No space left on device).*"),
+    re.compile(r"^[\w.]*(?:Error|Exception): .*"),
+    re.compile(r"^Caused by: .*"),
+    re.compile(r".*(?:Exception|Error): .*"),
+    re.compile(r".*\b(?:not found|cannot|denied|refused)\b.*", re.IGNORECASE),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hadoop:
+    """How to run Hadoop's command lines: a Spark's home and the environment for it."""
+
+    spark_home: str
+    env: Mapping[str, str]
+
+    def run(self, main: str, *words: str, seconds: float = 60.0) -> subprocess.CompletedProcess:
+        """Run a main class; its output as text. A hang ends as exit code 124."""
+        argv = [os.path.join(self.spark_home, "bin", "spark-class"), main, *words]
+        # A session of its own: Ctrl-C at a terminal must not end the command that kills.
+        try:
+            return subprocess.run(
+                argv, env=dict(self.env), capture_output=True, text=True, errors="replace",
+                timeout=seconds, check=False, start_new_session=True, stdin=subprocess.DEVNULL,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return subprocess.CompletedProcess(argv, 124, "", f"no answer within {seconds:.0f} s")
+
+
+def tagged(hadoop: Hadoop, tag: str) -> list[str]:
+    """Ids of the applications with a tag that are not over."""
+    answer = hadoop.run(_CLI, "application", "-list", "-appTags", tag, "-appStates", "ALL")
+    return [
+        found.group()
+        for line in answer.stdout.splitlines()
+        if (found := APPLICATION.match(line.strip()))
+        and not any(state in line.split("\t") or f" {state} " in line for state in _OVER)
+    ]
+
+
+def kill(hadoop: Hadoop, application: str) -> str | None:
+    """Kill one, also if it is over by now; returns why that failed, or None."""
+    answer = hadoop.run(_CLI, "application", "-kill", application)
+    text = answer.stdout + answer.stderr
+    if answer.returncode == 0 or "has already finished" in text:
+        return None
+    return (text.strip().splitlines() or [f"exit code {answer.returncode}"])[-1]
+
+
+def logs(
+    hadoop: Hadoop, application: str, *, container: str | None = None, owner: str | None = None
+) -> str:
+    """The ends of the containers' stderr and stdout; empty if they cannot be had in time."""
+    words = ["-applicationId", application, "-size", str(-_LOG_BYTES)]
+    words += ["-containerId", container] if container else []
+    words += ["-appOwner", owner] if owner else []
+    deadline = time.monotonic() + AGGREGATION_SECONDS
+    while True:
+        answer = hadoop.run(_LOGS, *words)
+        if answer.returncode == 0 and "LogLength:" in answer.stdout:
+            return answer.stdout
+        if time.monotonic() > deadline:
+            return ""
+        time.sleep(1.0)
+
+
+def failed_container(text: str) -> str | None:
+    """The container that a message of Spark or YARN names as failed, if it names one."""
+    found = _CONTAINER.search(text)
+    return found.group() if found else None
+
+
+def cause(log: str) -> str | None:
+    """The line of a log that tells why its process failed, or None.
+
+    >>> cause("INFO starting\\nValueError: no such column\\nINFO bye")
+    'ValueError: no such column'
+    """
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    for pattern in _CAUSES:
+        hits = [line for line in lines if pattern.match(line) or pattern.search(line)]
+        if hits:
+            return hits[-1][:500]
+    return None
+
+
+def application_of(line: str) -> str | None:
+    """The id in spark-submit's line "Application report for application_1_2 ...", else None.
+
+    It reports an application once YARN has taken it; "Submitting ..." comes before that.
+    """
+    if "Application report for" not in line:
+        return None
+    found = APPLICATION.search(line)
+    return found.group() if found else None
+
+
+def states(lines: Sequence[str]) -> list[str]:
+    """States that spark-submit reported, in order, each once."""
+    found = (re.search(r"\(state: (\w+)\)", line) for line in lines)
+    return list(dict.fromkeys(match.group(1) for match in found if match))

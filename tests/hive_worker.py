@@ -1,0 +1,148 @@
+"""Hive scenarios in a process of their own: Spark's one session of a process needs the metastore.
+
+    python -m tests.hive_worker METASTORE_URI HDFS_DIRECTORY BASE_MODEL
+
+Makes tables in the database `etl_<random>`, runs the ETL over them, and prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+
+from howdah import config as config_module
+from howdah import storage
+from howdah.config_model import SparkOptions
+from howdah.errors import HowdahError, as_dict
+
+
+def main(metastore: str, directory: str, base: str) -> dict:
+    """All scenarios, one after the other; what each gave."""
+    from etl import pipeline
+    from etl.spark import session
+
+    database = f"etl_{secrets.token_hex(4)}"
+    options = SparkOptions(
+        master="local[2]",
+        driver_memory="1g",
+        conf={
+            "spark.hadoop.hive.metastore.uris": metastore,
+            "spark.sql.warehouse.dir": f"{directory}/warehouse",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.hadoop.hive.exec.dynamic.partition.mode": "nonstrict",
+        },
+    )
+    found: dict = {"database": database}
+
+    def etl(name: str, **data) -> None:
+        settings = {
+            "format": "hive",
+            "dataset": f"{directory}/dataset",
+            "columns": {"text": "body", "label": "topic"},
+            **data,
+        }
+        config = config_module.from_dict({"data": settings, "model": {"base": base}})
+        lines: list[str] = []
+        try:
+            result = pipeline.run(config, progress=lines.append)
+        except HowdahError as error:
+            found[name] = {"error": as_dict(error)}
+            return
+        found[name] = {
+            **result.as_dict(), "lines": lines, "source": result.manifest.source,
+            "rejects": result.manifest.quality["reject_files"],
+        }  # fmt: skip
+
+    with session(options, hive=True) as spark:
+        spark.sql(f"CREATE DATABASE {database} LOCATION '{directory}/{database}.db'")
+        # It stays: no other test has a database of its name.
+        _scenarios(spark, database, directory, etl, found)
+    return found
+
+
+def _scenarios(spark, database: str, directory: str, etl, found: dict) -> None:
+    news = f"{database}.news"
+    columns = "body string, topic string"
+    for form in ("parquet", "textfile"):
+        table = news if form == "parquet" else f"{news}_text"
+        spark.sql(f"CREATE TABLE {table} ({columns}) PARTITIONED BY (ds string) STORED AS {form}")
+        for day in ("2026-01-01", "2026-01-02", "2026-01-03"):
+            rows = ", ".join(
+                f"('{day} tells of number {n * 7919} and {n * 104729}', '{'ab'[n % 2]}')"
+                for n in range(40)
+            )
+            spark.sql(f"INSERT INTO {table} PARTITION (ds='{day}') VALUES {rows}")
+    etl("whole", source=news)
+    etl("two_days", source=news, partitions={"ds": ["2026-01-01", "2026-01-03"]})
+    etl("two_days_again", source=news, partitions={"ds": ["2026-01-03", "2026-01-01"]})
+    etl("no_such_day", source=news, partitions={"ds": ["2025-12-31"]})
+    etl("no_such_column", source=news, partitions={"day": ["2026-01-01"]})
+    etl("no_such_table", source=f"{database}.newz")
+    etl("text_table", source=f"{news}_text", partitions={"ds": "2026-01-02"})
+    spark.sql(f"INSERT INTO {news}_text PARTITION (ds='2026-01-01') VALUES ('a new row', 'a')")
+    etl("text_other_day_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
+    spark.sql(f"INSERT INTO {news}_text PARTITION (ds='2026-01-02') VALUES ('a new row', 'a')")
+    etl("text_table_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
+
+    query = f"{directory}/query.sql"
+    text = f"-- the last day\nSELECT body, topic FROM {news} WHERE ds = '2026-01-03';\n"
+    storage.write_whole(query, text.encode())
+    etl("query", query_file=query)
+    etl("query_again", query_file=query)
+    spark.sql(f"INSERT INTO {news} PARTITION (ds='2026-01-03') VALUES ('one more row of it', 'b')")
+    etl("query_grew", query_file=query)
+    for name, text in (
+        ("query_random", f"SELECT body, topic FROM {news} WHERE rand() < 0.5"),
+        ("query_drops", f"DROP TABLE {news}"),
+        ("query_now", f"SELECT body, topic FROM {news} WHERE ds < cast(current_date() AS string)"),
+    ):
+        storage.write_whole(query, text.encode())
+        etl(name, query_file=query)
+
+    spark.sql(f"CREATE VIEW {database}.short AS SELECT body, topic FROM {news} WHERE ds > '2026'")
+    etl("view", source=f"{database}.short")
+    spark.sql(f"ALTER TABLE {news}_text SET TBLPROPERTIES ('transactional'='true')")
+    etl("transactional", source=f"{news}_text")
+    storage.write_whole(query, f"SELECT body, topic FROM {news}_text".encode())
+    etl("query_transactional", query_file=query)
+    _foreign_views(spark, database)
+    etl("presto_view", source=f"{database}.presto")
+    etl("materialized", source=f"{database}.mat")
+
+    bad = f"{database}.with_rejects"
+    spark.sql(f"CREATE TABLE {bad} ({columns}) STORED AS PARQUET")
+    rows = ", ".join(f"('good text of {n * 7919}', '{'ab'[n % 2]}')" for n in range(30))
+    spark.sql(f"INSERT INTO {bad} VALUES {rows}, ('', 'a'), ('x', 'b')")
+    rejects = f"{database}.rejects"
+    etl("rejects", source=bad, rejects_table=rejects)
+    found["rejected"] = [r.asDict() for r in spark.table(rejects).orderBy("reason").collect()]
+    spark.sql(f"CREATE TABLE {database}.other (a string)")
+    etl("rejects_wrong", source=bad, rejects_table=f"{database}.other", max_length=64)
+
+
+def _foreign_views(spark, database: str) -> None:
+    """Views as Presto and Hive 3 leave them in a metastore; Spark's SQL cannot make such."""
+    conf = spark._jvm.org.apache.hadoop.hive.conf.HiveConf()
+    key = "hive.metastore.uris"
+    conf.set(key, spark._jsc.hadoopConfiguration().get(key))
+    client = spark._jvm.org.apache.hadoop.hive.metastore.HiveMetaStoreClient(conf)
+    for name, kind, text in (
+        ("presto", "VIRTUAL_VIEW", "/* Presto View: eyJvcmlnaW5hbFNxbCI6IlNFTEVDVCAxIn0= */"),
+        ("mat", "MATERIALIZED_VIEW", f"SELECT body FROM {database}.news"),
+    ):
+        table = client.getTable(database, "news").deepCopy()
+        table.setTableName(name)
+        table.setTableType(kind)
+        table.setViewOriginalText(text)
+        table.setViewExpandedText(text)
+        table.setPartitionKeys(spark._jvm.java.util.ArrayList())
+        table.getSd().unsetLocation()
+        table.setParameters(spark._jvm.java.util.HashMap())
+        table.getParameters().put("presto_view" if name == "presto" else "comment", "true")
+        client.createTable(table)
+    client.close()
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(*sys.argv[1:])))

@@ -1,0 +1,163 @@
+"""`howdah etl --master yarn`: client and cluster mode, interrupts, containers that fail."""
+
+import signal
+
+import pytest
+
+from etl import shipping, submit, yarn_apps
+from howdah import config as config_module
+from howdah.errors import ConfigError
+from howdah.manifest import load_dataset
+from tests.fixtures_etl_yarn import wait_for
+
+on_yarn = [pytest.mark.hadoop, pytest.mark.spark]
+CLUSTER = {"deploy_mode": "cluster"}
+
+
+def marked(*more):
+    def mark(test):
+        for one in (*on_yarn, *more):
+            test = one(test)
+        return test
+
+    return mark
+
+
+@marked()
+def test_both_deploy_modes_make_the_same_dataset(yarn_etl):
+    source = yarn_etl.put_rows(60)
+    code, answer, err = yarn_etl.run(yarn_etl.config(source=source, spark=CLUSTER))
+    assert code == 0, err
+    assert sum(answer["rows"].values()) == 60 and not answer["unchanged"]
+    assert answer["application"].startswith("application_")
+    assert f"submitted {answer['application']}" in err and "is RUNNING" in err
+    assert f"committed {answer['dataset']}" in err  # the driver's own words
+    assert yarn_etl.state(answer["application"]) == "SUCCEEDED"
+    load_dataset(answer["dataset"])
+
+    again = yarn_etl.config(source=source, spark={**CLUSTER, "queue": "no-such-queue"})
+    code, second, err = yarn_etl.run(again)
+    assert code == 0 and second["unchanged"] and second["application"] is None, err
+
+    # the packages are on HDFS by now, under their hashes: nothing is uploaded again
+    other = yarn_etl.config(source=source, dataset=f"{yarn_etl.dataset}-client")
+    code, client, err = yarn_etl.run(other)
+    assert code == 0, err
+    assert "uploading" not in err and f"application {client['application']}" in err
+    assert client["hash"] == answer["hash"]
+    one, two = (load_dataset(a["dataset"]).manifest.splits for a in (answer, client))
+    assert {k: [s.crc32c for s in v] for k, v in one.items()} == {
+        k: [s.crc32c for s in v] for k, v in two.items()
+    }
+
+
+@marked()
+def test_an_error_of_the_driver_in_the_cluster_comes_as_itself(yarn_etl):
+    source = yarn_etl.put_rows(0, more=["only one label,a", "of two rows,a"])
+    code, answer, err = yarn_etl.run(yarn_etl.config(source=source, spark=CLUSTER))
+    assert code == 3 and answer["error"] == "DataError", err
+    assert "at least two labels" in answer["what"] and "Traceback" not in err
+    assert yarn_etl.left() == []
+
+
+@marked()
+def test_a_container_that_cannot_start_tells_its_cause(yarn_etl):
+    conf = {"spark.driver.extraJavaOptions": "-XX:NoSuchFlag"}
+    config = yarn_etl.config(source=yarn_etl.put_rows(9), spark={**CLUSTER, "conf": conf})
+    code, answer, err = yarn_etl.run(config)
+    assert code == 5 and answer["error"] == "ClusterError", err
+    assert "NoSuchFlag" in answer["got"] and "yarn logs -applicationId" in answer["remedy"]
+    assert answer["where"].startswith("application_") and "Traceback" not in err
+
+
+@marked()
+@pytest.mark.parametrize(
+    ("mode", "number", "code"),
+    [
+        ("cluster", signal.SIGTERM, 143),
+        pytest.param("cluster", signal.SIGINT, 130, marks=pytest.mark.full),
+        pytest.param("client", signal.SIGTERM, 143, marks=pytest.mark.full),
+        ("client", signal.SIGINT, 130),
+    ],
+)
+def test_a_signal_kills_the_application(yarn_etl, mode, number, code):
+    config = yarn_etl.config(source=yarn_etl.put_rows(4000), spark={"deploy_mode": mode})
+    process = yarn_etl.start(config)
+    try:
+        wait_for(lambda: any("/_run-" in name for name in yarn_etl.left()), process)
+        (line,) = yarn_etl.applications()
+        process.send_signal(number)
+        returned, answer, err = yarn_etl.finish(process)
+    finally:
+        process.kill()
+    assert returned == code and answer["exit_code"] == code, err
+    application = yarn_apps.APPLICATION.search(line).group()
+    assert yarn_etl.state(application) == "KILLED"
+    assert yarn_etl.left() == []
+
+
+@marked(pytest.mark.full)
+def test_a_signal_before_the_application_is_known_leaves_none(yarn_etl):
+    process = yarn_etl.start(yarn_etl.config(source=yarn_etl.put_rows(400), spark=CLUSTER))
+    try:
+        wait_for(yarn_etl.applications, process)
+        process.send_signal(signal.SIGTERM)
+        code, _, err = yarn_etl.finish(process)
+    finally:
+        process.kill()
+    assert code == 143, err  # that no application is left is the fixture's to check
+
+
+@marked()
+def test_a_queue_that_is_not_there_is_named(yarn_etl):
+    spark = {**CLUSTER, "queue": "no-such-queue"}
+    config = yarn_etl.config(source=yarn_etl.put_rows(9), spark=spark)
+    code, answer, err = yarn_etl.run(config)
+    assert code == 5 and "no-such-queue" in answer["got"], (answer, err)
+    assert "data.spark.queue" in answer["remedy"] and "Traceback" not in err
+
+
+def _config(**data):
+    return config_module.from_dict({"data": data})
+
+
+def test_paths_of_this_machine_are_refused_on_yarn(tmp_path):
+    config = _config(source="rows.csv", dataset="out", spark={"master": "yarn"})
+    with pytest.raises(ConfigError) as caught:
+        submit.run(config, progress=print)
+    assert caught.value.where == "data.dataset, data.source"
+    assert "rows.csv" in caught.value.got and "hdfs" in caught.value.remedy
+
+
+def test_cluster_mode_needs_yarn_and_a_home_needs_a_spark(tmp_path):
+    with pytest.raises(ConfigError, match="only YARN"):
+        submit.run(_config(source="a.csv", spark={"deploy_mode": "cluster"}), progress=print)
+    with pytest.raises(ConfigError, match="no Spark at"):
+        submit.run(_config(source="a.csv", spark={"home": str(tmp_path)}), progress=print)
+
+
+def test_a_cluster_that_says_where_its_jars_are_keeps_them(tmp_path):
+    home = tmp_path / "spark"
+    for name in ("bin", "jars", "conf"):
+        (home / name).mkdir(parents=True)
+    (home / "bin" / "spark-submit").touch()
+    options = _config(spark={"home": str(home)}).data.spark
+    assert not shipping._names_jars(options)
+    (home / "conf" / "spark-defaults.conf").write_text("spark.yarn.archive hdfs:///spark.zip\n")
+    assert shipping._names_jars(options)
+
+
+def test_the_telling_line_of_a_log():
+    log = """
+LogContents:
+26/01/01 10:00:00 INFO Executor: starting
+Exception in thread "main" java.lang.ExceptionInInitializerError
+\tat org.apache.spark.Something
+Caused by: java.net.UnknownHostException: node-7: Name or service not known
+"""
+    assert "UnknownHostException: node-7" in yarn_apps.cause(log)
+    memory = log + "java.lang.OutOfMemoryError: Java heap space\n"
+    assert yarn_apps.cause(memory).endswith("OutOfMemoryError: Java heap space")
+    assert yarn_apps.cause("all is well") is None
+    text = "Reason: Container from a bad node: container_e17_1700000000000_0001_01_000002 on host"
+    assert yarn_apps.failed_container(text) == "container_e17_1700000000000_0001_01_000002"
