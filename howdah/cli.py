@@ -58,9 +58,11 @@ def _answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
 
 
 def _load(path: str | None, overrides: list[str] | None):
-    from howdah import config
+    from howdah import config, storage
 
-    return config.load(path, overrides or [])
+    checked = config.load(path, overrides or [])
+    storage.configure(retry_seconds=checked.run.storage_retry_seconds, user=checked.run.user)
+    return checked
 
 
 @app.callback(invoke_without_command=True)

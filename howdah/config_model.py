@@ -52,6 +52,8 @@ class RunSection(Section):
     """Run directory (any storage): config, logs, metrics, checkpoints, export, predictions."""
     user: str | None = None
     """Whose files and applications they are (doAs): the cluster must let you impersonate them."""
+    storage_retry_seconds: float = Field(default=120.0, ge=0.0, allow_inf_nan=False)
+    """Seconds to wait for storage that is away (a NameNode restarting or in safe mode)."""
 
 
 # ------------------------------------------------------------------------------------ data

@@ -26,6 +26,7 @@ from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
 from howdah.storage import retry
 from howdah.storage.base import Backend, Entry
 from howdah.storage.faults import Replaced, typed
+from howdah.storage.files import Writer
 from howdah.storage.paths import (
     TEMP_PREFIX,
     authority,
@@ -270,7 +271,10 @@ def open_write(path: str) -> BinaryIO:
     Storage that goes away in the middle ends it with StorageUnavailable: what was written is lost,
     and only the caller can begin again.
     """
-    return retry.run(path, lambda: _backend(path).open_write(path))
+    file = retry.run(path, lambda: _backend(path).open_write(path))
+    if isinstance(file, Writer):
+        file.alone = True
+    return file
 
 
 def write_whole(path: str, data: bytes) -> None:

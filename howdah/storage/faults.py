@@ -120,7 +120,16 @@ _AWAY = {
     "NotReplicatedYetException",
     "ReplicaNotFoundException",
     "BlockMissingException",
+    "EOFException",
+    "ClosedChannelException",
+    "InterruptedIOException",
 }
+_DATA_TROUBLE = re.compile(
+    r"Cannot allocate block|does not match actual last block|could only be written to"
+    r"|not sufficiently replicated|Unable to close file|Failed to (?:add|find|replace)"
+    r"|All datanodes .* are bad|Failed on local exception|End of File Exception"
+)
+"""What plain IOExceptions say of DataNodes that die and of pipelines that a restart broke."""
 
 
 def of_remote(error: Remote, path: str, doing: str) -> StorageError:
@@ -181,7 +190,7 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             got=message,
             remedy="check which names on the way are files, and that the directory is empty",
         )
-    if kind in _AWAY or "could only be written to 0 of the" in message:
+    if kind in _AWAY or (kind.endswith("IOException") and _DATA_TROUBLE.search(message)):
         return unavailable(path, doing, f"{kind}: {message}")
     return StorageError(f"cannot {doing}", where=path, got=f"{kind}: {message}")
 

@@ -16,8 +16,7 @@ CHUNK_BYTES = 4 * 2**20
 class Writer(io.BufferedIOBase):
     """A file open to write, on any storage; `write`, `flush` and `close` raise StorageErrors.
 
-    A streamed write cannot be tried again from here: the bytes are gone from the caller. Its error
-    says so, and `close` fails after a failed `write` rather than publish a part silently.
+    `close` fails after a failed `write`, rather than take a part for a file.
 
     Args:
         sink: has `write(data)` and `close()`; after an error its `give_up()`, if it has one.
@@ -34,6 +33,8 @@ class Writer(io.BufferedIOBase):
         self._count = 0
         self._failed: StorageError | None = None
         self._over = False
+        self.alone = False
+        """True where nobody can write the file again: its errors then say so."""
 
     name = property(lambda self: self._path)
 
@@ -79,7 +80,7 @@ class Writer(io.BufferedIOBase):
                 call()
         except StorageError as error:
             self._failed = error
-            if isinstance(error, StorageUnavailable):
+            if self.alone and isinstance(error, StorageUnavailable):
                 error.remedy = (
                     "a file that is written piece by piece cannot be tried again here: start the"
                     " step again; what was published before is whole"

@@ -196,7 +196,8 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             )
 
     def remove(self, path: str, recursive: bool) -> None:
-        if not self._do(path, "remove", lambda c: c.delete(inner(path), recursive), DATA_SECONDS):
+        limit = DATA_SECONDS if recursive else CALL_SECONDS
+        if not self._do(path, "remove", lambda c: c.delete(inner(path), recursive), limit):
             raise NotFound("cannot remove: it is not there", where=path)
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
@@ -280,10 +281,6 @@ class _Sink:
 
 # ------------------------------------------------------------------------------------ errors
 _RPC = re.compile(r'^(?:Fatal)?RPCError\("([^"]+)", "(.*)"\)$', re.DOTALL)
-_DATA_TROUBLE = re.compile(
-    r"Cannot allocate block|does not match actual last block|could only be written to"
-    r"|not sufficiently replicated|Failed to (?:add|find|replace)|Unable to close file"
-)
 
 
 def _translated(path: str, doing: str, call: Callable[[], T]) -> T:
@@ -311,8 +308,6 @@ def _of_native(path: str, doing: str, text: str) -> Exception:
     if found is not None:
         java_class, message = found.group(1), found.group(2).replace("\\n", "\n")
         message = message.replace('\\"', '"').replace("\\t", "\t").replace("\\'", "'")
-        if java_class == "java.io.IOException" and _DATA_TROUBLE.search(message):
-            return ConnectionError(message.partition("\n")[0])
         return Remote(java_class, message)
     kind = text.partition("(")[0]
     if kind in ("GSSAPIError", "SASLError", "NoSASLMechanism") or "GSS" in kind:

@@ -16,12 +16,17 @@ _KEPT_SECONDS = 300.0
 class Summary:
     """Of a directory: bytes of its files, and its space quota and use, which count replicas.
 
-    Without a quota `space_quota` is negative.
+    Without a quota `space_quota` is -1, or what -1 is without a sign.
     """
 
     length: int
     space_quota: int
     space_consumed: int
+
+    @property
+    def limited(self) -> bool:
+        """True if there is a space quota."""
+        return 0 < self.space_quota < 1 << 63
 
 
 class QuotaCounting:
@@ -48,7 +53,7 @@ class QuotaCounting:
             with self._holders_lock:
                 self._holders[directory] = (now, holder)
         summary = self.summary(holder) if holder is not None else None
-        if summary is None or summary.space_quota <= 0:
+        if summary is None or not summary.limited:
             return None
         replicas = round(summary.space_consumed / summary.length) if summary.length else 0
         if not replicas:
@@ -60,7 +65,7 @@ class QuotaCounting:
         a whole cluster is no question to put to its NameNode."""
         while inner(path) != "/":
             summary = self.summary(path)
-            if summary is not None and summary.space_quota > 0:
+            if summary is not None and summary.limited:
                 return path
             path = parent(path)
         return None
