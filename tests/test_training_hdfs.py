@@ -89,7 +89,10 @@ def start(tmp_path, remote, cluster, hadoop_env, hdfs_dir):
     """Starts `howdah train` (or, with `die`, bare ranks that kill themselves) on HDFS."""
     jobs = []
 
-    def go(*, np_=1, framework="torch", directory=hdfs_dir + "/run", die=(), env=None, **settings):
+    def go(
+        *, np_=1, framework="torch", kind="mpirun", directory=hdfs_dir + "/run", die=(), env=None,
+        **settings,
+    ):  # fmt: skip
         dataset, base = remote
         values = SETTINGS | {
             "run.directory": directory,
@@ -103,10 +106,10 @@ def start(tmp_path, remote, cluster, hadoop_env, hdfs_dir):
             json.dump(nested(values), file)
         if die:
             rank = [sys.executable, "tests/die_at.py", *map(str, die), "--config", config]
-            argv = [*launcher("mpirun", np_), *rank]
+            argv = [*launcher(kind, np_), *rank]
         else:
             argv = [sys.executable, "-m", "howdah.cli", "train", "--config", config,
-                    "--np", str(np_)]  # fmt: skip
+                    "--np", str(np_), "--launcher", kind]  # fmt: skip
         job = Job(argv, directory, cluster.env | (env or {}))
         jobs.append(job)
         return job
@@ -135,7 +138,7 @@ def test_a_run_on_hdfs_is_the_run_on_local_disk(start, tmp_path, framework, remo
     job = start(np_=2, framework=framework, **settings, **{"training.max_steps": 5})
     assert job.end() == 0, job.output
     assert job.run_json()["steps"] == 5
-    again = start(np_=2, framework=framework, **settings)
+    again = start(np_=2, framework=framework, kind="horovodrun", **settings)
     assert again.end() == 0, again.output
     assert "going on from checkpoint step-5" in again.output
     ours, theirs = (
@@ -174,6 +177,41 @@ def _tree(top: str) -> set[str]:
         else:
             found.add(item.name)
     return found
+
+
+@pytest.mark.full
+def test_a_run_on_hdfs_is_evaluated_exported_and_used_from_there(start, cluster, hdfs_dir):
+    job = start()
+    assert job.end() == 0, job.output
+    run = job.directory
+
+    def howdah(*words: str) -> dict:
+        done = subprocess.run(
+            [sys.executable, "-m", "howdah.cli", *words, "--json"], cwd=ROOT, text=True,
+            env=cluster.env | {"PYTHONPATH": ROOT}, capture_output=True, timeout=LIMIT,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    config = f"{run}/config.yaml"
+    metrics = howdah("evaluate", "--config", config, "--split", "validation")
+    there = job.run_json()["metrics"]["validation"]
+    assert _found(metrics, "accuracy") == pytest.approx(there["accuracy"], abs=1e-6)
+    howdah("export", "--config", config, "--output", f"{hdfs_dir}/exported")
+    assert "model.safetensors" in _tree(f"{hdfs_dir}/exported")
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in ("one", "two", "three"))
+    storage.write_whole(f"{hdfs_dir}/rows.jsonl", rows.encode())
+    howdah("predict", "--model", f"{hdfs_dir}/exported", "--source", f"{hdfs_dir}/rows.jsonl",
+           "--output", f"{hdfs_dir}/predicted.jsonl")  # fmt: skip
+    assert len(storage.read_text(f"{hdfs_dir}/predicted.jsonl").splitlines()) == 3
+
+
+def _found(value, key: str):
+    """The key's value, wherever in the object it is."""
+    if not isinstance(value, dict):
+        return None
+    hits = [value[key]] if key in value else [_found(inner, key) for inner in value.values()]
+    return next((hit for hit in hits if hit is not None), None)
 
 
 # --------------------------------------------------------------------------------- kill points

@@ -309,15 +309,17 @@ def now(monkeypatch):
     """A clock that can be put forward."""
     clock = types.SimpleNamespace(seconds=0.0)
     real = time.monotonic
-    monkeypatch.setattr("training.run.time.monotonic", lambda: real() + clock.seconds)
+    monkeypatch.setattr("training.savetimes.time.monotonic", lambda: real() + clock.seconds)
     return clock
 
 
 def test_the_last_save_that_fails_is_an_error(begin, outage):
     outage |= {8}
+    done = begin()
     with pytest.raises(StorageUnavailable) as caught:
-        begin().go()
+        done.go()
     assert caught.value.exit_code == 5
+    done.run.close("failed")
 
 
 def test_a_stop_saves_also_after_a_save_that_failed(begin, outage):

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 
 import pytest
 
 from howdah import storage
 from howdah.config import from_dict
+from howdah.config_model import CheckpointSection
 from howdah.errors import (
     CheckpointError,
     ClusterError,
@@ -28,6 +30,7 @@ from training.place import Mirror, RankRecord, RunLock, local_directory, process
 from training.progress import Progress, StepFigures
 from training.run import Run
 from training.runfile import RunFile, config_hash
+from training.savetimes import SaveTimes
 from training.state import TrainState, score_of
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -195,16 +198,23 @@ def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
     run.close("failed")
 
 
-def test_when_a_checkpoint_is_due(tmp_path, monkeypatch):
-    run = open_run(str(tmp_path), checkpoint={"every_steps": 4, "every_minutes": 1})
-    run.close("finished")
-    run.saved()
-    assert [step for step in range(1, 9) if run.save_due(step)] == [4, 8]
-    later = time.monotonic() + 61
-    monkeypatch.setattr("training.run.time.monotonic", lambda: later)
-    assert run.save_due(5)
-    run.saved()
-    assert not run.save_due(5)
+def test_when_a_checkpoint_is_due(monkeypatch):
+    now = types.SimpleNamespace(seconds=1000.0)
+    monkeypatch.setattr("training.savetimes.time.monotonic", lambda: now.seconds)
+    times = SaveTimes(CheckpointSection(every_steps=4, every_minutes=10))
+    assert [step for step in range(1, 9) if times.due(step, busy=False)] == [4, 8]
+    now.seconds += 601
+    assert times.due(5, busy=False)
+    assert not times.due(5, busy=True)
+    times.taken()
+    assert not times.due(5, busy=False)
+    times.failed()  # another within a minute
+    now.seconds += 59
+    assert not times.due(5, busy=False)
+    now.seconds += 2
+    assert times.due(5, busy=False)
+    times.taken()
+    assert not times.due(5, busy=False)
 
 
 # ---------------------------------------------------------------------- one run in a directory

@@ -129,7 +129,7 @@ class Milestones:
         last = state.step >= self._job.schedule.steps
         if self._due:
             self._evaluate_and_save(forced=last)
-        elif run.is_main and (last or self._epoch_save() or run.save_due(state.step)):
+        elif run.is_main and (last or self._epoch_save() or self._save_due()):
             self._save()
         return last or state.stopped_early
 
@@ -138,6 +138,11 @@ class Milestones:
 
     def _epoch_save(self) -> bool:
         return self._config.checkpoint.every_epoch and self._epoch_ended()
+
+    def _save_due(self) -> bool:
+        checkpoints = self._run.checkpoints
+        busy = checkpoints is not None and checkpoints.busy
+        return self._run.save_times.due(self._state.step, busy=busy)
 
     def _evaluation_step(self) -> bool:
         every = self._config.evaluation.every_steps
@@ -161,7 +166,7 @@ class Milestones:
             judged = state.judge(score, self._config.training.early_stopping)
             self._due = False
         due = forced or judged.is_best or judged.stop or self._epoch_save()
-        if run.is_main and (due or run.save_due(state.step)):
+        if run.is_main and (due or self._save_due()):
             self._save(score=score)
 
     # ------------------------------------------------------------------------------ checkpoints
@@ -184,7 +189,7 @@ class Milestones:
                     state.step, self._snapshot(), meta, identity=identity, score=score
                 )
                 self._saved_step = self._pending = state.step
-                run.saved()
+                run.save_times.taken()
             if wait:
                 run.checkpoints.wait()
 
@@ -215,7 +220,7 @@ class Milestones:
             if give_up and self._failures >= allowed:
                 error.what += f" (failure {self._failures} in a row, checkpoint.max_failures)"
                 raise
-            run.save_failed()
+            run.save_times.failed()
             run.say(
                 f"warning: {render(error)}\n  training goes on and tries again within a minute"
                 f" (failure {self._failures} of {allowed} in a row)"

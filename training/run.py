@@ -26,14 +26,13 @@ from training.metricslog import FILE_NAME as METRICS_FILE
 from training.metricslog import MetricsLog, read_metrics
 from training.place import Mirror, RankRecord, RunLock, local_directory, process_age
 from training.runfile import RunFile, freeze_config, versions
+from training.savetimes import SaveTimes
 from training.state import TrainState
 from training.stopping import StopSignals
 from training.tokenlife import TokenLife
 from training.tracking import MlflowTracker, TensorBoard
 
 __all__ = ["Run", "read_metrics"]
-
-_SAVE_AGAIN_MINUTES = 1.0
 
 
 class Run:
@@ -76,8 +75,7 @@ class Run:
         self._abort_save: Callable[[], None] | None = None
         self._abort_lock = threading.Lock()
         self._first_step_done = False
-        self._last_saved = time.monotonic()
-        self._save_again_at: float | None = None
+        self.save_times = SaveTimes(config.checkpoint)
 
     # -------------------------------------------------------------------- opening and closing
     def open(self) -> None:
@@ -209,32 +207,6 @@ class Run:
             "versions": versions(self.config.training.framework),
         }
 
-    def save_due(self, step: int) -> bool:
-        """By `every_minutes` and `every_steps`, a checkpoint is due after `step` (asks rank 0).
-
-        One that is due by time while another is being written is put off, not waited for. After
-        one that failed the next is due within a minute.
-        """
-        rules = self.config.checkpoint
-        if rules.every_steps is not None and step % rules.every_steps == 0:
-            return True
-        if self._save_again_at is not None and time.monotonic() >= self._save_again_at:
-            return True
-        if rules.every_minutes is None or (self.checkpoints is not None and self.checkpoints.busy):
-            return False
-        return time.monotonic() - self._last_saved >= rules.every_minutes * 60.0
-
-    def saved(self) -> None:
-        """A checkpoint has just been taken: its time begins anew."""
-        self._last_saved = time.monotonic()
-        self._save_again_at = None
-
-    def save_failed(self) -> None:
-        """The last checkpoint could not be written: another is due soon."""
-        minutes = self.config.checkpoint.every_minutes or _SAVE_AGAIN_MINUTES
-        pause = 60.0 * min(minutes, _SAVE_AGAIN_MINUTES)
-        self._save_again_at = time.monotonic() + pause
-
     # ----------------------------------------------------------------------------- stepping
     def begin(self, state: TrainState, *, total_steps: int, steps_per_epoch: int) -> None:
         """The steps begin: from here on a stop request waits for a step's end.
@@ -244,7 +216,7 @@ class Run:
             total_steps: steps of the whole run.
             steps_per_epoch: global batches of an epoch.
         """
-        self._last_saved = time.monotonic()
+        self.save_times.taken()
         if self.is_main:
             self._open_trackers(state.step)
         self._signals.stepping(True)
