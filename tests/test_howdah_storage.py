@@ -9,6 +9,7 @@ import pytest
 
 from howdah import storage
 from howdah.errors import (
+    AlreadyExists,
     ConfigError,
     PermissionDenied,
     StorageError,
@@ -90,6 +91,55 @@ def test_waiting_says_so_once_and_gives_up_at_the_limit(monkeypatch, capsys):
 
 def _refuse(*args, **kwargs):
     raise OSError(28, "No space left on device")
+
+
+def lossy(monkeypatch, backend, *, happens: bool, before=lambda: None) -> list[str]:
+    """The next rename ends without an answer: it `happens` on the server, or it does not."""
+    real, calls = backend.rename, []
+
+    def rename(source: str, target: str, *, replace: bool) -> None:
+        calls.append(target)
+        if len(calls) > 1:
+            return real(source, target, replace=replace)
+        if happens:
+            real(source, target, replace=replace)
+        before()
+        raise StorageUnavailable("cannot create: storage does not answer", where=target)
+
+    monkeypatch.setattr(backend, "rename", rename)
+    return calls
+
+
+@pytest.mark.parametrize("happens", [True, False])
+def test_a_rename_whose_answer_is_lost_is_done_once(happens, tmp_path, monkeypatch):
+    """What the server did without telling is no conflict with oneself, and is not done twice."""
+    base = f"memory://lossy-{tmp_path.name}"
+    for act, name in (
+        (lambda path: storage.create_exclusive(path, b"ours"), "a"),
+        (lambda path: storage.write_whole(path, b"ours"), "b"),
+    ):
+        with monkeypatch.context() as patch:
+            calls = lossy(patch, storage._backend(base), happens=happens)
+            act(f"{base}/{name}")
+        assert len(calls) == 2 and storage.read_bytes(f"{base}/{name}") == b"ours"
+    storage.write_whole(f"{base}/d.tmp/x", b"x")
+    with monkeypatch.context() as patch:
+        lossy(patch, storage._backend(base), happens=happens)
+        storage.rename_dir(f"{base}/d.tmp", f"{base}/d")
+    assert [e.name for e in storage.list_dir(base, unfinished=True)] == ["a", "b", "d"]
+
+
+def test_another_who_was_first_while_we_waited_has_won(tmp_path, monkeypatch):
+    base = f"memory://lossy-{tmp_path.name}"
+    backend = storage._backend(base)
+
+    def theirs() -> None:
+        backend._fs.pipe_file(backend._key(f"{base}/a"), b"ours")  # even with the same bytes
+
+    lossy(monkeypatch, backend, happens=False, before=theirs)
+    with pytest.raises(AlreadyExists):
+        storage.create_exclusive(f"{base}/a", b"ours")
+    assert [e.name for e in storage.list_dir(base, unfinished=True)] == ["a"]
 
 
 @pytest.mark.parametrize("part", ["..", "a/../../b", "/etc/passwd", "memory://x", "a\0b"])

@@ -107,6 +107,7 @@ _NO_DIRECTORY = {
     "PathIsNotEmptyDirectoryException",
 }
 _AUTHENTICATION = {"InvalidToken", "SaslException", "AuthenticationException", "GSSException"}
+_AUTHENTICATION_WORDS = ("$InvalidToken", "SIMPLE authentication is not enabled")
 _AWAY = {
     "StandbyException",
     "RetriableException",
@@ -163,7 +164,11 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             remedy="ask for hadoop.proxyuser.<this user>.hosts and .groups in the cluster's"
             " core-site.xml, or leave out run.user",
         )
-    if kind in _AUTHENTICATION or "SIMPLE authentication is not enabled" in message:
+    if (
+        kind in _AUTHENTICATION
+        or "$InvalidToken" in message
+        or "SIMPLE authentication is not enabled" in message
+    ):
         return not_authenticated(path, doing, f"{kind}: {message}")
     if kind in ("AccessControlException", "AuthorizationException", "SecurityException"):
         return PermissionDenied(
@@ -214,6 +219,13 @@ def not_authenticated(path: str, doing: str, cause: str) -> NotAuthenticated:
         got=cause,
         remedy=LOGIN_REMEDY,
     )
+
+
+def may_have_ticket() -> bool:
+    """True if there is a keytab or a ticket cache; what it holds is found when it is used."""
+    if os.environ.get("KRB5_CLIENT_KTNAME") or os.environ.get("KRB5CCNAME"):
+        return True
+    return os.path.exists(f"/tmp/krb5cc_{os.getuid()}")
 
 
 def _quota(kind: str, message: str, path: str, doing: str) -> QuotaExceeded:

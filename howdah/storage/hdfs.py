@@ -21,7 +21,14 @@ from howdah.hadoop import conf, rpc, tokens
 from howdah.storage import retry
 from howdah.storage.base import Entry, RenamingBackend
 from howdah.storage.calls import Calls
-from howdah.storage.faults import LOGIN_REMEDY, Remote, not_authenticated, replaced, typed
+from howdah.storage.faults import (
+    LOGIN_REMEDY,
+    Remote,
+    may_have_ticket,
+    not_authenticated,
+    replaced,
+    typed,
+)
 from howdah.storage.files import RangeReader, Writer
 from howdah.storage.paths import inner, join, name
 from howdah.storage.quota import QuotaCounting, Summary
@@ -54,6 +61,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         self._addresses = self._conf.rpc_addresses(self._authority)
         self._calls = Calls()
         self._made: Any = None
+        self._accepted = False
         self._lock = threading.Lock()
         umask = int(self._conf.get("fs.permissions.umask-mode") or "022", 8)
         self._file_mode, self._dir_mode = 0o666 & ~umask, 0o777 & ~umask
@@ -122,7 +130,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         alive = [token for token in ours if token.expires > time.time() + 60]
         if alive:
             return forms[alive[0].service]
-        if os.environ.get("KRB5_CLIENT_KTNAME") or os.environ.get("KRB5CCNAME"):
+        if may_have_ticket():
             return address
         services = ", ".join(sorted({token.service for token in held})) or "none"
         raise NotAuthenticated(
@@ -136,10 +144,29 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
     def _do(self, path: str, doing: str, call: Callable[[Any], T], seconds: float = 0) -> T:
         """One attempt of a call on the client, its errors typed."""
         with typed(path, doing, self.free_bytes):
-            return _translated(
-                path,
-                doing,
-                lambda: self._calls.run(lambda: call(self._client()), seconds or CALL_SECONDS),
+            try:
+                result = _translated(
+                    path,
+                    doing,
+                    lambda: self._calls.run(lambda: call(self._client()), seconds or CALL_SECONDS),
+                )
+            except ConnectionError as error:
+                self._refused(str(error))
+                raise
+        self._accepted = True
+        return result
+
+    def _refused(self, cause: str) -> None:
+        """Tell a refused doAs from a NameNode that is away: it hangs up on both without a word that
+        hdfs-native would hand on. Never accepted, and yet it answers a knock: it is a refusal."""
+        user = os.environ.get("HADOOP_PROXY_USER")
+        if self._accepted or not user or "listener disconnected" not in cause:
+            return
+        if "SIMPLE" not in self._knock():
+            raise Remote(
+                "AuthorizationException",
+                f"the NameNode hangs up on us as {user}: this user is not allowed to impersonate"
+                f" {user}, by all appearances (the NameNode's log tells)",
             )
 
     # ------------------------------------------------------------------------------- asking
@@ -310,8 +337,12 @@ def _of_native(path: str, doing: str, text: str) -> Exception:
         message = message.replace('\\"', '"').replace("\\t", "\t").replace("\\'", "'")
         return Remote(java_class, message)
     kind = text.partition("(")[0]
-    if kind in ("GSSAPIError", "SASLError", "NoSASLMechanism") or "GSS" in kind:
-        return not_authenticated(path, doing, text)
+    if kind in ("GSSAPIError", "SASLError", "NoSASLMechanism"):
+        said = re.search(r'"([^"]+)"\)$', text)  # the last of a structure in Rust's notation
+        cause = said.group(1) if said else text
+        if "EXPIRED" in text:
+            cause = f"the ticket has expired ({cause})"
+        return not_authenticated(path, doing, cause)
     if kind in ("DataTransferError", "OperationFailed", "ChecksumError", "InternalError"):
         return ConnectionError(text)
     return StorageError(f"cannot {doing}", where=path, got=text)

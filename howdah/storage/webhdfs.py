@@ -27,6 +27,7 @@ from howdah.storage.faults import (
     LOGIN_REMEDY,
     Remote,
     local_user,
+    may_have_ticket,
     not_authenticated,
     replaced,
     typed,
@@ -126,7 +127,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         alive = [token for token in ours if token.expires > time.time()]
         if alive:
             return alive[0]
-        if os.environ.get("KRB5_CLIENT_KTNAME") or os.environ.get("KRB5CCNAME"):
+        if may_have_ticket():
             return None
         services = ", ".join(sorted({token.service for token in held})) or "none"
         raise NotAuthenticated(
@@ -147,7 +148,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                 yield
             except HdfsError as error:
                 if error.exception is None and "Authentication failure" in str(error):
-                    raise not_authenticated(path, doing, "HTTP 401") from None
+                    raise not_authenticated(path, doing, "HTTP 401, Unauthorized") from None
                 raise Remote(error.exception or "HTTP", str(error)) from None
             except requests.exceptions.SSLError as error:
                 raise StorageError(
