@@ -114,6 +114,8 @@ _AWAY = {
     "ObserverRetryOnActiveException",
     "NoRouteToHostException",
     "ConnectException",
+    "SocketException",
+    "UnknownHostException",
     "ConnectTimeoutException",
     "SocketTimeoutException",
     "ServerTooBusyException",

@@ -9,35 +9,32 @@ references filled in, tokens whose service names an address, and a clear refusal
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, TypeVar
 
-from howdah.errors import ConfigError, NotAuthenticated, NotFound, StorageError, StorageUnavailable
+from howdah.errors import ConfigError, NotAuthenticated, NotFound, StorageError
 from howdah.hadoop import conf, rpc, tokens
-from howdah.storage import retry
+from howdah.storage import hdfs_files
 from howdah.storage.base import Entry, RenamingBackend
 from howdah.storage.calls import Calls
 from howdah.storage.faults import (
     LOGIN_REMEDY,
     Remote,
     may_have_ticket,
-    not_authenticated,
-    replaced,
     typed,
 )
 from howdah.storage.files import RangeReader, Writer
+from howdah.storage.hdfs_faults import translated
+from howdah.storage.hdfs_files import DATA_SECONDS
 from howdah.storage.paths import inner, join, name
 from howdah.storage.quota import QuotaCounting, Summary
 
 T = TypeVar("T")
 CALL_SECONDS = 60.0
 """A NameNode's answer takes milliseconds; a long collection of its garbage half a minute."""
-DATA_SECONDS = 180.0
-"""For one window of data, DataNodes' own time-outs and recovery included."""
 
 
 class HdfsStorage(QuotaCounting, RenamingBackend):
@@ -70,6 +67,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
     def _client(self) -> Any:
         with self._lock:
             if self._made is None:
+                hdfs_files.let_inherited_connections_end()
                 methods = self._knock()
                 from hdfs_native import Client
 
@@ -88,8 +86,12 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         raise ConnectionError("; ".join(causes))
 
     def _settings(self) -> dict[str, str]:
+        values = {name: value.strip() for name, value in self._conf.values.items()}
+        for key in values:
+            if key.startswith("dfs.ha.namenodes."):  # hdfs-native takes "nn1, nn2" for " nn2"
+                values[key] = ",".join(part.strip() for part in values[key].split(","))
         return {
-            **self._conf.values,
+            **values,
             # Each NameNode is asked once more at most: how long to go on is retry's.
             "dfs.client.failover.max.attempts": str(len(self._addresses)),
             "dfs.client.failover.sleep.base.millis": "50",
@@ -141,11 +143,11 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             remedy=LOGIN_REMEDY,
         )
 
-    def _do(self, path: str, doing: str, call: Callable[[Any], T], seconds: float = 0) -> T:
+    def do(self, path: str, doing: str, call: Callable[[Any], T], seconds: float = 0) -> T:
         """One attempt of a call on the client, its errors typed."""
         with typed(path, doing, self.free_bytes):
             try:
-                result = _translated(
+                result = translated(
                     path,
                     doing,
                     lambda: self._calls.run(lambda: call(self._client()), seconds or CALL_SECONDS),
@@ -171,7 +173,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
 
     # ------------------------------------------------------------------------------- asking
     def entry(self, path: str) -> Entry:
-        return self._entry(path, self._do(path, "look up", lambda c: c.get_file_info(inner(path))))
+        return self._entry(path, self.do(path, "look up", lambda c: c.get_file_info(inner(path))))
 
     @staticmethod
     def _entry(path: str, info: Any) -> Entry:
@@ -185,14 +187,14 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
 
     def list_dir(self, path: str) -> Iterator[Entry]:
         place = inner(path)
-        infos = self._do(path, "list", lambda c: list(c.list_status(place)), DATA_SECONDS)
+        infos = self.do(path, "list", lambda c: list(c.list_status(place)), DATA_SECONDS)
         if len(infos) == 1 and not infos[0].isdir and infos[0].path == place:
             raise StorageError("cannot list: it is a file", where=path)
         return iter([self._entry(join(path, name(info.path)), info) for info in infos])
 
     def summary(self, path: str) -> Summary | None:
         try:
-            found = _translated(
+            found = translated(
                 path,
                 "count",
                 lambda: self._calls.run(
@@ -205,7 +207,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
 
     # ------------------------------------------------------------------------------ reading
     def open_read(self, path: str) -> BinaryIO:
-        source = _Source(self, path)
+        source = hdfs_files.Source(self, path)
         return RangeReader(source.fetch, source.size, path=path)
 
     # ------------------------------------------------------------------------------ writing
@@ -213,139 +215,24 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         from hdfs_native import WriteOptions
 
         options = WriteOptions(permission=self._file_mode, overwrite=True, create_parent=True)
-        file = self._do(path, "write", lambda c: c.create(inner(path), options))
-        return Writer(_Sink(self, path, file), lambda: typed(path, "write"), path=path)
+        file = self.do(path, "write", lambda c: c.create(inner(path), options))
+        return Writer(hdfs_files.Sink(self, path, file), lambda: typed(path, "write"), path=path)
 
     def make_dirs(self, path: str) -> None:
         if inner(path) != "/":
-            self._do(
+            self.do(
                 path, "make the directory", lambda c: c.mkdirs(inner(path), self._dir_mode, True)
             )
 
     def remove(self, path: str, recursive: bool) -> None:
         limit = DATA_SECONDS if recursive else CALL_SECONDS
-        if not self._do(path, "remove", lambda c: c.delete(inner(path), recursive), limit):
+        if not self.do(path, "remove", lambda c: c.delete(inner(path), recursive), limit):
             raise NotFound("cannot remove: it is not there", where=path)
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
         doing = "write" if replace else "create"
         # rename2: unlike the old rename it never moves INTO a directory.
-        self._do(target, doing, lambda c: c.rename(inner(source), inner(target), replace))
-
-
-class _Source:
-    """Byte ranges of one file. Block locations grow old (a DataNode dies, the NameNode restarts):
-    after a failure the file is opened anew, and must still be the same one."""
-
-    def __init__(self, storage: HdfsStorage, path: str) -> None:
-        self._storage, self._path = storage, path
-        self._file, self._identity = self._open()
-        self.size = len(self._file)
-
-    def _open(self) -> tuple[Any, tuple[int, int]]:
-        """The file and what tells it from another; both of one moment."""
-
-        def same(client: Any) -> tuple[Any, tuple[int, int]]:
-            place = inner(self._path)
-            for _ in range(20):
-                before = client.get_file_info(place)
-                file = client.read(place)
-                after = client.get_file_info(place)
-                identity = (after.modification_time, after.length)
-                if identity == (before.modification_time, before.length):
-                    return file, identity
-            raise replaced(self._path)
-
-        return self._storage._do(self._path, "read", same)
-
-    def _reopen(self) -> Any:
-        try:
-            file, identity = self._open()
-        except NotFound:
-            raise replaced(self._path) from None
-        if identity != self._identity:
-            raise replaced(self._path)
-        return file
-
-    def fetch(self, offset: int, length: int) -> bytes:
-        """Exactly these bytes; tries again while storage is away."""
-
-        def attempt() -> bytes:
-            file = self._file or self._reopen()
-            self._file = file
-            try:
-                return self._storage._do(
-                    self._path, "read", lambda c: file.read_range(offset, length), DATA_SECONDS
-                )
-            except StorageUnavailable:
-                self._file = None
-                # At once a second time: where the file was replaced, waiting would be for nothing.
-                self._file = self._reopen()
-                raise
-
-        data = retry.run(self._path, attempt)
-        if len(data) != length:
-            raise replaced(self._path)
-        return data
-
-
-class _Sink:
-    """A file being written. After an error it is left alone: closing would publish a part, or wait
-    for seconds for a block that never comes."""
-
-    def __init__(self, storage: HdfsStorage, path: str, file: Any) -> None:
-        self._storage, self._path, self._file = storage, path, file
-
-    def write(self, data: Any) -> None:
-        self._storage._do(self._path, "write", lambda c: self._file.write(data), DATA_SECONDS)
-
-    def close(self) -> None:
-        self._storage._do(self._path, "write", lambda c: self._file.close(), DATA_SECONDS)
-
-    def give_up(self) -> None:
-        self._file = None
-
-
-# ------------------------------------------------------------------------------------ errors
-_RPC = re.compile(r'^(?:Fatal)?RPCError\("([^"]+)", "(.*)"\)$', re.DOTALL)
-
-
-def _translated(path: str, doing: str, call: Callable[[], T]) -> T:
-    """Raise OSError, Remote or a typed error for what hdfs-native raises."""
-    try:
-        return call()
-    except (FileNotFoundError, FileExistsError) as error:
-        message = str(error)
-        if message.startswith("Path is not a file"):
-            raise IsADirectoryError(path) from None
-        if message.startswith("Path is not a directory"):
-            raise NotADirectoryError(path) from None
-        raise
-    except (ConnectionError, TimeoutError):
-        raise
-    except OSError as error:
-        # Sockets' errors come as text: "Connection refused (os error 111)", "early eof", ...
-        raise ConnectionError(str(error)) from None
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        raise _of_native(path, doing, str(error)) from None
-
-
-def _of_native(path: str, doing: str, text: str) -> Exception:
-    found = _RPC.match(text)
-    if found is not None:
-        java_class, message = found.group(1), found.group(2).replace("\\n", "\n")
-        message = message.replace('\\"', '"').replace("\\t", "\t").replace("\\'", "'")
-        return Remote(java_class, message)
-    kind = text.partition("(")[0]
-    if kind in ("GSSAPIError", "SASLError", "NoSASLMechanism"):
-        said = re.search(r'"([^"]+)"\)$', text)  # the last of a structure in Rust's notation
-        cause = said.group(1) if said else text
-        if "EXPIRED" in text:
-            cause = f"the ticket has expired ({cause})"
-        return not_authenticated(path, doing, cause)
-    if kind in ("DataTransferError", "OperationFailed", "ChecksumError", "InternalError"):
-        return ConnectionError(text)
-    return StorageError(f"cannot {doing}", where=path, got=text)
+        self.do(target, doing, lambda c: c.rename(inner(source), inner(target), replace))
 
 
 def _act_as_simply() -> None:

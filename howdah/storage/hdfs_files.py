@@ -1,0 +1,122 @@
+"""Files on HDFS, open: byte ranges and writes through hdfs-native, one window at a time."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+from howdah.errors import NotFound, StorageUnavailable
+from howdah.storage import retry
+from howdah.storage.faults import replaced
+from howdah.storage.paths import inner
+
+if TYPE_CHECKING:
+    from howdah.storage.hdfs import HdfsStorage
+
+DATA_SECONDS = 180.0
+"""For one window of data, DataNodes' own time-outs and recovery included."""
+
+# hdfs-native keeps connections to DataNodes for 3 s, for the whole process. A forked child inherits
+# them without the threads that serve them, and would wait on one for ever.
+_KEPT_SECONDS = 4.0
+_moved = time.monotonic() - _KEPT_SECONDS
+"""When data last moved, by time.monotonic()."""
+_inherited = 0.0
+"""In a forked child: until when connections of its parent may be kept."""
+
+
+def _data_moves() -> None:
+    global _moved
+    _moved = time.monotonic()
+
+
+def _forked() -> None:
+    global _inherited
+    _inherited = _moved + _KEPT_SECONDS
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def let_inherited_connections_end() -> None:
+    """Wait, in a child forked a moment ago, for what it inherited to be too old to be used."""
+    left = _inherited - time.monotonic()
+    if left > 0:
+        time.sleep(left)
+
+
+class Source:
+    """Byte ranges of one file. Block locations grow old (a DataNode dies, the NameNode restarts):
+    after a failure the file is opened anew, and must still be the same one."""
+
+    def __init__(self, storage: HdfsStorage, path: str) -> None:
+        self._storage, self._path = storage, path
+        self._file, self._identity = self._open()
+        self.size = len(self._file)
+
+    def _open(self) -> tuple[Any, tuple[int, int]]:
+        """The file and what tells it from another; both of one moment."""
+
+        def same(client: Any) -> tuple[Any, tuple[int, int]]:
+            place = inner(self._path)
+            for _ in range(20):
+                before = client.get_file_info(place)
+                file = client.read(place)
+                after = client.get_file_info(place)
+                identity = (after.modification_time, after.length)
+                if identity == (before.modification_time, before.length):
+                    return file, identity
+            raise replaced(self._path)
+
+        return self._storage.do(self._path, "read", same)
+
+    def _reopen(self) -> Any:
+        try:
+            file, identity = self._open()
+        except NotFound:
+            raise replaced(self._path) from None
+        if identity != self._identity:
+            raise replaced(self._path)
+        return file
+
+    def fetch(self, offset: int, length: int) -> bytes:
+        """Exactly these bytes; tries again while storage is away."""
+
+        def attempt() -> bytes:
+            file = self._file or self._reopen()
+            self._file = file
+            try:
+                return self._storage.do(
+                    self._path, "read", lambda c: file.read_range(offset, length), DATA_SECONDS
+                )
+            except StorageUnavailable:
+                self._file = None
+                # At once a second time: where the file was replaced, waiting would be for nothing.
+                self._file = self._reopen()
+                raise
+
+        data = retry.run(self._path, attempt)
+        _data_moves()
+        if len(data) != length:
+            raise replaced(self._path)
+        return data
+
+
+class Sink:
+    """A file being written. After an error it is left alone: closing would publish a part, or wait
+    for seconds for a block that never comes."""
+
+    def __init__(self, storage: HdfsStorage, path: str, file: Any) -> None:
+        self._storage, self._path, self._file = storage, path, file
+
+    def write(self, data: Any) -> None:
+        self._storage.do(self._path, "write", lambda c: self._file.write(data), DATA_SECONDS)
+        _data_moves()
+
+    def close(self) -> None:
+        self._storage.do(self._path, "write", lambda c: self._file.close(), DATA_SECONDS)
+        _data_moves()
+
+    def give_up(self) -> None:
+        self._file = None
