@@ -16,7 +16,7 @@ from howdah.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from howdah.storage import retry
+from howdah.storage import backends, retry
 
 
 def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
@@ -93,6 +93,19 @@ def _refuse(*args, **kwargs):
     raise OSError(28, "No space left on device")
 
 
+def test_configure_tells_children_and_heeds_the_environment(monkeypatch):
+    monkeypatch.delenv("HOWDAH_STORAGE_RETRY_SECONDS", raising=False)
+    monkeypatch.delenv("HADOOP_PROXY_USER", raising=False)
+    storage.configure(retry_seconds=7.0, user="bob")
+    assert retry.limit_seconds() == 7 and os.environ["HADOOP_PROXY_USER"] == "bob"
+    storage.configure(retry_seconds=8.0)  # the next configuration of the same process
+    assert retry.limit_seconds() == 8 and "HADOOP_PROXY_USER" not in os.environ
+    monkeypatch.setenv("HOWDAH_STORAGE_RETRY_SECONDS", "3")
+    monkeypatch.setenv("HADOOP_PROXY_USER", "carol")
+    storage.configure(retry_seconds=9.0)
+    assert retry.limit_seconds() == 3 and os.environ["HADOOP_PROXY_USER"] == "carol"
+
+
 def lossy(monkeypatch, backend, *, happens: bool, before=lambda: None) -> list[str]:
     """The next rename ends without an answer: it `happens` on the server, or it does not."""
     real, calls = backend.rename, []
@@ -119,19 +132,19 @@ def test_a_rename_whose_answer_is_lost_is_done_once(happens, tmp_path, monkeypat
         (lambda path: storage.write_whole(path, b"ours"), "b"),
     ):
         with monkeypatch.context() as patch:
-            calls = lossy(patch, storage._backend(base), happens=happens)
+            calls = lossy(patch, backends.backend_of(base), happens=happens)
             act(f"{base}/{name}")
         assert len(calls) == 2 and storage.read_bytes(f"{base}/{name}") == b"ours"
     storage.write_whole(f"{base}/d.tmp/x", b"x")
     with monkeypatch.context() as patch:
-        lossy(patch, storage._backend(base), happens=happens)
+        lossy(patch, backends.backend_of(base), happens=happens)
         storage.rename_dir(f"{base}/d.tmp", f"{base}/d")
     assert [e.name for e in storage.list_dir(base, unfinished=True)] == ["a", "b", "d"]
 
 
 def test_another_who_was_first_while_we_waited_has_won(tmp_path, monkeypatch):
     base = f"memory://lossy-{tmp_path.name}"
-    backend = storage._backend(base)
+    backend = backends.backend_of(base)
 
     def theirs() -> None:
         backend._fs.pipe_file(backend._key(f"{base}/a"), b"ours")  # even with the same bytes

@@ -229,14 +229,14 @@ def test_a_stopped_namenode_that_holds_its_port_does_not_hang_us(
     cluster, place, seconds, monkeypatch
 ):
     """SIGSTOP: the connection stands and no answer ever comes."""
-    from howdah.storage import hdfs, webhdfs
+    from howdah.storage import backends, hdfs, webhdfs
 
     path = storage.join(place, "x")
     storage.write_whole(path, b"x")
     seconds(0)
     monkeypatch.setattr(hdfs, "CALL_SECONDS", 1.0)
     monkeypatch.setattr(webhdfs, "ANSWER_SECONDS", 1.0)
-    monkeypatch.setattr(storage, "_backends", {})
+    monkeypatch.setattr(backends, "_kept", {})
     storage.exists(path)
     cluster.pause("namenode")
     try:

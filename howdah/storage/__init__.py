@@ -13,23 +13,22 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
-import fnmatch
 import glob as _glob
 import json
 import os
 import shutil
-import threading
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
-from howdah.storage import retry
-from howdah.storage.base import Backend, Entry
+from howdah.storage import matching, retry
+from howdah.storage.backends import backend_of
+from howdah.storage.base import Entry
 from howdah.storage.faults import Replaced, typed
 from howdah.storage.files import Writer
 from howdah.storage.paths import (
     TEMP_PREFIX,
-    authority,
     is_local,
     join,
     local_path,
@@ -50,80 +49,27 @@ _COPY_BYTES = 8 * 2**20
 _READ_AGAIN = 20
 _PARALLEL_BYTES, _PARALLEL_READS = 32 * 2**20, 4
 
-# ---------------------------------------------------------------------------------- backends
-_IDENTITY = (
-    "HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER",
-    "HADOOP_TOKEN_FILE_LOCATION", "KRB5_CLIENT_KTNAME", "KRB5CCNAME", "KRB5_CONFIG",
-)  # fmt: skip
-"""What decides which cluster is meant and who asks."""
-
-_backends: dict[tuple, Backend] = {}
-_backends_lock = threading.Lock()
+_set_by_us: dict[str, str] = {}
 
 
 def configure(*, retry_seconds: float | None = None, user: str | None = None) -> None:
     """Take over what `run` says of storage, for this process and those that it starts.
 
     Args:
-        retry_seconds: how long to wait for storage that is away (`run.storage_retry_seconds`).
-        user: whom to act as on the cluster (`run.user`).
+        retry_seconds: how long to wait for storage that is away (`run.storage_retry_seconds`);
+            what $HOWDAH_STORAGE_RETRY_SECONDS said before stays.
+        user: whom to act as on the cluster (`run.user`); None: whoever $HADOOP_PROXY_USER names.
     """
-    if retry_seconds is not None:
-        os.environ.setdefault(retry.ENVIRONMENT, str(retry_seconds))
-    if user is not None:
-        os.environ["HADOOP_PROXY_USER"] = user
-
-
-def _backend(path: str) -> Backend:
-    """The storage that a path is on; kept for the process, made anew after a fork."""
-    kind = scheme(path)
-    key: tuple = (os.getpid(), kind)
-    if kind in ("hdfs", "webhdfs", "swebhdfs"):
-        identity = tuple(os.environ.get(variable) for variable in _IDENTITY)
-        key = (*key, authority(path), identity, _token_time())
-    with _backends_lock:
-        if key not in _backends:
-            _backends[key] = _open_backend(path)
-        return _backends[key]
-
-
-def _open_backend(path: str) -> Backend:
-    kind = scheme(path)
-    if kind == "file":
-        from howdah.storage.local import LocalStorage
-
-        return LocalStorage()
-    if kind == "hdfs":
-        from howdah.storage.hdfs import HdfsStorage
-
-        return HdfsStorage(authority(path))
-    if kind in ("webhdfs", "swebhdfs"):
-        from howdah.storage.webhdfs import WebHdfsStorage
-
-        return WebHdfsStorage(path, authority(path))
-    from howdah.storage import fsspec_backends
-
-    return fsspec_backends.open_backend(path)
-
-
-def _token_time() -> int:
-    """New tokens in the same file make a new client."""
-    try:
-        return os.stat(os.environ["HADOOP_TOKEN_FILE_LOCATION"]).st_mtime_ns
-    except (KeyError, OSError):
-        return 0
-
-
-def _forked() -> None:
-    """In a child: the lock may be held by a thread that is not there any more.
-
-    The parent's clients stay in the table: ending them here would wait for their lost threads.
-    """
-    global _backends_lock
-    _backends_lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forked)
+    wanted = {
+        retry.ENVIRONMENT: None if retry_seconds is None else str(retry_seconds),
+        "HADOOP_PROXY_USER": user,
+    }
+    for variable, value in wanted.items():
+        ours = os.environ.get(variable) == _set_by_us.get(variable)
+        if ours and variable in os.environ:
+            del os.environ[variable]  # an earlier configuration's
+        if value is not None and (variable == "HADOOP_PROXY_USER" or variable not in os.environ):
+            os.environ[variable] = _set_by_us[variable] = value
 
 
 # ------------------------------------------------------------------------------------- asking
@@ -146,7 +92,7 @@ def is_dir(path: str) -> bool:
 
 def entry(path: str) -> Entry:
     """Size, kind and time of one path; raises NotFound."""
-    return retry.run(path, lambda: _backend(path).entry(path))
+    return retry.run(path, lambda: backend_of(path).entry(path))
 
 
 def size(path: str) -> int:
@@ -162,7 +108,7 @@ def modified(path: str) -> float:
 def free_bytes(path: str) -> int | None:
     """Bytes that can still be written at `path`: the disk's of a local path, the nearest space
     quota's on HDFS (one replica's count); None where nothing tells."""
-    return _backend(path).free_bytes(path)
+    return backend_of(path).free_bytes(path)
 
 
 def list_dir(path: str, *, unfinished: bool = False) -> list[Entry]:
@@ -173,7 +119,7 @@ def list_dir(path: str, *, unfinished: bool = False) -> list[Entry]:
     Raises:
         NotFound: no such directory.
     """
-    found = retry.run(path, lambda: list(_backend(path).list_dir(path)))
+    found = retry.run(path, lambda: list(backend_of(path).list_dir(path)))
     return sorted(
         (e for e in found if unfinished or not e.name.startswith(TEMP_PREFIX)),
         key=lambda e: e.name,
@@ -188,45 +134,15 @@ def find(pattern: str) -> list[str]:
     else:
         head, _, rest = pattern.partition("://")
         root, _, rest = rest.partition("/")
-        hits = list(_matches(f"{head}://{root}", [part for part in rest.split("/") if part]))
+        parts = [part for part in rest.split("/") if part]
+        hits = list(matching.matches(f"{head}://{root}", parts, sys.modules[__name__]))
     return sorted({hit for hit in hits if not name(hit).startswith(TEMP_PREFIX)})
-
-
-def _matches(directory: str, parts: list[str]) -> Iterator[str]:
-    """Paths below a directory whose names match the parts, as glob does it for local files."""
-    while parts and not _glob.has_magic(parts[0]):
-        directory, parts = f"{directory}/{parts[0]}", parts[1:]
-    if not parts:
-        if exists(directory):
-            yield directory
-        return
-    part, rest = parts[0], parts[1:]
-    if not is_dir(directory):
-        return
-    entries = list_dir(directory)
-    if part == "**":
-        if rest:
-            yield from _matches(directory, rest)
-        for found in entries:
-            if not rest:
-                yield found.path
-            if found.is_dir:
-                yield from _matches(found.path, parts)
-        return
-    for found in entries:
-        hidden = found.name.startswith(".") and not part.startswith(".")
-        if hidden or not fnmatch.fnmatchcase(found.name, part):
-            continue
-        if not rest:
-            yield found.path
-        elif found.is_dir:
-            yield from _matches(found.path, rest)
 
 
 # ------------------------------------------------------------------------------------ reading
 def open_read(path: str) -> BinaryIO:
     """The file, open to read bytes, seekable."""
-    return retry.run(path, lambda: _backend(path).open_read(path))
+    return retry.run(path, lambda: backend_of(path).open_read(path))
 
 
 def read_bytes(path: str) -> bytes:
@@ -262,7 +178,7 @@ def read_json(path: str) -> Any:
 # ------------------------------------------------------------------------------------ writing
 def make_dirs(path: str) -> None:
     """Make the directory and its parents; being there already is fine."""
-    retry.run(path, lambda: _backend(path).make_dirs(path))
+    retry.run(path, lambda: backend_of(path).make_dirs(path))
 
 
 def open_write(path: str) -> BinaryIO:
@@ -271,7 +187,7 @@ def open_write(path: str) -> BinaryIO:
     Storage that goes away in the middle ends it with StorageUnavailable: what was written is lost,
     and only the caller can begin again.
     """
-    file = retry.run(path, lambda: _backend(path).open_write(path))
+    file = retry.run(path, lambda: backend_of(path).open_write(path))
     if isinstance(file, Writer):
         file.alone = True
     return file
@@ -279,7 +195,7 @@ def open_write(path: str) -> BinaryIO:
 
 def write_whole(path: str, data: bytes) -> None:
     """Put `data` at `path`, replacing: readers see the old or the new file, never a part."""
-    _backend(path).put(path, lambda file: _all(file, data), replace=True, size=len(data))
+    backend_of(path).put(path, lambda file: _all(file, data), replace=True, size=len(data))
 
 
 def write_stream(path: str, fill: Callable[[BinaryIO], None], *, size: int | None = None) -> None:
@@ -290,13 +206,13 @@ def write_stream(path: str, fill: Callable[[BinaryIO], None], *, size: int | Non
             when storage went away in the middle.
         size: bytes that it will write, where known: told when there is no room.
     """
-    _backend(path).put(path, fill, replace=True, size=size)
+    backend_of(path).put(path, fill, replace=True, size=size)
 
 
 def create_exclusive(path: str, data: bytes) -> None:
     """Put `data` at `path` whole, or raise AlreadyExists: of two writers exactly one succeeds."""
     try:
-        _backend(path).put(path, lambda file: _all(file, data), replace=False, size=len(data))
+        backend_of(path).put(path, lambda file: _all(file, data), replace=False, size=len(data))
     except AlreadyExists:
         raise AlreadyExists("it is there already and is never overwritten", where=path) from None
 
@@ -307,13 +223,13 @@ def _all(file: BinaryIO, data: bytes) -> None:
 
 def rename_dir(source: str, target: str) -> None:
     """Publish a directory by one rename; AlreadyExists if `target` is there."""
-    _backend(source).rename_dir(source, target)
+    backend_of(source).rename_dir(source, target)
 
 
 def remove(path: str, recursive: bool = False) -> None:
     """Remove a file, or a directory with all it holds; missing is not an error."""
     with contextlib.suppress(NotFound):
-        retry.run(path, lambda: _backend(path).remove(path, recursive))
+        retry.run(path, lambda: backend_of(path).remove(path, recursive))
 
 
 # ------------------------------------------------------------------------------------ copying
@@ -370,4 +286,4 @@ def upload(local: str, path: str) -> None:
         with open_read(local) as source:
             _copy(source, file, path)
 
-    _backend(path).put(path, fill, replace=True, size=size(local))
+    backend_of(path).put(path, fill, replace=True, size=size(local))

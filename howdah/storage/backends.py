@@ -1,0 +1,71 @@
+"""Which storage a path is on; one handle per cluster, identity and process."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+from howdah.storage.base import Backend
+from howdah.storage.paths import authority, scheme
+
+_IDENTITY = (
+    "HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER",
+    "HADOOP_TOKEN_FILE_LOCATION", "KRB5_CLIENT_KTNAME", "KRB5CCNAME", "KRB5_CONFIG",
+    "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION",
+)  # fmt: skip
+"""What decides which cluster is meant and who asks."""
+
+_kept: dict[tuple, Backend] = {}
+_lock = threading.Lock()
+
+
+def backend_of(path: str) -> Backend:
+    """The storage that a path is on; kept for the process, made anew after a fork."""
+    kind = scheme(path)
+    key: tuple = (os.getpid(), kind)
+    if kind in ("hdfs", "webhdfs", "swebhdfs", "s3"):
+        identity = tuple(os.environ.get(variable) for variable in _IDENTITY)
+        key = (*key, authority(path), identity, _token_time())
+    with _lock:
+        if key not in _kept:
+            _kept[key] = _open_backend(path)
+        return _kept[key]
+
+
+def _open_backend(path: str) -> Backend:
+    kind = scheme(path)
+    if kind == "file":
+        from howdah.storage.local import LocalStorage
+
+        return LocalStorage()
+    if kind == "hdfs":
+        from howdah.storage.hdfs import HdfsStorage
+
+        return HdfsStorage(authority(path))
+    if kind in ("webhdfs", "swebhdfs"):
+        from howdah.storage.webhdfs import WebHdfsStorage
+
+        return WebHdfsStorage(path, authority(path))
+    from howdah.storage import fsspec_backends
+
+    return fsspec_backends.open_backend(path)
+
+
+def _token_time() -> int:
+    """New tokens in the same file make a new client."""
+    try:
+        return os.stat(os.environ["HADOOP_TOKEN_FILE_LOCATION"]).st_mtime_ns
+    except (KeyError, OSError):
+        return 0
+
+
+def _forked() -> None:
+    """In a child: the lock may be held by a thread that is not there any more.
+
+    The parent's clients stay in the table: ending them here would wait for their lost threads.
+    """
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forked)
