@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
-from howdah import config
+from howdah import config, storage
 from howdah.errors import HowdahError, as_dict, render
 
 
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         settings = config.load(args.config, args.overrides)
+        storage.configure(retry_seconds=settings.run.storage_retry_seconds, user=settings.run.user)
         from etl.submit import run
 
         result = run(settings, progress=progress)

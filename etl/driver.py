@@ -59,6 +59,9 @@ def main(argv: Sequence[str]) -> int:
     state = _State(directory)
     try:
         config = config_module.load(storage.join(directory, CONFIG))
+        # In a container the application is that user's already.
+        user = None if os.environ.get(RUN) else config.run.user
+        storage.configure(retry_seconds=config.run.storage_retry_seconds, user=user)
         files = {
             entry.name: storage.read_bytes(entry.path)
             for entry in storage.list_dir(storage.join(directory, TOKENIZER))

@@ -1,4 +1,4 @@
-"""Hive tables: which partitions and files a source consists of, and tables that are written.
+"""Hive tables as sources: which partitions and files they consist of, and what is refused.
 
 Spark is asked for the catalogue's own view of a table; what Spark would read wrongly (the delta
 files of a transactional table) or cannot read (other engines' views) is refused with a way out.
@@ -20,7 +20,7 @@ from etl.sources import Source
 from etl.spark_errors import translated
 from howdah import storage
 from howdah.config_model import DataSection
-from howdah.errors import ConfigError, DataError, NotFound
+from howdah.errors import DataError, NotFound
 from howdah.storage import Entry
 
 _TIMES = re.compile(r"\b(current_(date|time|timestamp)|now|localtimestamp|unix_timestamp)\b", re.I)
@@ -29,7 +29,6 @@ _SELECT = re.compile(
 )
 _FILE_RELATIONS = frozenset(("LogicalRelation", "HiveTableRelation"))
 _CONSTANT_RELATIONS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
-_REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,10 +93,11 @@ def _query(spark: SparkSession, source: Source) -> DataFrame:
             remedy="leave out everything but the query; it only reads",
         )
     frame = spark.sql(source.query.strip().rstrip(";"))
-    for leaf in _leaves(frame):
-        if leaf.getClass().getSimpleName() == "HiveTableRelation":
-            _refuse_unreadable(_of_java(leaf.tableMeta()))
-    if not frame._jdf.queryExecution().analyzed().deterministic():
+    plan = frame._jdf.queryExecution().analyzed()
+    for part in (plan, *_each(plan.subqueriesAll())):
+        for leaf in _each(part.collectLeaves()):
+            _refuse_unreadable_relation(leaf)
+    if not plan.deterministic():
         raise DataError(
             "the query gives other rows each time that it runs",
             where=source.name,
@@ -156,14 +156,15 @@ def _of_java(table) -> Table:
     return Table(
         name=table.identifier().unquotedString(),
         kind=table.tableType().name(),
-        partition_columns=list(_strings(table.partitionColumnNames())),
+        partition_columns=list(_each(table.partitionColumnNames())),
         location=location.get().toString() if location.isDefined() else None,
         properties=_mapping(table.properties()),
         view_text=view.get() if view.isDefined() else "",
     )
 
 
-def _strings(sequence):
+def _each(sequence):
+    """The items of a Scala sequence."""
     for n in range(sequence.size()):
         yield sequence.apply(n)
 
@@ -195,6 +196,14 @@ def _refuse_unreadable(table: Table) -> None:
         properties.get("presto_view") == "true" or text.startswith("/* presto")
     ):
         raise _unreadable(table.name, "a view of Presto or Trino", table.view_text.strip()[:60])
+
+
+def _refuse_unreadable_relation(leaf) -> None:
+    kind = leaf.getClass().getSimpleName()
+    if kind == "HiveTableRelation":
+        _refuse_unreadable(_of_java(leaf.tableMeta()))
+    elif kind == "LogicalRelation" and leaf.catalogTable().isDefined():
+        _refuse_unreadable(_of_java(leaf.catalogTable().get()))
 
 
 def _unreadable(name: str, what: str, got: str) -> DataError:
@@ -242,7 +251,7 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
     database = database.rpartition(".")[2]
     none = spark._jvm.scala.Option.empty()
     partitions = []
-    for item in _items(catalogue.listPartitions(database, bare, none)):
+    for item in _each(catalogue.listPartitions(database, bare, none)):
         spec = _mapping(item.spec())
         if all(spec[column] in values for column, values in wanted.items()):
             location = item.storage().locationUri()
@@ -261,23 +270,17 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
     return {"partitions": partitions, "files": _listed([place for _, place in partitions])}
 
 
-def _items(sequence):
-    return _strings(sequence)
-
-
 def _query_state(frame: DataFrame, source: Source) -> dict:
     """The files that a query or view reads where all it reads is files, else its rows' digest."""
-    kinds = {leaf.getClass().getSimpleName() for leaf in _leaves(frame)}
+    plan = frame._jdf.queryExecution().optimizedPlan()
+    kinds = {leaf.getClass().getSimpleName() for leaf in _each(plan.collectLeaves())}
     told = source.query is None or not _TIMES.search(source.query)
+    told = told and plan.subqueriesAll().isEmpty()  # inputFiles() leaves theirs out
     if told and kinds & _FILE_RELATIONS and kinds <= _FILE_RELATIONS | _CONSTANT_RELATIONS:
         paths = sorted(set(frame.inputFiles()))
         if paths:
             return {"files": _listed(paths)}
     return {"rows": _digest(frame)}
-
-
-def _leaves(frame: DataFrame) -> list:
-    return list(_strings(frame._jdf.queryExecution().optimizedPlan().collectLeaves()))
 
 
 def _digest(frame: DataFrame) -> list:
@@ -318,52 +321,3 @@ def _path_of(uri: str) -> str:
         return "/" + unquote(uri[len("file:") :]).lstrip("/")
     scheme, separator, rest = uri.partition("://")
     return f"{scheme}://{unquote(rest)}" if separator else uri
-
-
-# ------------------------------------------------------------------------------------ writing
-def write_rejects(
-    spark: SparkSession, table: str, hash_: str, version: str, files: Sequence[str]
-) -> None:
-    """Put a version's rejected rows into the partition `dataset=<hash>` of a Hive table.
-
-    Done before the commit and by replacing the partition: a dataset that exists has its rejects in
-    the table, and running again leaves one copy.
-
-    Raises:
-        DataError: the table has other columns.
-        ConfigError: no table name.
-    """
-    from etl.reading import spark_path
-    from etl.sources import is_table
-
-    if not is_table(table):
-        raise ConfigError("no table name", where="data.rejects_table", got=repr(table))
-    quoted = ".".join(f"`{part}`" for part in table.split("."))
-    with translated(f"write the table {table}"):
-        columns = ", ".join(f"{name} string" for name in _REJECT_COLUMNS)
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {quoted} ({columns}) PARTITIONED BY (dataset string)"
-            " STORED AS PARQUET"
-        )
-        there = spark.table(table).columns
-        if there != [*_REJECT_COLUMNS, "dataset"]:
-            raise DataError(
-                "the table for rejected rows has other columns",
-                where=f"data.rejects_table {table}",
-                expected=", ".join((*_REJECT_COLUMNS, "dataset")),
-                got=", ".join(there),
-                remedy="name another table; it is made if it is not there",
-            )
-        paths = [spark_path(storage.join(version, name)) for name in files]
-        if not paths:
-            spark.sql(f"ALTER TABLE {quoted} DROP IF EXISTS PARTITION (dataset='{hash_}')")
-            return
-        view = f"howdah_rejects_{hash_}"
-        spark.read.parquet(*paths).select(*_REJECT_COLUMNS).createOrReplaceTempView(view)
-        try:
-            spark.sql(
-                f"INSERT OVERWRITE TABLE {quoted} PARTITION (dataset='{hash_}')"
-                f" SELECT {', '.join(_REJECT_COLUMNS)} FROM {view}"
-            )
-        finally:
-            spark.catalog.dropTempView(view)

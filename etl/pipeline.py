@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from etl import build, hive, report, shards, shipping, sources, split
+from etl import build, hive, hive_write, report, shards, shipping, sources, split
 from etl.build import Built, Kept
+from etl.interrupts import interrupts
 from etl.sources import Source
 from etl.spark import Application, in_container, session
 from etl.spark_errors import translated
@@ -25,9 +24,7 @@ from howdah.encode import Encoder
 from howdah.errors import (
     DataError,
     HowdahError,
-    Interrupted,
     StorageError,
-    Terminated,
 )
 from howdah.manifest import (
     MANIFEST,
@@ -300,7 +297,7 @@ def _write(
     quality["at_max_length"] = sum(cut for _, _, cut in table.values())
     quality["reject_files"] = shards.write_rejects(built.rejected, version, token)
     if data.rejects_table is not None:
-        hive.write_rejects(spark, data.rejects_table, hash_, version, quality["reject_files"])
+        hive_write.write_rejects(spark, data.rejects_table, hash_, version, quality["reject_files"])
         progress(f"rejected rows are in {data.rejects_table}, dataset={hash_}")
     quality["labels_without_training_rows"] = [
         name for n, name in enumerate(built.labels) if ("train", n) not in table
@@ -387,30 +384,3 @@ def _refuse_changed(spark: SparkSession, config: Config, source: Source) -> None
             where=source.name,
             remedy="run `howdah etl` again once nothing writes to the source",
         )
-
-
-class _Stop(BaseException):
-    """SIGTERM. No Exception: Py4J would take it for a failure of its connection."""
-
-
-@contextlib.contextmanager
-def interrupts() -> Iterator[None]:
-    """SIGINT and SIGTERM end the ETL in order: Spark stopped, own files removed."""
-    main = threading.current_thread() is threading.main_thread()
-
-    def terminate(number: int, frame: object) -> None:
-        raise _Stop
-
-    before = {}
-    if main:
-        before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
-        before[signal.SIGINT] = signal.getsignal(signal.SIGINT)  # Spark puts its own in its place
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted("the ETL was interrupted", remedy="nothing was committed") from None
-    except _Stop:
-        raise Terminated("the ETL was asked to end", remedy="nothing was committed") from None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

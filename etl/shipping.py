@@ -25,6 +25,7 @@ ENVIRONMENT = "environment"
 """Name of the unpacked Python environment in a container's working directory."""
 PYTHON = f"./{ENVIRONMENT}/bin/python"
 _JAVA = "java_home"
+_CONTAINER_ENVIRONMENTS = ("spark.yarn.appMasterEnv", "spark.executorEnv")
 _JARS = ("spark.yarn.archive", "spark.yarn.jars")
 
 
@@ -122,6 +123,11 @@ def ship(config: Config, progress: Progress) -> Shipment:
         # A driver that failed has told why; YARN's second attempt would only hide it.
         "spark.yarn.maxAppAttempts": "1",
     }
+    name = config.run.user or os.environ.get("HADOOP_USER_NAME")
+    if name and not hadoop_settings().kerberos:
+        # Without Kerberos a container says who it is; Python's storage would name the node's user.
+        for prefix in _CONTAINER_ENVIRONMENTS:
+            conf[f"{prefix}.HADOOP_USER_NAME"] = name
     if options.queue is not None:
         conf["spark.yarn.queue"] = options.queue
     if options.executors is not None:
@@ -134,7 +140,7 @@ def ship(config: Config, progress: Progress) -> Shipment:
         if storage.is_local(url):
             url = _publish_file(storage.local_path(url), directory, progress)
         archives.append(f"{url}#{_JAVA}")
-        for prefix in ("spark.yarn.appMasterEnv", "spark.executorEnv"):
+        for prefix in _CONTAINER_ENVIRONMENTS:
             conf[f"{prefix}.JAVA_HOME"] = f"./{_JAVA}"
     conf["spark.yarn.dist.archives"] = ",".join(archives)
     if not _names_jars(options):

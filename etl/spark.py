@@ -106,9 +106,10 @@ def session(
         builder = builder.config(key, value)
     if hive:
         builder = builder.enableHiveSupport()
-    with _environment(options, user):
+    with _environment(options):
         try:
-            spark = builder.getOrCreate()
+            with environ(_acting_for(options, user)):
+                spark = builder.getOrCreate()
         except Exception as error:
             raise not_started(options, user, error) from error
         over = False
@@ -201,7 +202,7 @@ def _hive_site() -> bool:
 
 
 @contextlib.contextmanager
-def _environment(options: SparkOptions, user: str | None) -> Iterator[None]:
+def _environment(options: SparkOptions) -> Iterator[None]:
     """What Spark's launcher and its Python workers find in the environment."""
     if in_container():
         yield
@@ -211,7 +212,7 @@ def _environment(options: SparkOptions, user: str | None) -> Iterator[None]:
         with open(log, "w", encoding="utf-8") as file:
             file.write(QUIET_LOG)
         before = os.environ.get("SPARK_SUBMIT_OPTS", "")
-        wanted = {
+        wanted: dict[str, str | None] = {
             # SPARK_HOME may name another Spark than the one whose Python code runs here
             "SPARK_HOME": spark_home(options),
             "SPARK_SUBMIT_OPTS": before
@@ -219,9 +220,6 @@ def _environment(options: SparkOptions, user: str | None) -> Iterator[None]:
             else f"{before} -Dlog4j2.configurationFile=file://{log}".strip(),
             "TOKENIZERS_PARALLELISM": "false",
         }
-        if user is not None:
-            words = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
-            wanted["PYSPARK_SUBMIT_ARGS"] = f"--proxy-user {shlex.quote(user)} {words}"
         if is_local_master(options.master):
             # Local Python workers run this interpreter and find this package, installed or not.
             root = os.path.dirname(os.path.dirname(os.path.abspath(howdah.errors.__file__)))
@@ -233,8 +231,21 @@ def _environment(options: SparkOptions, user: str | None) -> Iterator[None]:
             }
         elif options.master == "yarn":
             wanted["PYSPARK_PYTHON"] = PYTHON
-        with _environ(wanted):
+        with environ(wanted):
             yield
+
+
+def _acting_for(options: SparkOptions, user: str | None) -> dict[str, str | None]:
+    """Variables for Spark's launcher alone, so that its application is another user's."""
+    if user is None or options.master != "yarn" or in_container():
+        return {}  # elsewhere Java takes HADOOP_PROXY_USER by itself
+    words = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+    return {
+        "PYSPARK_SUBMIT_ARGS": f"--proxy-user {shlex.quote(user)} {words}",
+        # With Hadoop's way as well it would be done twice.
+        "HADOOP_PROXY_USER": None,
+        "HADOOP_USER_NAME": None,
+    }
 
 
 QUIET_LOG = """\
@@ -255,14 +266,20 @@ logger.client.level = ${sys:howdah.client.level:-error}
 
 
 @contextlib.contextmanager
-def _environ(wanted: Mapping[str, str]) -> Iterator[None]:
+def environ(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """os.environ with these in it, or without them (None), and as before at the end."""
     before = {key: os.environ.get(key) for key in wanted}
-    os.environ.update(wanted)
+    _set_all(wanted)
     try:
         yield
     finally:
-        for key, value in before.items():
-            if value is None:
-                os.environ.pop(key, None)
-            else:
-                os.environ[key] = value
+        _set_all(before)
+
+
+def _set_all(wanted: Mapping[str, str | None]) -> None:
+    """Set variables of the environment; None removes one."""
+    for key, value in wanted.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value

@@ -18,7 +18,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from etl import driver, pipeline, shipping, yarn_apps
+from etl import driver, kerberos, pipeline, shipping, yarn_apps
+from etl.interrupts import interrupts
 from etl.pipeline import EtlResult
 from etl.spark import QUIET_LOG, require_java
 from etl.spark_errors import not_started, rebuilt
@@ -57,26 +58,38 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
             got=f"cluster, with master {options.master}",
             remedy="set one of them",
         )
+    if config.run.user is not None and options.keytab is not None:
+        raise ConfigError(
+            "Spark takes a keytab or a proxied user, not both",
+            where="run.user, data.spark.keytab",
+            got=f"{config.run.user}, {options.keytab}",
+            remedy="unset data.spark.keytab and data.spark.principal, and run kinit first",
+        )
     home = shipping.spark_home(options)
     own = options.home is None or os.path.samefile(
         home, shipping.spark_home(options.model_copy(update={"home": None}))
     )
-    try:
-        if own and not cluster:
-            return pipeline.run(config, progress=progress)
-        with pipeline.interrupts():
-            source, encoder, there = pipeline.prepare(config, progress)
-            if there is not None:
-                return there
-            require_java(home)
-            if not cluster:
-                return _under(home, config, encoder, progress)
-            _refuse_docstrings(source.kind)
-            return _on_cluster(home, config, encoder, progress)
-    except ClusterError as error:
-        if shipping.on_yarn(options):
-            _explain(error, Hadoop(spark_home=home, env=_environ(home)), config)
-        raise
+    with kerberos.logged_in(options):
+        try:
+            return _run(config, home, own, cluster, progress)
+        except ClusterError as error:
+            if shipping.on_yarn(options):
+                _explain(error, Hadoop(spark_home=home, env=_environ(home)), config)
+            raise
+
+
+def _run(config: Config, home: str, own: bool, cluster: bool, progress: Progress) -> EtlResult:
+    if own and not cluster:
+        return pipeline.run(config, progress=progress)
+    with interrupts():
+        source, encoder, there = pipeline.prepare(config, progress)
+        if there is not None:
+            return there
+        require_java(home)
+        if not cluster:
+            return _under(home, config, encoder, progress)
+        _refuse_docstrings(source.kind)
+        return _on_cluster(home, config, encoder, progress)
 
 
 def _refuse_docstrings(kind: str) -> None:
@@ -159,6 +172,10 @@ def _on_cluster(home: str, config: Config, encoder: Encoder, progress: Progress)
         _describe(directory, config, encoder)
         storage.write_whole(storage.join(directory, "main.py"), driver.MAIN.encode())
         with _quiet(hadoop.env) as env:
+            if config.run.user is not None:
+                # --proxy-user acts for another; with Hadoop's own way it would be done twice
+                env.pop("HADOOP_PROXY_USER", None)
+                env.pop("HADOOP_USER_NAME", None)
             process = subprocess.Popen(
                 _command(home, config, shipment.conf, directory, tag), env=env,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

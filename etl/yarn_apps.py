@@ -19,18 +19,20 @@ _CLI = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
 _LOGS = "org.apache.hadoop.yarn.client.cli.LogsCLI"
 _OVER = ("FINISHED", "FAILED", "KILLED")
 _LOG_BYTES = 262_144  # of each container's end
+_CAUSE_CHARACTERS = 500
 AGGREGATION_SECONDS = 60.0
 """How long logs are waited for: a NodeManager uploads them after the application has ended."""
 
 _CAUSES = (
-    # the most telling first
-    re.compile(r"OutOfMemoryError.*"),
-    re.compile(r".*running beyond (?:physical|virtual) memory limits.*"),
-    re.compile(r".*(?:QuotaExceededException|No space left on device).*"),
-    re.compile(r"^[\w.]*(?:Error|Exception): .*"),
-    re.compile(r"^Caused by: .*"),
-    re.compile(r".*(?:Exception|Error): .*"),
-    re.compile(r".*\b(?:not found|cannot|denied|refused)\b.*", re.IGNORECASE),
+    # (pattern, which of its lines), the most telling first
+    (re.compile(r"OutOfMemoryError"), -1),
+    (re.compile(r"running beyond (?:physical|virtual) memory limits"), -1),
+    (re.compile(r"QuotaExceededException|No space left on device"), -1),
+    (re.compile(r"^[\w.]*(?:Error|Exception): "), -1),
+    (re.compile(r"^Caused by: "), -1),
+    (re.compile(r"(?:Exception|Error): "), -1),
+    (re.compile(r"^Error\b"), 0),  # Java's own, when it does not start
+    (re.compile(r"\b(?:not found|cannot|denied|refused)\b", re.IGNORECASE), -1),
 )
 
 
@@ -104,10 +106,10 @@ def cause(log: str) -> str | None:
     'ValueError: no such column'
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    for pattern in _CAUSES:
-        hits = [line for line in lines if pattern.match(line) or pattern.search(line)]
+    for pattern, which in _CAUSES:
+        hits = [line for line in lines if pattern.search(line)]
         if hits:
-            return hits[-1][:500]
+            return hits[which][:_CAUSE_CHARACTERS]
     return None
 
 

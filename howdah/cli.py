@@ -272,7 +272,9 @@ def export(
 def predict(
     model: Annotated[str, typer.Option(help="Export or run directory (any storage).")],
     source: Annotated[str | None, typer.Option(help="CSV, JSON lines or Parquet file(s).")] = None,
-    output: Annotated[str | None, typer.Option(help=".parquet, .jsonl or .csv file.")] = None,
+    output: Annotated[
+        str | None, typer.Option(help=".parquet, .jsonl or .csv file, or table:NAME (Hive).")
+    ] = None,
     stdin: Annotated[
         bool, typer.Option("--stdin", help="One text a line, JSON lines out.")
     ] = False,

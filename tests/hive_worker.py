@@ -102,10 +102,19 @@ def _scenarios(spark, database: str, directory: str, etl, found: dict) -> None:
 
     spark.sql(f"CREATE VIEW {database}.short AS SELECT body, topic FROM {news} WHERE ds > '2026'")
     etl("view", source=f"{database}.short")
-    spark.sql(f"ALTER TABLE {news}_text SET TBLPROPERTIES ('transactional'='true')")
-    etl("transactional", source=f"{news}_text")
-    storage.write_whole(query, f"SELECT body, topic FROM {news}_text".encode())
+    spark.sql(
+        f"CREATE TABLE {database}.acid ({columns}) CLUSTERED BY (topic) INTO 2 BUCKETS"
+        " STORED AS ORC TBLPROPERTIES ('transactional'='true')"
+    )
+    etl("transactional", source=f"{database}.acid")
+    storage.write_whole(query, f"SELECT body, topic FROM {database}.acid".encode())
     etl("query_transactional", query_file=query)
+    text = f"SELECT body, topic FROM {news} WHERE topic <> (SELECT max(topic) FROM {database}.acid)"
+    storage.write_whole(query, text.encode())
+    etl("subquery_transactional", query_file=query)
+    text = f"SELECT body, topic FROM {news} WHERE topic >= (SELECT min(topic) FROM {news}_text)"
+    storage.write_whole(query, text.encode())
+    etl("subquery", query_file=query)
     _foreign_views(spark, database)
     etl("presto_view", source=f"{database}.presto")
     etl("materialized", source=f"{database}.mat")

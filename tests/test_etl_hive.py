@@ -62,6 +62,8 @@ def test_a_query_is_a_source_and_its_files_its_state(answers):
     assert not any("passed the gate" in line for line in answers["query_again"]["lines"])
     assert _rows(answers["query_grew"]) == 41 and not answers["query_grew"]["unchanged"]
     assert _rows(answers["query_now"]) == 121 and "rows" in answers["query_now"]["source"]
+    # the files of a subquery are not told: its rows are the state
+    assert _rows(answers["subquery"]) == 121 and "rows" in answers["subquery"]["source"]
     assert _rows(answers["view"]) == 121 and answers["view"]["source"]["files"]
 
 
@@ -77,6 +79,7 @@ def test_a_query_is_a_source_and_its_files_its_state(answers):
         ("query_drops", "one SELECT", "only reads"),
         ("transactional", "transactional (ACID)", "CREATE EXTERNAL TABLE"),
         ("query_transactional", "transactional (ACID)", "CREATE EXTERNAL TABLE"),
+        ("subquery_transactional", "transactional (ACID)", "CREATE EXTERNAL TABLE"),
         ("presto_view", "Presto or Trino", "CREATE EXTERNAL TABLE"),
         ("materialized", "materialised view", "CREATE EXTERNAL TABLE"),
         ("rejects_wrong", "other columns", "another table"),

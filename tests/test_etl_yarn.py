@@ -62,11 +62,11 @@ def test_an_error_of_the_driver_in_the_cluster_comes_as_itself(yarn_etl):
 
 @marked()
 def test_a_container_that_cannot_start_tells_its_cause(yarn_etl):
-    conf = {"spark.driver.extraJavaOptions": "-XX:NoSuchFlag"}
+    conf = {"spark.driver.extraJavaOptions": "-javaagent:/no/such.jar"}
     config = yarn_etl.config(source=yarn_etl.put_rows(9), spark={**CLUSTER, "conf": conf})
     code, answer, err = yarn_etl.run(config)
     assert code == 5 and answer["error"] == "ClusterError", err
-    assert "NoSuchFlag" in answer["got"] and "yarn logs -applicationId" in answer["remedy"]
+    assert "/no/such.jar" in answer["got"] and "yarn logs -applicationId" in answer["remedy"]
     assert answer["where"].startswith("application_") and "Traceback" not in err
 
 

@@ -35,10 +35,10 @@ print(json.dumps(summary))
 """
 
 
-def run(*words: str) -> subprocess.CompletedProcess:
+def run(*words: str, cwd: str | None = None) -> subprocess.CompletedProcess:
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.getcwd()}
     return subprocess.run(
-        [sys.executable, "-c", SCRIPT, *words],
+        [sys.executable, "-c", SCRIPT, *words], cwd=cwd,
         env=environment, capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
 
@@ -98,3 +98,20 @@ def test_a_missing_column_is_one_message(model, tmp_path):
     assert "DataError" in done.stderr
     assert "the source has no column 'text'" in done.stderr
     assert sorted(os.listdir(tmp_path)) == ["export", "in.csv"]
+
+
+def test_predictions_become_a_partition_of_a_hive_table(model, tmp_path):
+    source = str(tmp_path / "in.jsonl")
+    for texts in (["the cat", "of", "in"], ["the cat", None]):  # the second replaces the first
+        with open(source, "w") as file:
+            for number, text in enumerate(texts):
+                file.write(json.dumps({"key": str(number), "words": text}) + "\n")
+        # the metastore of a directory without Hive's settings lies in the directory itself
+        done = run(model, source, "table:predicted", "local[1]", "words", cwd=str(tmp_path))
+        assert done.returncode == 0, done.stderr[-3000:]
+        summary = json.loads(done.stdout.splitlines()[-1])
+        assert summary["rows"] == len(texts) and summary["run_id"] == "run-5"
+    rows = pq.read_table(str(tmp_path / "spark-warehouse" / "predicted")).to_pylist()
+    assert sorted(row["id"] for row in rows) == ["0", "1"]
+    assert {row["run_id"] for row in rows} == {"run-5"}
+    assert {row["id"]: row["error"] is None for row in rows} == {"0": True, "1": False}

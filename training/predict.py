@@ -53,7 +53,8 @@ def predict(
         source: a file, a pattern or a directory of .csv, .jsonl or .parquet; or a table's name,
             which Spark reads.
         output: .parquet, .jsonl or .csv file with id, label, scores and run id; with Spark a
-            directory of such files. It appears whole at the end or not at all.
+            directory of such files, or table:NAME, a Hive table. It appears whole at the end or not
+            at all.
         text_columns: column(s) of the text; None: those that the model was trained on.
         id_column: column of the row's key; None: the one of the training data where the source
             has it, else the row's number from 0.
@@ -68,7 +69,7 @@ def predict(
         ModelError: no model.
         AlreadyExists: the output is there.
     """
-    if master is not None or _is_table(source):
+    if master is not None or _is_table(source) or output.startswith("table:"):
         from training.predict_spark import predict_spark
 
         return predict_spark(

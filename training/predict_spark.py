@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import sys
 import tempfile
@@ -29,6 +30,10 @@ __all__ = ["predict_spark"]
 
 _SCHEMA = "id string, label string, scores array<float>, run_id string, error string"
 _ROWS_PER_BATCH = "2048"
+TABLE = "table:"
+"""Before an output that is a Hive table's name."""
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
+_TABLE_COLUMNS = "id string, label string, scores array<float>, error string"
 
 
 def predict_spark(
@@ -46,6 +51,9 @@ def predict_spark(
 ) -> dict:
     """`predict` on Spark; the arguments are its own. `output` becomes a directory of part files.
 
+    `table:NAME` as output is a Hive table: the predictions replace its partition of the model's
+    run_id, and the table is made if it is not there.
+
     Rows without an id column are numbered by Spark (unique, increasing, with gaps).
 
     Raises:
@@ -58,7 +66,8 @@ def predict_spark(
     chosen = choose_framework(framework, trained_with=info.get("framework"))
     trained = Columns(**info.get("columns", {}))
     text = list(text_columns) if text_columns else trained.text
-    with _session(master) as spark:
+    table = output.removeprefix(TABLE) if form == "table" else None
+    with _session(master, hive=table is not None or not _is_file(source)) as spark:
         progress(f"reading {source} with Spark on {master}")
         rows = _read(spark, source, csv_options or CsvOptions())
         chosen_rows = _chosen(
@@ -67,6 +76,9 @@ def predict_spark(
         )  # fmt: skip
         shared = spark.sparkContext.broadcast(files)
         predicted = chosen_rows.mapInArrow(_Predictor(shared, chosen), _SCHEMA)
+        if table is not None:
+            summary = _write_table(spark, predicted, table, info.get("run_id"), source)
+            return {"model": model, "output": output, **summary}
         temp = f"{output.rstrip('/')}.tmp-{secrets.token_hex(4)}"
         try:
             _write(predicted, temp, form)
@@ -82,7 +94,17 @@ def predict_spark(
 
 
 # --------------------------------------------------------------------------------- in and out
+def _is_file(source: str) -> bool:
+    return format_of(source) is not None or storage.exists(source)
+
+
 def _output_form(output: str, overwrite: bool) -> str:
+    if output.startswith(TABLE):
+        if not _NAME.fullmatch(output.removeprefix(TABLE)):
+            raise UsageError(
+                "the output is no table name", where=output, expected=f"{TABLE}database.table"
+            )
+        return "table"
     form = format_of(output) or ("parquet" if "." not in storage.name(output) else None)
     if form not in ("parquet", "jsonl", "csv"):
         raise UsageError(
@@ -117,7 +139,7 @@ def _json_of(files: dict[str, bytes], name: str) -> dict:
 
 
 @contextlib.contextmanager
-def _session(master: str) -> Iterator[SparkSession]:
+def _session(master: str, *, hive: bool) -> Iterator[SparkSession]:
     """The active session, or one for this call alone."""
     try:
         from pyspark.sql import SparkSession
@@ -143,6 +165,8 @@ def _session(master: str) -> Iterator[SparkSession]:
             builder = builder.config(f"spark.{key}", value)
     builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.log.level", "ERROR")
+    if hive:
+        builder = builder.enableHiveSupport()
     try:
         spark = builder.getOrCreate()
     except Exception as error:
@@ -223,16 +247,65 @@ def _write(predicted: DataFrame, target: str, form: str) -> None:
         flat.write.option("header", True).option("escape", '"').csv(target)
 
 
-def _summary(spark: SparkSession, path: str, form: str) -> dict:
-    """Counts, taken from what was written: the model runs once."""
+def _write_table(
+    spark: SparkSession, predicted: DataFrame, table: str, run_id: str | None, source: str
+) -> dict:
+    """Replace the model's partition of a table; what `_summary` gives."""
+    from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
+    quoted = ".".join(f"`{part}`" for part in table.split("."))
+    columns = ["id", "label", "scores", "error"]
+    literal = (run_id or "none").replace("\\", "\\\\").replace("'", "\\'")
+    view = f"howdah_predictions_{secrets.token_hex(4)}"
+    predicted.select(*columns).createOrReplaceTempView(view)
+    try:
+        spark.sql(
+            f"CREATE TABLE IF NOT EXISTS {quoted} ({_TABLE_COLUMNS})"
+            " PARTITIONED BY (run_id string) STORED AS PARQUET"
+        )
+        there = spark.table(table).columns
+        if there != [*columns, "run_id"]:
+            raise DataError(
+                "the table for predictions has other columns",
+                where=table,
+                expected=", ".join((*columns, "run_id")),
+                got=", ".join(there),
+                remedy="name another table; it is made if it is not there",
+            )
+        spark.sql(
+            f"INSERT OVERWRITE TABLE {quoted} PARTITION (run_id='{literal}')"
+            f" SELECT {', '.join(columns)} FROM {view}"
+        )
+    except AnalysisException as error:
+        raise DataError(
+            "Spark cannot write the table",
+            where=table,
+            got=str(error).splitlines()[0],
+            remedy="check the database's name and your right to write there",
+        ) from None
+    finally:
+        spark.catalog.dropTempView(view)
+    summary = _counts(spark.table(table).where(F.col("run_id") == (run_id or "none")))
+    if not summary["rows"]:
+        raise DataError("the source has no rows", where=source, remedy="check the source")
+    return summary
+
+
+def _summary(spark: SparkSession, path: str, form: str) -> dict:
+    """Counts, taken from what was written: the model runs once."""
     if form == "csv":
         frame = spark.read.option("header", True).option("escape", '"').csv(path)
     elif form == "jsonl":
         frame = spark.read.json(path, schema=_SCHEMA)
     else:
         frame = spark.read.parquet(path)
+    return _counts(frame)
+
+
+def _counts(frame: DataFrame) -> dict:
+    from pyspark.sql import functions as F
+
     counted = frame.groupBy("label", "run_id").agg(F.count("*").alias("rows")).collect()
     labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
     rows = sum(row["rows"] for row in counted)
