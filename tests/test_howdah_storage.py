@@ -76,6 +76,11 @@ def test_waiting_says_so_once_and_gives_up_at_the_limit(monkeypatch, capsys):
     assert retry.run("hdfs://nn:1/x", back) == "here"
     text = capsys.readouterr().err
     assert "trying again for up to 0 s" in text and "answers again" in text
+    lines: list[str] = []
+    monkeypatch.setattr(retry, "say", retry.say)  # put back afterwards
+    storage.configure(say=lines.append)
+    left.append(StorageUnavailable("away"))
+    assert retry.run("hdfs://nn:1/x", back) == "here" and len(lines) == 2
 
     def answer() -> None:
         calls.append(2)

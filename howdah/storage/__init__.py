@@ -52,14 +52,22 @@ _PARALLEL_BYTES, _PARALLEL_READS = 32 * 2**20, 4
 _set_by_us: dict[str, str] = {}
 
 
-def configure(*, retry_seconds: float | None = None, user: str | None = None) -> None:
+def configure(
+    *,
+    retry_seconds: float | None = None,
+    user: str | None = None,
+    say: Callable[[str], None] | None = None,
+) -> None:
     """Take over what `run` says of storage, for this process and those that it starts.
 
     Args:
         retry_seconds: how long to wait for storage that is away (`run.storage_retry_seconds`);
             what $HOWDAH_STORAGE_RETRY_SECONDS said before stays.
         user: whom to act as on the cluster (`run.user`); None: whoever $HADOOP_PROXY_USER names.
+        say: told, in this process, when waiting begins and when it is over; stderr by default.
     """
+    if say is not None:
+        retry.say = say
     wanted = {
         retry.ENVIRONMENT: None if retry_seconds is None else str(retry_seconds),
         "HADOOP_PROXY_USER": user,

@@ -87,7 +87,7 @@ def _begin(where: str, error: StorageUnavailable, limit: float) -> None:
         _waiting[where] = _waiting.get(where, 0) + 1
     if first:
         cause = f" ({error.got})" if error.got else ""
-        _say(f"{where}: {error.what}{cause}; trying again for up to {limit:.0f} s")
+        say(f"{where}: {error.what}{cause}; trying again for up to {limit:.0f} s")
 
 
 def _over(where: str, seconds: float) -> None:
@@ -95,7 +95,7 @@ def _over(where: str, seconds: float) -> None:
         _waiting[where] -= 1
         last = not _waiting[where]
     if last:
-        _say(f"{where}: answers again after {seconds:.0f} s")
+        say(f"{where}: answers again after {seconds:.0f} s")
 
 
 def _given_up(error: StorageUnavailable, seconds: float) -> StorageUnavailable:
@@ -104,5 +104,9 @@ def _given_up(error: StorageUnavailable, seconds: float) -> StorageUnavailable:
     return error
 
 
-def _say(line: str) -> None:
+def _tell(line: str) -> None:
     print(f"howdah: {line}", file=sys.stderr, flush=True)
+
+
+say: Callable[[str], None] = _tell
+"""Who is told of waiting: stderr, unless `storage.configure(say=)` names another."""
