@@ -13,7 +13,16 @@ import zipfile
 import pytest
 
 from howdah.errors import ClusterError, NotFound, UsageError
-from yarn.minicluster import MiniCluster, command, daemons, host, jars, launchers, settings
+from yarn.minicluster import (
+    MiniCluster,
+    classdata,
+    command,
+    daemons,
+    host,
+    jars,
+    launchers,
+    settings,
+)
 from yarn.minicluster.daemons import Record
 from yarn.minicluster.settings import Plan
 from yarn.minicluster.state import State
@@ -193,6 +202,39 @@ def test_launchers_tell_class_path_and_refuse_unknown_commands(plan):
     assert done.stdout == f"{plan.conf_dir}:{plan.jars}:{plan.jars}/lib/*:/more/*\n"
     done = subprocess.run([place / "hdfs", "namenode"], env=env, capture_output=True, text=True)
     assert done.returncode == 2 and "dfsadmin" in done.stderr
+
+
+# ------------------------------------------------------------------------------- class archive
+FAKE_DUMP = """for word; do case "$word" in
+  -XX:SharedClassListFile=*) list=${word#*=};; -XX:SharedArchiveFile=*) out=${word#*=};;
+esac; done
+"""
+
+
+def test_a_class_archive_is_made_once_of_whole_lines_and_the_loader_s_own_classes(tmp_path, plan):
+    plan = Plan(**{**plan.__dict__, "java_home": str(tmp_path)})
+    program(tmp_path / "bin" / "java", FAKE_DUMP + 'cp "$list" "$out"')
+    os.makedirs(plan.jars)
+    assert classdata.flags(plan) == []  # a client lists nothing
+    (listing,) = classdata.flags(plan, "namenode")
+    with open(listing.partition("=")[2], "w") as file:
+        file.write("# comment\na/A\nb/B id: 5 super: 1 source: x\n@lambda-proxy a/A run\nc/half")
+    classdata.make(plan, quiet)
+    archive = classdata.archive(plan)
+    assert archive.read_text() == "a/A\n@lambda-proxy a/A run\n"
+    assert classdata.flags(plan, "namenode") == [f"-XX:SharedArchiveFile={archive}"]
+    program(tmp_path / "bin" / "java", "exit 1")
+    classdata.make(plan, pytest.fail)  # it is there: no second time
+
+
+def test_a_class_archive_that_cannot_be_made_is_told_and_is_no_error(tmp_path, plan):
+    plan = Plan(**{**plan.__dict__, "java_home": str(tmp_path)})
+    program(tmp_path / "bin" / "java", FAKE_DUMP + 'echo half > "$out"; echo "no room" >&2; exit 1')
+    os.makedirs(plan.jars)
+    said: list[str] = []
+    classdata.make(plan, said.append)
+    assert "no room" in said[-1]
+    assert classdata.flags(plan) == [] and os.listdir(plan.jars) == []
 
 
 # ------------------------------------------------------------------------- state and directories

@@ -66,6 +66,12 @@ def _has(*programs: str) -> Callable[[], bool]:
     return lambda: all(shutil.which(program) for program in programs)
 
 
+def _has_beside_sbin(*programs: str) -> Callable[[], bool]:
+    """Programs that a plain user's PATH may lack, as they are in /usr/sbin."""
+    path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"])
+    return lambda: all(shutil.which(program, path=path) for program in programs)
+
+
 def _has_headers() -> bool:
     return (Path(sysconfig.get_path("include")) / "Python.h").is_file()
 
@@ -93,6 +99,14 @@ def needs() -> list[Need]:
             _has_java,
             (("openjdk-17-jre-headless", "openjdk-21-jre-headless", "default-jre-headless"),),
         ),
+        # The mini cluster: Maven fetches Hadoop, its Kerberos variant runs a real KDC.
+        Need("Maven", _has("mvn"), (("maven",),)),
+        Need(
+            "a Kerberos KDC",
+            _has_beside_sbin("krb5kdc", "kdb5_util", "kadmin.local", "kinit"),
+            (("krb5-kdc",), ("krb5-admin-server",), ("krb5-user",)),
+        ),
+        Need("Kerberos' headers", _has("krb5-config"), (("libkrb5-dev",),)),
     ]
 
 

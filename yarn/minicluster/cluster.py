@@ -13,7 +13,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 
 from howdah.errors import ClusterError, UsageError
-from yarn.minicluster import daemons, host, jars, kerberos, launchers, metastore, settings
+from yarn.minicluster import (
+    classdata,
+    daemons,
+    host,
+    jars,
+    kerberos,
+    launchers,
+    metastore,
+    settings,
+)
 from yarn.minicluster.access import Access
 from yarn.minicluster.daemons import Record
 from yarn.minicluster.settings import Plan
@@ -118,7 +127,7 @@ class MiniCluster(Access):
         records: dict[str, Record] = {}
 
         def begin(name: str) -> None:
-            records[name] = daemons.start(plan, name)
+            records[name] = daemons.start(plan, name, listing=True)
             self._state.save(plan, records)
 
         self._state.save(plan, records)
@@ -142,12 +151,14 @@ class MiniCluster(Access):
         self._contents().make_standard()
         begin("historyserver")  # it wants a place on HDFS
         self._wait(plan, records, records)
+        classdata.make(plan, self.say)
+        launchers.write(plan)
 
     def _format(self, plan: Plan) -> None:
         self.say("formatting the NameNode")
         argv = daemons.java_command(
             plan,
-            settings.daemon_conf(plan, "namenode"),
+            "namenode",
             "org.apache.hadoop.hdfs.server.namenode.NameNode",
             "-format",
             "-nonInteractive",

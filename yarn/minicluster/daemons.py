@@ -17,10 +17,9 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from urllib.parse import quote
 
-from yarn.minicluster import kerberos, metastore, settings
+from yarn.minicluster import classdata, kerberos, metastore, settings
 from yarn.minicluster.settings import HOST, MARK, Plan
 
 __all__ = ["Daemon", "Record", "catalogue", "cause_of_death", "ports_of", "problem", "start"]
@@ -101,22 +100,26 @@ def daemon_environment(plan: Plan) -> dict[str, str]:
     }
 
 
-def java_command(plan: Plan, conf: Path, main: str, *args: str) -> list[str]:
-    """argv of a Hadoop main class."""
-    java = f"{plan.java_home}/bin/java"
-    flags = settings.java_flags(plan)
-    return [java, HEAP, *flags, "-cp", settings.class_path(plan, conf), main, *args]
+def java_command(plan: Plan, name: str, main: str, *args: str, listing: bool = False) -> list[str]:
+    """argv of a Hadoop main class; `name` has the configuration.
+
+    Args:
+        listing: where there is no class archive yet, list the classes that it should have.
+    """
+    flags = [HEAP, *settings.java_flags(plan), *classdata.flags(plan, name if listing else None)]
+    path = settings.class_path(plan, settings.daemon_conf(plan, name))
+    return [f"{plan.java_home}/bin/java", *flags, "-cp", path, main, *args]
 
 
-def start(plan: Plan, name: str) -> Record:
-    """Start a daemon of the catalogue."""
+def start(plan: Plan, name: str, *, listing: bool = False) -> Record:
+    """Start a daemon of the catalogue; `listing`: see `java_command`."""
     if name == kerberos.NAME:
         return spawn(plan, name, kerberos.argv(plan), kerberos.environment(plan))
     if name == metastore.NAME:
         flags = [HEAP, *settings.java_flags(plan)]
         return spawn(plan, name, metastore.argv(plan, flags))
     main = catalogue_of(plan)[name].main
-    return spawn(plan, name, java_command(plan, settings.daemon_conf(plan, name), main))
+    return spawn(plan, name, java_command(plan, name, main, listing=listing))
 
 
 def spawn(plan: Plan, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> Record:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from yarn.minicluster import settings
+from yarn.minicluster import classdata, settings
 from yarn.minicluster.settings import Plan
 
 __all__ = ["write"]
@@ -79,17 +79,21 @@ _TEMPLATE = """\
 export HADOOP_CONF_DIR JAVA_HOME
 # Java takes the names of local files from the locale, and would not find "übung" without one.
 [ -n "${{LC_ALL-}}${{LC_CTYPE-}}${{LANG-}}" ] || export LC_ALL=C.UTF-8
+pages={pages}
 jars={jars}
 if [ "${{1-}}" = --config ] && [ $# -ge 2 ]; then
   HADOOP_CONF_DIR=$2
   shift 2
 fi
-class_path="$HADOOP_CONF_DIR:$jars:$jars/lib/*${{HADOOP_CLASSPATH:+:$HADOOP_CLASSPATH}}"
+more="${{HADOOP_CLASSPATH:+:$HADOOP_CLASSPATH}}"
+# The jars first: a class archive holds for no other order (they hold no configuration).
+class_path="$jars:$pages:$HADOOP_CONF_DIR$more"
 command="${{1-}}"
 [ $# -gt 0 ] && shift
 case "$command" in
 {cases}
 classpath)
+  class_path="$HADOOP_CONF_DIR:$pages:$pages/lib/*$more"
   if [ $# -eq 0 ]; then
     printf '%s\\n' "$class_path"
     exit 0
@@ -114,17 +118,19 @@ def write(plan: Plan) -> None:
     """Write the launchers into the cluster's HADOOP_HOME/bin."""
     place = plan.hadoop_home / "bin"
     place.mkdir(parents=True, exist_ok=True)
+    flags = [*settings.java_flags(plan), *classdata.flags(plan)]
     for program, commands in COMMANDS.items():
         cases = "\n".join(f"{command}) main='{main}' ;;" for command, main in commands.items())
         text = _TEMPLATE.format(
             program=program,
             conf_dir=plan.conf_dir,
             java_home=plan.java_home,
-            jars=shlex.quote(plan.jars),
+            pages=shlex.quote(plan.jars),
+            jars=shlex.quote(settings.base_class_path(plan)),
             home=shlex.quote(str(plan.hadoop_home)),
             cases=cases,
             names=" ".join(commands),
-            flags=" ".join(shlex.quote(flag) for flag in settings.java_flags(plan)),
+            flags=" ".join(shlex.quote(flag) for flag in flags),
         )
         path = place / program
         path.write_text(text)

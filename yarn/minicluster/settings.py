@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from xml.sax.saxutils import escape
 
-__all__ = ["Plan", "class_path", "daemon_conf", "java_flags", "write"]
+__all__ = ["Plan", "base_class_path", "class_path", "daemon_conf", "java_flags", "write"]
 
 MARK = "HOWDAH_MINICLUSTER_DAEMON"  # set for all that a cluster runs, to its directory
 WHITELIST = (  # Hadoop's default
@@ -303,9 +303,18 @@ def write_site(path: Path, values: Mapping[str, str]) -> None:
     temporary.replace(path)
 
 
+def base_class_path(plan: Plan) -> str:
+    """The jars, in an order that stays: a class archive holds for no other."""
+    return ":".join(str(path) for path in sorted(Path(plan.jars, "lib").glob("*.jar")))
+
+
 def class_path(plan: Plan, conf: Path) -> str:
-    """Class path of a daemon or a client: its configuration, the web pages, the jars."""
-    return f"{conf}:{plan.jars}:{plan.jars}/lib/*"
+    """Class path of a daemon: the jars, the web pages, its configuration.
+
+    No jar has a file of the configuration's names, so that may come last; where it came first, no
+    class archive would hold.
+    """
+    return f"{base_class_path(plan)}:{plan.jars}:{conf}"
 
 
 def java_flags(plan: Plan) -> list[str]:
