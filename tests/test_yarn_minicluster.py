@@ -281,6 +281,13 @@ def test_unknown_names_of_daemons_and_ports_are_told(tmp_path, plan):
         assert "datanode-2" in caught.value.expected
 
 
+def test_env_of_a_cluster_that_does_not_run_is_an_error(plan):
+    os.makedirs(plan.directory)
+    State(plan.directory).save(plan, {})
+    with pytest.raises(ClusterError, match="does not run"):
+        command.export_lines(MiniCluster(plan.directory, say=quiet))
+
+
 @pytest.mark.parametrize("word", ["namenode", "namenode=", "namenode=x", "namenode=70000"])
 def test_a_port_is_name_and_number(word):
     with pytest.raises(UsageError) as caught:

@@ -176,6 +176,9 @@ def test_a_cluster_started_on_the_command_line(tmp_path):
         again = start_process(place, "--json")
         out, err = again.communicate()
         assert again.returncode == 0 and json.loads(out)["was_running"] is True, err
+        other = start_process(place, "--kerberos", "--port", "namenode=1", "--json")
+        out, err = other.communicate()
+        assert other.returncode == 2 and "Kerberos True, namenode 1" in err, err
         with pytest.raises(ClusterError, match="running in this directory already"):
             cluster.start()
 

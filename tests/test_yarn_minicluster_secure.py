@@ -2,6 +2,7 @@
 
 import http.client
 import subprocess
+import sys
 
 import pytest
 
@@ -108,3 +109,32 @@ def test_a_token_lives_as_long_as_its_settings_say(secure_cluster, ticket, tmp_p
     cluster.mend()
     cluster.run("hdfs", "fetchdt", "--renewer", "alice", str(token), env=env)
     assert listing().returncode == 0
+
+
+TABLE_WORKER = """
+import sys
+from pyspark.sql import SparkSession
+
+session = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.memory", "512m").enableHiveSupport().getOrCreate()
+)
+session.sql(f"create database made location '{sys.argv[1]}/made.db'")
+session.sql("create table made.t as select id from range(3)")
+print("rows", session.table("made.t").count())
+session.sql("drop database made cascade")
+session.stop()
+"""
+
+
+@pytest.mark.full
+def test_the_metastore_asks_for_a_ticket_too(secure_cluster, secure_dir, ticket, tmp_path):
+    cluster = secure_cluster
+    assert cluster.metastore_uri.startswith("thrift://localhost:")
+    argv = [sys.executable, "-c", TABLE_WORKER, secure_dir]
+    done = cluster.run(*argv, env=ticket("alice"), cwd=tmp_path)
+    assert "rows 3" in done.stdout
+    none = {"KRB5CCNAME": f"FILE:{tmp_path / 'none'}"}
+    refused = cluster.run(*argv, env=none, check=False, cwd=tmp_path)
+    assert refused.returncode != 0
+    assert "GSS initiate failed" in refused.stderr

@@ -198,7 +198,14 @@ class MiniCluster(Access):
             return
         plan = self.plan
         with self._state.starting_or_stopping():
-            daemons.end_all(self.directory, grace=STOP_GRACE)
+            left = daemons.end_all(self.directory, grace=STOP_GRACE)
+            if left:
+                raise ClusterError(
+                    "processes of the mini cluster cannot be ended",
+                    where=self.directory,
+                    got=", ".join(str(pid) for pid in left),
+                    remedy="see what they wait for (/proc/PID/stack), then stop again",
+                )
             self._state.save(plan, {})
             if remove:
                 shutil.rmtree(self.directory)

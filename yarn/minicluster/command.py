@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from howdah.errors import UsageError
+from howdah.errors import ClusterError, UsageError
 from yarn.minicluster import metastore
 from yarn.minicluster.cluster import MiniCluster
 
@@ -36,23 +36,35 @@ def start(
         environment, daemons}.
 
     Raises:
-        UsageError: a port makes no sense, or the running cluster is of the other kind.
+        UsageError: a port makes no sense, or the running cluster has other settings.
     """
     cluster = MiniCluster(directory, say=say)
     was_running = cluster.is_running()
+    wanted_ports = parse_ports(ports)
     if was_running:
-        if secure != (cluster.plan.kerberos is not None):
+        wanted = {"node memory": node_memory_mb, "node GPUs": node_gpus, "Kerberos": secure}
+        plan = cluster.plan
+        running = {
+            "node memory": plan.node_memory_mb,
+            "node GPUs": plan.node_gpus,
+            "Kerberos": plan.kerberos is not None,
+        }
+        wanted.update(wanted_ports)
+        running.update({name: plan.ports.get(name) for name in wanted_ports})
+        other = [name for name in wanted if wanted[name] != running[name]]
+        if other:
             raise UsageError(
-                "a mini cluster of the other kind runs in this directory",
+                "a mini cluster with other settings runs in this directory",
                 where=cluster.directory,
-                expected="one with Kerberos" if secure else "one without Kerberos",
+                expected=", ".join(f"{name} {wanted[name]}" for name in other),
+                got=", ".join(f"{name} {running[name]}" for name in other),
                 remedy="stop it first, or name another --directory",
             )
         cluster.wait_healthy()
     else:
         cluster.start(
             secure=secure,
-            ports=parse_ports(ports),
+            ports=wanted_ports,
             node_memory_mb=node_memory_mb,
             node_gpus=node_gpus,
         )
@@ -138,7 +150,17 @@ def end(directory: str, *, remove: bool) -> dict[str, Any]:
 
 
 def export_lines(cluster: MiniCluster) -> list[str]:
-    """`export` lines for a POSIX shell."""
+    """`export` lines for a POSIX shell.
+
+    Raises:
+        ClusterError: it does not run: a shell would talk to nobody.
+    """
+    if not cluster.is_running():
+        raise ClusterError(
+            "the mini cluster does not run",
+            where=cluster.directory,
+            remedy="howdah minicluster start",
+        )
     lines = []
     for key, value in cluster.exports().items():
         if key == "PATH":

@@ -6,6 +6,7 @@ command-line clients do it, in seconds.
 
 from __future__ import annotations
 
+import abc
 import http.client
 import json
 import time
@@ -36,31 +37,31 @@ def standard_directories(plan: Plan) -> dict[str, str]:
     }
 
 
-class Contents:
+class Contents(abc.ABC):
     """What is done to a cluster's files and applications, as its superuser."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
 
+    @abc.abstractmethod
     def make_dirs(self, modes: dict[str, str]) -> None:
         """Make directories, {path: mode}."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def remove(self, *paths: str) -> None:
         """Remove paths with all below them; missing ones are no error."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def children(self, path: str) -> list[str]:
         """The names in a directory."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def applications(self) -> list[str]:
         """The ids of applications that have not ended."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def end(self, application: str) -> None:
         """Ask for an application's end."""
-        raise NotImplementedError
 
     def make_standard(self) -> None:
         """Make the directories that a cluster's users expect."""

@@ -25,6 +25,7 @@ from yarn.minicluster.settings import HOST, MARK, Plan
 __all__ = ["Daemon", "Record", "catalogue", "cause_of_death", "ports_of", "problem", "start"]
 
 HEAP = "-Xmx256m"
+KILL_LIMIT = 20.0  # seconds for the kernel to end what was killed
 _HDFS = "org.apache.hadoop.hdfs.server"
 _YARN = "org.apache.hadoop.yarn.server"
 
@@ -198,19 +199,25 @@ def marked(directory: str) -> list[int]:
     return found
 
 
-def end_all(directory: str, *, grace: float) -> None:
-    """End everything of a cluster: asked first, killed after `grace` seconds."""
-    for signum, seconds in ((signal.SIGCONT, 0.0), (signal.SIGTERM, grace), (signal.SIGKILL, 20.0)):
-        for pid in marked(directory):
-            try:
-                os.kill(pid, signum)
-            except ProcessLookupError:
-                pass
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            if not marked(directory):
-                return
-            time.sleep(0.05)
+def end_all(directory: str, *, grace: float) -> list[int]:
+    """End everything of a cluster: asked first, killed after `grace` seconds; what is left then."""
+    _signal_marked(directory, signal.SIGCONT)
+    _signal_marked(directory, signal.SIGTERM)
+    killing = time.monotonic() + grace
+    deadline = killing + KILL_LIMIT
+    while (left := marked(directory)) and time.monotonic() < deadline:
+        if time.monotonic() > killing:  # again and again: a dying one may have started another
+            _signal_marked(directory, signal.SIGKILL)
+        time.sleep(0.05)
+    return left
+
+
+def _signal_marked(directory: str, signum: int) -> None:
+    for pid in marked(directory):
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            pass
 
 
 # --------------------------------------------------------------------------------------- health

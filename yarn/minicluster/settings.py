@@ -74,7 +74,7 @@ def core_site(plan: Plan) -> dict[str, str]:
         "hadoop.tmp.dir": str(plan.path("tmp", "hadoop")),
         f"hadoop.proxyuser.{plan.user}.hosts": "*",
         f"hadoop.proxyuser.{plan.user}.groups": "*",
-        # Tests know users that the operating system does not.
+        # What the default falls back to, with a warning, where there is no native library.
         "hadoop.security.group.mapping": "org.apache.hadoop.security.ShellBasedUnixGroupsMapping",
         "ipc.client.connect.max.retries.on.timeouts": "3",
     }
