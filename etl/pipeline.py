@@ -17,7 +17,7 @@ from etl.interrupts import interrupts
 from etl.sources import Source
 from etl.spark import Application, in_container, session
 from etl.spark_errors import translated
-from etl.staging import Lease, discard, sweep
+from etl.staging import Lease, discard, sweep, sweep_until_quiet
 from howdah import __version__, storage
 from howdah.config_model import Config
 from howdah.encode import Encoder
@@ -113,18 +113,23 @@ def run(
                 ready(application)
 
         progress(f"source {source.name} ({source.kind}); starting Spark on {data.spark.master}")
-        with session(
-            data.spark,
-            hive=source.kind == "hive" or data.rejects_table is not None,
-            shipped=shipped,
-            user=config.run.user,
-            ready=announce,
-        ) as spark:
-            if source.kind == "hive":
-                source = hive.resolved(spark, source, data)
-                there = _unchanged(config, source, encoder, progress)
-            application = started[0].id if shipping.on_yarn(data.spark) and started else None
-            result = there or _make(spark, config, source, encoder, application, progress)
+        try:
+            with session(
+                data.spark,
+                hive=source.kind == "hive" or data.rejects_table is not None,
+                shipped=shipped,
+                user=config.run.user,
+                ready=announce,
+            ) as spark:
+                if source.kind == "hive":
+                    source = hive.resolved(spark, source, data)
+                    there = _unchanged(config, source, encoder, progress)
+                application = started[0].id if shipping.on_yarn(data.spark) and started else None
+                result = there or _make(spark, config, source, encoder, application, progress)
+        except BaseException:
+            if shipped:
+                sweep_until_quiet(data.dataset)
+            raise
     if started:
         return replace(result, application=started[0].id, ui=started[0].ui)
     return result

@@ -260,6 +260,11 @@ appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
 # Without a level of its own it announces that it takes one.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
+# A task that fails for good fails the job, and we say why: here it would come as a stack first.
+logger.executor.name = org.apache.spark.executor.Executor
+logger.executor.level = off
+logger.tasks.name = org.apache.spark.scheduler.TaskSetManager
+logger.tasks.level = off
 logger.client.name = org.apache.spark.deploy.yarn.Client
 logger.client.level = ${sys:howdah.client.level:-error}
 """

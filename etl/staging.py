@@ -14,6 +14,7 @@ import re
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Collection, Iterator
 from types import TracebackType
 
@@ -25,6 +26,7 @@ from howdah.storage import Entry
 REJECTS = "rejects"
 BEAT_SECONDS = 60.0
 EXPIRED_SECONDS = 600.0
+_SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|parquet)$")
 _REPORTS = ("report.json", "report.html")
@@ -174,6 +176,18 @@ def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] =
     for version in versions:
         removed += _sweep_version(version.path, own_token, over)
     return removed
+
+
+def sweep_until_quiet(dataset: str, *, over: Collection[str] = ()) -> None:
+    """Sweep what an application that has just ended left, until nothing comes any more.
+
+    Its executors live on for some heartbeats of their nodes, and write meanwhile.
+    """
+    with contextlib.suppress(HowdahError):  # the next run sweeps as well
+        for _ in range(_SWEEPS):
+            if not sweep(dataset, over=over):
+                return
+            time.sleep(_SWEEP_SECONDS)
 
 
 def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -> list[str]:

@@ -23,7 +23,7 @@ from etl.interrupts import interrupts
 from etl.pipeline import EtlResult
 from etl.spark import QUIET_LOG, require_java
 from etl.spark_errors import not_started, rebuilt
-from etl.staging import sweep
+from etl.staging import sweep_until_quiet
 from etl.yarn_apps import Hadoop
 from howdah import config as config_module
 from howdah import storage
@@ -189,7 +189,8 @@ def _on_cluster(home: str, config: Config, encoder: Encoder, progress: Progress)
             finally:
                 _end(process)
         answer = _read(directory, driver.ANSWER)
-        if answer is None:
+        ended = ("Terminated", "Interrupted")  # not by us: we would not have come here
+        if answer is None or answer.get("error", {}).get("error") in ended:
             raise _no_answer(hadoop, submitted, config)
         return _result(answer, {**submitted.state, "application": submitted.application})
     finally:
@@ -290,8 +291,7 @@ def _end_application(
         else:
             progress(f"{application} could not be killed: {failed}; do: yarn application -kill it")
             return
-    with contextlib.suppress(HowdahError):
-        sweep(config.data.dataset, over=found)
+    sweep_until_quiet(config.data.dataset, over=found)
 
 
 def _no_answer(hadoop: Hadoop, submitted: _Submitted, config: Config) -> ClusterError:
@@ -300,13 +300,12 @@ def _no_answer(hadoop: Hadoop, submitted: _Submitted, config: Config) -> Cluster
         return not_started(
             config.data.spark, config.run.user, RuntimeError("\n".join(submitted.lines))
         )
-    with contextlib.suppress(HowdahError):
-        sweep(config.data.dataset, over=[application])
+    sweep_until_quiet(config.data.dataset, over=[application])
     log = yarn_apps.logs(hadoop, application, owner=config.run.user)
     said = [line.strip() for line in submitted.lines if "diagnostics:" in line]
     told = yarn_apps.cause(log) or (said[-1] if said else None)
     return ClusterError(
-        "the ETL's driver on the cluster ended without an answer",
+        "the ETL's driver on the cluster was ended",
         where=application,
         got=told or "its state is " + (yarn_apps.states(submitted.lines) or ["unknown"])[-1],
         remedy=f"read its logs: yarn logs -applicationId {application}",
