@@ -284,6 +284,9 @@ def test_missing_paths_are_typed_or_harmless(base):
     storage.remove(missing)
     storage.remove(missing, recursive=True)
     assert not storage.exists(missing) and not storage.is_dir(missing)
+    storage.write_whole(missing, b"there now")
+    below = storage.join(missing, "below")
+    assert not storage.exists(below) and not storage.is_dir(below)
 
 
 def test_directories_are_no_files(base):

@@ -26,6 +26,10 @@ LOGIN_REMEDY = (
 )
 
 
+LOOK_UP = "look up"
+"""What `entry` does: below a file it finds nothing, where others find a file in their way."""
+
+
 class Remote(Exception):
     """A NameNode's own exception: its Java class (short or whole name) and its message."""
 
@@ -61,12 +65,12 @@ def typed(path: str, doing: str, free: Callable[[str], int | None] | None = None
     except (ConnectionError, TimeoutError) as error:
         raise unavailable(path, doing, str(error) or type(error).__name__) from None
     except FileNotFoundError:
-        raise NotFound(
-            f"cannot {doing}: no such file or directory", where=path, remedy="check the path"
-        ) from None
+        raise not_found(path, doing) from None
     except FileExistsError:
         raise AlreadyExists(f"cannot {doing}: it is there already", where=path) from None
     except (NotADirectoryError, IsADirectoryError) as error:
+        if doing == LOOK_UP and isinstance(error, NotADirectoryError):  # below a file is nothing
+            raise not_found(path, doing) from None
         kind = "a directory" if isinstance(error, IsADirectoryError) else "a file, or below one"
         raise StorageError(f"cannot {doing}: it is {kind}", where=path) from None
     except PermissionError as error:
@@ -148,10 +152,8 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
             remedy="wait until it has left safe mode (hdfs dfsadmin -safemode get), or ask the"
             " cluster's administrators; what was there before is intact",
         )
-    if kind in _NOT_FOUND:
-        return NotFound(
-            f"cannot {doing}: no such file or directory", where=path, remedy="check the path"
-        )
+    if kind in _NOT_FOUND or (kind == "ParentNotDirectoryException" and doing == LOOK_UP):
+        return not_found(path, doing)
     if kind in _EXISTS:
         return AlreadyExists(f"cannot {doing}: it is there already", where=path)
     if kind in ("DSQuotaExceededException", "NSQuotaExceededException", "QuotaExceededException"):
@@ -202,8 +204,23 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
     return StorageError(f"cannot {doing}", where=path, got=f"{kind}: {message}")
 
 
+def not_found(path: str, doing: str) -> NotFound:
+    """Nothing is there."""
+    return NotFound(
+        f"cannot {doing}: no such file or directory", where=path, remedy="check the path"
+    )
+
+
 def unavailable(path: str, doing: str, cause: str) -> StorageUnavailable:
     """Storage does not answer."""
+    if "could only be written to" in cause:
+        return StorageUnavailable(
+            f"cannot {doing}: no DataNode takes the data",
+            where=path,
+            got=cause,
+            remedy="check that DataNodes run and have room (hdfs dfsadmin -report); what was"
+            " published before is intact",
+        )
     return StorageUnavailable(
         f"cannot {doing}: storage does not answer",
         where=path,
