@@ -3,7 +3,7 @@
 One run on a mini cluster of its own (real NameNode and three DataNodes on loopback, replication 2):
 1 GB and 1,000 files of 1 MB are written and read by each in turn. Ours is howdah.storage, with its
 temporary names, renames and typed errors; the peers are the `hdfs` package's own client (WebHDFS),
-hdfs-native's own client, and pyarrow's HadoopFileSystem.
+pyarrow's HadoopFileSystem, and hdfs-native's own client (our layer's cost: the large file only).
 
     python -m bench.bench_storage            # HOWDAH_TEST_CLUSTER=directory: a running cluster
 """
@@ -163,35 +163,31 @@ TASKS: tuple[tuple[str, Callable[[Any], None], float], ...] = (
 def main() -> None:
     """Each peer against ours, in turn; where libhdfs is missing that is said."""
     with _cluster() as cluster:
-        os.environ["HADOOP_CONF_DIR"] = cluster.conf_dir
+        for name in ("HADOOP_CONF_DIR", "HADOOP_HOME", "JAVA_HOME"):
+            os.environ[name] = cluster.env[name]
         place = f"/bench/{uuid.uuid4().hex[:8]}"
         native_url, web_url = cluster.hdfs_url, cluster.webhdfs_url.replace("webhdfs", "http", 1)
         ours = Ours(f"{native_url}{place}/ours")
         peers: list[tuple[str, Any, Any]] = [
-            ("WebHDFS, hdfs package", HdfsPackage(web_url, f"{place}/web"), ours),
-            ("hdfs-native alone", HdfsNative(native_url, f"{place}/native"), ours),
-            (
-                "hdfs package; ours over webhdfs://",
-                HdfsPackage(web_url, f"{place}/web2"),
-                Ours(f"{cluster.webhdfs_url}{place}/ours-web"),
-            ),
+            ("WebHDFS, hdfs package", HdfsPackage(web_url, f"{place}/web"), TASKS),
+            ("hdfs-native alone", HdfsNative(native_url, f"{place}/native"), TASKS[:2]),
         ]
         missing = None
         try:
-            peers.append(("libhdfs, pyarrow", LibHdfs(native_url, f"{place}/libhdfs"), ours))
+            peers.append(("libhdfs, pyarrow", LibHdfs(native_url, f"{place}/libhdfs"), TASKS))
         except (OSError, ImportError) as error:
             missing = str(error).partition("\n")[0]
             print(f"libhdfs is left out, it cannot be had here: {missing}", file=sys.stderr)
         rows = []
         try:
-            for peer, system, mine in peers:
-                for what, task, work in TASKS:
+            for peer, system, tasks in peers:
+                for what, task, work in tasks:
                     rows.append(
                         harness.compare(
                             what,
                             peer=peer,
                             run_peer=lambda task=task, system=system: task(system),
-                            run_ours=lambda task=task, mine=mine: task(mine),
+                            run_ours=lambda task=task: task(ours),
                             work=work,
                             unit="MiB/s",
                             rounds=ROUNDS,

@@ -11,6 +11,7 @@ from howdah.errors import StorageError, StorageUnavailable
 
 CHUNK_BYTES = 4 * 2**20
 """How much is gathered before a remote storage is asked to take it."""
+_AT_ONCE = 16 * CHUNK_BYTES
 
 
 class Writer(io.BufferedIOBase):
@@ -60,6 +61,8 @@ class Writer(io.BufferedIOBase):
         count = len(view)
         if not self._gather:
             self._hand_on(view)
+        elif isinstance(data, bytes) and not self._held and self._gather <= count <= _AT_ONCE:
+            self._hand_on(data)
         elif self._held or count < self._gather:
             self._held += view
             if len(self._held) >= self._gather:
@@ -131,7 +134,7 @@ class Writer(io.BufferedIOBase):
                 self.close()
 
 
-WINDOW_BYTES = 8 * 2**20
+WINDOW_BYTES = 16 * 2**20
 _FIRST_WINDOW = 128 * 2**10
 
 

@@ -141,6 +141,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
     @contextlib.contextmanager
     def _typed(self, path: str, doing: str) -> Iterator[None]:
         import requests
+        import urllib3
         from hdfs.util import HdfsError
 
         with typed(path, doing, self.free_bytes):
@@ -157,7 +158,11 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                     got=str(error),
                     remedy="set REQUESTS_CA_BUNDLE to the certificate of its authority",
                 ) from None
-            except (requests.RequestException, http.client.HTTPException) as error:
+            except (
+                requests.RequestException,
+                urllib3.exceptions.HTTPError,
+                http.client.HTTPException,
+            ) as error:
                 raise ConnectionError(str(error) or type(error).__name__) from None
             except (KeyError, TypeError, json.JSONDecodeError):
                 raise StorageError(
@@ -210,15 +215,16 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         def attempt(offset: int, length: int) -> bytes:
             try:
                 with self._typed(path, "read"):
-                    return self._client()._open(place, offset=offset, length=length).content
+                    with self._client()._open(place, offset=offset, length=length) as answer:
+                        data = answer.raw.read(length)  # .content would take it 10 kB at a time
+                    if len(data) < length:
+                        raise ConnectionError(f"the answer ended after {len(data):,} bytes")
+                    return data
             except NotFound:
                 raise replaced(path) from None
 
         def fetch(offset: int, length: int) -> bytes:
-            data = retry.run(path, lambda: attempt(offset, length))
-            if len(data) != length:
-                raise replaced(path)
-            return data
+            return retry.run(path, lambda: attempt(offset, length))
 
         return RangeReader(fetch, info["length"], path=path)
 
