@@ -14,14 +14,13 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from etl.shipping import RUN
 from howdah import config as config_module
 from howdah import storage
 from howdah.encode import Encoder
 from howdah.errors import HowdahError, StorageError, as_dict
 
 CONFIG, TOKENIZER, STATE, ANSWER = "config.yaml", "tokenizer", "state.json", "answer.json"
-RUN = "HOWDAH_ETL_RUN"
-"""Set in containers: the driver's directory on storage."""
 MAIN = """\
 import sys
 

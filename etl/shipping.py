@@ -24,6 +24,8 @@ Progress = Callable[[str], None]
 ENVIRONMENT = "environment"
 """Name of the unpacked Python environment in a container's working directory."""
 PYTHON = f"./{ENVIRONMENT}/bin/python"
+RUN = "HOWDAH_ETL_RUN"
+"""Set in the container of a driver that spark-submit started: its directory on storage."""
 _JAVA = "java_home"
 _CONTAINER_ENVIRONMENTS = ("spark.yarn.appMasterEnv", "spark.executorEnv")
 _JARS = ("spark.yarn.archive", "spark.yarn.jars")

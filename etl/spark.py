@@ -18,7 +18,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 import howdah.errors
-from etl.shipping import PYTHON, spark_home
+from etl.shipping import PYTHON, RUN, spark_home
 from etl.spark_errors import not_started
 from howdah import spark_versions, storage
 from howdah.config_model import SparkOptions
@@ -128,7 +128,7 @@ def session(
 
 def in_container() -> bool:
     """True in a driver that runs on the cluster, started by its spark-submit."""
-    return bool(os.environ.get("HOWDAH_ETL_RUN"))
+    return bool(os.environ.get(RUN))
 
 
 def _kill(spark: SparkSession) -> None:

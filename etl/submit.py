@@ -206,7 +206,7 @@ def _command(
         **shipped,
         "spark.driver.memory": options.driver_memory,
         "spark.yarn.tags": f"howdah,{tag}",
-        "spark.yarn.appMasterEnv." + driver.RUN: directory,
+        "spark.yarn.appMasterEnv." + shipping.RUN: directory,
         "spark.yarn.submit.waitAppCompletion": "true",
         **options.conf,
     }

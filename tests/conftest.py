@@ -11,6 +11,7 @@ pytest_plugins = [
         "fixtures_launch",
         "fixtures_cluster",
         "fixtures_etl_yarn",
+        "fixtures_spark35",
         "fixtures_storage",
     )
     if importlib.util.find_spec(f"tests.{module}")

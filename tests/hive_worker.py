@@ -19,7 +19,7 @@ from howdah.errors import HowdahError, as_dict
 
 def main(metastore: str, directory: str, base: str) -> dict:
     """All scenarios, one after the other; what each gave."""
-    from etl import pipeline
+    from etl import hive, pipeline, sources
     from etl.spark import session
 
     database = f"etl_{secrets.token_hex(4)}"
@@ -35,33 +35,44 @@ def main(metastore: str, directory: str, base: str) -> dict:
     )
     found: dict = {"database": database}
 
-    def etl(name: str, **data) -> None:
+    def configured(data: dict):
         settings = {
             "format": "hive",
             "dataset": f"{directory}/dataset",
             "columns": {"text": "body", "label": "topic"},
+            "dedup": {"near": False},
             **data,
         }
-        config = config_module.from_dict({"data": settings, "model": {"base": base}})
-        lines: list[str] = []
+        return config_module.from_dict({"data": settings, "model": {"base": base}})
+
+    def look(name: str, **data) -> None:
+        """What a source is and how many rows it has, without making a dataset of it."""
+        data = configured(data).data
         try:
-            result = pipeline.run(config, progress=lines.append)
+            source = hive.resolved(spark, sources.resolve(data), data)
+            rows = hive.read(spark, source, data).count()
         except HowdahError as error:
             found[name] = {"error": as_dict(error)}
             return
-        found[name] = {
-            **result.as_dict(), "lines": lines, "source": result.manifest.source,
-            "rejects": result.manifest.quality["reject_files"],
-        }  # fmt: skip
+        found[name] = {"source": source.identity, "rows": rows}
+
+    def etl(name: str, **data) -> None:
+        lines: list[str] = []
+        try:
+            result = pipeline.run(configured(data), progress=lines.append)
+        except HowdahError as error:
+            found[name] = {"error": as_dict(error)}
+            return
+        found[name] = {**result.as_dict(), "lines": lines, "source": result.manifest.source}
 
     with session(options, hive=True) as spark:
         spark.sql(f"CREATE DATABASE {database} LOCATION '{directory}/{database}.db'")
         # It stays: no other test has a database of its name.
-        _scenarios(spark, database, directory, etl, found)
+        _scenarios(spark, database, directory, etl, look, found)
     return found
 
 
-def _scenarios(spark, database: str, directory: str, etl, found: dict) -> None:
+def _scenarios(spark, database: str, directory: str, etl, look, found: dict) -> None:
     news = f"{database}.news"
     columns = "body string, topic string"
     for form in ("parquet", "textfile"):
@@ -73,17 +84,17 @@ def _scenarios(spark, database: str, directory: str, etl, found: dict) -> None:
                 for n in range(40)
             )
             spark.sql(f"INSERT INTO {table} PARTITION (ds='{day}') VALUES {rows}")
-    etl("whole", source=news)
+    look("whole", source=news)
     etl("two_days", source=news, partitions={"ds": ["2026-01-01", "2026-01-03"]})
     etl("two_days_again", source=news, partitions={"ds": ["2026-01-03", "2026-01-01"]})
-    etl("no_such_day", source=news, partitions={"ds": ["2025-12-31"]})
-    etl("no_such_column", source=news, partitions={"day": ["2026-01-01"]})
-    etl("no_such_table", source=f"{database}.newz")
-    etl("text_table", source=f"{news}_text", partitions={"ds": "2026-01-02"})
+    look("no_such_day", source=news, partitions={"ds": ["2025-12-31"]})
+    look("no_such_column", source=news, partitions={"day": ["2026-01-01"]})
+    look("no_such_table", source=f"{database}.newz")
+    look("text_table", source=f"{news}_text", partitions={"ds": "2026-01-02"})
     spark.sql(f"INSERT INTO {news}_text PARTITION (ds='2026-01-01') VALUES ('a new row', 'a')")
-    etl("text_other_day_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
+    look("text_other_day_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
     spark.sql(f"INSERT INTO {news}_text PARTITION (ds='2026-01-02') VALUES ('a new row', 'a')")
-    etl("text_table_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
+    look("text_table_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
 
     query = f"{directory}/query.sql"
     text = f"-- the last day\nSELECT body, topic FROM {news} WHERE ds = '2026-01-03';\n"
@@ -91,33 +102,33 @@ def _scenarios(spark, database: str, directory: str, etl, found: dict) -> None:
     etl("query", query_file=query)
     etl("query_again", query_file=query)
     spark.sql(f"INSERT INTO {news} PARTITION (ds='2026-01-03') VALUES ('one more row of it', 'b')")
-    etl("query_grew", query_file=query)
+    look("query_grew", query_file=query)
     for name, text in (
         ("query_random", f"SELECT body, topic FROM {news} WHERE rand() < 0.5"),
         ("query_drops", f"DROP TABLE {news}"),
         ("query_now", f"SELECT body, topic FROM {news} WHERE ds < cast(current_date() AS string)"),
     ):
         storage.write_whole(query, text.encode())
-        etl(name, query_file=query)
+        look(name, query_file=query)
 
     spark.sql(f"CREATE VIEW {database}.short AS SELECT body, topic FROM {news} WHERE ds > '2026'")
-    etl("view", source=f"{database}.short")
+    look("view", source=f"{database}.short")
     spark.sql(
         f"CREATE TABLE {database}.acid ({columns}) CLUSTERED BY (topic) INTO 2 BUCKETS"
         " STORED AS ORC TBLPROPERTIES ('transactional'='true')"
     )
-    etl("transactional", source=f"{database}.acid")
+    look("transactional", source=f"{database}.acid")
     storage.write_whole(query, f"SELECT body, topic FROM {database}.acid".encode())
-    etl("query_transactional", query_file=query)
+    look("query_transactional", query_file=query)
     text = f"SELECT body, topic FROM {news} WHERE topic <> (SELECT max(topic) FROM {database}.acid)"
     storage.write_whole(query, text.encode())
-    etl("subquery_transactional", query_file=query)
+    look("subquery_transactional", query_file=query)
     text = f"SELECT body, topic FROM {news} WHERE topic >= (SELECT min(topic) FROM {news}_text)"
     storage.write_whole(query, text.encode())
-    etl("subquery", query_file=query)
+    look("subquery", query_file=query)
     _foreign_views(spark, database)
-    etl("presto_view", source=f"{database}.presto")
-    etl("materialized", source=f"{database}.mat")
+    look("presto_view", source=f"{database}.presto")
+    look("materialized", source=f"{database}.mat")
 
     bad = f"{database}.with_rejects"
     spark.sql(f"CREATE TABLE {bad} ({columns}) STORED AS PARQUET")

@@ -29,7 +29,8 @@ def answers(cluster, tmp_path_factory, tiny_model_dir):
 
 def _rows(answer):
     assert "error" not in answer, answer
-    return sum(answer["rows"].values())
+    rows = answer["rows"]
+    return rows if isinstance(rows, int) else sum(rows.values())
 
 
 @pytest.mark.hadoop
@@ -42,16 +43,16 @@ def test_partitions_are_chosen_and_listed_in_the_manifest(answers):
     assert source["files"] and all("2026-01-02" not in path for path, *_ in source["files"])
     again = answers["two_days_again"]
     assert again["unchanged"] and again["hash"] == answers["two_days"]["hash"]
-    assert answers["whole"]["hash"] != again["hash"]
+    assert len(answers["whole"]["source"]["partitions"]) == 3
 
 
 @pytest.mark.hadoop
 @pytest.mark.spark
 def test_a_text_table_changes_with_its_own_partitions_only(answers):
     assert _rows(answers["text_table"]) == 40
-    assert answers["text_other_day_grew"]["unchanged"]
+    assert answers["text_other_day_grew"] == answers["text_table"]
     grew = answers["text_table_grew"]
-    assert not grew["unchanged"] and _rows(grew) == 41
+    assert grew["source"] != answers["text_table"]["source"] and _rows(grew) == 41
 
 
 @pytest.mark.hadoop
@@ -60,7 +61,8 @@ def test_a_query_is_a_source_and_its_files_its_state(answers):
     assert _rows(answers["query"]) == 40 and len(answers["query"]["source"]["query"]) == 64
     assert answers["query_again"]["unchanged"]
     assert not any("passed the gate" in line for line in answers["query_again"]["lines"])
-    assert _rows(answers["query_grew"]) == 41 and not answers["query_grew"]["unchanged"]
+    grew = answers["query_grew"]
+    assert _rows(grew) == 41 and grew["source"]["files"] != answers["query"]["source"]["files"]
     assert _rows(answers["query_now"]) == 121 and "rows" in answers["query_now"]["source"]
     # the files of a subquery are not told: its rows are the state
     assert _rows(answers["subquery"]) == 121 and "rows" in answers["subquery"]["source"]

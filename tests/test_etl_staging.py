@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 
@@ -36,8 +37,8 @@ def _dead_pid():
     return process.pid
 
 
-def _lease(version, token, *, host, pid):
-    body = json.dumps({"host": host, "pid": pid, "token": token})
+def _lease(version, token, *, host, pid, **more):
+    body = json.dumps({"host": host, "pid": pid, "token": token, **more})
     storage.write_whole(f"{version}/_run-{token}.json", body.encode())
 
 
@@ -48,7 +49,7 @@ REJECT = "rejects/" + attempt_name("part-00000", "aaaaaaaa", 3, "parquet")
 def test_a_version_that_was_never_committed_goes_whole(dataset):
     version = f"{dataset}/v=1"
     _put(version, MINE, MINE + ".index", REJECT, "report.json", ".tmp-x")
-    _lease(version, "aaaaaaaa", host=__import__("socket").gethostname(), pid=_dead_pid())
+    _lease(version, "aaaaaaaa", host=socket.gethostname(), pid=_dead_pid())
     assert len(sweep(dataset)) == 6
     assert not storage.exists(version) or _names(version) == []
 
@@ -87,6 +88,32 @@ def test_a_run_on_another_host_lives_as_long_as_its_beat(dataset, monkeypatch):
     assert sweep(dataset) == []
     monkeypatch.setattr(staging, "EXPIRED_SECONDS", -1.0)
     assert len(sweep(dataset)) == 2
+
+
+def test_a_pid_is_looked_at_only_where_it_means_something(dataset):
+    version = f"{dataset}/v=1"
+    here = {"host": socket.gethostname(), "pid": os.getpid()}
+    boot, namespace, start = staging._process(os.getpid())
+    # a driver in a container may have this host's name and a namespace of pids of its own
+    elsewhere = {**here, "pid": _dead_pid(), "process": [boot, "pid:[1]", start]}
+    _put(version, MINE)
+    _lease(version, "aaaaaaaa", **elsewhere)
+    assert sweep(dataset) == []
+    _lease(version, "aaaaaaaa", **here, process=[boot, namespace, start])
+    assert sweep(dataset) == []
+    _lease(version, "aaaaaaaa", **here, process=[boot, namespace, "12"])  # the pid came again
+    assert len(sweep(dataset)) == 2
+
+
+def test_a_run_is_over_with_its_application(dataset, monkeypatch):
+    monkeypatch.setattr(staging, "_SWEEP_SECONDS", 0.0)
+    version = f"{dataset}/v=1"
+    with Lease(version, "application_1_0001") as lease:
+        mine = attempt_name("train-00000-of-00001", lease.token, 1, "tfrecord")
+        _put(version, mine)
+        assert sweep(dataset, over=["application_1_0002"]) == []
+        staging.sweep_until_quiet(dataset, over=["application_1_0001"])
+        assert not storage.exists(version) or _names(version) == []
 
 
 def test_directories_that_are_no_versions_are_left_alone(tmp_path):

@@ -77,7 +77,7 @@ def test_a_container_that_cannot_start_tells_its_cause(yarn_etl):
         ("cluster", signal.SIGTERM, 143),
         pytest.param("cluster", signal.SIGINT, 130, marks=pytest.mark.full),
         pytest.param("client", signal.SIGTERM, 143, marks=pytest.mark.full),
-        ("client", signal.SIGINT, 130),
+        pytest.param("client", signal.SIGINT, 130, marks=pytest.mark.full),
     ],
 )
 def test_a_signal_kills_the_application(yarn_etl, mode, number, code):
@@ -115,6 +115,18 @@ def test_a_queue_that_is_not_there_is_named(yarn_etl):
     code, answer, err = yarn_etl.run(config)
     assert code == 5 and "no-such-queue" in answer["got"], (answer, err)
     assert "data.spark.queue" in answer["remedy"] and "Traceback" not in err
+
+
+@marked(pytest.mark.full)
+@pytest.mark.parametrize("mode", ["client", "cluster"])
+@pytest.mark.timeout(900)
+def test_a_clusters_own_spark_35_runs_it(yarn_etl, spark35_home, mode):
+    source = yarn_etl.put_rows(60)
+    spark = {"home": spark35_home, "deploy_mode": mode}
+    code, answer, err = yarn_etl.run(yarn_etl.config(source=source, spark=spark))
+    assert code == 0, err
+    assert sum(answer["rows"].values()) == 60
+    assert yarn_etl.state(answer["application"]) == "SUCCEEDED"
 
 
 def _config(**data):
