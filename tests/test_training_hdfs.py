@@ -24,6 +24,8 @@ from tests.training_runs import _nested as nested
 from training import checkpoint_write
 from training.checkpoint import Checkpoints, Identity, load
 from training.fence import Fence
+from training.shardcache import ShardCache
+from training.shards import ShardSet
 
 pytestmark = pytest.mark.hadoop
 
@@ -177,6 +179,39 @@ def _tree(top: str) -> set[str]:
         else:
             found.add(item.name)
     return found
+
+
+@pytest.mark.mpi
+def test_a_dataset_larger_than_the_cache_is_read_as_the_one_on_local_disk(
+    start, tmp_path, tiny_model_dir, hdfs_dir
+):
+    """40 shards, of which a window of the plan reads from 24 at most."""
+    rows = {"train": 960, "validation": 24}
+    far = build_dataset(f"{hdfs_dir}/data/v=0", model_dir=tiny_model_dir, rows=rows, shards=40)
+    shards = ShardSet(far, "train", cache=ShardCache(str(tmp_path / "probe")))
+    limit = sum(sorted(shards.files.sizes)[-24:]) + shards.files.index_bytes
+    settings = {"training.global_batch_size": 4, "training.max_steps": 60,
+                "checkpoint.every_steps": 60, "training.shard_cache_bytes": limit}  # fmt: skip
+    job = start(np_=2, **settings, **{"data.dataset": far.path})
+    assert job.end() == 0, job.output
+    assert "the shard cache does not hold the dataset" in job.output
+    place = tmp_path / "cache" / far.manifest.dataset_hash
+    assert sum(os.stat(place / name).st_size for name in os.listdir(place)) <= limit
+    local = start(
+        np_=2, directory=str(tmp_path / "run"), **settings,
+        **{"data.dataset": _copied(far, tmp_path)},
+    )  # fmt: skip
+    assert local.end() == 0, local.output
+    ours, theirs = (
+        load(storage.join(run.directory, "checkpoints", "step-60")).tensors for run in (job, local)
+    )
+    for name in ours:
+        np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)
+    small = start(np_=2, **settings | {"training.shard_cache_bytes": limit - 1},
+                  **{"data.dataset": far.path, "checkpoint.resume": "never"})  # fmt: skip
+    assert small.end() == 2
+    assert "the shard cache is too small" in small.output
+    assert f"at least {limit} bytes" in small.output
 
 
 @pytest.mark.full
@@ -384,6 +419,7 @@ def test_training_goes_on_while_the_namenode_is_away_and_saves_when_it_is_back(s
     job.wait_for("^step 20/")
     cluster.run("hdfs", "dfsadmin", "-safemode", "enter")
     job.wait_for("failure 1 of 1000 in a row")
+    assert "trying again for up to 1 s" in job.output
     before = Checkpoints(job.directory + "/checkpoints").latest().step
     cluster.run("hdfs", "dfsadmin", "-safemode", "leave")
     wait_until(lambda: job.saved()[0] > before)

@@ -197,9 +197,12 @@ def test_at_the_end_of_its_tokens_a_run_saves_and_stops_and_goes_on_with_new_one
         code, output = place.train(tokens_alone(cluster, tmp_path / "first"), **endless)
         assert code == 5, output
         assert "the delegation tokens come to the end of their life" in output
+        failure = storage.read_json(f"{place.top}/run/logs/failure.0.json")
+        assert failure["error"]["error"] == "TokensExpiring"  # by which to start it again
         assert "Traceback" not in output
         saved = Checkpoints(f"{place.top}/run/checkpoints").latest().step
         assert f"the newest checkpoint is step-{saved}" in output
+        assert storage.read_json(f"{place.top}/run/run.json")["status"] == "interrupted"
         endless["training.max_steps"] = saved + 3
         code, output = place.train(tokens_alone(cluster, tmp_path / "second"), **endless)
         assert code == 0, output

@@ -16,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from howdah import storage
 from howdah.config import Config
@@ -37,17 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parse(argv)
     try:
         config = load_config(args.config, _overrides(args))
-        storage.configure(retry_seconds=config.run.storage_retry_seconds, user=config.run.user)
+        _configure_storage(config)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
         console, log = output.redirect(local_directory(config.run.directory), here.rank)
     except HowdahError as error:
         return _refuse(error, here.rank)
     run = Run(config, here, console=console, log=log)
+    _configure_storage(config, run.say)  # who waits for storage says so where people look
     try:
         _train(config, run)
     except BaseException as error:  # noqa: BLE001 - every end of a rank is written down
         _leave(run, error)
     return 0
+
+
+def _configure_storage(config: Config, say: Callable[[str], None] | None = None) -> None:
+    run = config.run
+    storage.configure(retry_seconds=run.storage_retry_seconds, user=run.user, say=say)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

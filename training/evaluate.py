@@ -202,7 +202,7 @@ def _split_source(
     )
     planner = Planner(shards.lengths, spec)
     shards.check_room(planner)
-    if shards.cached_bytes <= config.training.shard_cache_bytes:
+    if shards.cached_bytes + shards.files.index_bytes <= config.training.shard_cache_bytes:
         shards.verify()  # else each shard is checked as it arrives
     return BatchSource(
         shards,

@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any
 
-from howdah import storage
+from howdah import errors, storage
 from howdah.config import Config
 from howdah.errors import (
     CheckpointError,
@@ -29,6 +29,7 @@ from howdah.errors import (
     Interrupted,
     StorageError,
     Terminated,
+    TokensExpiring,
     TrainingError,
     UsageError,
 )
@@ -363,7 +364,10 @@ def _rebuilt(told: failure.Failure, local: str) -> HowdahError:
             remedy="a defect of Howdah, or of what it runs on; the log has all of it",
             got=told.text,
         )
-    kind = _BY_EXIT_CODE.get(told.exit_code, TrainingError)
+    # The class, too, is told on: with --json it says what can be done about it.
+    kind = getattr(errors, told.error.get("error", ""), None)
+    if not (isinstance(kind, type) and issubclass(kind, HowdahError)):
+        kind = _BY_EXIT_CODE.get(told.exit_code, TrainingError)
     fields = {key: told.error.get(key) for key in ("where", "expected", "got", "remedy")}
     what = told.error["what"] + (f" (rank {told.rank})" if told.rank else "")
     return kind(what, **fields)
@@ -396,7 +400,8 @@ def _close_books(config: Config, local: str, error: HowdahError | None) -> None:
     directory = config.run.directory
     if error is not None and storage.exists(storage.join(directory, "run.json")):
         file = RunFile(directory)
-        status = "interrupted" if isinstance(error, Interrupted | Terminated) else "failed"
+        stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
+        status = "interrupted" if stopped else "failed"
         file.update(status=status, error=error.what)
     if not storage.is_local(directory):
         logs = os.path.join(local, "logs")

@@ -276,7 +276,9 @@ def _verify(opened: dict[str, ShardSet], cache: ShardCache, comm: Comm, run: Run
     A dataset that no cache can hold is not read twice: each of its shards is checked when it
     arrives, before a row of it is used. Sizes of all files and all indexes are checked already.
     """
-    whole = sum(shards.cached_bytes for shards in opened.values()) <= cache.limit_bytes
+    indexes = next(iter(opened.values())).files.index_bytes  # of all splits
+    needed = indexes + sum(shards.cached_bytes for shards in opened.values())
+    whole = needed <= cache.limit_bytes
     if whole:
         left_out = sum(shards.verify(comm.rank, comm.size) for shards in opened.values())
         whole = left_out == 0

@@ -16,7 +16,13 @@ from typing import Any, TextIO
 
 from howdah import storage
 from howdah.config import Config
-from howdah.errors import HowdahError, StorageError
+from howdah.errors import (
+    HowdahError,
+    Interrupted,
+    StorageError,
+    Terminated,
+    TokensExpiring,
+)
 from training import failure
 from training.checkpoint import Checkpoint, Checkpoints, Identity, load
 from training.env import RankEnv
@@ -346,7 +352,8 @@ class Run:
             if self._log is not None:
                 print(told.text, file=self._log, flush=True)
             known = error if isinstance(error, HowdahError) else None
-            status = "interrupted" if told.exit_code in (130, 143) else "failed"
+            stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
+            status = "interrupted" if stopped else "failed"
             # What began this is told already; a second error on the way out must not hide it.
             with contextlib.suppress(HowdahError):
                 if self.checkpoints is not None:

@@ -63,7 +63,12 @@ class ShardFiles:
         self.indexes = [self._open_index(entry, sizes[entry.index_name]) for entry in entries]
         self.sizes = [int(index.offsets[-1]) for index in self.indexes]
         """Bytes of each shard's uncompressed stream."""
-        self.index_bytes = sum(sizes[entry.index_name] for entry in entries)
+        self.index_bytes = sum(
+            sizes.get(entry.index_name, 0)
+            for shards in dataset.manifest.splits.values()
+            for entry in shards
+        )
+        """Of all splits: they stay in the cache while any of them is in use."""
 
     # ------------------------------------------------------------------------------- opening
     def _listed(self) -> dict[str, int]:

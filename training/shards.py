@@ -154,8 +154,8 @@ class ShardSet:
     # -- room ------------------------------------------------------------------------------
     @property
     def cached_bytes(self) -> int:
-        """What the whole split takes in the cache; 0 where it is read as it lies."""
-        return sum(self.files.sizes) + self.files.index_bytes if self.files.cached else 0
+        """What all shards of the split take in the cache; 0 where they are read as they lie."""
+        return sum(self.files.sizes) if self.files.cached else 0
 
     def check_room(self, planner: Planner) -> None:
         """Refuse a cache that cannot hold what a plan needs at a time.
