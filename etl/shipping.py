@@ -181,6 +181,8 @@ def refuse_own_paths(config: Config) -> None:
     keys = {"data.dataset": data.dataset}
     if data.source and data.format not in ("hive", "docstrings") and data.source != "docstrings:":
         keys["data.source"] = data.source
+    if data.query_file and data.spark.deploy_mode == "cluster":
+        keys["data.query_file"] = data.query_file
     own = {key: path for key, path in keys.items() if "://" not in path}
     if own:
         raise ConfigError(
