@@ -162,6 +162,26 @@ def test_reserved_ports_are_ours_alone_and_a_daemon_can_listen_there():
         assert again == {"a": first["a"]}
 
 
+def test_a_port_whose_connections_have_only_just_ended_is_had_again():
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)) as client:
+            accepted, _ = listener.accept()
+            with pytest.raises(ClusterError, match="the port is taken"):
+                with host.reserve_ports(["a"], {"a": port}, {}):
+                    pass
+            accepted.close()  # this side first: it is the one that waits
+            assert client.recv(1) == b""
+    with pytest.raises(OSError):
+        with socket.socket() as strict:
+            strict.bind(("127.0.0.1", port))
+    with host.reserve_ports(["a"], {"a": port}, {}) as chosen:
+        assert chosen == {"a": port}
+
+
 # ------------------------------------------------------------------------ configuration, launchers
 def read_site(path) -> dict[str, str]:
     root = ElementTree.parse(path).getroot()

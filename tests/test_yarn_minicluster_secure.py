@@ -119,6 +119,7 @@ session = (
     SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
     .config("spark.driver.memory", "512m").enableHiveSupport().getOrCreate()
 )
+session.sql("drop database if exists made cascade")
 session.sql(f"create database made location '{sys.argv[1]}/made.db'")
 session.sql("create table made.t as select id from range(3)")
 print("rows", session.table("made.t").count())

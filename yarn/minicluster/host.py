@@ -97,9 +97,27 @@ def _reserve(port: int) -> socket.socket | None:
     """
     holder = socket.socket()
     try:
+        if _only_closing(port):  # for a minute after a stop: no reason to give the port up
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         holder.bind(("127.0.0.1", port))
     except OSError:
         holder.close()
         return None
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return holder
+
+
+# FIN_WAIT1, FIN_WAIT2, TIME_WAIT, LAST_ACK, CLOSING: Linux include/net/tcp_states.h.
+CLOSING = {"04", "05", "06", "09", "0B"}
+
+
+def _only_closing(port: int) -> bool:
+    """Whether all sockets that the kernel lists at a port are of connections that have ended."""
+    states = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(FileNotFoundError), open(table, encoding="ascii") as file:
+            for line in file.readlines()[1:]:
+                fields = line.split()
+                if int(fields[1].rpartition(":")[2], 16) == port:
+                    states.add(fields[3])
+    return bool(states) and states <= CLOSING

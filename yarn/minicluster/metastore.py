@@ -56,6 +56,9 @@ def server_site(plan: Plan) -> dict[str, str]:
         "javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={database};create=true",
         "datanucleus.schema.autoCreateAll": "true",
         "hive.metastore.schema.verification": "false",
+        # Spark does not bring the pool that is Hive's default, and the service would notice when a
+        # database is dropped.
+        "datanucleus.connectionPoolingType": "HikariCP",
     }
     del site["hive.metastore.uris"]  # a service with one would be a client
     if plan.kerberos:
