@@ -297,13 +297,13 @@ def _end_application(
 def _no_answer(hadoop: Hadoop, submitted: _Submitted, config: Config) -> ClusterError:
     application = submitted.application
     if application is None:
-        return not_started(
-            config.data.spark, config.run.user, RuntimeError("\n".join(submitted.lines))
-        )
+        text = "\n".join(submitted.lines)
+        told = RuntimeError(yarn_apps.cause(text) or text)
+        return not_started(config.data.spark, config.run.user, told)
     sweep_until_quiet(config.data.dataset, over=[application])
     log = yarn_apps.logs(hadoop, application, owner=config.run.user)
-    said = [line.strip() for line in submitted.lines if "diagnostics:" in line]
-    told = yarn_apps.cause(log) or (said[-1] if said else None)
+    said = yarn_apps.diagnostics(submitted.lines)
+    told = yarn_apps.cause(log) or yarn_apps.cause(said) or (said.splitlines() or [None])[0]
     return ClusterError(
         "the ETL's driver on the cluster was ended",
         where=application,

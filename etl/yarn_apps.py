@@ -1,13 +1,14 @@
 """YARN applications of the ETL: found by tag, killed, and their containers' logs read.
 
-Hadoop's own command lines are run from Spark's jars (`spark-class`): the cluster's Spark has them,
-also where no `yarn` is installed.
+Killing runs Hadoop's own command line out of Spark's jars (`spark-class`), also where no `yarn` is
+installed; logs need one.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,10 @@ from dataclasses import dataclass
 APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
 _CONTAINER = re.compile(r"\bcontainer_(?:e\d+_)?\d+_\d+_\d+_\d+\b")
 _CLI = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
-_LOGS = "org.apache.hadoop.yarn.client.cli.LogsCLI"
 _OVER = ("FINISHED", "FAILED", "KILLED")
 _LOG_BYTES = 262_144  # of each container's end
 _CAUSE_CHARACTERS = 500
+_CALL_SECONDS = 60.0
 AGGREGATION_SECONDS = 60.0
 """How long logs are waited for: a NodeManager uploads them after the application has ended."""
 
@@ -43,17 +44,27 @@ class Hadoop:
     spark_home: str
     env: Mapping[str, str]
 
-    def run(self, main: str, *words: str, seconds: float = 60.0) -> subprocess.CompletedProcess:
-        """Run a main class; its output as text. A hang ends as exit code 124."""
-        argv = [os.path.join(self.spark_home, "bin", "spark-class"), main, *words]
+    def run(self, main: str, *words: str) -> subprocess.CompletedProcess:
+        """Run a main class out of Spark's jars; its output as text."""
+        return self.call([os.path.join(self.spark_home, "bin", "spark-class"), main, *words])
+
+    def call(self, argv: Sequence[str]) -> subprocess.CompletedProcess:
+        """Run a program; its output as text. A hang ends as exit code 124."""
         # A session of its own: Ctrl-C at a terminal must not end the command that kills.
         try:
             return subprocess.run(
                 argv, env=dict(self.env), capture_output=True, text=True, errors="replace",
-                timeout=seconds, check=False, start_new_session=True, stdin=subprocess.DEVNULL,
+                timeout=_CALL_SECONDS, check=False, start_new_session=True,
+                stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(argv, 124, "", f"no answer within {seconds:.0f} s")
+            return subprocess.CompletedProcess(argv, 124, "", f"none within {_CALL_SECONDS:.0f} s")
+
+    def yarn(self) -> str | None:
+        """Path of the `yarn` command, if there is one."""
+        home = self.env.get("HADOOP_HOME")
+        places = ([os.path.join(home, "bin")] if home else []) + [self.env.get("PATH", "")]
+        return shutil.which("yarn", path=os.pathsep.join(places))
 
 
 def tagged(hadoop: Hadoop, tag: str) -> list[str]:
@@ -79,13 +90,19 @@ def kill(hadoop: Hadoop, application: str) -> str | None:
 def logs(
     hadoop: Hadoop, application: str, *, container: str | None = None, owner: str | None = None
 ) -> str:
-    """The ends of the containers' stderr and stdout; empty if they cannot be had in time."""
-    words = ["-applicationId", application, "-size", str(-_LOG_BYTES)]
+    """The ends of the containers' stderr and stdout; empty if they cannot be had in time.
+
+    By the `yarn` of HADOOP_HOME or PATH: Spark's shaded jars lack what its LogsCLI needs.
+    """
+    program = hadoop.yarn()
+    if program is None:
+        return ""
+    words = [program, "logs", "-applicationId", application, "-size", str(-_LOG_BYTES)]
     words += ["-containerId", container] if container else []
     words += ["-appOwner", owner] if owner else []
     deadline = time.monotonic() + AGGREGATION_SECONDS
     while True:
-        answer = hadoop.run(_LOGS, *words)
+        answer = hadoop.call(words)
         if answer.returncode == 0 and "LogLength:" in answer.stdout:
             return answer.stdout
         if time.monotonic() > deadline:
@@ -128,3 +145,19 @@ def states(lines: Sequence[str]) -> list[str]:
     """States that spark-submit reported, in order, each once."""
     found = (re.search(r"\(state: (\w+)\)", line) for line in lines)
     return list(dict.fromkeys(match.group(1) for match in found if match))
+
+
+def diagnostics(lines: Sequence[str]) -> str:
+    """What YARN said at last of an application, out of spark-submit's reports; it may be empty.
+
+    A container that never came to write a log has the end of its stderr here.
+    """
+    starts = [n for n, line in enumerate(lines) if "diagnostics:" in line]
+    if not starts:
+        return ""
+    said = [lines[starts[-1]].partition("diagnostics:")[2].strip()]
+    for line in lines[starts[-1] + 1 :]:
+        if "ApplicationMaster host:" in line:
+            break
+        said.append(line.strip())
+    return "\n".join(line for line in said if line)

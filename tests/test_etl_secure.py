@@ -40,7 +40,8 @@ def _owner(etl, path):
     return done.stdout.split()[-1]
 
 
-@pytest.mark.parametrize("mode", ["cluster", pytest.param("client", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["cluster", "client"])
 def test_a_keytab_is_all_it_takes(secure_etl, mode):
     cluster = secure_etl.cluster
     spark = {
