@@ -161,10 +161,10 @@ def prepare(
 def dataset_hash(config: Config, source: Source, encoder: Encoder) -> str:
     """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format."""
     # Where the data goes, by which name it was asked for and how Spark runs change no byte of it.
-    data = config.data.model_dump(
-        mode="json",
-        exclude={"source", "docstring_packages", "dataset", "spark", "query_file", "rejects_table"},
-    )
+    # What is read of a table or query is in the source's identity.
+    left_out = {"source", "docstring_packages", "dataset", "spark"}
+    left_out |= {"partitions", "query_file", "rejects_table"}
+    data = config.data.model_dump(mode="json", exclude=left_out)
     return content_hash(
         {
             "etl_format": ETL_FORMAT,
