@@ -3,10 +3,12 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
-from etl import hive
+from etl import hive, pipeline
+from etl.sources import Source
 from howdah import config as config_module
 from howdah.errors import ConfigError
 
@@ -117,3 +119,17 @@ def test_the_configuration_refuses_what_does_not_go_together():
 def test_paths_of_a_catalogue_become_storage_paths():
     assert hive._path_of("file:/a%20b/ds=1") == "/a b/ds=1"
     assert hive._path_of("hdfs://nn:8020/w/ds=a%3Ab") == "hdfs://nn:8020/w/ds=a:b"
+
+
+def test_a_version_is_told_by_what_is_read_not_by_how_it_was_asked_for():
+    encoder = SimpleNamespace(hash="tokenizer")
+    table = Source(kind="hive", name="t", identity={"files": [["hdfs://nn/t/ds=1/a", 7, 1.0]]})
+
+    def version(**data):
+        config = config_module.from_dict({"data": {"format": "hive", **data}})
+        return pipeline.dataset_hash(config, table, encoder)
+
+    first = version(source="t", partitions={"ds": ["1", "2"]})
+    assert first == version(source="t", partitions={"ds": ["2", "1"]}) == version(query_file="q.sql")
+    assert first == version(source="t", rejects_table="rejects")
+    assert first != version(source="t", max_length=64)
