@@ -130,6 +130,7 @@ def test_a_version_is_told_by_what_is_read_not_by_how_it_was_asked_for():
         return pipeline.dataset_hash(config, table, encoder)
 
     first = version(source="t", partitions={"ds": ["1", "2"]})
-    assert first == version(source="t", partitions={"ds": ["2", "1"]}) == version(query_file="q.sql")
+    assert first == version(source="t", partitions={"ds": ["2", "1"]})
+    assert first == version(query_file="q.sql")
     assert first == version(source="t", rejects_table="rejects")
     assert first != version(source="t", max_length=64)
