@@ -83,7 +83,7 @@ def test_acting_for_another_is_refused_by_name(secure_etl):
     env = _ticket(secure_etl, "alice", "alice")
     code, answer, err = secure_etl.run(config, HOWDAH_STORAGE_RETRY_SECONDS="0", **env)
     assert code == 5, (answer, err)
-    assert "alice" in str(answer) and "bob" in str(answer) and "impersonate" in str(answer)
+    assert "act as another" in answer["what"] and "impersonate bob" in answer["got"]
     assert "proxyuser" in answer["remedy"] and "Traceback" not in err
 
 
