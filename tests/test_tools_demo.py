@@ -11,6 +11,7 @@ import yaml
 
 from howdah import storage
 from howdah.config import keys, load
+from howdah.package import cache_directory
 from tests.tiny_model import write_tiny_model
 from tools import demo
 
@@ -73,6 +74,9 @@ def small_demo(tmp_path):
     # The base model of the cache is the tiny one here, so that nothing is fetched.
     cache = tmp_path / "cache"
     write_tiny_model(str(cache / "models" / "random-small-distilbert"))
+    # What is shipped to the nodes is packed once for all tests: it is found by its hash.
+    os.makedirs(cache_directory(), exist_ok=True)
+    os.symlink(cache_directory(), cache / "packages")
     overrides = {
         "run.directory": str(tmp_path / "runs" / "run"),
         "data.dataset": str(tmp_path / "dataset"),
@@ -89,12 +93,14 @@ def small_demo(tmp_path):
     return overrides, environment
 
 
-def run_demo(module: str, *words: str, overrides: dict, environment: dict) -> str:
+def run_demo(
+    module: str, *words: str, overrides: dict, environment: dict, timeout: float = 280
+) -> str:
     """What the demo prints as its result."""
     sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
     done = subprocess.run(
         [sys.executable, "-m", module, *words, *sets],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-4000:]
     assert "NO PRETRAINED WEIGHTS" in done.stderr
@@ -123,15 +129,18 @@ def test_the_demo_from_end_to_end(tmp_path, small_demo, framework):
     check_run(str(tmp_path / "runs"), framework, shown)
 
 
+# `full`: each of its steps has a quick test of its own (test_etl_yarn.py, test_training_hdfs.py).
 @pytest.mark.hadoop
-@pytest.mark.parametrize("framework", ["tensorflow", pytest.param("torch", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("framework", ["tensorflow", "torch"])
 def test_the_demo_on_a_cluster(cluster, hadoop_env, small_demo, framework):
     """A Hive table, the ETL as a YARN application, everything on HDFS."""
     overrides, environment = small_demo
     del overrides["run.directory"], overrides["data.dataset"]
     shown = run_demo(
         "tools.demo_cluster", "--framework", framework, "--directory", str(cluster.directory),
-        overrides=overrides, environment=environment,
+        overrides=overrides, environment=environment, timeout=580,
     )  # fmt: skip
     check_run(f"{cluster.hdfs_url}/howdah-demo/runs", framework, shown)
     listed = cluster.run("yarn", "application", "-list", "-appStates", "FINISHED").stdout
