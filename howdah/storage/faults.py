@@ -61,7 +61,12 @@ def typed(path: str, doing: str, free: Callable[[str], int | None] | None = None
     try:
         yield
     except Remote as error:
-        raise of_remote(error, path, doing) from None
+        told = of_remote(error, path, doing)
+        if isinstance(told, QuotaExceeded) and free is not None:
+            left = free(path)
+            if left is not None:
+                told.got = f"{told.got}; {left:,} bytes free"
+        raise told from None
     except (ConnectionError, TimeoutError) as error:
         raise unavailable(path, doing, str(error) or type(error).__name__) from None
     except FileNotFoundError:
