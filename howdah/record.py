@@ -26,6 +26,7 @@ import numpy as np
 from howdah.errors import DataError
 from howdah.manifest import ShardEntry
 from howdah.shard_index import ShardIndex
+from howdah.varint import read_varint
 
 IdsDtype = Literal["uint16", "uint32", "int64_list"]
 HEADER_BYTES = 12
@@ -175,31 +176,18 @@ def _ids_head(name: str, size: int) -> bytes:
 
 
 # ---------------------------------------------------------------------------------- decoding
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("a varint of more than 10 bytes")
-
-
 def _fields(data: bytes) -> Iterator[tuple[int, int, bytes | int]]:
     """(field number, wire type, value) of a protobuf message."""
     at = 0
     while at < len(data):
-        tag, at = _read_varint(data, at)
+        tag, at = read_varint(data, at)
         kind = tag & 7
         if kind == 0:
-            value, at = _read_varint(data, at)
+            value, at = read_varint(data, at)
             yield tag >> 3, kind, value
             continue
         if kind == 2:
-            size, at = _read_varint(data, at)
+            size, at = read_varint(data, at)
         elif kind in (1, 5):
             size = 8 if kind == 1 else 4
         else:
@@ -225,7 +213,7 @@ def _int64s(data: bytes) -> list[int]:
         else:
             at = 0
             while at < len(value):
-                item, at = _read_varint(value, at)
+                item, at = read_varint(value, at)
                 values.append(_signed(item))
     return values
 

@@ -11,26 +11,43 @@ REUSE = "HOWDAH_TEST_CLUSTER"
 REUSE_SECURE = "HOWDAH_TEST_SECURE_CLUSTER"
 
 
+@contextlib.contextmanager
+def running(reused, tmp_path_factory, name, **options):
+    """The cluster in the directory `reused`, left running; or one of our own, ended and removed."""
+    from yarn.minicluster import MiniCluster
+
+    if reused:
+        there = MiniCluster(reused)
+        there.wait_healthy()
+        yield there
+        return
+    own = MiniCluster(tmp_path_factory.mktemp(name))
+    own.start(**options)
+    try:
+        yield own
+    finally:
+        own.stop(remove=True)
+
+
+@contextlib.contextmanager
+def fresh_dir(cluster):
+    """A new directory on HDFS, as hdfs:// URL; anyone may write there; removed afterwards."""
+    cluster.mend()
+    path = f"/test/{uuid.uuid4().hex[:12]}"
+    cluster.make_dir(path)
+    yield cluster.hdfs_url + path
+    cluster.mend()
+    cluster.remove(path)
+
+
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     """The session's `MiniCluster`: tests may kill, stop, pause and restart its daemons.
 
     It is made well again for each test that asks for it by `hdfs_dir` or `healthy_cluster`.
     """
-    from yarn.minicluster import MiniCluster
-
-    reused = os.environ.get(REUSE)
-    if reused:
-        running = MiniCluster(reused)
-        running.wait_healthy()
-        yield running
-        return
-    own = MiniCluster(tmp_path_factory.mktemp("cluster"))
-    own.start()
-    try:
-        yield own
-    finally:
-        own.stop(remove=True)
+    with running(os.environ.get(REUSE), tmp_path_factory, "cluster") as found:
+        yield found
 
 
 @pytest.fixture
@@ -41,13 +58,10 @@ def healthy_cluster(cluster):
 
 
 @pytest.fixture
-def hdfs_dir(healthy_cluster):
+def hdfs_dir(cluster):
     """A fresh directory on HDFS, as hdfs:// URL; removed afterwards."""
-    path = f"/test/{uuid.uuid4().hex[:12]}"
-    healthy_cluster.make_dir(path)
-    yield healthy_cluster.hdfs_url + path
-    healthy_cluster.mend()
-    healthy_cluster.remove(path)
+    with fresh_dir(cluster) as url:
+        yield url
 
 
 @pytest.fixture
@@ -67,28 +81,13 @@ def secure_cluster(tmp_path_factory):
 
     Its `.env` has KRB5_CONFIG, JAVA_TOOL_OPTIONS and a ticket cache of its own, empty at first.
     """
-    from yarn.minicluster import MiniCluster
-
     reused = os.environ.get(REUSE_SECURE)
-    if reused:
-        running = MiniCluster(reused)
-        running.wait_healthy()
-        yield running
-        return
-    own = MiniCluster(tmp_path_factory.mktemp("secure"))
-    own.start(secure=True)
-    try:
-        yield own
-    finally:
-        own.stop(remove=True)
+    with running(reused, tmp_path_factory, "secure", secure=True) as found:
+        yield found
 
 
 @pytest.fixture
 def secure_dir(secure_cluster):
     """A fresh directory on the secure cluster's HDFS, as hdfs:// URL; anyone may write there."""
-    secure_cluster.mend()
-    path = f"/test/{uuid.uuid4().hex[:12]}"
-    secure_cluster.make_dir(path)
-    yield secure_cluster.hdfs_url + path
-    secure_cluster.mend()
-    secure_cluster.remove(path)
+    with fresh_dir(secure_cluster) as url:
+        yield url

@@ -11,6 +11,8 @@ import os
 import socket
 import struct
 
+from howdah.varint import read_varint
+
 _NEGOTIATE_SASL = 0xDF  # AuthProtocol.SASL, -33
 _CALL_SASL = 65  # call id -33, zigzag
 
@@ -35,7 +37,7 @@ def auth_methods(host: str, port: int, timeout: float = 10.0) -> list[str]:
         answer = _exactly(connection, length)
     try:
         return _methods(answer)
-    except (IndexError, UnicodeDecodeError):
+    except (IndexError, ValueError):
         raise OSError("the answer is not Hadoop's RPC") from None
 
 
@@ -51,9 +53,9 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 def _methods(answer: bytes) -> list[str]:
     """`method` of each RpcSaslProto.auths, after the RpcResponseHeaderProto."""
-    length, at = _varint(answer, 0)
+    length, at = read_varint(answer, 0)
     at += length
-    length, at = _varint(answer, at)
+    length, at = read_varint(answer, at)
     found = []
     for number, auth in _parts(answer[at : at + length]):
         if number == 4:
@@ -64,19 +66,8 @@ def _methods(answer: bytes) -> list[str]:
 def _parts(data: bytes):
     at = 0
     while at < len(data):
-        key, at = _varint(data, at)
-        value, at = _varint(data, at)
+        key, at = read_varint(data, at)
+        value, at = read_varint(data, at)
         if key & 7 == 2:
             yield key >> 3, data[at : at + value]
             at += value
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = data[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7

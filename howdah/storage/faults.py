@@ -109,6 +109,12 @@ def local_user() -> str:
 
 # ------------------------------------------------------------------------------ NameNode's own
 _NOT_FOUND = {"FileNotFoundException", "PathNotFoundException"}
+_QUOTA = {
+    "DSQuotaExceededException",
+    "NSQuotaExceededException",
+    "QuotaExceededException",
+    "QuotaByStorageTypeExceededException",
+}
 _EXISTS = {"FileAlreadyExistsException", "AlreadyBeingCreatedException"}
 _NO_DIRECTORY = {
     "ParentNotDirectoryException",
@@ -161,9 +167,7 @@ def of_remote(error: Remote, path: str, doing: str) -> StorageError:
         return not_found(path, doing)
     if kind in _EXISTS:
         return AlreadyExists(f"cannot {doing}: it is there already", where=path)
-    if kind in ("DSQuotaExceededException", "NSQuotaExceededException", "QuotaExceededException"):
-        return _quota(kind, message, path, doing)
-    if kind == "QuotaByStorageTypeExceededException":
+    if kind in _QUOTA:
         return _quota(kind, message, path, doing)
     if "not allowed to impersonate" in message:
         return PermissionDenied(
