@@ -479,13 +479,13 @@ class YarnSection(Section):
     """How often YARN may start the application; each attempt resumes from the newest checkpoint."""
     max_restarts: int = Field(default=10, ge=0)
     """Failed workers of an elastic job that are replaced, in all; preempted ones do not count."""
-    tags: list[Annotated[str, Field(pattern=r"^[\x21-\x2b\x2d-\x7e]{1,100}$")]] = []
+    tags: list[str] = []
     """More tags of the application: ASCII without blanks and commas."""
     view_users: list[str] = []
     """Users who may see the application and its logs, besides its owner; '*': everyone."""
     modify_users: list[str] = []
     """Users who may kill the application, besides its owner; '*': everyone."""
-    env: dict[Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], str] = {}
+    env: dict[str, str] = {}
     """More environment variables of the training processes; no place for secrets."""
     files: list[str] = []
     """Files (any storage) put into each container's working directory under their own names."""
@@ -537,6 +537,26 @@ class YarnSection(Section):
             return None
         first, last = self.ports.split("-")
         return int(first), int(last)
+
+    @field_validator("tags")
+    @classmethod
+    def _tags_of_yarn(cls, value: list[str]) -> list[str]:
+        for tag in value:
+            if not (tag.isascii() and tag.isprintable() and 0 < len(tag) <= 100) or set(tag) & set(
+                " ,"
+            ):
+                raise ValueError(
+                    f"a tag is 1 to 100 of ASCII without blanks and commas; got {tag!r}"
+                )
+        return value
+
+    @field_validator("env")
+    @classmethod
+    def _names_of_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not (name.isascii() and name.isidentifier()):
+                raise ValueError(f"no name of an environment variable: {name!r}")
+        return value
 
     @model_validator(mode="after")
     def _fits_together(self) -> YarnSection:
