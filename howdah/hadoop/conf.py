@@ -1,4 +1,4 @@
-"""Hadoop's own client settings: core-site.xml and hdfs-site.xml of HADOOP_CONF_DIR.
+"""Hadoop's own client settings: core-site.xml, hdfs-site.xml, yarn-site.xml of HADOOP_CONF_DIR.
 
 Read here rather than by each client, so that all of them see the same: includes followed,
 `${...}` filled in, and a fault named with its file.
@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from howdah.errors import ConfigError
 
 FILES = ("core-site.xml", "hdfs-site.xml")
+YARN_FILES = (*FILES, "yarn-site.xml")
 DEFAULT_RPC_PORT, DEFAULT_HTTP_PORT, DEFAULT_HTTPS_PORT = 8020, 9870, 9871
 _REFERENCE = re.compile(r"\$\{([^${}\s]+)\}")
 _XI_INCLUDE = "{http://www.w3.org/2001/XInclude}include"
@@ -101,11 +102,14 @@ def directory(environ: Mapping[str, str] | None = None) -> str | None:
     return folder if folder and os.path.isfile(os.path.join(folder, FILES[0])) else None
 
 
-def load(environ: Mapping[str, str] | None = None) -> HadoopConf:
+def load(environ: Mapping[str, str] | None = None, *, names: Sequence[str] = FILES) -> HadoopConf:
     """Read the settings anew; ConfigError for a directory or file that cannot be read.
 
     Without HADOOP_CONF_DIR and HADOOP_HOME there are no settings, which is fine for a cluster
     without Kerberos and name services.
+
+    Args:
+        names: the files to read, later ones win (`YARN_FILES` for who speaks to YARN).
     """
     folder = directory(environ)
     if folder is None:
@@ -119,7 +123,7 @@ def load(environ: Mapping[str, str] | None = None) -> HadoopConf:
             where=folder,
             remedy="set it to the directory of the cluster's core-site.xml, or unset it",
         )
-    for name in FILES:
+    for name in names:
         path = os.path.join(folder, name)
         if os.path.exists(path):
             _read(path, values, finals, files)
@@ -127,7 +131,7 @@ def load(environ: Mapping[str, str] | None = None) -> HadoopConf:
         raise ConfigError(
             "HADOOP_CONF_DIR holds none of Hadoop's files",
             where=folder,
-            expected=" or ".join(FILES),
+            expected=" or ".join(names),
             remedy="set it to the directory of the cluster's core-site.xml, or unset it",
         )
     filled = {name: _fill(value, values) for name, value in values.items()}
