@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from howdah import modelfiles, storage
 from howdah.config_model import Columns, CsvOptions
 from howdah.errors import AlreadyExists, ClusterError, DataError, UsageError
+from howdah.hive_table import replace_partition
 from training.export import INFO, resolve_export
 from training.predict_io import Row, format_of
 from training.serve import EXPORT_PATTERNS, ServedModel, choose_framework, open_model
@@ -33,7 +34,9 @@ _ROWS_PER_BATCH = "2048"
 TABLE = "table:"
 """Before an output that is a Hive table's name."""
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
-_TABLE_COLUMNS = "id string, label string, scores array<float>, error string"
+_TABLE_COLUMNS = {
+    "id": "string", "label": "string", "scores": "array<float>", "error": "string",
+}  # fmt: skip
 
 
 def predict_spark(
@@ -254,28 +257,15 @@ def _write_table(
     from pyspark.errors import AnalysisException
     from pyspark.sql import functions as F
 
-    quoted = ".".join(f"`{part}`" for part in table.split("."))
-    columns = ["id", "label", "scores", "error"]
-    literal = (run_id or "none").replace("\\", "\\\\").replace("'", "\\'")
-    view = f"howdah_predictions_{secrets.token_hex(4)}"
-    predicted.select(*columns).createOrReplaceTempView(view)
     try:
-        spark.sql(
-            f"CREATE TABLE IF NOT EXISTS {quoted} ({_TABLE_COLUMNS})"
-            " PARTITIONED BY (run_id string) STORED AS PARQUET"
-        )
-        there = spark.table(table).columns
-        if there != [*columns, "run_id"]:
-            raise DataError(
-                "the table for predictions has other columns",
-                where=table,
-                expected=", ".join((*columns, "run_id")),
-                got=", ".join(there),
-                remedy="name another table; it is made if it is not there",
-            )
-        spark.sql(
-            f"INSERT OVERWRITE TABLE {quoted} PARTITION (run_id='{literal}')"
-            f" SELECT {', '.join(columns)} FROM {view}"
+        replace_partition(
+            spark,
+            predicted,
+            table,
+            columns=_TABLE_COLUMNS,
+            key="run_id",
+            value=run_id or "none",
+            what="predictions",
         )
     except AnalysisException as error:
         raise DataError(
@@ -284,8 +274,6 @@ def _write_table(
             got=str(error).splitlines()[0],
             remedy="check the database's name and your right to write there",
         ) from None
-    finally:
-        spark.catalog.dropTempView(view)
     summary = _counts(spark.table(table).where(F.col("run_id") == (run_id or "none")))
     if not summary["rows"]:
         raise DataError("the source has no rows", where=source, remedy="check the source")
