@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from howdah.config_model import SparkOptions
 from howdah.doctor_checks import java_major
 from howdah.errors import ClusterError
 
+_END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?$")
 
 
@@ -121,14 +123,33 @@ def session(
             yield spark
             over = True
         finally:
-            if not over and options.master == "yarn" and not in_container():
-                _kill(spark)
-            _stop(spark)
+            if over:
+                _stop(spark)
+            else:
+                _end(spark, killed=options.master == "yarn" and not in_container())
 
 
 def in_container() -> bool:
     """True in a driver that runs on the cluster, started by its spark-submit."""
     return bool(os.environ.get(RUN))
+
+
+def _end(spark: SparkSession, *, killed: bool) -> None:
+    """Stop a session that was interrupted; `killed`: its YARN application is killed first.
+
+    In a thread of its own: Py4J gives each thread a connection, and this one's may be in the middle
+    of the call that the signal broke off. What is asked on it next would wait for that call's end,
+    and take its answer for its own.
+    """
+
+    def work() -> None:
+        if killed:
+            _kill(spark)
+        _stop(spark)
+
+    thread = threading.Thread(target=work, name="spark-end", daemon=True)
+    thread.start()
+    thread.join(_END_SECONDS)
 
 
 def _kill(spark: SparkSession) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from howdah import machine
+from howdah.cache import cache_root
 from howdah.errors import HowdahError
 from howdah.hadoop import conf
 
@@ -169,15 +170,10 @@ def check_shared_memory(env: Mapping[str, str], path: str = "/dev/shm") -> Check
     return Check("shared memory", "ok", found)
 
 
-def cache_directory(env: Mapping[str, str]) -> str:
-    """Where Howdah keeps what it built or fetched: $HOWDAH_CACHE, else ~/.cache/howdah."""
-    return env.get("HOWDAH_CACHE") or os.path.join(os.path.expanduser("~"), ".cache", "howdah")
-
-
 def check_disk(env: Mapping[str, str]) -> Check:
     """Room and write permission for the cache, temporary files and the working directory."""
     places = {
-        "cache": cache_directory(env),
+        "cache": cache_root(env),
         "temporary files": env.get("TMPDIR") or tempfile.gettempdir(),
         "working directory": os.getcwd(),
     }

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Sequence
 
 from howdah import storage
+from howdah.cache import cache_root
 from howdah.errors import HowdahError, ModelError, NotFound
 from howdah.manifest import content_hash
 
@@ -28,15 +29,6 @@ TOKENIZER_PATTERNS = [
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_SECONDS = 20
-
-
-def cache_root() -> str:
-    """Directory of local caches: HOWDAH_CACHE, else howdah/ in XDG_CACHE_HOME or ~/.cache."""
-    explicit = os.environ.get("HOWDAH_CACHE")
-    if explicit:
-        return os.path.abspath(os.path.expanduser(explicit))
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.path.join(base, "howdah")
 
 
 def fetch(

@@ -20,6 +20,10 @@ def secure_etl(secure_cluster, secure_dir, tiny_model_dir, tmp_path, monkeypatch
         monkeypatch.delenv(key, raising=False)
     monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path}/own")
     monkeypatch.setenv("KRB5_CLIENT_KTNAME", str(secure_cluster.keytab("alice")))
+    # Spark and the packages go to the home directory of whoever runs it; the first run of a user
+    # on a cluster finds it made.
+    for user in ("alice", "bob"):
+        secure_cluster.make_home(user)
     made = YarnEtl(secure_cluster, secure_dir, tiny_model_dir, tmp_path)
     made.source = made.put_rows(40)
     return made

@@ -19,6 +19,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.append(str(ROOT))
+
+from howdah import cache as howdah_cache  # noqa: E402 - it needs the standard library alone
+
 UV_REQUIREMENTS = ROOT / "tools" / "uv-requirements.txt"
 LOG_TAIL_LINES = 25
 
@@ -65,8 +69,8 @@ def step(title: str) -> Iterator[None]:
 
 
 def cache_root() -> Path:
-    """Where wheels and the installer are kept between set-ups: $HOWDAH_CACHE or ~/.cache/howdah."""
-    return Path(os.environ.get("HOWDAH_CACHE") or Path.home() / ".cache" / "howdah").absolute()
+    """Where wheels and the installer are kept between set-ups: as everything of Howdah's."""
+    return Path(howdah_cache.cache_root())
 
 
 def sha256_of(path: Path) -> str:

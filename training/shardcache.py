@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from howdah import storage
+from howdah.cache import cache_root
 from howdah.errors import HowdahError, PermissionDenied, StorageError, StorageFull
-from howdah.modelfiles import cache_root
 
 __all__ = ["NoRoom", "Pin", "ShardCache", "default_directory"]
 

@@ -174,6 +174,13 @@ class Access:
         """Make a directory on HDFS (a path without scheme)."""
         self._contents().make_dirs({path: mode})
 
+    def make_home(self, user: str) -> None:
+        """Make /user/<user>, the user's own, as a cluster's administrator does."""
+        path = f"/user/{user}"
+        contents = self._contents()
+        contents.make_dirs({path: "700"})
+        contents.give(path, user)
+
     def remove(self, path: str) -> None:
         """Remove a path on HDFS with all below it; a missing one is no error."""
         self._contents().remove(path)

@@ -48,6 +48,10 @@ class Contents(abc.ABC):
         """Make directories, {path: mode}."""
 
     @abc.abstractmethod
+    def give(self, path: str, user: str) -> None:
+        """Make a user the owner of a path."""
+
+    @abc.abstractmethod
     def remove(self, *paths: str) -> None:
         """Remove paths with all below them; missing ones are no error."""
 
@@ -105,6 +109,9 @@ class RestContents(Contents):
         for path, mode in modes.items():
             self._hdfs("PUT", path, "MKDIRS", permission="755")
             self._hdfs("PUT", path, "SETPERMISSION", permission=mode)
+
+    def give(self, path: str, user: str) -> None:
+        self._hdfs("PUT", path, "SETOWNER", owner=user)
 
     def remove(self, *paths: str) -> None:
         for path in paths:
@@ -175,6 +182,9 @@ class ShellContents(Contents):
         for mode in sorted(set(modes.values())):
             paths = [path for path, wanted in modes.items() if wanted == mode]
             self.run("hdfs", "dfs", "-chmod", mode, *paths)
+
+    def give(self, path: str, user: str) -> None:
+        self.run("hdfs", "dfs", "-chown", user, path)
 
     def remove(self, *paths: str) -> None:
         if paths:

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from howdah.cache import cache_root
 from howdah.errors import ClusterError
 
 __all__ = ["HADOOP_VERSION", "fetch"]
@@ -31,15 +32,6 @@ SAY_EVERY = 5.0  # seconds
 Say = Callable[[str], None]
 
 
-def cache_root() -> Path:
-    """$HOWDAH_CACHE, else $XDG_CACHE_HOME/howdah, else ~/.cache/howdah."""
-    own = os.environ.get("HOWDAH_CACHE")
-    if own:
-        return Path(own).absolute()
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(base, "howdah").absolute()
-
-
 def fetch(say: Say) -> Path:
     """The directory with `lib/*.jar` and `webapps/`: fetched and verified where it is not there.
 
@@ -50,7 +42,7 @@ def fetch(say: Say) -> Path:
         ClusterError: no mvn, mvn failed, or a jar is not the one listed.
     """
     listed = HASHES.read_bytes()
-    home = cache_root() / f"hadoop-{HADOOP_VERSION}-{hashlib.sha256(listed).hexdigest()[:12]}"
+    home = Path(cache_root()) / f"hadoop-{HADOOP_VERSION}-{hashlib.sha256(listed).hexdigest()[:12]}"
     if home.is_dir():
         return home
     home.parent.mkdir(parents=True, exist_ok=True)
