@@ -1,0 +1,61 @@
+"""What the driver says when a job cannot go on for reasons that are no rank's own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from howdah.errors import ClusterError, HowdahError, TrainingError
+
+__all__ = ["no_gang", "old_glibc", "stillborn", "too_many_losses"]
+
+
+def old_glibc(node: str, member: str, facts: dict[str, Any]) -> ClusterError | None:
+    """The node's C library is older than the shipped environment needs; None: it is not."""
+    needed, has = facts.get("glibc_needed"), facts.get("glibc")
+    if not needed or not has or _version(has) >= _version(needed):
+        return None
+    return ClusterError(
+        "a node's C library is too old for the shipped Python environment",
+        where=f"{node} ({member})",
+        expected=f"glibc {needed} or newer",
+        got=f"glibc {has}",
+        remedy="build the environment on a system as old as the oldest node (`howdah package`), or"
+        " keep such nodes out with yarn.node_label",
+    )
+
+
+def stillborn(count: int) -> ClusterError:
+    """Containers end, one after the other, before their agent has registered."""
+    return ClusterError(
+        "workers' containers end before their agent has said a word",
+        got=f"{count} of them in a row",
+        remedy="`howdah logs` shows what they printed; is the environment whole on the nodes, and"
+        " can they reach the driver?",
+    )
+
+
+def too_many_losses(restarts: int, allowed: int, last: HowdahError | None) -> TrainingError:
+    """An elastic job has used up its replacements."""
+    return TrainingError(
+        "too many workers have failed",
+        where=last.where if last else None,
+        expected=f"at most {allowed} (yarn.max_restarts)",
+        got=f"{restarts}; the last: {last.what if last else 'unknown'}",
+        remedy="look at the failed workers' logs (`howdah logs`); submitted again, the run goes on"
+        " from its newest checkpoint",
+    )
+
+
+def no_gang(there: int, wanted: int, seconds: float, tries: int) -> ClusterError:
+    """The cluster never had all workers at the same time."""
+    return ClusterError(
+        "the cluster did not give the job its workers",
+        expected=f"{wanted} at the same time, {tries} times asked",
+        got=f"{there} of {wanted} workers after {seconds:.0f} s",
+        remedy="ask for less (yarn.workers, yarn.worker), wait longer (yarn.gang_seconds), or use"
+        " another queue; `howdah ps` shows who has what",
+    )
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(".") if part.isdecimal())

@@ -1,0 +1,451 @@
+"""The driver's decisions: which workers form which world, and what to do when something ends.
+
+A generation is one assignment of ranks to workers. A static job has one, and is tried again from
+its newest checkpoint where it may; an elastic one goes on to the next whenever a worker is lost or
+gained. Nothing here touches a network, a file or a clock: `Hands` acts, callers say what time it
+is, and one thread at a time is inside.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from howdah.errors import HowdahError, Terminated, UsageError
+from yarn import driver_errors, hang, world
+from yarn.backend import Container
+from yarn.driver_members import Loss, Member
+from yarn.driver_state import Hands, JobState, Limits
+
+__all__ = ["CONTACT_SECONDS", "Job"]
+
+CONTACT_SECONDS = 15.0
+"""Silence of an agent after which its container is given up."""
+_PROCESS_FAILURES = 2
+"""Processes that may fail in one container before it is given back for another."""
+_SETTLE_SECONDS = 10.0
+"""How long a worker that could join waits for others that are about to: a change costs seconds."""
+_LAST_WORDS_SECONDS = 12.0
+"""How long the others have to end by themselves when a static job has lost a rank: rank 0 saves."""
+_START_SECONDS = 300.0
+"""A process that has not imported its framework after so long hangs."""
+_STILLBORN = 3
+_AFTER_DONE_SECONDS = 30.0
+
+
+class Job(JobState):
+    """One job, from its first container to its end."""
+
+    def __init__(self, limits: Limits, hands: Hands, now: float, attempt: int = 1) -> None:
+        super().__init__(limits, hands, now, attempt)
+        self._patience = _LAST_WORDS_SECONDS
+        hands.keep(self.wanted)
+
+    # ------------------------------------------------------------------ what comes from outside
+    def registered(self, name: str, node: str, facts: dict[str, Any], now: float) -> bool:
+        """An agent is there; whether it may stay."""
+        if name in self.members:
+            return self.members[name].alive  # its first answer was lost
+        present = sum(member.alive for member in self.members.values())
+        if self.mode in ("ending", "over") or self.gang.pausing or present >= self.wanted:
+            return False
+        error = driver_errors.old_glibc(node, name, facts)
+        if error is not None:
+            self.fail(error, now)
+            return False
+        self.ledger.stillborn = 0
+        member = Member(name, node, facts, contact=now)
+        self.members[name] = member
+        self.hands.event(f"worker {name} on {node} is there")
+        self._start(member, now)
+        return True
+
+    def contact(self, name: str, now: float) -> bool:
+        """A sign of life; False if the worker is none of ours (any more)."""
+        member = self.members.get(name)
+        if member is None or not member.alive:
+            return False
+        member.contact = now
+        return True
+
+    def happened(self, name: str, event: dict[str, Any], now: float) -> None:
+        """Something that an agent tells, once each and in its order."""
+        member = self.members[name]
+        if event["type"] == "leaving":
+            member.leaving = event["signal"]
+            return
+        if event.get("process") != member.process:
+            return  # of a process that is not there any more
+        kind = event["type"]
+        if kind == "started":
+            member.pid = event["pid"]
+        elif kind == "ready" and member.phase == "starting":
+            member.phase, member.ready_since = "ready", now
+        elif kind == "joined" and event["generation"] == self.generation:
+            member.phase = "in" if member.phase == "placed" else member.phase
+        elif kind == "commit":
+            member.committed = event["step"]
+        elif kind == "left" and member.phase in ("placed", "in"):
+            self._left(member, event)
+        elif kind == "finished":
+            member.phase = "finished"
+            if member.rank == 0:
+                self.done_since = now
+        elif kind == "diagnosis":
+            member.diagnosis = event
+        elif kind == "exited":
+            self._exited(member, event, now)
+
+    def gone(self, name: str, why: str, now: float) -> None:
+        """A container is no more, or is given up."""
+        member = self.members.get(name)
+        if member is None or not member.alive:
+            return
+        was_running, rank = member.phase not in ("ended", "finished"), member.rank
+        member.phase = "gone"
+        if self.mode in ("ending", "over") or self.done_since is not None:
+            return
+        if member.leaving is not None:
+            why = f"{why} (its agent was sent {member.leaving})"
+        self.ledger.container_lost(name, now)
+        if was_running or self.limits.elastic:
+            self._lost(member, Loss(name, member.node, rank, why), now)
+
+    def listed(self, containers: Sequence[Container], now: float) -> None:
+        """The backend's list, from time to time."""
+        self._requested = sum(one.state == "requested" for one in containers)
+        for one in containers:
+            if one.state == "ended" and one.id in self.members:
+                why = {"preempted": "its container was preempted", "lost": "its node was lost",
+                       "killed": "its container was killed"}.get(
+                    one.reason or "", f"its container has ended (exit code {one.exit_code})"
+                )  # fmt: skip
+                self.gone(one.id, why, now)
+                if one.reason == "preempted":
+                    self._losses = [
+                        dataclasses.replace(loss, preempted=loss.preempted or loss.member == one.id)
+                        for loss in self._losses
+                    ]
+        for event in self.ledger.settle(containers, set(self.members), now):
+            self.hands.event(event)
+        if self.ledger.stillborn >= _STILLBORN:
+            self.fail(driver_errors.stillborn(self.ledger.stillborn), now)
+
+    def scale(self, workers: int, now: float) -> None:
+        """Another size is wanted.
+
+        Raises:
+            UsageError: it is not possible.
+        """
+        low, high = self.limits.fewest, self.limits.most
+        if not self.limits.elastic or not low <= workers <= high:
+            raise UsageError(
+                "the job cannot have that size",
+                expected=f"{low} to {high} workers (yarn.min_workers, yarn.max_workers)",
+                got=str(workers),
+            )
+        self.hands.event(f"{workers} workers are wanted instead of {self.wanted}")
+        self.wanted = workers
+        self.hands.keep(workers)
+
+    def stop(self, save: bool, now: float) -> None:
+        """End in good order, saving first if asked."""
+        if self.mode in ("ending", "over"):
+            return
+        self.stopped = True
+        self.error = Terminated("the job was asked to stop")
+        self.hands.event("asked to stop" + (", saving first" if save else ""))
+        self._end(now)
+        self._end_processes(save=save, why="the job stops")
+
+    def fail(self, error: HowdahError, now: float, *, save: bool = False) -> None:
+        """End with an error; `save`: whoever holds a state that is good saves it first."""
+        if self.mode in ("ending", "over"):
+            return
+        self.error = error
+        self.hands.event(f"failed: {error.what}")
+        self._end(now)
+        self._end_processes(save=save, why="the job has failed")
+
+    # ----------------------------------------------------------------------- as time passes
+    def tick(self, now: float) -> None:
+        """Look at everything; to be called some times a second."""
+        pause = now - self._last_tick
+        self._last_tick = now
+        if pause > 3.0:  # we were stopped, not they
+            for member in self.members.values():
+                member.contact += pause
+                member.beat_time += pause
+        for member in list(self.members.values()):
+            if member.alive and now - member.contact > CONTACT_SECONDS:
+                self.gone(member.id, f"its agent was silent for {CONTACT_SECONDS:.0f} s", now)
+                self.hands.release(member.id)
+        if self.done_since is not None and self.mode not in ("ending", "over"):
+            self._finish(now)
+        step = {
+            "waiting": self._tick_waiting,
+            "running": self._tick_running,
+            "changing": self._tick_changing,
+            "failing": self._tick_failing,
+            "ending": self._tick_ending,
+        }.get(self.mode)
+        if step is not None:
+            step(now)
+        if self.limits.elastic and self.ledger.restarts > self.limits.max_restarts:
+            last = self._losses[-1].error() if self._losses else None
+            allowed = self.limits.max_restarts
+            error = driver_errors.too_many_losses(self.ledger.restarts, allowed, last)
+            self.fail(error, now, save=True)
+
+    def _tick_waiting(self, now: float) -> None:
+        if self.gang.pausing:
+            if self.gang.pause_over(now):
+                self.hands.event("asking for workers again")
+                self.hands.keep(self.wanted)
+            return
+        for member in self.members.values():
+            if member.phase == "ended":  # done before the others, who need it again
+                self._start(member, now)
+        waiting = [m for m in self.members.values() if m.phase in ("ready", "left")]
+        survivors = [m for m in waiting if m.old_rank is not None]
+        starting = [m for m in self.members.values() if m.phase == "starting"]
+        for member in starting:
+            if now - member.started > _START_SECONDS:
+                self._kill(member, f"it has not started training after {_START_SECONDS:.0f} s")
+        fewest = self.limits.fewest if self.limits.elastic else self.wanted
+        if len(waiting) >= self.wanted:
+            self._form(waiting)
+        elif len(waiting) + len(starting) >= self.wanted:
+            self.gang.complete()  # the rest is on its way: imports take their time
+            if survivors and len(waiting) >= fewest:
+                self._form(waiting)
+        elif len(waiting) >= fewest and (survivors or self._all_lost_and_settled(waiting, now)):
+            self._form(waiting)  # their time is training's: others join later
+        else:
+            self.gang.wait(now)
+            if self.gang.expired(now):
+                if self.limits.elastic and len(waiting) >= fewest:
+                    self._form(waiting)
+                else:
+                    self._give_back(len(waiting) + len(starting), now)
+
+    def _all_lost_and_settled(self, waiting: list[Member], now: float) -> bool:
+        """After the loss of everybody: nobody has come for a while."""
+        settled = all(now - member.ready_since > _SETTLE_SECONDS for member in waiting)
+        return self.generation > 0 and settled
+
+    def _tick_running(self, now: float) -> None:
+        placed = self._placed()
+        self._end_hanging(placed, now)
+        if any(member.phase == "placed" for member in placed):
+            return
+        if self.mode != "running" or not self.limits.elastic or self.done_since is not None:
+            return
+        if self.wanted < len(self.world):
+            self._change(now, lost=False)
+            return
+        spare = [m for m in self.members.values() if m.phase == "ready"]
+        if not spare or len(self.world) >= self.wanted:
+            return
+        longest = max(now - member.ready_since for member in spare)
+        if len(self.world) + len(spare) >= self.wanted or longest > _SETTLE_SECONDS:
+            self._change(now, lost=False)
+
+    def _tick_changing(self, now: float) -> None:
+        pending = self._placed()
+        if not pending:
+            self._turn("waiting", now)
+            self._tick_waiting(now)
+            return
+        for view in (member.view(now) for member in pending):
+            stuck = view.phase in ("wait", "join") and now - self._since > self.limits.hang_seconds
+            silent = view.silent_seconds > self.limits.hang_seconds and not view.busy
+            if stuck or silent:
+                self._kill(
+                    self.members[view.member],
+                    f"it has not left its world: phase {view.phase} for"
+                    f" {view.phase_seconds:.0f} s, last word {view.silent_seconds:.0f} s ago",
+                )
+
+    def _tick_failing(self, now: float) -> None:
+        left = [member for member in self.members.values() if member.running]
+        if left:
+            if now - self._since > _LAST_WORDS_SECONDS:
+                for member in left:
+                    self._kill(member, "another rank was lost")
+            return
+        if self.ledger.open:
+            return  # the cluster will say soon why a container has ended
+        causes = [loss for loss in self._losses if not loss.consequence] or self._losses
+        cause = next((loss for loss in causes if loss.fatal), causes[0])
+        if not cause.preempted:
+            if cause.fatal or self.tries >= self.limits.tries:
+                self.fail(cause.error(), now)
+                return
+            self.tries += 1
+        self.hands.event(
+            f"try {self.tries} of {self.limits.tries}: all start again from the newest checkpoint"
+        )
+        self._losses, self.world = [], []
+        self._turn("waiting", now)
+        for member in self.members.values():
+            if member.alive:
+                self._start(member, now)
+
+    def _tick_ending(self, now: float) -> None:
+        left = [member for member in self.members.values() if member.running]
+        limit = self._patience
+        if self.done_since is not None:
+            limit = _AFTER_DONE_SECONDS
+        if left and now - self._since <= limit:
+            return
+        for member in self.members.values():
+            if member.alive:
+                self.hands.order(member.id, {"type": "leave", "exit_code": 0, "why": "the end"})
+        self._turn("over", now)
+
+    # ------------------------------------------------------------------------- what is done
+    def _end(self, now: float) -> None:
+        self._turn("ending", now)
+        self.hands.keep(0)
+
+    def _end_processes(self, *, save: bool, why: str) -> None:
+        """Stop the ranks in good order where they shall save, and all others at once."""
+        self._patience = self.limits.grace_seconds + 30.0 if save else _LAST_WORDS_SECONDS
+        for member in self.members.values():
+            if member.phase in ("placed", "in", "left") and (save or self.stopped):
+                self._tell(member, {"type": "stop", "save": save})
+            elif member.running:
+                self._kill(member, why)
+
+    def _finish(self, now: float) -> None:
+        """Rank 0 is done, and with it the run; the others end by themselves."""
+        self.hands.event("training is finished")
+        self._end(now)
+
+    def _form(self, waiting: list[Member]) -> None:
+        """Give the next world to those who wait, and send away whom it has no place for."""
+        self.gang.complete()
+        candidates = [world.Candidate(m.id, m.node, m.old_rank) for m in waiting]
+        self.world = world.assign(candidates, self.wanted)
+        self.generation += 1
+        self.hands.begin(self.generation)
+        for slot in self.world:
+            member = self.members[slot.member]
+            member.phase, member.rank, member.old_rank = "placed", slot.rank, None
+            self._tell(
+                member,
+                {"type": "world", "generation": self.generation, "slot": slot.__dict__},
+            )
+        chosen = {slot.member for slot in self.world}
+        for member in waiting:
+            if member.id not in chosen:
+                self._dismiss(member)
+        self._turn("running", self._last_tick)
+        kept = sum(slot.keep for slot in self.world)
+        self.hands.event(
+            f"generation {self.generation}: {len(self.world)} ranks, {kept} of them with their"
+            " state in memory"
+        )
+
+    def _change(self, now: float, *, lost: bool) -> None:
+        """Have everybody leave the world for the next."""
+        self._turn("changing", now)
+        self.hands.begin(self.generation + 1)
+        for member in self._placed():
+            self._tell(member, {"type": "change", "generation": self.generation + 1, "lost": lost})
+
+    def _left(self, member: Member, event: dict[str, Any]) -> None:
+        member.phase = "left"
+        member.old_rank = member.rank if event.get("step") is not None else None
+        member.rank = None
+        if self.mode == "running":  # it met the loss before we did
+            self._change(self._last_tick, lost=event.get("reason") == "lost")
+
+    def _exited(self, member: Member, event: dict[str, Any], now: float) -> None:
+        code, failure = event["exit_code"], event.get("failure")
+        finished = member.phase == "finished"
+        rank, member.phase = member.rank, "ended"
+        if self.mode in ("ending", "over") or (finished and code == 0):
+            return
+        if member.kill_reason is not None:
+            why = f"killed by Howdah: {member.kill_reason}"
+            if member.diagnosis is not None:
+                why += f"; its process was {member.diagnosis['state']}"
+        elif code < 0:
+            why = f"its process was killed by signal {-code}"
+        else:
+            why = f"its process ended with exit code {code}"
+        lines = list(event.get("lines") or [])
+        if member.diagnosis is not None and member.diagnosis.get("stacks"):
+            lines = [*member.diagnosis["stacks"]]
+        loss = Loss(member.id, member.node, rank, why, code, tuple(lines), failure)
+        self._lost(member, loss, now)
+        member.failures += 1
+        if not self.limits.elastic or self.mode in ("ending", "over"):
+            return
+        self.ledger.process_lost(loss, self.generation)
+        if member.failures >= _PROCESS_FAILURES:
+            member.phase = "gone"
+            self.hands.event(f"container {member.id} on {member.node} is given back for another")
+            leave = {"type": "leave", "exit_code": 1, "why": "its processes keep failing"}
+            self.hands.order(member.id, leave)
+        else:
+            self._start(member, now)
+
+    def _lost(self, member: Member, loss: Loss, now: float) -> None:
+        """A process or a container has ended before its time."""
+        self._losses.append(loss)
+        self.hands.event(f"{loss.who} was lost: {loss.why}")
+        if loss.fatal:
+            self.fail(loss.error(), now)
+        elif not self.limits.elastic:
+            if self.mode != "failing" and (loss.rank is not None or loss.exit_code is not None):
+                self._turn("failing", now)
+        elif self.mode == "running" and loss.rank is not None:
+            self._change(now, lost=True)
+
+    def _end_hanging(self, placed: list[Member], now: float) -> None:
+        views = [member.view(now) for member in placed]
+        blocked = hang.blocked(views, self.limits.hang_seconds)
+        if blocked is not None:
+            why = (
+                f"all {len(views)} ranks have waited in a collective for {blocked:.0f} s: what they"
+                " send each other does not arrive"
+            )
+            self.hands.event(why)
+            self.ledger.restarts += 1
+            if self.limits.elastic:
+                self._change(now, lost=True)
+            else:
+                for member in placed:
+                    self._kill(member, why)
+            return
+        verdicts = hang.hanging(views, self.limits.hang_seconds)
+        for verdict in verdicts:
+            member = self.members[verdict.member]
+            if member.kill_reason is None:
+                self.hands.event(
+                    f"rank {verdict.rank} on {member.node} ({member.id}) hangs: {verdict.why}"
+                )
+                self._kill(member, f"it hangs: {verdict.why}")
+
+    def _give_back(self, there: int, now: float) -> None:
+        """Not all came in time: none is kept."""
+        pause = self.gang.give_up(now)
+        seconds = self.limits.gang_seconds
+        if pause is None:
+            self.fail(driver_errors.no_gang(there, self.wanted, seconds, self.gang.tries), now)
+            return
+        self.hands.event(
+            f"{there} of {self.wanted} workers after {seconds:.0f} s: all given back, asking again"
+            f" in {pause:.1f} s"
+        )
+        self.hands.keep(0)
+        for member in self.members.values():
+            if member.alive:
+                member.phase = "gone"
+                leave = {"type": "leave", "exit_code": 0, "why": "not all workers came"}
+                self.hands.order(member.id, leave)
+                self.hands.release(member.id)
