@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from pathlib import Path
 
 import yaml
@@ -52,20 +53,31 @@ class LocalJob:
 
     # -------------------------------------------------------------------------- looking
     @property
-    def status(self):
+    def file(self):
+        """status.json as the driver last wrote it."""
         try:
             return json.loads((self.run_directory / "yarn" / "status.json").read_text())
         except FileNotFoundError:
             return {"state": None, "step": None, "ranks": [], "events": [], "world_size": 0,
-                    "generation": 0}  # fmt: skip
+                    "generation": 0, "page": None}  # fmt: skip
+
+    @property
+    def status(self):
+        """The same from the driver itself, as long as it is there: newer than the file."""
+        if self.driver.poll() is None:
+            try:
+                return json.loads(self.page("status.json"))
+            except (OSError, ValueError):
+                pass
+        return self.file
 
     def page(self, name=""):
-        """The driver's own view, newer than the file."""
-        import urllib.request
-
-        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
-            self.status["page"] + name, timeout=10
-        ) as answer:
+        """The job's page, or something beside it."""
+        url = self.file["page"]
+        if url is None:
+            raise ConnectionError("the driver has no page yet")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(url + name, timeout=10) as answer:
             return answer.read().decode()
 
     def events(self):
@@ -98,6 +110,18 @@ class LocalJob:
         for path in (self.run_directory / "did").glob("*.jsonl"):
             rows += [{**json.loads(line), "pid": int(path.stem)} for line in path.open()]
         return sorted(rows, key=lambda row: row["time"])
+
+    def trains(self, ranks, after=0, seconds=60):
+        """Wait until a world of so many ranks, newer than generation `after`, takes steps."""
+        return self.wait(
+            lambda s: (
+                s["generation"] > after
+                and s["world_size"] == ranks
+                and sum(one["state"] == "in" and bool(one["step"]) for one in s["ranks"]) == ranks
+            ),
+            f"{ranks} ranks that train after generation {after}",
+            seconds,
+        )
 
     def rank(self, number):
         """The status of a rank that is at work."""

@@ -55,7 +55,7 @@ class Job(JobState):
             self.fail(error, now)
             return False
         self.ledger.stillborn = 0
-        member = Member(name, node, facts, contact=now)
+        member = Member(name, node, dict(facts), contact=now)
         self.members[name] = member
         self.hands.event(f"worker {name} on {node} is there")
         self._start(member, now)

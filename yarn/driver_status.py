@@ -56,8 +56,8 @@ class Chronicle:
 
     def progress(self, job: Job) -> float:
         """Take over how far rank 0 is; the done fraction, 0 to 1."""
-        leader = next((m for m in job.members.values() if m.rank == 0 and m.step), None)
-        if leader is not None and leader.step != self._step:
+        leader = next((m for m in job.members.values() if m.running and m.rank == 0), None)
+        if leader is not None and leader.step and leader.step != self._step:
             self._step = leader.step
             step, loss = leader.step.get("step"), leader.step.get("loss")
             if isinstance(step, int) and isinstance(loss, int | float):

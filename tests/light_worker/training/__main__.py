@@ -18,9 +18,8 @@ import threading
 import time
 
 ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)
-faulthandler.register(
-    signal.SIGRTMIN + 3, file=open(os.environ["HOWDAH_STACKS"], "a"), all_threads=True
-)
+STACKS = open(os.environ["HOWDAH_STACKS"], "a")  # noqa: SIM115 - for the process's life
+faulthandler.register(signal.SIGRTMIN + 3, file=STACKS, all_threads=True)
 
 from howdah.config import load  # noqa: E402
 
@@ -28,6 +27,12 @@ CONFIG = load(sys.argv[sys.argv.index("--config") + 1], [])
 DIRECTORY = os.path.join(CONFIG.run.directory, "did")
 STEPS, COMMIT = CONFIG.training.max_steps, CONFIG.yarn.commit_every
 SECONDS = float(os.environ.get("STEP_SECONDS", "0.02"))
+FAULT = json.loads(os.environ.get("FAULT", "{}"))
+"""{"rank", "step", "do"}: what goes wrong, once, or each time ("always")."""
+
+
+def hang_in_a_function_with_a_name():
+    threading.Event().wait()
 
 
 class Gone(Exception):
@@ -45,7 +50,7 @@ class Worker:
         self.value = self.committed = None
         self.rank = self.generation = None
         os.makedirs(DIRECTORY, exist_ok=True)
-        self.log = open(os.path.join(DIRECTORY, f"{os.getpid()}.jsonl"), "a")
+        self.log = open(os.path.join(DIRECTORY, f"{os.getpid()}.jsonl"), "a")  # noqa: SIM115
 
     def say(self, **message):
         with self.lock:
@@ -150,6 +155,7 @@ class Worker:
             self.enter("compute")
             started = time.monotonic()
             time.sleep(SECONDS)
+            self.fault()
             own = time.monotonic() - started
             self.barrier(f"step{self.step}", size)
             self.value += 1
@@ -177,6 +183,27 @@ class Worker:
                 self.end()
         return True
 
+    def fault(self):
+        due = (FAULT.get("rank"), FAULT.get("step")) == (self.rank, self.step)
+        mark = os.path.join(DIRECTORY, "fault")
+        if FAULT.get("do") == "slow" and FAULT["rank"] == self.rank:
+            time.sleep(0.2)
+        elif not due or (os.path.exists(mark) and not FAULT.get("always")):
+            return
+        elif FAULT["do"] == "data error":
+            open(mark, "w").close()
+            self.say(type="failed", exit_code=3, consequence=False,
+                     error={"error": "DataError", "what": "a shard is damaged", "exit_code": 3,
+                            "where": "train-00001", "remedy": "make it again"})  # fmt: skip
+            os._exit(3)
+        elif FAULT["do"] == "crash":
+            open(mark, "w").close()
+            print("the last words of a crash", flush=True)
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif FAULT["do"] == "hang":
+            open(mark, "w").close()
+            hang_in_a_function_with_a_name()
+
     def leave(self, reason):
         if self.stop is not None:
             self.end()
@@ -192,14 +219,16 @@ class Worker:
 
     def end(self):
         self.did("stopped")
-        self.say(type="failed", exit_code=143, consequence=False,
-                 error={"error": "Terminated", "what": "asked to end", "exit_code": 143})  # fmt: skip
+        error = {"error": "Terminated", "what": "asked to end", "exit_code": 143}
+        self.say(type="failed", exit_code=143, consequence=False, error=error)
         os._exit(143)
 
     def save(self):
         with open(os.path.join(DIRECTORY, "checkpoint.part"), "w") as file:
             file.write(str(self.value))
-        os.replace(os.path.join(DIRECTORY, "checkpoint.part"), os.path.join(DIRECTORY, "checkpoint"))
+        os.replace(
+            os.path.join(DIRECTORY, "checkpoint.part"), os.path.join(DIRECTORY, "checkpoint")
+        )
         self.say(type="checkpoint", step=self.step, path="checkpoint")
 
     def newest_checkpoint(self):

@@ -1,0 +1,290 @@
+"""Driver and agents with real processes and real signals, and light workers in training's place."""
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.local_jobs import LocalJob, kill, parent
+
+ENDLESS = 10**6
+
+
+@pytest.fixture
+def job(tmp_path):
+    """Makes jobs, and ends them."""
+    made = []
+
+    def make(*, workers=2, steps=30, env=None, nodes="a,b", directory=tmp_path, attempt=1, **yarn):
+        one = LocalJob(
+            directory,
+            nodes=nodes,
+            env=env,
+            attempt=attempt,
+            training={"max_steps": steps},
+            yarn={"workers": workers, "commit_every": 5, **yarn},
+        )
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.__exit__()
+        assert not one.processes()
+
+
+def elastic(job, **yarn):
+    return job(steps=yarn.pop("steps", ENDLESS), **{"min_workers": 1, "max_workers": 3, **yarn})
+
+
+def fault(**what):
+    return {"FAULT": json.dumps(what)}
+
+
+def check_state(one):
+    """No step is lost or counted twice: the state always is the number of steps."""
+    rows = [row for row in one.did() if row["what"] == "step"]
+    assert rows
+    assert all(row["value"] == row["step"] for row in rows)
+    return rows
+
+
+def repeated(one, pid):
+    steps = [row["step"] for row in one.did() if row["what"] == "step" and row["pid"] == pid]
+    return len(steps) - len(set(steps))
+
+
+# -------------------------------------------------------------------------------- fixed size
+def test_a_job_runs_to_its_end(job):
+    one = job(workers=3, nodes="a,b,a")
+    code, verdict, status = one.end()
+    assert (code, verdict["status"], status["state"]) == (0, "SUCCEEDED", "finished")
+    assert (status["step"], status["total_steps"], status["exit_code"]) == (30, 30, 0)
+    worlds = {row["rank"]: row["env"] for row in one.did() if row["what"] == "world"}
+    places = [
+        tuple(int(worlds[rank][f"HOROVOD_{word}"]) for word in
+              ("LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"))
+        for rank in range(3)
+    ]  # fmt: skip
+    by_node = {rank: worlds[rank]["HOROVOD_HOSTNAME"] for rank in range(3)}
+    assert sorted(by_node.values()) == ["a", "a", "b"]
+    of_a = [places[rank] for rank in range(3) if by_node[rank] == "a"]
+    assert [place[:2] for place in of_a] == [(0, 2), (1, 2)]
+    assert of_a[1][2:] == (0, 1)  # the only node with a second rank
+    assert worlds[0]["HOROVOD_GLOO_IFACE"] == "lo"
+    assert worlds[0]["HOROVOD_ELASTIC"] == "0"
+    assert status["last_checkpoint"]["step"] == 20
+    check_state(one)
+    assert not one.processes()
+
+
+@pytest.mark.parametrize("attempts", [1, 2])
+def test_a_lost_worker_ends_the_job_or_begins_the_next_try(job, attempts):
+    one = job(steps=60, attempts=attempts, env=fault(rank=1, step=45, do="crash"))
+    code, verdict, status = one.end()
+    if attempts == 2:
+        assert (code, status["state"], status["tries"]) == (0, "finished", 2)
+        begun = [row["step"] for row in one.did() if row["what"] == "world"]
+        assert begun == [0, 0, 0, 0]
+        first = next(r for r in one.did() if r["what"] == "step" and r["generation"] == 2)
+        assert first["step"] == 41  # after the checkpoint of step 40
+        return
+    assert (code, verdict["status"], status["state"]) == (6, "FAILED", "failed")
+    error = status["error"]
+    assert "rank 1 on" in error["what"]
+    assert "signal 11" in error["what"]
+    assert "the last words of a crash" in error["got"]
+    assert error["what"] in verdict["diagnostics"]
+    assert "container_01_" in error["where"]
+
+
+def test_an_error_that_would_come_again_is_not_tried_again(job):
+    one = job(attempts=3, env=fault(rank=1, step=5, do="data error"))
+    code, verdict, status = one.end()
+    assert (code, status["tries"], status["error"]["error"]) == (3, 1, "DataError")
+    assert "a shard is damaged" in verdict["diagnostics"]
+    assert "rank 1 on" in verdict["diagnostics"]
+
+
+def test_workers_that_do_not_all_come_are_given_back_and_asked_for_again(job):
+    one = job(gang_seconds=2, gang_attempts=50)
+    one.capacity(1)
+    one.wait(lambda s: any("all given back" in e["what"] for e in s["events"]), "a pause")
+    one.wait(lambda s: s["state"] == "waiting", "another try")
+    one.capacity(2)
+    assert one.end()[0] == 0
+
+
+def test_a_job_that_never_gets_its_workers_says_what_it_got(job):
+    one = job(gang_seconds=1, gang_attempts=2)
+    one.capacity(1)
+    code, verdict, status = one.end()
+    assert (code, verdict["status"]) == (5, "FAILED")
+    assert "1 of 2 workers" in status["error"]["got"]
+    assert "2 times asked" in status["error"]["expected"]
+
+
+# ------------------------------------------------------------------------------------ elastic
+def test_a_killed_process_is_replaced_and_the_survivor_goes_on(job):
+    one = elastic(job)
+    status = one.trains(2)
+    survivor, victim = one.rank(0), one.rank(1)
+    kill(victim["pid"])
+    status = one.trains(2, status["generation"] + 1)
+    assert status["restarts"] == 1
+    assert one.rank(0)["pid"] == survivor["pid"]
+    assert one.rank(1)["container"] == victim["container"]  # a new process in its place
+    assert repeated(one, survivor["pid"]) <= 5
+    check_state(one)
+
+
+def test_the_new_rank_0_is_a_survivor(job):
+    one = elastic(job)
+    status = one.trains(2)
+    second = one.rank(1)
+    kill(one.rank(0)["pid"])
+    one.trains(2, status["generation"] + 1)
+    assert one.rank(0)["pid"] == second["pid"]
+    assert repeated(one, second["pid"]) <= 5
+    check_state(one)
+
+
+def test_a_killed_agent_takes_its_process_along_and_is_replaced(job):
+    one = elastic(job)
+    status = one.trains(2)
+    victim = one.rank(1)
+    kill(parent(victim["pid"]))
+    one.trains(2, status["generation"] + 1)
+    assert not os.path.exists(f"/proc/{victim['pid']}")
+    assert one.rank(1)["container"] != victim["container"]
+    check_state(one)
+
+
+def test_a_stopped_process_is_named_and_replaced(job):
+    one = elastic(job, hang_seconds=5)
+    status = one.trains(2)
+    victim = one.rank(1)
+    kill(victim["pid"], signal.SIGSTOP)
+    one.trains(2, status["generation"] + 1)
+    told = " ".join(one.events())
+    assert f"rank 1 on {victim['node']} ({victim['container']}) hangs: stopped" in told
+    assert "T (stopped by a signal)" in told
+    check_state(one)
+
+
+def test_a_hanging_process_is_named_with_its_stacks(job):
+    one = job(hang_seconds=5, steps=ENDLESS, env=fault(rank=1, step=10, do="hang"))
+    code, _, status = one.end()
+    assert code == 6
+    assert "in phase compute" in status["error"]["what"]
+    assert "hang_in_a_function_with_a_name" in status["error"]["got"]
+
+
+def test_a_preempted_container_is_no_failure(job):
+    one = elastic(job)
+    status = one.trains(2)
+    one.preempt(one.rank(1)["container"])
+    one.trains(2, status["generation"] + 1)
+    status = one.wait(lambda s: s["preemptions"] == 1, "the cluster's word")
+    assert status["restarts"] == 0
+
+
+def test_a_job_shrinks_and_grows_on_request(job):
+    one = elastic(job)
+    status = one.trains(2)
+    first = one.rank(0)["pid"]
+    for workers in (3, 1, 2):
+        one.ask(type="scale", workers=workers)
+        status = one.trains(workers, status["generation"])
+    assert one.rank(0)["pid"] == first
+    assert repeated(one, first) == 0  # who leaves in good order repeats nothing
+    one.ask(type="scale", workers=9)
+    one.wait(lambda s: any("refused" in e["what"] for e in s["events"]), "a refusal")
+    assert one.status["wanted"] == 2
+    check_state(one)
+
+
+def test_a_job_goes_on_smaller_while_nothing_else_is_to_be_had(job):
+    one = elastic(job)
+    status = one.trains(2)
+    one.capacity(1)
+    kill(parent(one.rank(1)["pid"]))
+    status = one.trains(1, status["generation"])
+    one.capacity(2)
+    one.trains(2, status["generation"])
+    check_state(one)
+
+
+def test_when_all_are_lost_the_newest_checkpoint_is_the_state(job):
+    one = elastic(job)
+    status = one.wait(lambda s: s["last_checkpoint"] and s["world_size"] == 2, "a checkpoint")
+    for number in (0, 1):
+        kill(one.rank(number)["pid"])
+    one.trains(2, status["generation"])
+    new = [row for row in one.did() if row["what"] == "world"][-1]
+    begun = next(r for r in one.did() if r["what"] == "step" and r["pid"] == new["pid"])
+    assert new["keep"] is False
+    assert begun["step"] % 20 == 1  # checkpoints are made every 20 steps
+    check_state(one)
+
+
+def test_too_many_failures_end_the_job(job):
+    one = elastic(
+        job, max_restarts=2, min_workers=2, env=fault(rank=1, step=7, do="crash", always=1)
+    )
+    code, _, status = one.end()
+    assert code == 6
+    assert status["error"]["what"] == "too many workers have failed"
+    assert status["error"]["got"].startswith("3; the last: rank 1")
+
+
+def test_stop_saves_first_if_asked(job):
+    one = elastic(job)
+    one.trains(2)
+    one.ask(type="stop", save=True)
+    code, verdict, status = one.end()
+    assert (code, verdict["status"], status["state"]) == (143, "KILLED", "killed")
+    last = [row for row in one.did() if row["what"] == "step"][-1]
+    assert status["last_checkpoint"]["step"] == last["step"]
+
+
+def test_a_slow_rank_is_named(job):
+    one = elastic(job, env=fault(rank=1, do="slow"))
+    status = one.wait(lambda s: any(r["straggler"] for r in s["ranks"]), "a straggler")
+    assert [r["rank"] for r in status["ranks"] if r["straggler"]] == [1]
+    assert "slower than the others" in one.page()
+
+
+# ------------------------------------------------------------------------------- the driver
+def test_a_killed_driver_leaves_no_process_and_the_next_resumes(job, tmp_path):
+    one = job(steps=ENDLESS)
+    status = one.wait(lambda s: s["last_checkpoint"], "a checkpoint")
+    one.driver.kill()
+    one.driver.wait()
+    deadline_holds(lambda: not one.processes())
+    assert not (one.job / "finish.json").exists()
+    next_one = job(steps=status["last_checkpoint"]["step"] + 100, attempt=2, attempts=2)
+    code, _, status = next_one.end()
+    assert (code, status["attempt"]) == (0, 2)
+    begun = [r["step"] for r in one.did() if r["what"] == "step" and r["rank"] == 0]
+    assert begun[begun.index(max(begun)) :]
+    check_state(one)
+
+
+def test_a_terminated_driver_ends_its_agents_and_gives_no_verdict(job):
+    one = elastic(job)
+    one.trains(2)
+    one.driver.terminate()
+    code, verdict, _ = one.end()
+    assert (code, verdict) == (143, None)
+    assert not one.processes()
+
+
+def deadline_holds(condition, seconds=60):
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
