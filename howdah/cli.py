@@ -10,6 +10,7 @@ from __future__ import annotations
 import json as _json
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
@@ -164,9 +165,16 @@ def etl(
 
 @app.command()
 def package(
-    kind: Annotated[str, typer.Option(help="What runs in it: etl.")] = "etl",
+    kind: Annotated[str, typer.Option(help="What runs in it: etl, tensorflow or torch.")] = "etl",
     output: Annotated[
         str | None, typer.Option(help="Directory (any storage); none: the local cache.")
+    ] = None,
+    horovod: Annotated[
+        str | None,
+        typer.Option(help="Horovod wheel without MPI for the framework; none: found or built."),
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option("--with", help="One more package to take in; repeatable.")
     ] = None,
     json: AsJson = False,
 ) -> None:
@@ -175,15 +183,23 @@ def package(
     from howdah import storage
 
     local = output if output is None or storage.is_local(output) else None
-    made = [packages.wheel(local), packages.environment(kind, local, progress=_say)]
+    started = time.monotonic()
+    environment = packages.environment(
+        kind, local, progress=_say, horovod=horovod, extra=extra or []
+    )
+    made = [packages.wheel(local), environment]
     places = [item.path for item in made]
     if output is not None and local is None:
         places = [packages.publish(item, output, progress=_say) for item in made]
     answer = [{**item.as_dict(), "path": path} for item, path in zip(made, places, strict=True)]
+    seconds = round(time.monotonic() - started, 1)
     _answer(
-        {"wheel": answer[0], "environment": answer[1]},
+        {"wheel": answer[0], "environment": answer[1], "seconds": seconds},
         json,
-        [f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in answer],
+        [
+            *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in answer),
+            f"runs on x86-64 with glibc {environment.glibc} or newer; made in {seconds} s",
+        ],
     )
 
 
@@ -193,13 +209,26 @@ def plan(
     config: ConfigPath = None,
     set: Overrides = None,
     np: Annotated[int, typer.Option("--np", min=1, help="Ranks.")] = 1,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Predict these worlds: 8,64,512 (measures a few real steps here first)."),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Link between nodes, bits a second: 25G (default 10G).")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a training run would do: rows, steps, tokens, padding; nothing is started."""
-    from training.preview import preview
+    """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
+    from training.preview import preview, scaling_lines, scaling_preview
 
-    summary = preview(_load(config, set), world=np)
-    _answer(summary, json, [f"{key + ':':<28}{value}" for key, value in summary.items()])
+    checked = _load(config, set)
+    summary = preview(checked, world=np)
+    lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
+    if workers is not None or network is not None:
+        found = scaling_preview(checked, workers or "2,4,8,16", network or "10G", progress=_say)
+        lines += ["", *scaling_lines(found)]
+        summary = {**summary, "scaling": found}
+    _answer(summary, json, lines)
 
 
 @app.command()
@@ -303,6 +332,152 @@ def predict(
         text_columns=text_column, id_column=id_column, master=master, progress=_say,
     )  # fmt: skip
     _answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])
+
+
+# -------------------------------------------------------------------------------------- yarn
+Job = Annotated[
+    str | None, typer.Argument(metavar="[APPLICATION]", help="Its id; none: that of --config.")
+]
+
+
+def _yarn(config: str | None, overrides: list[str] | None = None):
+    """The cluster's ResourceManager, and the configuration if one is given."""
+    from howdah.hadoop.resourcemanager import ResourceManager
+
+    checked = _load(config, overrides) if config is not None or overrides else None
+    return ResourceManager(user=checked.run.user if checked else None), checked
+
+
+@app.command()
+def submit(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Follow it to its end; Ctrl-C ends it.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check, and print what would be asked of YARN.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Submit a training job to YARN: its id, where to look, how to follow it."""
+    from yarn import submit as submission
+
+    checked = _load(config, set)
+    if dry_run:
+        told = submission.dry_run(checked, _say)
+        _answer(told, json, submission.lines(told))
+        return
+    found = submission.submit(checked, _say)
+    if wait:
+        _say(f"submitted {found.application}: {found.tracking_url}")
+        told = submission.follow(checked, found, _say)
+        _answer({**found.as_dict(), "status": told}, json, [f"{found.application} succeeded"])
+        return
+    lines = [found.application, f"page: {found.tracking_url}", f"follow it: {found.follow}"]
+    _answer(found.as_dict(), json, lines)
+
+
+@app.command()
+def status(
+    application: Job = None, config: ConfigPath = None, set: Overrides = None, json: AsJson = False
+) -> None:
+    """Show a job on YARN: state, ranks, step, loss, time left, last checkpoint, restarts."""
+    from yarn import watch
+
+    manager, checked = _yarn(config, set)
+    told = watch.status(manager, watch.find(manager, application, checked))
+    _answer(told, json, watch.status_lines(told))
+
+
+@app.command()
+def logs(
+    application: Job = None,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's.")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends (rank 0, or --rank).")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Show the logs of a job on YARN: of all its containers, or of one rank."""
+    from yarn import logs as joblogs
+    from yarn import watch
+
+    manager, checked = _yarn(config, set)
+    job = watch.find(manager, application, checked)
+    if follow or rank is not None:
+        joblogs.of_rank(manager, job, rank or 0, follow=follow, out=_log_line(json))
+        return
+    found = joblogs.of_containers(manager, job, progress=_say)
+    _answer({"application": job.application, "logs": found}, json, joblogs.lines(found))
+
+
+def _log_line(as_json: bool) -> Callable[[str], None]:
+    if as_json:
+        raise UsageError("a rank's log is text", remedy="leave out --json, or --rank and --follow")
+    return lambda line: print(line, flush=True)
+
+
+@app.command()
+def kill(
+    application: Job = None,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    save: Annotated[bool, typer.Option("--save", help="Save a checkpoint first.")] = False,
+    save_seconds: Annotated[float, typer.Option(min=1, help="How long saving may take.")] = 120.0,
+    json: AsJson = False,
+) -> None:
+    """End a job on YARN; told when YARN has confirmed it."""
+    from yarn import watch
+
+    manager, checked = _yarn(config, set)
+    job = watch.find(manager, application, checked)
+    state = watch.kill(manager, job, save=save, save_seconds=save_seconds, progress=_say)
+    _answer(
+        {"application": job.application, "state": state}, json, [f"{job.application} is {state}"]
+    )
+
+
+@app.command()
+def scale(
+    words: Annotated[
+        list[str], typer.Argument(metavar="[APPLICATION] WORKERS", help="How many workers.")
+    ],
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Ask an elastic job for another number of workers."""
+    from yarn import watch
+
+    application, workers = watch.scale_words(words)
+    manager, checked = _yarn(config, set)
+    job = watch.find(manager, application, checked)
+    watch.scale(manager, job, workers)
+    _answer(
+        {"application": job.application, "workers": workers}, json,
+        [f"{job.application} was asked for {workers} workers"],
+    )  # fmt: skip
+
+
+@app.command()
+def ps(
+    all_users: Annotated[bool, typer.Option("--all-users", help="Everybody's.")] = False,
+    all_states: Annotated[
+        bool, typer.Option("--all", "-a", help="Those that are over as well.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """List Howdah's jobs on YARN."""
+    from howdah.hadoop.web import current_user
+    from yarn import watch
+
+    manager, _ = _yarn(None)
+    user = None if all_users else current_user()
+    found = watch.jobs(manager, user=user, finished=all_states)
+    _answer({"jobs": found}, json, watch.ps_lines(found))
 
 
 # ------------------------------------------------------------------------------- minicluster

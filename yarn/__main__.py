@@ -10,12 +10,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from howdah import config as config_module
 from howdah import storage
 from howdah.config import Config
-from howdah.errors import HowdahError, UsageError, render
+from howdah.errors import ClusterError, HowdahError, UsageError, render
 from yarn import spec
+from yarn.owner import held_by
+from yarn.registry import register
+from yarn.shipping import staging
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,6 +60,7 @@ def _driver() -> int:
 
     config = _load()
     backend = SkeinDriver(config)
+    _own(config, backend.application)
     told = verdict(config, backend.application) if backend.attempt > 1 else None
     if told is not None:
         print(f"howdah: attempt {backend.attempt}: the job had ended: {told}", flush=True)
@@ -64,6 +69,28 @@ def _driver() -> int:
     from yarn.driver import run
 
     return run(config, spec.CONFIG, backend)
+
+
+def _own(config: Config, application: str) -> None:
+    """Complete the claim on the run directory, should its submitter have been killed before that.
+
+    Raises:
+        ClusterError: the run directory is another submission's by now.
+    """
+    token = os.environ.get(spec.SUBMISSION, "")
+    path = storage.join(config.run.directory, "yarn", "owner.json")
+    claim = held_by(config.run.directory)
+    if claim is None or claim.token != token:
+        raise ClusterError(
+            "the run directory belongs to another submission",
+            where=path,
+            expected=token,
+            got="nobody" if claim is None else f"{claim.token} ({claim.application})",
+            remedy="submit again with a run.directory of its own",
+        )
+    if claim.application is None:
+        storage.write_whole(path, replace(claim, application=application).as_json())
+    register(staging(config), application, config.run.directory)
 
 
 def _agent() -> int:

@@ -25,6 +25,8 @@ SECRET = ".howdah.secret"
 """Name of the file there that holds the submission's secret: only the job's containers get it."""
 FINISHED = ".howdah.finished"
 """Made there by the driver once it has told YARN how the job ended."""
+SUBMISSION = "HOWDAH_SUBMISSION"
+"""Variable of the driver: the token of its submission, the same as in owner.json."""
 ENVIRONMENT = "environment"
 """Name there of the unpacked Python environment."""
 WORKER = "worker"
@@ -152,7 +154,7 @@ def application(
             script=_driver_script(config, shipment),
             files=files,
             # Java's own, for skein's master: /tmp may not be executable, or not ours to write.
-            env={"_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp"},
+            env={"_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp", SUBMISSION: token},
         ),
         worker=Asked(
             memory_mib=_mib(options.worker.memory),

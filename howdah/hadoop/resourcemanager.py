@@ -7,14 +7,15 @@ variables of the environment are not looked at.
 
 from __future__ import annotations
 
-import os
 import time
+import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from howdah.errors import ClusterError, ConfigError, NotAuthenticated, NotFound, PermissionDenied
 from howdah.hadoop import conf as settings
+from howdah.hadoop import web
 from howdah.hadoop.conf import HadoopConf
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
@@ -23,6 +24,7 @@ PATIENCE_SECONDS = 30.0
 OVER = ("FINISHED", "FAILED", "KILLED")
 """States of an application that has ended."""
 _PAUSE_SECONDS = 0.5
+_JSON = "application/json"
 _REMEDY = "look whether it runs, and at yarn.resourcemanager.webapp.address in yarn-site.xml"
 
 
@@ -65,7 +67,7 @@ class ResourceManager:
 
     Args:
         conf: of `conf.load(names=conf.YARN_FILES)`; none: loaded.
-        user: whom to act for (`run.user`); none: oneself.
+        user: whom to act for (`run.user`); none: $HADOOP_PROXY_USER, else oneself.
         patience: seconds to try again while none answers.
     """
 
@@ -78,7 +80,7 @@ class ResourceManager:
     ) -> None:
         self.conf = conf or settings.load(names=settings.YARN_FILES)
         self.urls = web_urls(self.conf)
-        self.user = user or os.environ.get("HADOOP_PROXY_USER") or None
+        self.user = user
         self.patience = patience
         self._made: Any = None
 
@@ -106,6 +108,12 @@ class ResourceManager:
         told = self._call("GET", f"apps/{application}/appattempts")
         found = (told.get("appAttempts") or {}).get("appAttempt") or []
         return sorted(found, key=lambda attempt: attempt.get("id", 0))
+
+    def containers(self, application: str, attempt: str) -> list[dict[str, Any]]:
+        """Containers of an attempt that run: containerId, nodeHttpAddress, logUrl, nodeId."""
+        told = self._call("GET", f"apps/{application}/appattempts/{attempt}/containers")
+        found = told.get("container") or (told.get("containers") or {}).get("container") or []
+        return [found] if isinstance(found, dict) else found
 
     def kill(self, application: str, why: str = "") -> str:
         """Ask YARN to end one; its state then (KILLED, or what it had ended as before).
@@ -144,6 +152,20 @@ class ResourceManager:
         top = self._call("GET", "scheduler")["scheduler"]["schedulerInfo"]
         return list(_flat(top.get("rootQueue", top)))
 
+    def refused_submission(self, queue: str, user: str) -> str | None:
+        """Why a user may not submit to a queue; None: allowed, or not told (before Hadoop 3.1)."""
+        asked = {"user": user, "queue-acl-type": "SUBMIT_APPLICATIONS"}
+        path = f"queues/{queue}/access"
+        try:
+            # As XML: Hadoop 3.5 fails to write this one answer as JSON.
+            text = self._answer("GET", path, params=asked, accept="application/xml").text
+            told = ElementTree.fromstring(text)
+        except (ClusterError, NotFound, PermissionDenied, ElementTree.ParseError):
+            return None  # only administrators may ask about others; YARN itself refuses later
+        if (told.findtext("allowed") or "true").strip().lower() == "true":
+            return None
+        return told.findtext("diagnostics") or "its access list does not have the user"
+
     def labels(self) -> list[str]:
         """The cluster's node labels."""
         told = self._call("GET", "get-node-labels") or {}
@@ -162,13 +184,15 @@ class ResourceManager:
         answer = self._answer(method, path, params=params, body=body)
         return answer.json() if answer.content else {}
 
-    def _answer(self, method: str, path: str, *, params=None, body=None) -> Any:
+    def _answer(
+        self, method: str, path: str, *, params=None, body=None, accept: str = _JSON
+    ) -> Any:
         """The active one's answer; while none answers, try again for `patience` seconds."""
         until = time.monotonic() + self.patience
         while True:
             causes = []
             for url in list(self.urls):
-                answer, cause = self._try(method, url, path, params, body)
+                answer, cause = self._try(method, url, path, params, body, accept)
                 if answer is not None:
                     self._put_first(url)
                     return answer
@@ -182,7 +206,7 @@ class ResourceManager:
                 )
             time.sleep(_PAUSE_SECONDS)
 
-    def _try(self, method: str, url: str, path: str, params, body) -> tuple[Any, str]:
+    def _try(self, method: str, url: str, path: str, params, body, accept: str) -> tuple[Any, str]:
         """One request to one of them: its answer, or why this one cannot be used now."""
         import requests
 
@@ -190,8 +214,9 @@ class ResourceManager:
             answer = self._session().request(
                 method,
                 f"{url}/ws/v1/cluster/{path}",
-                params={**(params or {}), **self._identity()},
+                params={**(params or {}), **web.identity(self.conf, self.user)},
                 json=body,
+                headers={"Accept": accept},
                 timeout=(CONNECT_SECONDS, ANSWER_SECONDS),
                 allow_redirects=False,
             )
@@ -206,11 +231,11 @@ class ResourceManager:
             return None, _short(error)
         if answer.status_code == 307 or "Refresh" in answer.headers:
             return None, "is on standby"
-        if answer.status_code in (502, 503, 504):
+        if answer.status_code in (502, 503, 504) and not _remote(answer):
             return None, f"HTTP {answer.status_code}"
         if answer.status_code >= 300:
             raise _refusal(answer, f"{url}/ws/v1/cluster/{path}")
-        if answer.content and "json" not in answer.headers.get("Content-Type", ""):
+        if answer.content and accept not in answer.headers.get("Content-Type", ""):
             return None, "its answer is not the ResourceManager's"
         return answer, ""
 
@@ -219,56 +244,24 @@ class ResourceManager:
             self.urls.remove(url)
             self.urls.insert(0, url)
 
-    def _identity(self) -> dict[str, str]:
-        """Whom the request says to be from; with Kerberos the ticket says that."""
-        if self.conf.kerberos:
-            return {"doAs": self.user} if self.user else {}
-        return {"user.name": self.user or current_user()}
-
     def _session(self) -> Any:
         if self._made is None:
-            import requests
-
-            self._made = requests.Session()
-            self._made.trust_env = False  # no proxies: the ResourceManager is on our network
-            bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-            self._made.verify = bundle or True
-            self._made.headers["Accept"] = "application/json"
-            if self.conf.kerberos:
-                self._made.auth = _negotiation(self.urls[0])
+            self._made = web.session(self.conf, self.urls[0])
         return self._made
 
 
-def current_user() -> str:
-    """Who one is to a cluster without Kerberos."""
-    from howdah.storage.faults import local_user
-
-    return os.environ.get("HADOOP_USER_NAME") or local_user()
-
-
-def _negotiation(url: str) -> Any:
+def _remote(answer: Any) -> dict[str, Any]:
+    """The RemoteException of an answer; {}: it has none."""
     try:
-        from requests_kerberos import OPTIONAL, HTTPKerberosAuth
-    except ImportError as error:
-        raise NotAuthenticated(
-            "the ResourceManager's REST interface with Kerberos needs the package"
-            " requests-kerberos",
-            where=url,
-            got=str(error),
-            remedy="apt-get install gcc libkrb5-dev; pip install 'howdah[kerberos]'",
-        ) from None
-    return HTTPKerberosAuth(mutual_authentication=OPTIONAL)
+        told = answer.json().get("RemoteException")
+    except (ValueError, AttributeError):
+        return {}
+    return told if isinstance(told, dict) else {}
 
 
 def _refusal(answer: Any, where: str) -> Exception:
     """What an answer that is none means."""
-    try:
-        told = answer.json().get("RemoteException") or {}
-    except ValueError:
-        told = {}
-    if not isinstance(told, dict):
-        told = {}
-    text = told.get("message") or (answer.reason or "")
+    text = _remote(answer).get("message") or answer.reason or ""
     where = urlsplit(where)._replace(query="").geturl()
     if answer.status_code == 401:
         return NotAuthenticated(

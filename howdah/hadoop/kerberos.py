@@ -1,0 +1,87 @@
+"""A Kerberos login of our own from a keytab, for the time of a command.
+
+What is given a keytab itself (Spark, skein) takes it; storage, the REST clients and Hadoop's
+command lines take a ticket cache. They get one that is nobody else's, kept fresh until the end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Iterator
+
+from howdah import storage
+from howdah.errors import ClusterError
+
+__all__ = ["logged_in"]
+
+_FRESH_SECONDS = 60.0  # a login costs the KDC next to nothing; tickets last minutes at the least
+
+
+@contextlib.contextmanager
+def logged_in(keytab: str | None, principal: str | None, key: str) -> Iterator[None]:
+    """With KRB5CCNAME set to a cache that holds the principal's ticket; without a keytab, nothing.
+
+    Args:
+        key: the configuration's key of the keytab, for messages.
+    Raises:
+        ClusterError: the keytab is not there, or the KDC does not take it.
+    """
+    if keytab is None:
+        yield
+        return
+    keytab = storage.local_path(keytab)
+    where = f"{key} {keytab}, principal {principal}"
+    with tempfile.TemporaryDirectory(prefix="howdah-krb5-") as place:
+        cache = f"FILE:{os.path.join(place, 'cache')}"
+        login(keytab, principal or "", cache, where)
+        over = threading.Event()
+
+        def keep() -> None:
+            while not over.wait(_FRESH_SECONDS):
+                # One that fails is tried again; the ticket there lasts longer than a minute.
+                with contextlib.suppress(ClusterError):
+                    login(keytab, principal or "", cache, where)
+
+        thread = threading.Thread(target=keep, name="kerberos", daemon=True)
+        thread.start()
+        wanted = {"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": f"FILE:{keytab}"}
+        before = {name: os.environ.get(name) for name in wanted}
+        os.environ.update(wanted)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+            over.set()
+            thread.join()
+
+
+def login(keytab: str, principal: str, cache: str, where: str) -> None:
+    """kinit from a keytab into a cache."""
+    program = shutil.which("kinit")
+    if program is None:
+        raise ClusterError(
+            "a keytab cannot be used without kinit",
+            where="PATH",
+            expected="MIT Kerberos' kinit",
+            remedy="install it (Debian: krb5-user)",
+        )
+    done = subprocess.run(
+        [program, "-c", cache, "-k", "-t", keytab, principal],
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    if done.returncode:
+        raise ClusterError(
+            "the keytab gives no Kerberos ticket",
+            where=where,
+            got=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
+            remedy=f"look what is in it (klist -kt {keytab}), and at the realm in krb5.conf",
+        )

@@ -1,0 +1,226 @@
+"""`howdah logs`: of one rank from the run directory, of all containers from the nodes or YARN.
+
+A rank's log lies in the run directory (published every few seconds), running or over. Containers
+that run are asked by their NodeManagers' web interface; of a job that is over, YARN has aggregated
+them, and Hadoop's own `yarn logs` reads that.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from howdah import storage
+from howdah.errors import ClusterError, NotFound
+from howdah.hadoop import web
+from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from yarn.watch import Job
+
+__all__ = ["lines", "of_containers", "of_rank"]
+
+TAIL_BYTES = 262_144
+"""The end of each file that is shown."""
+_SECONDS = 10.0
+_CALL_SECONDS = 120.0
+_AGGREGATION_SECONDS = 60.0
+"""How long logs are waited for: NodeManagers upload them after an application has ended."""
+_POLL_SECONDS = 1.0
+
+
+def of_rank(
+    manager: ResourceManager,
+    job: Job,
+    rank: int,
+    *,
+    follow: bool,
+    out: Callable[[str], None],
+) -> None:
+    """A rank's log, line by line; with `follow` what comes until the job is over.
+
+    Raises:
+        NotFound: there is none. ClusterError: the run directory is not known.
+    """
+    if job.directory is None:
+        raise ClusterError(
+            "the job's run directory is not known here",
+            where=job.application,
+            remedy="give --config as well, or leave out --rank",
+        )
+    path = storage.join(job.directory, "logs", f"rank.{rank}")
+    shown = 0
+    rest = b""
+    while True:
+        over = not follow or manager.application(job.application)["state"] in OVER
+        data = _from(path, shown)
+        if data is None and over and shown == 0:
+            raise NotFound(
+                "this rank has no log",
+                where=path,
+                remedy=f"howdah logs {job.application} shows the containers'",
+            )
+        if data:
+            shown += len(data)
+            *whole, rest = (rest + data).split(b"\n")
+            for line in whole:
+                out(line.decode(errors="replace"))
+        if over:
+            if rest:
+                out(rest.decode(errors="replace"))
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _from(path: str, start: int) -> bytes | None:
+    """A file's bytes from a position on; None: no file; a file that shrank is read anew."""
+    try:
+        size = storage.size(path)
+        if size == start:
+            return b""
+        with storage.open_read(path) as file:
+            file.seek(start if size > start else 0)
+            return file.read()
+    except NotFound:
+        return None
+
+
+def of_containers(
+    manager: ResourceManager, job: Job, progress: Callable[[str], None]
+) -> dict[str, dict[str, str]]:
+    """{container: {file: its end}} of a job's containers.
+
+    Raises:
+        ClusterError: they cannot be had.
+    """
+    report = manager.application(job.application)
+    if report["state"] in OVER:
+        return _aggregated(job.application, str(report.get("user")), progress)
+    found = {}
+    for container, address in _running(manager, job.application).items():
+        found[container] = _of_node(manager, container, address)
+    return found
+
+
+def _running(manager: ResourceManager, application: str) -> dict[str, str]:
+    """Containers that run, and their nodes' web addresses."""
+    found = {}
+    for attempt in manager.attempts(application)[-1:]:
+        name = attempt.get("appAttemptId")
+        for container in manager.containers(application, str(name)):
+            found[container["containerId"]] = container["nodeHttpAddress"]
+    return found
+
+
+def _of_node(manager: ResourceManager, container: str, address: str) -> dict[str, str]:
+    """The ends of a container's log files, by its NodeManager."""
+    import requests
+
+    base = address if "://" in address else f"http://{address}"
+    base = f"{base}/ws/v1/node/containers/{container}/logs"
+    session = web.session(manager.conf, base)
+    params = web.identity(manager.conf, manager.user)
+    found = {}
+    try:
+        for name in _names(session, base, params):
+            answer = session.get(
+                f"{base}/{name}", params={**params, "size": str(-TAIL_BYTES)}, timeout=_SECONDS
+            )
+            if answer.status_code == 200:
+                found[name] = _without_frame(answer.text)
+    except requests.RequestException as error:
+        found["(not to be had)"] = f"{address}: {error}"
+    return found
+
+
+def _names(session: Any, base: str, params: Mapping[str, str]) -> list[str]:
+    answer = session.get(
+        base, params=dict(params), timeout=_SECONDS, headers={"Accept": "application/json"}
+    )
+    if answer.status_code != 200:
+        return []
+    told = answer.json()
+    infos = told.get("containerLogsInfo") or told
+    infos = infos if isinstance(infos, list) else [infos]
+    names = []
+    for info in infos:
+        files = info.get("containerLogInfo") or []
+        for file in files if isinstance(files, list) else [files]:
+            names.append(file["fileName"])
+    return sorted(n for n in names if not n.startswith(("prelaunch", "launch_container", "dir")))
+
+
+def _without_frame(text: str) -> str:
+    """A file without what NodeManagers put around it ("Container: ...", "LogContents:")."""
+    _, mark, rest = text.partition("LogContents:\n")
+    if not mark:
+        return text
+    return rest.partition("\nEnd of LogType:")[0]
+
+
+def _aggregated(
+    application: str, user: str, progress: Callable[[str], None]
+) -> dict[str, dict[str, str]]:
+    home = os.environ.get("HADOOP_HOME")
+    places = ([os.path.join(home, "bin")] if home else []) + [os.environ.get("PATH", "")]
+    program = shutil.which("yarn", path=os.pathsep.join(places))
+    if program is None:
+        raise ClusterError(
+            "the logs of a job that is over need Hadoop's `yarn`",
+            where="PATH",
+            expected="yarn on PATH, or HADOOP_HOME",
+            remedy="use a machine with a Hadoop client, or --rank N (from the run directory)",
+        )
+    words = ["logs", "-applicationId", application, "-appOwner", user, "-size", str(-TAIL_BYTES)]
+    until = time.monotonic() + _AGGREGATION_SECONDS
+    while True:
+        done = subprocess.run(
+            [program, *words], capture_output=True, text=True, errors="replace", check=False,
+            timeout=_CALL_SECONDS, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+        if done.returncode == 0 and "LogContents:" in done.stdout:
+            return _parsed(done.stdout)
+        if time.monotonic() > until:
+            raise ClusterError(
+                "the job's logs are not to be had",
+                where=application,
+                got=(done.stderr.strip().splitlines() or ["none were aggregated"])[-1],
+                remedy="is yarn.log-aggregation-enable set? --rank N reads the run directory",
+            )
+        progress("waiting for YARN to aggregate the logs")
+        time.sleep(_POLL_SECONDS)
+
+
+def _parsed(text: str) -> dict[str, dict[str, str]]:
+    """`yarn logs`' output by container and file."""
+    found: dict[str, dict[str, str]] = {}
+    container = name = ""
+    body: list[str] | None = None
+    for line in text.splitlines():
+        if body is not None:
+            if line.startswith("End of LogType:"):
+                found.setdefault(container, {})[name] = "\n".join(body)
+                body = None
+            else:
+                body.append(line)
+        elif line.startswith("Container: "):
+            container = line.split()[1]
+        elif line.startswith("LogType:"):
+            name = line.partition(":")[2].strip()
+        elif line.startswith("LogContents:"):
+            body = []
+    return {
+        container: {n: t for n, t in files.items() if not n.startswith(("prelaunch", "launch_"))}
+        for container, files in found.items()
+    }
+
+
+def lines(found: Mapping[str, Mapping[str, str]]) -> list[str]:
+    """For people: each file under a headline."""
+    out = []
+    for container, files in sorted(found.items()):
+        for name, text in sorted(files.items()):
+            out += [f"==== {container} {name}", *text.rstrip("\n").split("\n")]
+    return out or ["no logs"]

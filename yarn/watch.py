@@ -1,0 +1,391 @@
+"""`howdah status | ps | kill | scale`, and what `submit --wait` follows.
+
+By the ResourceManager's REST interface and by files of the run directory: neither Java nor a route
+to the application's own containers is needed.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from howdah import storage
+from howdah.config_model import Config
+from howdah.errors import ClusterError, HowdahError, NotFound, TrainingError, UsageError
+from howdah.hadoop import conf as settings
+from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from yarn import registry, spec
+from yarn.owner import held_by
+
+__all__ = ["Job", "find", "jobs", "kill", "ps_lines", "scale", "status", "status_lines", "wait"]
+
+Progress = Callable[[str], None]
+
+KILL_SECONDS = 30.0
+"""Within this long YARN confirms a kill, or it is an error."""
+_POLL_SECONDS = 1.0
+_LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
+
+
+@dataclass(frozen=True)
+class Job:
+    """An application of ours: its id, and its run directory if that is known."""
+
+    application: str
+    directory: str | None
+
+    def told(self) -> dict[str, Any]:
+        """What its driver last said of itself (status.json); {}: nothing yet."""
+        if self.directory is None:
+            return {}
+        try:
+            told = storage.read_json(storage.join(self.directory, "yarn", "status.json"))
+        except NotFound:
+            return {}
+        return told if told.get("application") == self.application else {}
+
+
+def find(manager: ResourceManager, application: str | None, config: Config | None = None) -> Job:
+    """The job of an application's id, or of a configuration's run directory.
+
+    Raises:
+        UsageError: neither is given. NotFound: nothing was submitted to that directory.
+    """
+    if application is None:
+        if config is None:
+            raise UsageError("which job? give an application's id, or --config")
+        claim = held_by(config.run.directory)
+        application = claim.application if claim is not None else None
+        if application is None:
+            live = manager.applications(applicationTags=spec.tag(config.run.directory))
+            application = live[0]["id"] if live else None
+        if application is None:
+            raise NotFound(
+                "no job was submitted to this run directory",
+                where=config.run.directory,
+                remedy="howdah submit --config ...",
+            )
+        return Job(application, config.run.directory)
+    if config is not None:
+        return Job(application, config.run.directory)
+    return Job(application, _directory(manager, application))
+
+
+def _directory(manager: ResourceManager, application: str) -> str | None:
+    """A run directory by the registry in its owner's home; None: not found, or not readable."""
+    root = settings.load().default_fs
+    if root is None:
+        return None
+    try:
+        user = str(manager.application(application).get("user"))
+        return registry.run_directory(storage.join(root, "user", user, ".howdah"), application)
+    except NotFound:
+        return None
+
+
+# -------------------------------------------------------------------------------------- status
+def status(manager: ResourceManager, job: Job) -> dict[str, Any]:
+    """YARN's report and the driver's own account, as one object."""
+    report = manager.application(job.application)
+    told = job.told()
+    return {
+        "application": job.application,
+        "state": report["state"],
+        "final_status": report.get("finalStatus"),
+        "name": report.get("name"),
+        "user": report.get("user"),
+        "queue": report.get("queue"),
+        "priority": report.get("priority"),
+        "tracking_url": report.get("trackingUrl"),
+        "diagnostics": (report.get("diagnostics") or "").strip(),
+        "elapsed_seconds": (report.get("elapsedTime") or 0) / 1000,
+        "containers": report.get("runningContainers"),
+        "run_directory": job.directory,
+        "job": told or None,
+    }
+
+
+def status_lines(told: dict[str, Any]) -> list[str]:
+    """The same for people."""
+    lines = [
+        f"{told['application']}  {told['name']}  {told['state']}"
+        + (f" ({told['final_status']})" if told["state"] in OVER else ""),
+        f"user {told['user']}, queue {told['queue']}, priority {told['priority']},"
+        f" {_time(told['elapsed_seconds'])}",
+    ]
+    lines += [f"run directory: {told['run_directory']}"] if told["run_directory"] else []
+    lines += [f"page: {told['tracking_url']}"] if told["tracking_url"] else []
+    lines += [f"diagnostics: {told['diagnostics']}"] if told["diagnostics"] else []
+    return lines + _job_lines(told["job"] or {})
+
+
+def _job_lines(job: dict[str, Any]) -> list[str]:
+    if not job:
+        return ["the driver has told nothing yet"]
+    step, total = job.get("step"), job.get("total_steps")
+    line = f"{job['state']}: {job.get('world_size')} of {job.get('wanted')} workers"
+    if step is not None:
+        line += f", step {step}" + (f"/{total}" if total else "")
+    for name, text in (("epoch", "epoch {}"), ("loss", "loss {:.4f}")):
+        if job.get(name) is not None:
+            line += ", " + text.format(job[name])
+    if job.get("examples_per_second") is not None:
+        line += f", {job['examples_per_second']:.1f} examples/s"
+    if job.get("eta_seconds") is not None:
+        line += f", {_time(job['eta_seconds'])} left"
+    saved = job.get("last_checkpoint") or {}
+    lines = [
+        line,
+        f"last checkpoint: {saved['path']}" if saved.get("path") else "no checkpoint yet",
+        f"restarts {job.get('restarts')}, preemptions {job.get('preemptions')}",
+    ]
+    for rank in job.get("ranks") or []:
+        slow = "  SLOW" if rank.get("straggler") else ""
+        times = [
+            f"{name} {rank[key]:.3f} s"
+            for name, key in (("step", "step_seconds"), ("wait", "wait_seconds"))
+            if isinstance(rank.get(key), int | float)
+        ]
+        lines.append(
+            f"  rank {rank.get('rank')}  {rank.get('node')}  {rank.get('container')}"
+            f"  {rank.get('phase')}  {'  '.join(times)}{slow}".rstrip()
+        )
+    for event in (job.get("events") or [])[-5:]:
+        lines.append(
+            f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['what']}"
+        )
+    return lines
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def jobs(manager: ResourceManager, *, user: str | None, finished: bool) -> list[dict[str, Any]]:
+    """Howdah's jobs, newest first: YARN's report, and of those that run the driver's account.
+
+    Args:
+        user: only this one's.
+        finished: those that are over as well.
+    """
+    filters = {"applicationTags": spec.TAG}
+    if not finished:
+        filters["states"] = _LIVE
+    if user is not None:
+        filters["user"] = user
+    found = []
+    for app in manager.applications(**filters):
+        job = Job(app["id"], None)
+        if app["state"] not in OVER:
+            try:
+                job = find(manager, app["id"])
+                told = job.told()
+            except HowdahError:  # another's files: YARN's report is what we may see
+                told = {}
+        else:
+            told = {}
+        found.append(
+            {
+                "application": app["id"],
+                "name": app.get("name"),
+                "user": app.get("user"),
+                "queue": app.get("queue"),
+                "state": app["state"],
+                "final_status": app.get("finalStatus"),
+                "progress": round(float(app.get("progress") or 0), 1),
+                "elapsed_seconds": (app.get("elapsedTime") or 0) / 1000,
+                "workers": told.get("world_size"),
+                "step": told.get("step"),
+                "run_directory": job.directory,
+            }
+        )
+    return found
+
+
+def ps_lines(found: list[dict[str, Any]]) -> list[str]:
+    """A table for people."""
+    if not found:
+        return ["no jobs"]
+    rows = [("APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP")]
+    for job in found:
+        over = job["state"] in OVER
+        state = job["final_status"] if over and job["state"] == "FINISHED" else job["state"]
+        rows.append(
+            (
+                job["application"],
+                job["name"],
+                job["user"],
+                job["queue"],
+                state,
+                f"{job['progress']:.0f}%",
+                _time(job["elapsed_seconds"]),
+                _or_dash(job["workers"]),
+                _or_dash(job["step"]),
+            )
+        )
+    widths = [max(len(str(row[n])) for row in rows) for n in range(len(rows[0]))]
+    return [
+        "  ".join(str(cell).ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
+
+
+def _or_dash(value: Any) -> str:
+    return "-" if value is None else str(value)
+
+
+# ---------------------------------------------------------------------------- asking the driver
+def scale(manager: ResourceManager, job: Job, workers: int) -> None:
+    """Ask an elastic job's driver for another number of workers; it happens at the next step.
+
+    Raises:
+        ClusterError: the job is over, or its run directory is not known.
+    """
+    _must_run(manager, job)
+    _request(job, {"type": "scale", "workers": workers})
+
+
+def scale_words(words: list[str]) -> tuple[str | None, int]:
+    """The words of `howdah scale [APPLICATION] WORKERS`."""
+    *application, workers = words
+    if len(application) > 1 or not workers.isdigit() or int(workers) < 1:
+        raise UsageError(
+            "how many workers?",
+            expected="howdah scale [APPLICATION] WORKERS",
+            got=" ".join(words),
+        )
+    return (application[0] if application else None), int(workers)
+
+
+def _must_run(manager: ResourceManager, job: Job) -> None:
+    report = manager.application(job.application)
+    if report["state"] in OVER:
+        raise ClusterError(
+            "the job is over",
+            where=job.application,
+            got=f"{report['state']} ({report.get('finalStatus')})",
+        )
+
+
+def _request(job: Job, what: dict[str, Any]) -> None:
+    if job.directory is None:
+        raise ClusterError(
+            "the job's run directory is not known here",
+            where=job.application,
+            remedy="give --config as well",
+        )
+    name = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}.json"
+    path = storage.join(job.directory, "yarn", "requests", name)
+    storage.write_whole(path, json.dumps(what).encode())
+
+
+def kill(
+    manager: ResourceManager,
+    job: Job,
+    *,
+    save: bool,
+    save_seconds: float,
+    progress: Progress,
+) -> str:
+    """End a job; its last state, told by YARN.
+
+    Args:
+        save: have it save a checkpoint first, for at most `save_seconds`.
+    Raises:
+        ClusterError: YARN does not confirm within KILL_SECONDS.
+    """
+    state = manager.application(job.application)["state"]
+    if state in OVER:
+        return state
+    if save and job.told().get("state") == "running":
+        _request(job, {"type": "stop", "save": True})
+        _saved(manager, job, save_seconds, progress)
+    until = time.monotonic() + KILL_SECONDS
+    while True:
+        state = manager.kill(job.application, "killed by howdah")
+        if state in OVER:
+            return state
+        if time.monotonic() > until:
+            raise ClusterError(
+                "YARN has not confirmed the kill",
+                where=job.application,
+                expected=f"KILLED within {KILL_SECONDS:.0f} s",
+                got=state,
+                remedy=f"yarn application -kill {job.application}",
+            )
+        time.sleep(0.5)
+        state = manager.application(job.application)["state"]
+        if state in OVER:
+            return state
+
+
+def _saved(manager: ResourceManager, job: Job, seconds: float, progress: Progress) -> None:
+    """Wait until the driver has stopped the job in order, or the time is over."""
+    before = (job.told().get("last_checkpoint") or {}).get("step")
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if manager.application(job.application)["state"] in OVER:
+            break
+        if job.told().get("state") in ("finished", "failed", "killed"):
+            break
+        time.sleep(_POLL_SECONDS)
+    saved = job.told().get("last_checkpoint") or {}
+    if saved.get("step") is not None and saved["step"] != before:
+        progress(f"saved {saved['path']}")
+    else:
+        progress(f"no new checkpoint within {seconds:.0f} s")
+
+
+# --------------------------------------------------------------------------------------- wait
+def wait(manager: ResourceManager, job: Job, progress: Progress) -> dict[str, Any]:
+    """Follow a job to its end: rank 0's lines, and what happens to it; its last status.
+
+    Raises:
+        TrainingError, ClusterError...: what the job died of, with its own exit code.
+    """
+    shown, events, last = 0, 0.0, None
+    while True:
+        report = manager.application(job.application)
+        over = report["state"] in OVER
+        told = job.told()
+        if report["state"] != last:
+            progress(f"{job.application} is {report['state']}")
+            last = report["state"]
+        for event in told.get("events") or []:
+            if event["time"] > events:
+                events = event["time"]
+                progress(event["what"])
+        for serial, line in told.get("lines") or []:
+            if serial > shown:
+                shown = serial
+                progress(line)
+        if over:
+            break
+        time.sleep(_POLL_SECONDS)
+    told = status(manager, job)
+    if told["final_status"] != "SUCCEEDED":
+        raise _death(told)
+    return told
+
+
+def _death(told: dict[str, Any]) -> HowdahError:
+    """What a job that did not succeed died of: its driver's own error, else what YARN says."""
+    held = (told["job"] or {}).get("error")
+    if held:
+        error: HowdahError = TrainingError(
+            held["what"], **{key: held.get(key) for key in ("where", "expected", "got", "remedy")}
+        )
+        error.exit_code = int((told["job"] or {}).get("exit_code") or held.get("exit_code") or 6)
+        return error
+    return ClusterError(
+        f"the job ended as {told['state']} ({told['final_status']})",
+        where=told["application"],
+        got=told["diagnostics"] or None,
+        remedy=f"howdah logs {told['application']}",
+    )
