@@ -106,8 +106,10 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
 
     def steps_of(net, smoothing: float = SMOOTHING) -> tuple[Steps, Gradients]:
         trainable = {name: net.variables[name] for name in net.trainable_names}
-        gradients = Gradients(trainable, groups=None, sparse_embeddings=False)
-        return Steps(net, gradients, SoloComm(), label_smoothing=smoothing), gradients
+        gradients = Gradients(trainable)
+        steps = Steps(net, gradients, label_smoothing=smoothing)
+        steps.join(SoloComm())
+        return steps, gradients
 
     steps, gradients = steps_of(net)
     _backward(steps, given, micro=0)

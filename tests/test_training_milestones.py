@@ -22,7 +22,8 @@ from training import checkpoint as checkpoint_module
 from training.checkpoint import load
 from training.comm import SoloComm
 from training.env import RankEnv
-from training.milestones import Milestones, resume
+from training.memory import Memory
+from training.milestones import Milestones, model_weights, resume
 from training.prepare import prepare
 from training.run import Run
 
@@ -51,17 +52,16 @@ class Training:
         self.run = Run(config, RankEnv(), console=self.console)
         self.run.open()
         self.job = prepare(config, self.comm, self.run, gpu=False)
-        self.weights = {name: array.copy() for name, array in self.job.weights.items()}
-        self.state, saved, self.due = resume(self.job, self.comm, self.run)
-        if saved is not None:
-            self.restore(
-                {n.removeprefix("model/"): a for n, a in saved.items() if n.startswith("model/")}
-            )
+        self.weights: dict[str, np.ndarray] = {}
+        memory = Memory(every=50)
+        self.state, tensors, self.due = resume(self.job, self.comm, self.run, memory)
+        self.restore(model_weights(tensors))
         self.milestones = Milestones(
             self.job,
             self.comm,
             self.run,
             self.state,
+            memory,
             weights=lambda: {name: array.copy() for name, array in self.weights.items()},
             moments=lambda: {"adam_m/classifier.bias": np.zeros(4, np.float32)},
             forward=lambda ids_BT, mask_BT: np.tile(self.weights["classifier.bias"],

@@ -27,7 +27,7 @@ class OneOf(SoloComm):
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
 
-    def broadcast_json(self, obj):
+    def broadcast_json(self, obj, *, root=0):
         return obj
 
 
@@ -127,7 +127,7 @@ class OneOfAlike(OneOf):
     def gather_json(self, obj):
         return [obj] * self.size
 
-    def broadcast(self, arrays):
+    def broadcast(self, arrays, *, root=0):
         return dict(arrays)
 
 

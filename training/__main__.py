@@ -4,16 +4,20 @@
     horovodrun -np 2 python -m training --config run.yaml --set training.max_steps=100
     mpirun -np 2 python -m training --config run.yaml --resume never
 
-`howdah train` starts the same with the right environment. Nothing here imports a framework before
-the environment is set.
+`howdah train` starts the same with the right environment. On a cluster an agent (yarn/agent.py)
+starts it with `--standby`: it imports its framework first, and is told its rank over a link
+(training/link.py). Nothing here imports a framework before the environment is set.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import faulthandler
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -21,20 +25,28 @@ from collections.abc import Callable, Sequence
 from howdah import storage
 from howdah.config import Config
 from howdah.config import load as load_config
-from howdah.errors import HowdahError, TrainingError, render
+from howdah.errors import HowdahError, Terminated, TrainingError, UsageError, as_dict, render
 from training import env, output
+from training.comm import Waits, rank_lost
+from training.link import ENVIRONMENT as LINK
+from training.link import Link, LinkConsole
 from training.place import local_directory
+from training.pulse import Pulse
 from training.run import Run
+from training.worlds import Worlds
 
 _LOOPS = {"tensorflow": "training.loop_tf", "torch": "training.loop_torch"}
+_COMMS = {"tensorflow": "training.comm_tf", "torch": "training.comm_torch"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as one rank; the process's exit code."""
     here = env.rank_env()
-    if here.launcher is not None or "HOWDAH_STARTED" in os.environ:
+    if here.launcher is not None or LINK in os.environ or "HOWDAH_STARTED" in os.environ:
         env.die_with_parent()
     args = _parse(argv)
+    if args.standby:
+        return _standby(args)
     try:
         config = load_config(args.config, _overrides(args))
         _configure_storage(config)
@@ -45,10 +57,70 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = Run(config, here, console=console, log=log)
     _configure_storage(config, run.say)  # who waits for storage says so where people look
     try:
-        _train(config, run)
+        run.open()  # before the framework: a directory in use is refused at once
+        _train(config, run, Worlds(config.training.framework, run))
     except BaseException as error:  # noqa: BLE001 - every end of a rank is written down
         _leave(run, error)
     return 0
+
+
+def _standby(args: argparse.Namespace) -> int:
+    """Train as whatever rank the agent says, in one world or, of an elastic job, several."""
+    stacks = os.environ.get("HOWDAH_STACKS")
+    if stacks is not None:  # asked for when the main thread hangs, in whatever it may hang
+        faulthandler.register(signal.SIGRTMIN + 3, file=open(stacks, "a"), all_threads=True)  # noqa: SIM115
+    faulthandler.enable()
+    link = None
+    try:
+        link = Link.of_environment()
+        if link is None:
+            raise UsageError(
+                "--standby is for processes that an agent starts",
+                expected=f"{LINK} in the environment",
+                remedy="leave it out, or start training with `howdah submit`",
+            )
+        config = load_config(args.config, _overrides(args))
+        _configure_storage(config)
+        threads = config.training.threads_per_rank or int(os.environ.get("HOWDAH_THREADS", 0))
+        env.prepare(config.training.framework, threads=threads or None)
+    except HowdahError as error:
+        print(f"training: {render(error)}", file=sys.stderr, flush=True)
+        if link is not None:
+            told = as_dict(error)
+            link.send("failed", exit_code=error.exit_code, error=told, consequence=False)
+        return error.exit_code
+    waits = Waits()
+    pulse = Pulse(link, waits)
+    console = LinkConsole(link)
+    run = Run(config, env.RankEnv(), console=console, log=sys.stderr, pulse=pulse)
+    _configure_storage(config, run.say)
+    worlds = Worlds(config.training.framework, run, link, waits)
+
+    def stop(save: bool) -> None:
+        if save:
+            os.kill(os.getpid(), signal.SIGUSR2)  # as `howdah train` asks: training/stopping.py
+        else:
+            run.leave(Terminated("the job was ended without saving", where=run.directory))
+
+    try:
+        run.open()
+        link.listen(on_stop=stop, on_loss=worlds.lost)
+        pulse.start()
+        started = time.monotonic()
+        _import(config.training.framework)
+        link.send("ready", import_seconds=round(time.monotonic() - started, 3))
+        _train(config, run, worlds)
+        link.send("finished")
+    except BaseException as error:  # noqa: BLE001 - every end of a rank is told
+        _leave(run, error)
+    return 0
+
+
+def _import(framework: str) -> None:
+    """Load what a rank needs, while it waits for its world anyway."""
+    importlib.import_module(_LOOPS[framework])
+    with contextlib.suppress(ImportError):  # a world of one needs no Horovod; others say so
+        importlib.import_module(_COMMS[framework])
 
 
 def _configure_storage(config: Config, say: Callable[[str], None] | None = None) -> None:
@@ -62,6 +134,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", help="an override"
     )
+    parser.add_argument("--standby", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--resume", help="auto, never, or a checkpoint (checkpoint.resume)")
     return parser.parse_args(argv)
 
@@ -72,20 +145,16 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     return [*args.set, f"checkpoint.resume={json.dumps(args.resume)}"]
 
 
-def _train(config: Config, run: Run) -> None:
-    run.open()  # before the framework: a directory in use is refused at once
-    from training import comm as comm_module
-
-    comm = comm_module.init(config.training.framework)
-    run.share(comm)
-    importlib.import_module(_LOOPS[config.training.framework]).train(config, comm, run)
+def _train(config: Config, run: Run, worlds: Worlds) -> None:
+    importlib.import_module(_LOOPS[config.training.framework]).train(config, worlds, run)
+    run.pulse.enter("end")
     run.close("finished")
-    comm.shutdown()
+    worlds.close()
 
 
 def _leave(run: Run, error: BaseException) -> None:
     """End this rank by what it raised; does not come back."""
-    lost = _rank_lost(error)
+    lost = rank_lost(error)
     if lost or run.stop_alone:
         run.save_last_completed()
     if lost and not isinstance(error, HowdahError):
@@ -99,16 +168,6 @@ def _leave(run: Run, error: BaseException) -> None:
         told.__cause__ = error
         error = told
     run.leave(error, consequence=lost or run.stop_alone)
-
-
-def _rank_lost(error: BaseException | None) -> bool:
-    """The error is, or comes from, the loss of another rank."""
-    comm_module = sys.modules.get("training.comm")
-    while comm_module is not None and error is not None:
-        if isinstance(error, comm_module.RankLost):
-            return True
-        error = error.__cause__
-    return False
 
 
 def _refuse(error: HowdahError, rank: int) -> int:

@@ -60,6 +60,7 @@ class Checkpoints:
         keep: newest checkpoints to keep; the one with the best score is kept besides.
         fence: the attempt's right to write; None opens the directory for reading alone.
         say: takes a line about what the user should know (a fall-back, a quarantine).
+        saved: called with step and path of each checkpoint that is whole on storage.
     """
 
     def __init__(
@@ -69,13 +70,15 @@ class Checkpoints:
         keep: int = 3,
         fence: Fence | None = None,
         say: Callable[[str], None] = lambda line: None,
+        saved: Callable[[int, str], None] = lambda step, path: None,
     ) -> None:
         self.directory = directory
         self.keep = keep
         self._fence = fence
-        self._say = say
+        self._say, self._saved = say, saved
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._again = False
         if fence is not None:
             storage.make_dirs(directory)
             self._sweep(fence)
@@ -154,8 +157,7 @@ class Checkpoints:
         temporary = f"{target}.{fence.attempt}"
         needed = bytes_needed(tensors)
         try:
-            if storage.exists(target):
-                self._repeated(target, step, score)
+            if storage.exists(target) and not self._replaces(target, step, score):
                 return
             free = storage.free_bytes(self.directory)
             if free is not None and free < needed:
@@ -184,6 +186,7 @@ class Checkpoints:
         except BaseException:  # fenced off by a later attempt, or a type that is no checkpoint's
             self._discard(temporary)
             raise
+        self._saved(step, target)
         try:
             verify(target, manifest)
             self._prune()
@@ -200,17 +203,24 @@ class Checkpoints:
         with contextlib.suppress(StorageError):
             storage.remove(temporary, recursive=True)
 
-    def _repeated(self, target: str, step: int, score: float | None) -> None:
-        """A step saved twice is the same state twice; only a score must not get lost."""
+    def _replaces(self, target: str, step: int, score: float | None) -> bool:
+        """A step saved twice is the same state twice; only a score must not get lost.
+
+        Returns whether the step is to be written anew, since what was there has made room.
+        """
         there = read_manifest(target).get("score")
-        if score is not None and there != score:
-            raise CheckpointError(
-                f"checkpoint step-{step} is there already, with another validation score",
-                where=target,
-                expected=f"score {score}",
-                got=f"score {there}",
-                remedy="checkpoints are never changed: start the run in a directory of its own",
-            )
+        if score is None or there == score:
+            return False
+        if self._again:
+            self._rename_away(target, "superseded")
+            return True
+        raise CheckpointError(
+            f"checkpoint step-{step} is there already, with another validation score",
+            where=target,
+            expected=f"score {score}",
+            got=f"score {there}",
+            remedy="checkpoints are never changed: start the run in a directory of its own",
+        )
 
     # ------------------------------------------------------------------- retention, leftovers
     def _prune(self) -> None:
@@ -234,6 +244,14 @@ class Checkpoints:
             if stale or entry.name.endswith(".pruned"):
                 storage.remove(entry.path, recursive=True)
 
+    def expect_again(self) -> None:
+        """Ranks have gone on from memory: steps that are saved already may be done once more.
+
+        What they come to is the same up to rounding. A checkpoint whose score would then not be
+        that of its weights gives its name away.
+        """
+        self._again = True
+
     def set_aside(self, after_step: int = -1) -> list[str]:
         """Rename checkpoints beyond `after_step` to `superseded-...`; returns their new paths.
 
@@ -251,7 +269,12 @@ class Checkpoints:
         if self._fence is None:
             raise ValueError("these checkpoints are open for reading alone")
         self._fence.check()
-        target = storage.join(self.directory, f"{why}-{storage.name(path)}.{self._fence.attempt}")
+        name = f"{why}-{storage.name(path)}.{self._fence.attempt}"
+        target = storage.join(self.directory, name)
+        times = 1
+        while storage.exists(target):  # in one attempt, a step may be done more than twice
+            times += 1
+            target = storage.join(self.directory, f"{name}-{times}")
         storage.rename_dir(path, target)
         return target
 

@@ -8,6 +8,7 @@ ranks is a collective: every rank must enter it, in the same order.
 from __future__ import annotations
 
 import json
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,17 +19,60 @@ import numpy as np
 from howdah.errors import ClusterError, TrainingError
 from training.env import rank_env
 
-__all__ = ["Comm", "RankLost", "SoloComm", "init", "split_evenly"]
+__all__ = [
+    "Comm",
+    "RankLost",
+    "SoloComm",
+    "Waits",
+    "WorldChanged",
+    "init",
+    "lost",
+    "rank_lost",
+    "split_evenly",
+]
 
 
 class RankLost(TrainingError):
     """Another rank is gone: what it was needed for cannot be finished."""
 
 
+class WorldChanged(TrainingError):
+    """Every rank leaves this world at the same step, for another one."""
+
+
+class Waits:
+    """Time that this process has spent inside collectives, over all its worlds."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        """Seconds."""
+        self.since: float | None = None
+        """Begin (time.monotonic) of the one that goes on now."""
+        self.until = 0.0
+        """End of the last one."""
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Inside is a collective; one inside another counts once."""
+        if self.since is not None:
+            yield
+            return
+        self.since = time.monotonic()
+        try:
+            yield
+        finally:
+            self.until = time.monotonic()
+            self.total += self.until - self.since
+            self.since = None
+
+
 class Comm(ABC):
     """A world of ranks. `init` makes one.
 
     The arguments of `reduce_gradients` are the framework's tensors; everything else is numpy.
+
+    Args:
+        waits: counts the time in collectives.
     """
 
     rank: int
@@ -37,6 +81,9 @@ class Comm(ABC):
     local_size: int
     backend: str
     """What carries the collectives, to be told and put into run.json."""
+
+    def __init__(self, waits: Waits | None = None) -> None:
+        self.waits = waits or Waits()
 
     # ------------------------------------------------------------- what an implementation gives
     @abstractmethod
@@ -75,8 +122,8 @@ class Comm(ABC):
         """
 
     @abstractmethod
-    def _broadcast(self, array: np.ndarray) -> np.ndarray:
-        """Rank 0's array; shape and dtype are the same on every rank already."""
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
+        """The root's array; shape and dtype are the same on every rank already."""
 
     @abstractmethod
     def shutdown(self) -> None:
@@ -84,29 +131,46 @@ class Comm(ABC):
 
     @contextmanager
     def watch(self) -> Iterator[None]:
+        """Count the time inside as waiting; what the framework raises for a lost rank is RankLost.
+
+        Every collective above is inside one; a collective of the caller's own needs one.
+        """
+        with self.waits.counted(), self._typed():
+            yield
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
         """Turn what the framework raises for a lost rank into RankLost."""
         yield
 
+    def give_up(self) -> None:  # noqa: B027 - nothing to break in a world of one
+        """Break the connections to the other ranks: collectives under way fail, here and there.
+
+        For another thread, where a rank is known to be gone and the main thread would wait for it.
+        """
+
     # ------------------------------------------------------------------------- built upon these
-    def broadcast(self, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rank 0's arrays, on every rank. What other ranks give is not looked at."""
+    def broadcast(
+        self, arrays: Mapping[str, np.ndarray], *, root: int = 0
+    ) -> dict[str, np.ndarray]:
+        """The root's arrays, on every rank. What other ranks give is not looked at."""
         if self.size == 1:
             return dict(arrays)
         shapes = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
         result = {}
-        for name, dtype, shape in self.broadcast_json(shapes):
-            mine = arrays[name] if self.rank == 0 else np.empty(shape, np.dtype(dtype))
-            result[name] = self._broadcast(np.ascontiguousarray(mine)).reshape(shape)
+        for name, dtype, shape in self.broadcast_json(shapes, root=root):
+            mine = arrays[name] if self.rank == root else np.empty(shape, np.dtype(dtype))
+            result[name] = self._broadcast(np.ascontiguousarray(mine), root).reshape(shape)
         return result
 
-    def broadcast_json(self, obj: Any) -> Any:
-        """Rank 0's JSON value, on every rank."""
+    def broadcast_json(self, obj: Any, *, root: int = 0) -> Any:
+        """The root's JSON value, on every rank."""
         if self.size == 1:
             return obj
-        data = json.dumps(obj).encode() if self.rank == 0 else b""
-        length = int(self._broadcast(np.array([len(data)], np.int64))[0])
-        mine = np.frombuffer(data, np.uint8) if self.rank == 0 else np.zeros(length, np.uint8)
-        return json.loads(self._broadcast(mine.copy()).tobytes())
+        data = json.dumps(obj).encode() if self.rank == root else b""
+        length = int(self._broadcast(np.array([len(data)], np.int64), root)[0])
+        mine = np.frombuffer(data, np.uint8) if self.rank == root else np.zeros(length, np.uint8)
+        return json.loads(self._broadcast(mine.copy(), root).tobytes())
 
     def gather_json(self, obj: Any) -> list[Any]:
         """Every rank's JSON value in the order of the ranks, on every rank."""
@@ -142,25 +206,27 @@ class SoloComm(Comm):
     def reduce_rows(self, ids_U: Any, values_UD: Any) -> tuple[Any, Any]:
         return ids_U, values_UD
 
-    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         return array
 
     def shutdown(self) -> None:
         """Nothing to leave."""
 
 
-def init(framework: str) -> Comm:
+def init(framework: str, waits: Waits | None = None) -> Comm:
     """Join the world that a launcher has made, or be a world of one.
 
     Args:
         framework: "tensorflow" or "torch"; training/env.py has prepared the process for it.
+        waits: counts the time in collectives.
     Raises:
         ClusterError: Horovod is missing or lacks the framework, or found another world than the
             launcher's.
+        RankLost: a rank was lost while the world formed.
     """
     here = rank_env()
     if here.size == 1:
-        return SoloComm()
+        return SoloComm(waits)
     try:
         if framework == "tensorflow":
             from training.comm_tf import HorovodTfComm as Horovod
@@ -172,7 +238,7 @@ def init(framework: str) -> Comm:
             got=str(error),
             remedy="run `make setup`, which builds it; `howdah doctor` says what is missing",
         ) from error
-    comm = Horovod()
+    comm = Horovod(waits)
     if (comm.rank, comm.size) != (here.rank, here.size):
         raise ClusterError(
             "Horovod found another world than the launcher's",
@@ -181,6 +247,31 @@ def init(framework: str) -> Comm:
             remedy="start it with one launcher: `howdah train`, mpirun or horovodrun",
         )
     return comm
+
+
+def rank_lost(error: BaseException | None) -> bool:
+    """The error is, or comes from, the loss of another rank."""
+    while error is not None:
+        if isinstance(error, RankLost):
+            return True
+        error = error.__cause__
+    return False
+
+
+def lost(where: str, got: str) -> RankLost:
+    """The error of a rank whose collective has failed.
+
+    Args:
+        where: "rank 1 of 2".
+        got: what was raised.
+    """
+    return RankLost(
+        "another rank was lost, and training stopped",
+        where=where,
+        got=got.splitlines()[0] if got else "a collective failed",
+        remedy="the lost rank's log says why; start again: the run goes on from the newest"
+        " checkpoint",
+    )
 
 
 def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24) -> list[int]:

@@ -11,7 +11,9 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
-from training.comm import Comm, RankLost
+from training.comm import Comm, Waits, lost
+from training.connections import Connections
+from training.env import rank_env
 
 
 class HorovodTfComm(Comm):
@@ -21,10 +23,17 @@ class HorovodTfComm(Comm):
     caller puts `watch()` around its call.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits | None = None) -> None:
+        super().__init__(waits)
         # As in comm_torch.py: gradients arrive joined, and stay as they are.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
-        hvd.init()
+        here = rank_env()
+        with Connections() as self._connections:
+            try:
+                hvd.init()
+            except ValueError as error:  # what it has to say of why is in the log
+                hvd.shutdown()
+                raise lost(f"rank {here.rank} of {here.size}", str(error)) from error
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         carrier = "mpi" if hvd.mpi_enabled() else "gloo"
@@ -54,33 +63,30 @@ class HorovodTfComm(Comm):
                 hvd.allgather(values_UD, name="howdah.rows.values"),
             )
 
-    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         tensor = tf.constant(array, dtype=array.dtype)
         with self.watch():
-            return np.array(hvd.broadcast(tensor, root_rank=0, name="howdah.broadcast"))
+            return np.array(hvd.broadcast(tensor, root_rank=root, name="howdah.broadcast"))
 
     def shutdown(self) -> None:
         hvd.shutdown()
 
+    def give_up(self) -> None:
+        self._connections.shut()
+
     @contextmanager
-    def watch(self) -> Iterator[None]:
+    def _typed(self) -> Iterator[None]:
         """Turn a failed Horovod operation into RankLost."""
         try:
             yield
         except HorovodInternalError as error:
-            raise self._lost(error) from error
+            raise lost(self._where, str(error)) from error
         except tf.errors.OpError as error:
             # Horovod's kernels raise UnknownError (or Aborted); other operators' stay as they are.
             if "Horovod" not in str(error):
                 raise
-            raise self._lost(error) from error
+            raise lost(self._where, getattr(error, "message", None) or str(error)) from error
 
-    def _lost(self, error: Exception) -> RankLost:
-        text = getattr(error, "message", None) or str(error)
-        return RankLost(
-            "another rank was lost, and training stopped",
-            where=f"rank {self.rank} of {self.size}",
-            got=text.splitlines()[0] if text else "a collective failed",
-            remedy="the lost rank's log says why; start again: the run goes on from the newest"
-            " checkpoint",
-        )
+    @property
+    def _where(self) -> str:
+        return f"rank {self.rank} of {self.size}"

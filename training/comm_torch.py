@@ -11,17 +11,26 @@ import numpy as np
 import torch
 from horovod.common.exceptions import HorovodInternalError
 
-from training.comm import Comm, RankLost
+from training.comm import Comm, Waits, lost
+from training.connections import Connections
+from training.env import rank_env
 
 
 class HorovodTorchComm(Comm):
     """A world of torch processes."""
 
-    def __init__(self) -> None:
+    def __init__(self, waits: Waits | None = None) -> None:
+        super().__init__(waits)
         # Gradients arrive joined (split_evenly): fusing them again, by who happens to be ready,
         # would change the bits of the sums from three ranks on.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
-        hvd.init()
+        here = rank_env()
+        with Connections() as self._connections:
+            try:
+                hvd.init()
+            except ValueError as error:  # what it has to say of why is in the log
+                hvd.shutdown()
+                raise lost(f"rank {here.rank} of {here.size}", str(error)) from error
         self.rank, self.size = hvd.rank(), hvd.size()
         self.local_rank, self.local_size = hvd.local_rank(), hvd.local_size()
         carrier = "mpi" if hvd.mpi_enabled() else "gloo"
@@ -53,24 +62,21 @@ class HorovodTorchComm(Comm):
             values = hvd.allgather_async(values_UD.contiguous(), name="howdah.rows.values")
             return hvd.synchronize(ids), hvd.synchronize(values)
 
-    def _broadcast(self, array: np.ndarray) -> np.ndarray:
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         tensor = torch.from_numpy(np.array(array))
         with self.watch():
-            return hvd.broadcast_(tensor, root_rank=0, name="howdah.broadcast").numpy()
+            return hvd.broadcast_(tensor, root_rank=root, name="howdah.broadcast").numpy()
 
     def shutdown(self) -> None:
         hvd.shutdown()
 
+    def give_up(self) -> None:
+        self._connections.shut()
+
     @contextmanager
-    def watch(self) -> Iterator[None]:
+    def _typed(self) -> Iterator[None]:
         """Turn Horovod's internal error into RankLost."""
         try:
             yield
         except HorovodInternalError as error:
-            raise RankLost(
-                "another rank was lost, and training stopped",
-                where=f"rank {self.rank} of {self.size}",
-                got=str(error).splitlines()[0] if str(error) else "a collective failed",
-                remedy="the lost rank's log says why; start again: the run goes on from the newest"
-                " checkpoint",
-            ) from error
+            raise lost(f"rank {self.rank} of {self.size}", str(error)) from error

@@ -1,4 +1,4 @@
-"""Remote shards fetched before they are needed, in the order in which an epoch reads them."""
+"""Remote shards fetched before they are needed, and kept until they have been read."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ import numpy as np
 
 from howdah.errors import HowdahError
 from training.planner import Planner
-from training.shardcache import NoRoom
+from training.shardcache import NoRoom, Pin
 from training.shardfiles import ShardFiles
 
 __all__ = ["FetchAhead"]
 
-_AGAIN_SECONDS = 1.0
+_AGAIN_SECONDS = 0.5
 
 
 class FetchAhead:
     """A thread that keeps the node's cache one group of shards ahead of its reader.
+
+    What the reader is going to need it holds on to: else whoever makes room in a small cache might
+    take a shard that is still to be read, and it would be fetched twice. It lets go when somebody
+    cannot go on without room while our own reader can: two ranks would wait for each other.
 
     The ranks of a node want the same groups; each begins at another shard of a group, so that they
     fetch different ones at a time, and a shard that one of them fetches is fetched for all.
@@ -35,66 +39,125 @@ class FetchAhead:
         self._files, self._planner = files, planner
         self._share = rank / world
         self._groups = len(planner.groups(0))
-        self._reading, self._until = self._range(first)
         epoch, place = planner.at(max(first, stop - 1))
         self._last = epoch * self._groups + planner.groups_at(epoch, place)[1]
-        self._closed = False
+        self._range = (0, 0)
+        self._wanted: list[int] = []
+        """Shards of the groups that are read now or next, in the order to fetch them."""
+        self._pins: dict[int, Pin] = {}
+        self._failed: set[int] = set()
+        self._rests = self._let_go = self._closed = False
+        self._asked = 0
+        """How often in a row we saw that somebody asks for room."""
         self._moved = threading.Condition()
+        self.reached(first)
         self._thread = threading.Thread(target=self._work, name="fetch", daemon=True)
         self._thread.start()
 
+    # --------------------------------------------------------------------------- the reader's side
     def reached(self, step: int) -> None:
-        """The reader has come to this step (counted from the very first)."""
+        """The reader has come to this step (counted from the very first) and is going to read."""
         with self._moved:
-            self._reading, self._until = self._range(step)
+            groups = self._groups_of(step)
+            if groups != self._range or not self._wanted:
+                self._range = groups
+                shards = [number for group in range(*groups) for number in self._shards(group)]
+                self._wanted = list(dict.fromkeys(shards))
+                self._failed.clear()
+            for number in self._pins.keys() - set(self._wanted):
+                self._pins.pop(number).release()
+            for number in self._missing():
+                pin = self._files.pin(number)
+                if pin is not None:
+                    self._pins[number] = pin
+            self._rests = self._let_go = False
+            self._asked = 0
             self._moved.notify()
+
+    def rests(self) -> None:
+        """The reader waits, for room or because it is far enough ahead."""
+        with self._moved:
+            self._rests = True
 
     def close(self) -> None:
         """Fetch nothing more; a transfer that is under way ends by itself."""
         with self._moved:
             self._closed = True
+            self._release()
             self._moved.notify()
 
-    def _range(self, step: int) -> tuple[int, int]:
-        """The group that a step still reads, and the last that may be fetched now.
+    # --------------------------------------------------------------------------------- the thread
+    def _work(self) -> None:
+        while True:
+            with self._moved:
+                while not self._closed and not self._missing():
+                    # Nobody tells us that room is asked for: other processes do the asking.
+                    self._moved.wait(_AGAIN_SECONDS if self._pins else None)
+                    self._give_way()
+                if self._closed:
+                    return
+                number = self._missing()[0]
+            pin = self._fetched(number)
+            with self._moved:
+                if pin is None:
+                    self._moved.wait(_AGAIN_SECONDS)
+                    self._give_way()
+                elif number in self._missing() and not self._closed:
+                    self._pins[number] = pin
+                else:
+                    pin.release()
+
+    def _fetched(self, number: int) -> Pin | None:
+        """The shard, fetched where it is not there; None if that cannot be now."""
+
+        def needed() -> None:
+            # The reader may have been quicker, and its copy may be gone again by now.
+            with self._moved:
+                if self._closed or number not in self._wanted:
+                    raise _Late
+
+        try:
+            return self._files.take(number, before=needed)
+        except (NoRoom, _Late):
+            return None
+        except HowdahError:
+            with self._moved:
+                self._failed.add(number)  # the reader meets the same, and can say so
+            return None
+
+    def _missing(self) -> list[int]:
+        """What is still to be fetched or taken hold of."""
+        if self._let_go:
+            return []
+        return [n for n in self._wanted if n not in self._pins and n not in self._failed]
+
+    def _give_way(self) -> None:
+        # Twice: two that look at the same moment see each other.
+        self._asked = self._asked + 1 if self._rests and self._files.cache.is_short() else 0
+        if self._asked == 2:
+            self._let_go = True  # until the reader goes on
+            self._release()
+
+    def _release(self) -> None:
+        while self._pins:
+            self._pins.popitem()[1].release()
+
+    def _groups_of(self, step: int) -> tuple[int, int]:
+        """The groups that a step's window still reads and the one after: first, end (exclusive).
 
         Counted through all epochs. Two groups, or as many as the step's window reads from: more
         at a time need not fit the cache.
         """
         epoch, place = self._planner.at(step)
         first, last = self._planner.groups_at(epoch, place)
-        return epoch * self._groups + first, epoch * self._groups + max(last, first + 1)
-
-    def _work(self) -> None:
-        for group in range(self._reading, self._last + 1):
-            with self._moved:
-                while group > self._until and not self._closed:
-                    self._moved.wait()
-                reading = self._reading
-            # What is being read counts as used before the next group takes its places.
-            for wanted in range(min(reading, group), group + 1):
-                for number in self._shards(wanted):
-                    while self._wanted(wanted) and not self._fetched(number):
-                        with self._moved:
-                            self._moved.wait(_AGAIN_SECONDS)
-                    if self._closed:
-                        return
+        base = epoch * self._groups
+        return base + first, min(base + max(last, first + 1), self._last) + 1
 
     def _shards(self, group: int) -> list[int]:
         epoch, place = divmod(group, self._groups)
         shards = self._planner.groups(epoch)[place]
         return np.roll(shards, -int(self._share * len(shards))).tolist()
 
-    def _wanted(self, group: int) -> bool:
-        """The reader is not beyond that group yet."""
-        return not self._closed and group >= self._reading
 
-    def _fetched(self, number: int) -> bool:
-        """Try; False if there is no room for it now."""
-        try:
-            self._files.fetch(number)
-        except NoRoom:
-            return False
-        except HowdahError:
-            pass  # the reader meets the same, and can say so where it counts
-        return True
+class _Late(Exception):
+    """Nobody needs it any more."""

@@ -65,6 +65,10 @@ class Figures:
             self._metrics.close()
         self._trackers, self._metrics = [], None
 
+    def show_on(self, console: TextIO) -> None:
+        """Show them there from now on: this rank has become rank 0."""
+        self._progress = Progress(console)
+
     # --------------------------------------------------------------------------- stepping
     def begin(self, step: int, *, total_steps: int, steps_per_epoch: int) -> None:
         """The steps begin after `step`; the clock runs."""
@@ -72,6 +76,7 @@ class Figures:
         self._total_steps, self._steps_per_epoch = total_steps, steps_per_epoch
         if self._progress is not None:
             self._progress.begin(step, total_steps)
+        self._own_seconds, self._window = 0.0, _Window()
         self._marked = time.perf_counter()
 
     def end(self) -> None:
@@ -104,8 +109,8 @@ class Figures:
         rows: int,
         real_tokens: int,
         padded_tokens: int,
-    ) -> None:
-        """A step is done; every `logging_steps` its figures are shown.
+    ) -> float:
+        """A step is done; every `logging_steps` its figures are shown. Returns its seconds.
 
         Args:
             state: with `step` counted up already; rows, tokens and train_seconds are counted here.
@@ -127,7 +132,7 @@ class Figures:
         if self._progress is not None:
             self._progress.step(state.step)
         if state.step % self._logging_steps and state.step != self._total_steps:
-            return
+            return seconds
         window, self._window = self._window, _Window()
         figures = StepFigures(
             step=state.step,
@@ -140,6 +145,7 @@ class Figures:
             padding_ratio=window.padded_tokens / max(window.real_tokens, 1),
         )
         self._show(figures)
+        return seconds
 
     def _show(self, figures: StepFigures) -> None:
         # By the steps of this attempt alone: an earlier one may have run on another machine.

@@ -17,18 +17,26 @@ class Gradients:
 
     Args:
         named: trainable variables by name.
-        groups: training.fusion_groups: messages that the reduction takes; None: by size.
-        sparse_embeddings: the word embeddings' gradient is sent as the rows that a batch touched.
     """
 
-    def __init__(
-        self, named: Mapping[str, tf.Variable], *, groups: int | None, sparse_embeddings: bool
-    ) -> None:
+    def __init__(self, named: Mapping[str, tf.Variable]) -> None:
         self.sums = {
             name: tf.Variable(tf.zeros(variable.shape), trainable=False)
             for name, variable in named.items()
         }
-        rows = sparse_embeddings and WORD_EMBEDDINGS in named
+        self.arrange(None, sparse_embeddings=False)
+
+    def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
+        """How the gradients cross the network from now on; the same on every rank of a world.
+
+        What has been traced of `reduce` before stays as it was.
+
+        Args:
+            groups: training.fusion_groups: messages that the reduction takes; None: by size.
+            sparse_embeddings: the word embeddings' gradient is sent as the rows that a batch
+                touched.
+        """
+        rows = sparse_embeddings and WORD_EMBEDDINGS in self.sums
         self._table = self.sums[WORD_EMBEDDINGS] if rows else None
         self._dense = [sums for sums in self.sums.values() if sums is not self._table]
         sizes = [sums.shape.num_elements() for sums in self._dense]

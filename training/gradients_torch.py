@@ -17,28 +17,30 @@ class FlatGradients:
 
     Args:
         named: trainable parameters by name.
-        groups: training.fusion_groups: messages that the reduction takes; None: by size.
-        sparse_embeddings: the word embeddings' gradient is sent as the rows that a batch touched.
     """
 
-    def __init__(
-        self,
-        named: Mapping[str, torch.nn.Parameter],
-        *,
-        groups: int | None,
-        sparse_embeddings: bool,
-    ) -> None:
+    def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
         # The word embeddings go last: what is sent dense is then one stretch.
         order = sorted(named, key=lambda name: name == WORD_EMBEDDINGS)
-        self._rows = sparse_embeddings and order[-1] == WORD_EMBEDDINGS
-        sizes = [named[name].numel() for name in order]
-        self._flat = torch.zeros(sum(sizes), device=named[order[0]].device)
+        self._sizes = [named[name].numel() for name in order]
+        self._flat = torch.zeros(sum(self._sizes), device=named[order[0]].device)
         start = 0
-        for name, size in zip(order, sizes, strict=True):
+        for name, size in zip(order, self._sizes, strict=True):
             named[name].grad = self._flat[start : start + size].view_as(named[name])
             start += size
-        self._table = named[order[-1]].grad if self._rows else None
-        dense = sizes[:-1] if self._rows else sizes
+        self._words = named[order[-1]].grad if order[-1] == WORD_EMBEDDINGS else None
+        self.arrange(None, sparse_embeddings=False)
+
+    def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
+        """How the gradients cross the network from now on; the same on every rank of a world.
+
+        Args:
+            groups: training.fusion_groups: messages that the reduction takes; None: by size.
+            sparse_embeddings: the word embeddings' gradient is sent as the rows that a batch
+                touched.
+        """
+        self._table = self._words if sparse_embeddings else None
+        dense = self._sizes if self._table is None else self._sizes[:-1]
         lengths: dict[int, int] = {}
         for size, group in zip(dense, split_evenly(dense, groups), strict=True):
             lengths[group] = lengths.get(group, 0) + size

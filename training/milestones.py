@@ -20,8 +20,9 @@ from training import evaluate as evaluation
 from training import report
 from training.checkpoint import Checkpoint
 from training.checkpoint import load as load_checkpoint
-from training.comm import Comm
+from training.comm import Comm, WorldChanged
 from training.export import export
+from training.memory import Memory
 from training.prepare import Job
 from training.run import Run
 from training.runinfo import describe_run
@@ -32,13 +33,22 @@ __all__ = ["Milestones", "model_weights", "resume"]
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
-def resume(job: Job, comm: Comm, run: Run) -> tuple[TrainState, dict[str, np.ndarray] | None, bool]:
-    """Where to go on from. Every rank enters: rank 0 reads, the others get it from rank 0.
+def resume(
+    job: Job, comm: Comm, run: Run, memory: Memory
+) -> tuple[TrainState, dict[str, np.ndarray], bool]:
+    """Where to go on from: what a rank remembers of an earlier world, else the newest checkpoint,
+    else the base. Every rank enters; a checkpoint is read by rank 0 for all.
 
     Returns:
-        (state, tensors of the checkpoint or None to begin afresh, whether an evaluation that was
-        due at that step is still to be done).
+        (state, tensors: all of the model's as `model/<name>` and the moments there are, whether an
+        evaluation that was due at that step is still to be done).
     """
+    if memory.holder is not None:
+        meta, tensors = memory.share(comm)
+        run.say(f"{comm.size} rank(s) go on from memory at step {meta['step']}")
+        if run.checkpoints is not None:
+            _take_over(meta["best_step"], run)
+        return TrainState.from_meta(meta), tensors, bool(meta["evaluation_due"])
     found: Checkpoint | None = None
     told: dict[str, Any] | None = None
     if comm.rank == 0:
@@ -46,21 +56,28 @@ def resume(job: Job, comm: Comm, run: Run) -> tuple[TrainState, dict[str, np.nda
         told = None if found is None else _with_reachable_best(found.meta, run)
     told = comm.broadcast_json(told)
     if told is None:
-        return TrainState(plan=job.planner.start().to_json()), None, False
-    state = TrainState.from_meta(told)
-    if state.plan["plan_hash"] != job.planner.plan_hash:
-        # Between two epochs the plan may change (rank 0 has checked): the new one takes over.
-        state.plan = job.planner.state(int(state.plan["epoch"]), 0).to_json()
-    tensors = comm.broadcast(found.tensors if found is not None else {})
-    return state, tensors, bool(told.get("evaluation_due", False))
+        state, due = TrainState(plan=job.planner.start().to_json()), False
+        tensors = {f"model/{name}": array for name, array in job.weights.items()}
+    else:
+        state, due = TrainState.from_meta(told), bool(told.get("evaluation_due", False))
+        if state.plan["plan_hash"] != job.planner.plan_hash:
+            # Between two epochs the plan may change (rank 0 has checked): the new one takes over.
+            state.plan = job.planner.state(int(state.plan["epoch"]), 0).to_json()
+        tensors = comm.broadcast(found.tensors if found is not None else {})
+    job.weights.clear()  # they are in the model from here on
+    run.saves.saved_step = state.step
+    memory.hold(state.to_meta() | {"evaluation_due": due}, tensors)
+    return state, tensors, due
 
 
 class Milestones:
     """Evaluations, checkpoints and the end of a run.
 
     Args:
-        job, comm, run, state: of this run.
-        weights: a copy of all weights by Hugging Face's torch names. Called on rank 0 alone.
+        job, comm, run, state: of this run, in one world.
+        memory: of an elastic job: where states are kept besides.
+        weights: a copy of all weights by Hugging Face's torch names. Called on rank 0 alone, and
+            for `memory`.
         moments: a copy of AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
         forward: inference with the model as it is.
     """
@@ -71,24 +88,19 @@ class Milestones:
         comm: Comm,
         run: Run,
         state: TrainState,
+        memory: Memory,
         *,
         weights: Callable[[], dict[str, np.ndarray]],
         moments: Callable[[], dict[str, np.ndarray]],
         forward: Forward,
     ) -> None:
         self._job, self._comm, self._run, self._state = job, comm, run, state
+        self._memory, self._saves = memory, run.saves
         self._config: Config = job.config
         self._weights, self._moments, self._forward = weights, moments, forward
         self._evaluates = job.has("validation")
         self._due = False
         """An evaluation of this step is due and not done."""
-        self._saved_step = state.step
-        self._failures = 0
-        """Saves in a row that failed."""
-        self._pending: int | None = None
-        """Step of a save of which it is not known yet how it ended."""
-        self._best_lost = False
-        """The best evaluation's checkpoint could not be saved. Rank 0 alone knows at first."""
         self._lock = threading.Lock()
         if comm.rank == 0:
             run.on_abort(self._save_last_completed)
@@ -102,36 +114,51 @@ class Milestones:
         if self._run.checkpoints is not None:
             # This step's checkpoint has no score, and checkpoints are never changed.
             self._run.checkpoints.set_aside(self._state.step - 1)
-            self._saved_step = -1
+            self._saves.saved_step = -1
         self._evaluate_and_save(forced=True)
 
     def completed(self) -> None:
         """Note that a step's weights and state are whole; under `run.update_lock`."""
         self._due = self._evaluates and self._evaluation_step()
 
-    def after_step(self, stop: bool) -> bool:
-        """Evaluate and save where it is due. Every rank enters, with the same `stop`.
+    def after_step(self, stop: bool, change: bool = False) -> bool:
+        """Evaluate and save where it is due. Every rank enters, with the same `stop` and `change`.
 
         Args:
             stop: some rank was asked to stop: save, evaluate when the run goes on.
+            change: some rank was told that another world is wanted.
         Returns:
             The run is over: its last step is done, or it has stopped early.
         Raises:
             Interrupted, Terminated: `stop`, and the state is saved.
+            WorldChanged: `change`, and the state is remembered.
         """
         run, state = self._run, self._state
         if run.checkpoints is not None and not run.checkpoints.busy:
             with self._lock:
                 self._settle(give_up=not stop)
         if stop:
-            self._save(wait=True)
+            with run.pulse.during("save"):
+                self._save(wait=True)
             raise run.stop_error()
         last = state.step >= self._job.schedule.steps
         if self._due:
+            self._remember()  # an evaluation is long, and the step before it is done
             self._evaluate_and_save(forced=last)
-        elif run.is_main and (last or self._epoch_save() or self._save_due()):
-            self._save()
-        return last or state.stopped_early
+            self._remember()
+        else:
+            if change or last or self._memory.due(state.step):
+                self._remember()
+            if run.is_main and (last or self._epoch_save() or self._save_due()):
+                self._save()
+        over = last or state.stopped_early
+        if change and not over:
+            raise WorldChanged("another world is wanted", got=f"step {state.step} is done")
+        return over
+
+    def _remember(self) -> None:
+        meta = self._state.to_meta() | {"evaluation_due": self._due}
+        self._memory.commit(meta, self._snapshot)
 
     def _epoch_ended(self) -> bool:
         return int(self._state.plan["step"]) == 0
@@ -152,7 +179,7 @@ class Milestones:
     def _evaluate_and_save(self, *, forced: bool) -> None:
         """Evaluate on validation; save what is the best, or due anyway. Every rank enters."""
         run, state, rules = self._run, self._state, self._config.evaluation
-        with run.figures.paused():
+        with run.figures.paused(), run.pulse.during("evaluate"):
             metrics = evaluation.evaluate(
                 self._forward,
                 self._job.eval_source("validation", self._comm, rules.max_rows),
@@ -178,17 +205,17 @@ class Milestones:
             wait: the run ends here: come back when the step is on storage, or raise.
         """
         run, state = self._run, self._state
-        if run.checkpoints is None or (state.step == self._saved_step and not wait):
+        if run.checkpoints is None or (state.step == self._saves.saved_step and not wait):
             return
         with self._lock:
             self._settle(give_up=not wait)
-            if state.step != self._saved_step:
+            if state.step != self._saves.saved_step:
                 meta = run.meta(state) | {"evaluation_due": self._due}
                 identity = self._job.identity
                 run.checkpoints.save(
                     state.step, self._snapshot(), meta, identity=identity, score=score
                 )
-                self._saved_step = self._pending = state.step
+                self._saves.saved_step = self._saves.pending = state.step
                 run.save_times.taken()
             if wait:
                 run.checkpoints.wait()
@@ -206,46 +233,52 @@ class Milestones:
             CheckpointError: a later attempt has taken over, or what was read back was not what
                 was written.
         """
-        run, step = self._run, self._pending
+        run, step = self._run, self._saves.pending
         if run.checkpoints is None or step is None:
             return
-        self._pending = None
+        self._saves.pending = None
         try:
             run.checkpoints.wait()
         except StorageError as error:
-            self._failures += 1
-            self._saved_step = -1
-            self._best_lost |= step == self._state.best_step
+            self._saves.failures += 1
+            self._saves.saved_step = -1
+            self._saves.best_lost |= step == self._state.best_step
             allowed = self._config.checkpoint.max_failures
-            if give_up and self._failures >= allowed:
-                error.what += f" (failure {self._failures} in a row, checkpoint.max_failures)"
+            if give_up and self._saves.failures >= allowed:
+                error.what += f" (failure {self._saves.failures} in a row, checkpoint.max_failures)"
                 raise
             run.save_times.failed()
             run.say(
                 f"warning: {render(error)}\n  training goes on and tries again within a minute"
-                f" (failure {self._failures} of {allowed} in a row)"
+                f" (failure {self._saves.failures} of {allowed} in a row)"
             )
         else:
-            self._failures = 0
+            self._saves.failures = 0
 
     def _agree_on_the_best(self) -> None:
         """Every rank enters: after a save that failed, the best is the best of those on storage."""
         told = None
-        if self._best_lost and self._run.checkpoints is not None:
-            self._best_lost, best = False, None
+        if self._saves.best_lost and self._run.checkpoints is not None:
+            self._saves.best_lost, best = False, None
+            if self._state.best_step == self._state.step:  # these very weights: save them now
+                self._save(score=self._state.best_score, wait=True)
             with contextlib.suppress(StorageError):  # none is known, then
                 best = self._run.checkpoints.best()
             told = [None, None] if best is None else [best.step, best.score]
-            self._run.say(
-                "the best evaluation's checkpoint was not saved: the best is"
-                f" {'none' if best is None else f'step-{best.step}'}"
-            )
+            if told[0] != self._state.best_step:
+                self._run.say(
+                    "the best evaluation's checkpoint was not saved: the best is"
+                    f" {'none' if best is None else f'step-{best.step}'}"
+                )
         told = self._comm.broadcast_json(told)
         if told is not None:
             with self._run.update_lock:
                 self._state.best_step, self._state.best_score = told
 
     def _snapshot(self) -> dict[str, np.ndarray]:
+        """Copies of all tensors, or those in memory where they are this step's."""
+        if self._memory.step == self._state.step:
+            return self._memory.tensors
         model = {f"model/{name}": array for name, array in self._weights().items()}
         return model | self._moments()
 
@@ -283,6 +316,7 @@ class Milestones:
                 run.figures.evaluated(replace(state, step=step), split, metrics[split])
         if comm.rank == 0:
             self._export(step, best or self._weights(), metrics)
+        comm.barrier()  # a rank 0 that is lost before it has exported is not the end
 
     def _final_evaluation(self, split: str) -> dict[str, Any]:
         where = None
@@ -326,6 +360,14 @@ def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
         return meta
     run.say(f"the best checkpoint, step-{best}, is not in this run: evaluations begin anew")
     return meta | {"best_step": None, "best_score": None, "evaluations_without_better": 0}
+
+
+def _take_over(best: int | None, run: Run) -> None:
+    """Rank 0: what is on storage need not be what the state remembers."""
+    run.checkpoints.expect_again()
+    # A rank 0 that was lost may have been writing the best one.
+    gone = best is not None and not storage.exists(run.checkpoints.path_of(best))
+    run.saves.best_lost |= gone and best != run.saves.pending
 
 
 def model_weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

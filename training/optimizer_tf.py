@@ -101,13 +101,15 @@ class AdamW:
     def restore(self, tensors: Mapping[str, np.ndarray], updates: int) -> None:
         """Go on after `updates` updates with the moments that `tensors` holds.
 
-        A variable that was frozen so far has none there: its moments stay zero.
+        A variable that was frozen so far has none there: its moments are zero.
         """
-        self.updates = updates
+        used, self.updates = self.updates > 0, updates
         for prefix, named in (("adam_m/", self._m), ("adam_v/", self._v)):
             for name, variable in named.items():
                 if prefix + name in tensors:
                     variable.assign(tensors[prefix + name])
+                elif used:
+                    variable.assign(tf.zeros(variable.shape, tf.float32))
 
 
 def _zeros(variable: tf.Variable) -> tf.Variable:

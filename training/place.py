@@ -144,12 +144,18 @@ class RunLock:
         self._run_directory = run_directory
         self._file: TextIO | None = None
 
-    def take(self) -> None:
-        """Take the lock; raises UsageError, naming the holder, if another process has it."""
+    def take(self, patience: float = 0.0) -> None:
+        """Take the lock; raises UsageError, naming the holder, if another process has it.
+
+        Args:
+            patience: seconds that a holder who is about to end is given.
+        """
         file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lives with it
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        deadline = time.monotonic() + patience
+        while not self._locked(file):
+            if time.monotonic() < deadline:
+                time.sleep(0.05)
+                continue
             file.seek(0)
             holder = file.read().strip() or "another process"
             file.close()
@@ -158,11 +164,19 @@ class RunLock:
                 where=self._run_directory,
                 got=holder,
                 remedy="wait for it, stop it, or give this run a run.directory of its own",
-            ) from None
+            )
         file.truncate(0)
         file.write(f"pid {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
         file.flush()
         self._file = file
+
+    @staticmethod
+    def _locked(file: TextIO) -> bool:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
     def release(self) -> None:
         """Let go."""

@@ -7,7 +7,7 @@ storage is asked once, and weights are the same everywhere by construction.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -48,11 +48,12 @@ class Job:
     config: Config
     dataset: Dataset
     base: BaseModel
-    """Weights and tokenizer files on rank 0 alone."""
+    """Its weights on rank 0 alone."""
     model_config: dict
     """The base's config.json with the dropouts of this run."""
     weights: dict[str, np.ndarray]
-    """Every tensor of the model to begin with, by Hugging Face's torch names."""
+    """Every tensor of the model to begin with, by Hugging Face's torch names, until `resume` has
+    taken them; none in a world that goes on from memory."""
     shards: ShardSet
     planner: Planner
     schedule: Schedule
@@ -112,35 +113,89 @@ class Job:
             row_ids=row_ids,
         )
 
+    def told(self) -> dict:
+        """What a rank that joins later must know, as JSON; the tokenizer's files come besides."""
+        base = {"config": self.base.config, "hash": self.base.hash, "source": self.base.source}
+        return {"path": self.dataset.path, "base": base}
+
     def has(self, split: str) -> bool:
         """The dataset has rows in the split."""
         return self.dataset.manifest.rows(split) > 0
 
 
-def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
+def prepare(
+    config: Config,
+    comm: Comm,
+    run: Run,
+    *,
+    gpu: bool,
+    holder: int | None = None,
+    before: Job | None = None,
+) -> Job:
     """Open and check everything. Every rank enters.
 
     Args:
         gpu: the framework trains on a GPU.
+        holder: the rank whose memory the run goes on from (training/memory.py). Its dataset and
+            base are everybody's then, the model's weights come from it later, and the data is not
+            read through again: the world before has done that, and a shard that a new rank fetches
+            is checked as it arrives.
+        before: what this rank has opened in an earlier world.
     Raises:
         ConfigError, DataError, ModelError: something does not fit; nothing has been trained yet.
     """
     _check_ranks_agree(config, comm)
+    if holder is None:
+        job = _opened(config, comm, run, gpu)
+    else:
+        told = comm.broadcast_json(None if before is None else before.told(), root=holder)
+        files = _broadcast_files(before.base.tokenizer_files if before else {}, comm, holder)
+        job = before
+        if before is None or before.told()["path"] != told["path"]:
+            job = _joined(config, comm, run, gpu, told, files)
+    sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
+    run.say(
+        f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
+        f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}; {job.precision};"
+        f" word embeddings cross the network {'as rows' if sparse else 'dense'}"
+    )
+    return replace(job, sparse_embeddings=sparse)
+
+
+def _opened(config: Config, comm: Comm, run: Run, gpu: bool) -> Job:
+    """The job of a run that begins, or goes on from a checkpoint: all is read and verified."""
     precision = _precision(config, gpu)
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
     path = load_dataset(config.data.dataset).path if comm.rank == 0 else None
     dataset = load_dataset(comm.broadcast_json(path))
-    shards = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
+    opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
+    _verify(opened, cache, comm, run)
+    comm.barrier()  # no rank begins to train while another may still find a damaged shard
     base, weights = _base(config, dataset, comm, run)
+    return _job(config, gpu, precision, dataset, opened["train"], base, weights)
+
+
+def _joined(
+    config: Config, comm: Comm, run: Run, gpu: bool, told: dict, files: dict[str, bytes]
+) -> Job:
+    """The job of a rank that joins a run under way."""
+    dataset = load_dataset(told["path"])
+    opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
+    base = BaseModel(weights={}, tokenizer_files=files, **told["base"])
+    precision = _precision(config, gpu)
+    return _job(config, gpu, precision, dataset, opened["train"], base, {})
+
+
+def _job(
+    config: Config,
+    gpu: bool,
+    precision: str,
+    dataset: Dataset,
+    shards: ShardSet,
+    base: BaseModel,
+    weights: dict[str, np.ndarray],
+) -> Job:
     planner = training_planner(config, shards)
-    weights_C = _class_weights(config, dataset, shards)
-    sparse = _sparse_embeddings(config, shards, planner, base, comm)
-    schedule = Schedule.of(config.training, planner.steps_per_epoch)
-    run.say(
-        f"{planner.rows:,} rows, {planner.steps_per_epoch:,} steps an epoch, {schedule.steps:,} in"
-        f" all; {comm.size} rank(s) by {comm.backend}; {precision}; word embeddings cross the"
-        f" network {'as rows' if sparse else 'dense'}"
-    )
     return Job(
         config=config,
         dataset=dataset,
@@ -150,11 +205,11 @@ def prepare(config: Config, comm: Comm, run: Run, *, gpu: bool) -> Job:
         weights=weights,
         shards=shards,
         planner=planner,
-        schedule=schedule,
-        class_weights=weights_C,
+        schedule=Schedule.of(config.training, planner.steps_per_epoch),
+        class_weights=_class_weights(config, dataset, shards),
         pad_multiple=pad_multiple(gpu),
         precision=precision,
-        sparse_embeddings=sparse,
+        sparse_embeddings=False,
         identity=_identity(base, dataset, planner),
     )
 
@@ -231,8 +286,10 @@ def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
 
 
 # -------------------------------------------------------------------------------------- the data
-def _open_splits(config: Config, dataset: Dataset, comm: Comm, run: Run, multiple: int) -> ShardSet:
-    """The training split, every byte of the splits to be read checked by some rank."""
+def _open_splits(
+    config: Config, dataset: Dataset, comm: Comm, run: Run, multiple: int
+) -> tuple[dict[str, ShardSet], ShardCache]:
+    """The splits to be read, and the cache that they are read through."""
     manifest = dataset.manifest
     if manifest.rows("train") < comm.size:
         raise DataError(
@@ -265,9 +322,7 @@ def _open_splits(config: Config, dataset: Dataset, comm: Comm, run: Run, multipl
             if split == "train"
             else _evaluation_planner(config, shards, shards.lengths, comm.size)
         )
-    _verify(opened, cache, comm, run)
-    comm.barrier()  # no rank begins to train while another may still find a damaged shard
-    return opened["train"]
+    return opened, cache
 
 
 def _verify(opened: dict[str, ShardSet], cache: ShardCache, comm: Comm, run: Run) -> None:
@@ -340,7 +395,7 @@ def _sparse_embeddings(
 def _base(
     config: Config, dataset: Dataset, comm: Comm, run: Run
 ) -> tuple[BaseModel, dict[str, np.ndarray]]:
-    """The base model, and the weights to begin with; the files on rank 0 alone."""
+    """The base model, its own weights on rank 0 alone, and the weights to begin with."""
     manifest, base, told = dataset.manifest, None, None
     if comm.rank == 0:
         base = load_base(
@@ -351,9 +406,11 @@ def _base(
             run.say(note)
         told = {"config": base.config, "hash": base.hash, "source": base.source}
     told = comm.broadcast_json(told)
+    # Any rank may have to export one day: that of an elastic job which outlives rank 0.
+    files = _broadcast_files({} if base is None else base.tokenizer_files, comm, 0)
     weights = {}
     if base is None:
-        base = BaseModel(weights={}, tokenizer_files={}, **told)
+        base = BaseModel(weights={}, tokenizer_files=files, **told)
     else:
         weights = parameters.start_weights(
             base.config,
@@ -362,6 +419,11 @@ def _base(
             seed=config.training.seed,
         )
     return base, comm.broadcast(weights)
+
+
+def _broadcast_files(files: dict[str, bytes], comm: Comm, root: int) -> dict[str, bytes]:
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
+    return {name: array.tobytes() for name, array in comm.broadcast(arrays, root=root).items()}
 
 
 def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:

@@ -1,10 +1,15 @@
-"""`howdah plan`: what a training run would do, from the dataset's manifest and indexes alone."""
+"""`howdah plan`: what a training run would do, and how it would scale.
+
+The first comes from the dataset's manifest and indexes alone; the second from a few measured steps.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 from howdah.config import Config
+from howdah.errors import UsageError
 from howdah.manifest import load_dataset
 from training.planner import check_world, micro_batches, pad_multiple, padded_length
 from training.prepare import training_planner
@@ -56,3 +61,80 @@ def preview(config: Config, world: int) -> dict:
         "peak_learning_rate": schedule.peak,
         "plan": planner.plan_hash,
     }
+
+
+def scaling_preview(
+    config: Config, workers: str, network: str, *, progress: Callable[[str], None]
+) -> dict:
+    """Predicted steps of larger worlds; real steps are measured on this machine first.
+
+    Args:
+        config: the run's.
+        workers: "8,64,512".
+        network: the link between nodes, bits a second: "25G".
+        progress: gets a line before each measurement.
+
+    Raises:
+        UsageError: the words are off.
+        TrainingError: training does not run here.
+    """
+    from training import calibrate, scaling
+
+    speed = scaling.bits_per_second(network)
+    worlds = _worlds(workers)
+    found = calibrate.measure(config, progress)
+    link = found.network(speed)
+    return {
+        "network": network,
+        "framework": config.training.framework,
+        "threads_per_rank": found.threads,
+        "fixed_seconds": round(found.compute.fixed_seconds, 4),
+        "seconds_per_1000_tokens": round(1000 * found.compute.token_seconds, 4),
+        "gradient_bytes": sum(found.gradient.dense),
+        "seconds_per_gigabyte": round(1e9 * link.byte_seconds, 3),
+        "limited_by": "the link" if 8 / speed >= found.loopback.byte_seconds else "the processor",
+        "here": found.held_against(),
+        "worlds": [found.predict(count, link).as_dict() for count in worlds],
+    }
+
+
+def _worlds(text: str) -> list[int]:
+    try:
+        worlds = [int(part) for part in text.split(",")]
+    except ValueError:
+        worlds = []
+    if not worlds or min(worlds) < 1:
+        raise UsageError("no numbers of workers", where="--workers", expected="8,64,512", got=text)
+    return sorted(dict.fromkeys(worlds))
+
+
+def scaling_lines(found: dict) -> list[str]:
+    """The same for people."""
+    lines = [
+        f"measured here with {found['framework']}, {found['threads_per_rank']} threads a rank:"
+        f" {found['fixed_seconds'] * 1000:,.0f} ms a step"
+        f" + {found['seconds_per_1000_tokens'] * 1000:,.0f} ms for 1,000 tokens",
+        f"the gradient has {found['gradient_bytes'] / 1e6:,.0f} MB; a byte's way is as fast as"
+        f" {found['limited_by']}: {1 / found['seconds_per_gigabyte']:,.2f} GB/s",
+    ]
+    for one in found["here"]:
+        lines.append(
+            f"np={one['workers']} here: predicted {one['predicted_seconds'] * 1000:,.0f} ms a step,"
+            f" measured {one['measured_seconds'] * 1000:,.0f} ms ({one['error']:+.0%})"
+        )
+    lines += [
+        "",
+        f"with {found['network']}bit/s between nodes, one rank a node:",
+        f"{'workers':>8}{'batch':>8}{'step ms':>10}{'network ms':>12}{'rows/s':>10}"
+        f"{'efficiency':>12}  {'for 90%: micro-batches a rank (global batch)'}",
+    ]
+    for one in found["worlds"]:
+        count = one["accumulation_for_90"]
+        enough = "none" if count is None else f"{count:,} ({one['global_batch_for_90']:,})"
+        lines.append(
+            f"{one['workers']:>8,}{one['global_batch_size']:>8,}"
+            f"{one['step_seconds'] * 1000:>10,.0f}{one['network_seconds'] * 1000:>12,.0f}"
+            f"{one['rows_per_second']:>10,.0f}"
+            f"{one['efficiency']:>12.0%}  {enough}"
+        )
+    return lines

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -132,6 +132,7 @@ class BatchSource:
         self._block_steps = max(1, _BLOCK_ROWS * world // planner.spec.global_batch_size)
         self._prefetch = prefetch
         self._row_ids = row_ids
+        self._urgent: Callable[[], bool] = lambda: True
 
     def __iter__(self) -> Iterator[Batch]:
         if self._prefetch:
@@ -154,7 +155,7 @@ class BatchSource:
         if self.world > 1:
             mine = [rows.take(slice(self.rank, None, self.world)) for rows in whole]
         real = Rows.joined([rows.without_fillers() for rows in mine])
-        ids = self.shards.gather(real.shard, real.row, real.length)
+        ids = self.shards.gather(real.shard, real.row, real.length, self._urgent)
         labels = self.shards.labels_of(real.shard, real.row)
         row_at = token_at = 0
         out = []
@@ -222,6 +223,8 @@ class BatchSource:
                 # Nothing is read until there is a place: the cache may have ours till then, for
                 # another rank that has not come this far, or for an evaluation in between.
                 self.shards.release()
+                if fetching:
+                    fetching.rests()
             while not closed.is_set():
                 try:
                     ready.put(item, timeout=0.1)
@@ -242,6 +245,12 @@ class BatchSource:
             except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
                 put(error)
 
+        def urgent() -> bool:
+            if fetching:
+                fetching.rests()
+            return ready.empty()
+
+        self._urgent = urgent
         fetching = None
         if self.shards.files.cached and self.block_count:
             fetching = FetchAhead(

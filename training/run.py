@@ -25,20 +25,25 @@ from howdah.errors import (
 )
 from training import failure
 from training.checkpoint import Checkpoint, Checkpoints, Identity, load
+from training.comm import Waits
 from training.env import RankEnv
 from training.fence import Fence
 from training.figures import Figures
 from training.metricslog import FILE_NAME as METRICS_FILE
 from training.metricslog import MetricsLog, read_metrics
 from training.place import Mirror, RankRecord, RunLock, local_directory, process_age
+from training.pulse import Pulse
 from training.runfile import RunFile, freeze_config, versions
 from training.savetimes import SaveTimes
-from training.state import TrainState
+from training.state import Saves, TrainState
 from training.stopping import StopSignals
 from training.tokenlife import TokenLife
 from training.tracking import MlflowTracker, TensorBoard
 
 __all__ = ["Run", "read_metrics"]
+
+_TAKE_OVER_SECONDS = 10.0
+"""How long a new rank 0 waits for the kernel to have done with a killed one on the same machine."""
 
 
 class Run:
@@ -49,15 +54,27 @@ class Run:
         env: this process's place in the job.
         console: where rank 0 tells people how it goes; other ranks' copies go to their logs.
         log: the rank's log; None where `console` is all there is.
+        pulse: tells the agent that started this process; None: no agent did. With one, this
+            process has no rank before it is told its world (`enter`), and may have several.
     """
 
     def __init__(
-        self, config: Config, env: RankEnv, *, console: TextIO, log: TextIO | None = None
+        self,
+        config: Config,
+        env: RankEnv,
+        *,
+        console: TextIO,
+        log: TextIO | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.config = config
         self.directory = config.run.directory
         self.rank, self.world_size = env.rank, env.size
-        self.is_main = env.rank == 0
+        self.linked = pulse is not None
+        """An agent started this process: it has a life of its own, in one world or several."""
+        self.elastic = False
+        """The others go on where this process ends: what they remember need not be saved."""
+        self.is_main = env.rank == 0 and not self.linked
         self.local = local_directory(self.directory)
         self.run_id = ""
         self.attempt = 0
@@ -65,6 +82,9 @@ class Run:
         """Rank 0 alone has one."""
         self.update_lock = threading.Lock()
         """Held by the loop while weights change, so that no snapshot is taken in between."""
+        self.pulse = pulse or Pulse(None, Waits())
+        self.saves = Saves()
+        """Rank 0's checkpoints, over all worlds."""
         self._console, self._log = console, log
         self.figures = Figures(
             config.training.logging_steps, console=console if self.is_main else None, log=log
@@ -72,20 +92,27 @@ class Run:
         """Steps and evaluations are told to it."""
         self._mirror = Mirror(say=self.say)
         self._record = RankRecord.of_this_process(env.rank)
-        self._managed = "HOWDAH_STARTED" in os.environ  # `howdah train` holds the directory for us
+        # `howdah train` holds the directory for us
+        self._managed = "HOWDAH_STARTED" in os.environ and not self.linked
         self._opened = False
         self._lock = RunLock(self.local, ".lock", self.directory)
         self._file: RunFile | None = None
-        self._signals = StopSignals(several_ranks=env.size > 1, abandon=self._abandoned)
+        # What ends a container ends this process, whatever the others do: no step to agree on.
+        self._signals = StopSignals(
+            several_ranks=env.size > 1 or self.linked, abandon=self._abandoned
+        )
         self._tokens = TokenLife(config.checkpoint.grace_seconds)
         self._abort_save: Callable[[], None] | None = None
         self._abort_lock = threading.Lock()
         self._first_step_done = False
+        self._tracking = False
         self.save_times = SaveTimes(config.checkpoint)
 
     # -------------------------------------------------------------------- opening and closing
     def open(self) -> None:
         """Take possession: signals on every rank; on rank 0 lock, fence, run.json, metrics.
+
+        A process that an agent started has no rank yet: it takes its signals over.
 
         Raises:
             UsageError: another process of this machine is using the run directory.
@@ -99,6 +126,27 @@ class Run:
             self._enter()
         if self.is_main:
             self._open_directory()
+
+    def enter(self, env: RankEnv, world: int) -> None:
+        """A world begins for a process that an agent started: this is its place there.
+
+        Who becomes rank 0 opens the run directory, and has the later fence from then on.
+
+        Args:
+            env: rank and size.
+            world: its number.
+        Raises:
+            As `open`.
+        """
+        self.rank, self.world_size = env.rank, env.size
+        self.is_main = env.rank == 0
+        if not self.is_main:
+            return
+        if self._file is None:
+            self._lock.take(patience=_TAKE_OVER_SECONDS)
+            self.figures.show_on(self._console)
+            self._open_directory()
+        self._file.world(world, self.world_size)
 
     def _enter(self) -> None:
         """Put this process on record."""
@@ -122,6 +170,7 @@ class Run:
             keep=self.config.checkpoint.keep,
             fence=fence,
             say=self.say,
+            saved=lambda step, path: self.pulse.tell("checkpoint", step=step, path=path),
         )
         local = os.path.join(self.local, METRICS_FILE)
         published = storage.join(self.directory, METRICS_FILE)
@@ -133,7 +182,7 @@ class Run:
         """Rank 0 tells the others the run's id and attempt. Every rank enters, after comm.init."""
         told = comm.broadcast_json({"run_id": self.run_id, "attempt": self.attempt})
         self.run_id, self.attempt = told["run_id"], told["attempt"]
-        if not self._opened:
+        if not self._opened and not self.linked:
             self._enter()
 
     def close(self, status: str, error: HowdahError | None = None) -> None:
@@ -222,11 +271,18 @@ class Run:
             total_steps: steps of the whole run.
             steps_per_epoch: global batches of an epoch.
         """
-        self.save_times.taken()
-        if self.is_main:
+        if self.is_main and not self._tracking:
+            self._tracking = True
+            self.save_times.taken()
             self._open_trackers(state.step)
         self._signals.stepping(True)
         self.figures.begin(state.step, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+        self.pulse.begin(self.rank, state.step, total_steps)
+
+    def pause(self) -> None:
+        """This world is over, and another may follow."""
+        self.figures.end()
+        self._signals.stepping(False)
 
     def end_steps(self) -> None:
         """The steps are over: a stop request is acted on at once, since all is saved."""
@@ -235,7 +291,14 @@ class Run:
 
     def step_done(self, state: TrainState, **figures: Any) -> None:
         """A step is done; the arguments are those of Figures.step_done."""
-        self.figures.step_done(state, **figures)
+        seconds = self.figures.step_done(state, **figures)
+        self.pulse.step_done(
+            step=state.step,
+            epoch=self.figures.epoch(state),
+            loss=figures["loss"],
+            rows=figures["rows"],
+            seconds=seconds,
+        )
         if self._file is not None and not self._first_step_done:
             self._first_step_done = True
             self._file.update_attempt(seconds_to_first_step=round(_age(), 3))
@@ -326,7 +389,7 @@ class Run:
         """Call what `on_abort` was given, once; nothing on other ranks or where there is none."""
         with self._abort_lock:
             save, self._abort_save = self._abort_save, None
-            if save is None or not self.is_main:
+            if save is None or not self.is_main or (self.elastic and self.stop_alone):
                 return
             try:
                 save()
@@ -360,12 +423,18 @@ class Run:
                     self.checkpoints.wait()
             with contextlib.suppress(HowdahError):
                 self.close(status, known)
+            self.pulse.tell(
+                "failed",
+                exit_code=told.exit_code,
+                error=told.error or {"error": type(error).__name__, "what": told.text},
+                consequence=consequence,
+            )
             self._last_words(told)
             os._exit(told.exit_code)
 
     def _last_words(self, told: failure.Failure) -> None:
         """The error on the console, unless `howdah train` or rank 0 says the same."""
-        if self._managed and self._opened:
+        if self.linked or (self._managed and self._opened):
             return
         if not self.is_main:
             # Mostly rank 0 has failed in the same way, says so, and the launcher ends us.

@@ -21,6 +21,8 @@ __all__ = ["FILE_NAME", "RunFile", "config_hash", "freeze_config", "git_state", 
 
 FILE_NAME = "run.json"
 
+_WORLDS = 50
+"""Newest worlds of an attempt that are kept: a job may see hundreds."""
 _UNHASHED = {"run", "checkpoint", "tracking", "publish", "gate", "yarn"}
 _UNHASHED_TRAINING = {"shard_cache_bytes", "shard_cache_directory"}
 
@@ -68,6 +70,13 @@ class RunFile:
             "attempts": history,
         }
         self.write()
+
+    def world(self, number: int, size: int) -> None:
+        """Note that a world of ranks begins, in the newest attempt."""
+        attempt = self.values["attempts"][-1]
+        worlds = [*attempt.get("worlds", []), {"world": number, "size": size, "started": _now()}]
+        attempt["worlds"] = worlds[-_WORLDS:]
+        self.update(world_size=size)
 
     def update(self, **fields: Any) -> None:
         """Set top-level fields and write; mappings are merged one level deep."""

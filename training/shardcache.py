@@ -1,6 +1,7 @@
 """Local copies of remote files: fetched once for all processes of a node, whole, and bounded.
 
     <directory>/space.lock            held for the moment in which room is made
+    <directory>/asked.lock            held, shared, by whoever cannot go on for want of room
     <directory>/<set>/in-use          locked by every process that has this set of files open
     <directory>/<set>/<name>          a whole file; who reads it holds a shared lock on it
     <directory>/<set>/<name>.part     being fetched by whoever holds its lock
@@ -32,6 +33,7 @@ __all__ = ["NoRoom", "Pin", "ShardCache", "default_directory"]
 DEFAULT_BYTES = 20 * 2**30
 _POLL_SECONDS = 0.02
 _PART = ".part"
+_ASKED = "asked.lock"
 _KEPT = ".index"
 """Files that stay while their set is in use: they are mapped, but hold no lock of their own (one
 open file for each would be too many)."""
@@ -131,12 +133,13 @@ class ShardCache:
             HowdahError: what `fill` raises.
         """
         while True:
-            pin = self._pinned(key, size)
+            pin = self.pinned(key, size)
             if pin is not None:
                 return pin
             self.fetch(key, size, fill)
 
-    def _pinned(self, key: str, size: int) -> Pin | None:
+    def pinned(self, key: str, size: int) -> Pin | None:
+        """The file, open and pinned, if it is there."""
         try:
             file = open(self.path(key), "rb")  # noqa: SIM115 - open as long as it is pinned
         except FileNotFoundError:
@@ -213,6 +216,27 @@ class ShardCache:
                 file.close()
 
     # ---------------------------------------------------------------------------------- room
+    @contextlib.contextmanager
+    def asking_for_room(self) -> Iterator[None]:
+        """Meanwhile `is_short` tells every process that somebody cannot go on for want of room."""
+        with self._typed(), open(os.path.join(self.directory, _ASKED), "ab") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
+
+    def is_short(self) -> bool:
+        """Somebody, perhaps in this process, cannot go on for want of room.
+
+        True as well for who looks at the very moment at which another looks.
+        """
+        try:
+            with open(os.path.join(self.directory, _ASKED), "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
+
     def _make_room(self, file: BinaryIO, size: int) -> None:
         """Give `file` its bytes on the disk, at the cost of what was used longest ago."""
         with open(os.path.join(self.directory, "space.lock"), "ab") as space:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -155,6 +155,26 @@ class ShardFiles:
         """
         if self.cached:
             self.cache.fetch(*self._copy_of(number))
+
+    def take(self, number: int, *, before: Callable[[], None]) -> Pin:
+        """A cached shard's local copy, pinned; fetched where it is not there.
+
+        Args:
+            before: called before anything is fetched; what it raises is raised.
+        Raises:
+            As `open`.
+        """
+        key, size, fill = self._copy_of(number)
+
+        def checked(file: BinaryIO) -> None:
+            before()
+            fill(file)
+
+        return self.cache.take(key, size, checked)
+
+    def pin(self, number: int) -> Pin | None:
+        """A cached shard's local copy, pinned, if it is there."""
+        return self.cache.pinned(*self._copy_of(number)[:2])
 
     def is_here(self, number: int) -> bool:
         """The shard can be opened without fetching anything."""

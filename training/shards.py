@@ -7,10 +7,11 @@ them: training/shardfiles.py.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -100,22 +101,32 @@ class ShardSet:
         ]
 
     # -- opening ---------------------------------------------------------------------------
-    def _open(self, numbers: Sequence[int]) -> dict[int, Mapped]:
+    def _open(
+        self, numbers: Sequence[int], urgent: Callable[[], bool] = lambda: True
+    ) -> dict[int, Mapped]:
         """Those shards, mapped: all of them, or none while others leave no room in the cache.
 
         Whoever waits for room holds none: two ranks that each wait for a place that the other
-        holds would wait for ever.
+        holds would wait for ever. Who cannot go on without it asks the others for theirs.
         """
-        deadline = time.monotonic() + _ROOM_SECONDS
-        while True:
-            try:
-                with self._lock:
-                    return {number: self._map(number) for number in numbers}
-            except NoRoom:
-                if time.monotonic() > deadline:
-                    raise
+        waited = 0.0
+        with contextlib.ExitStack() as asking:
+            asks = False
+            while True:
+                try:
+                    with self._lock:
+                        return {number: self._map(number) for number in numbers}
+                except NoRoom:
+                    if waited > _ROOM_SECONDS:
+                        raise
                 self.release()
-                time.sleep(random.uniform(0.05, 0.2))
+                # The first time it may have been our own shards that were in the way.
+                if not asks and urgent() and waited:
+                    asking.enter_context(self.files.cache.asking_for_room())
+                    asks = True
+                pause = random.uniform(0.05, 0.2)
+                time.sleep(pause)
+                waited = waited + pause if asks else pause
 
     def _map(self, number: int) -> Mapped:
         mapped = self._maps[number]
@@ -189,20 +200,27 @@ class ShardSet:
         """One row, parsed."""
         return self._decode(shard, self._open([shard])[shard], row)
 
-    def gather(self, shard: np.ndarray, row: np.ndarray, length: np.ndarray) -> np.ndarray:
+    def gather(
+        self,
+        shard: np.ndarray,
+        row: np.ndarray,
+        length: np.ndarray,
+        urgent: Callable[[], bool] = lambda: True,
+    ) -> np.ndarray:
         """Ids of many rows, one after the other, without padding.
 
         Args:
             shard: int[N], none below 0.
             row: int[N], in the shard.
             length: int[N], tokens.
+            urgent: asked while there is no room in the cache: whether anybody waits for this read.
         Returns:
             int32[sum(length)].
         """
         out = np.empty(int(length.sum()), dtype=np.int32)
         starts = np.cumsum(length) - length
         self._reads += 1
-        opened = self._open(np.unique(shard).tolist())
+        opened = self._open(np.unique(shard).tolist(), urgent)
         for number, mapped in opened.items():
             here = np.flatnonzero(shard == number)
             own = length[here]

@@ -9,7 +9,7 @@ from typing import Any
 from howdah.config_model import EarlyStopping
 from howdah.errors import CheckpointError
 
-__all__ = ["GREATER_IS_BETTER", "Judgement", "TrainState", "score_of"]
+__all__ = ["GREATER_IS_BETTER", "Judgement", "Saves", "TrainState", "score_of"]
 
 GREATER_IS_BETTER = {
     "loss": False, "accuracy": True, "macro_f1": True, "weighted_f1": True, "roc_auc": True,
@@ -104,3 +104,17 @@ class TrainState:
                 remedy="use the version of Howdah that wrote it, or `--resume never`",
             )
         return cls(**{name: meta[name] for name in names})
+
+
+@dataclass
+class Saves:
+    """How rank 0 fares with its checkpoints: more than one world's affair."""
+
+    saved_step: int = -1
+    """Step of the last save."""
+    pending: int | None = None
+    """Step of a save of which it is not known yet how it ended."""
+    failures: int = 0
+    """Saves in a row that failed."""
+    best_lost: bool = False
+    """The best evaluation's checkpoint could not be saved."""

@@ -31,20 +31,23 @@ class Steps:
     Args:
         net: the model.
         gradients: where its gradients gather.
-        comm: the world.
         label_smoothing: training.label_smoothing_factor.
     """
 
     def __init__(
-        self, net: DistilBertClassifier, gradients: Gradients, comm: Comm, *, label_smoothing: float
+        self, net: DistilBertClassifier, gradients: Gradients, *, label_smoothing: float
     ) -> None:
-        self._net, self._gradients, self._comm = net, gradients, comm
+        self._net, self._gradients = net, gradients
         self._label_smoothing = label_smoothing
         self._variables = [net.variables[name] for name in net.trainable_names]
         self._first, self._further = (
             tf.function(self._backward_of(first), input_signature=_BATCH, autograph=False)
             for first in (True, False)
         )
+
+    def join(self, comm: Comm) -> None:
+        """Reduce in this world from now on, as `gradients` is arranged for it."""
+        self._comm = comm
         self._reduce = tf.function(
             self._reduce_and_measure,
             input_signature=[tf.TensorSpec([None], tf.int64)],

@@ -1,0 +1,68 @@
+"""What a rank measures of the network: `python -m training.network_probe FRAMEWORK SIZES OUT`.
+
+SIZES is a JSON list of message sizes in bytes: a step's gradient messages. Rank 0 writes to OUT the
+seconds of one reduction of them all, and of the smallest message. Every rank enters.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from training import env
+
+_ROUNDS = 5
+_SMALL_ROUNDS = 40
+
+
+def main(framework: str, sizes: Sequence[int], out: str) -> None:
+    """Measure and, on rank 0, write the answer."""
+    env.die_with_parent()
+    env.prepare(framework, threads=1)
+    from training import comm as comm_module
+
+    comm = comm_module.init(framework)
+    messages = _messages(framework, sizes)
+    comm.reduce_gradients(messages)  # buffers are made, pages touched
+    whole = [_timed(comm, lambda: comm.reduce_gradients(messages)) for _ in range(_ROUNDS)]
+    small = [
+        _timed(comm, lambda: comm.sum(np.zeros(8)), together=False) for _ in range(_SMALL_ROUNDS)
+    ]
+    if comm.rank == 0:
+        answer = {
+            "ranks": comm.size,
+            "reduction_seconds": statistics.median(whole),
+            "message_seconds": statistics.median(small),
+        }
+        with open(out, "w", encoding="utf-8") as file:
+            json.dump(answer, file)
+    comm.barrier()
+    comm.shutdown()
+
+
+def _messages(framework: str, sizes: Sequence[int]) -> list:
+    arrays = [np.ones(size // 4, np.float32) for size in sizes]
+    if framework == "torch":
+        import torch
+
+        return [torch.from_numpy(array) for array in arrays]
+    import tensorflow as tf
+
+    return [tf.constant(array) for array in arrays]
+
+
+def _timed(comm, collective: Callable[[], object], *, together: bool = True) -> float:
+    if together:
+        comm.barrier()
+    started = time.perf_counter()
+    collective()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,138 @@
+"""The worlds of ranks that a process trains in: one, or of an elastic job one after another.
+
+    for comm in worlds:
+        with worlds.survived():
+            ...                       # everything that enters a collective
+
+A rank that is lost, or a world that shall change, ends the block; the next world begins it anew, in
+the same process and with what `worlds.memory` holds. Without an agent (training/link.py) there is
+one world, the launcher's, and what goes wrong in it is raised.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from training import comm as comm_module
+from training.comm import Comm, Waits, WorldChanged, rank_lost
+from training.env import rank_env
+from training.link import Link
+from training.memory import Memory
+from training.run import Run
+
+__all__ = ["Worlds"]
+
+_PATIENCE_SECONDS = 5.0
+"""How long a collective may still wait once a member of its world is known to be gone: usually the
+kernel has told us by then."""
+
+
+class Worlds:
+    """The worlds of this process, to be iterated over once.
+
+    Args:
+        framework: "tensorflow" or "torch".
+        run: this rank's side of the run.
+        link: to the agent; None: the launcher's world is the only one.
+        waits: counts the time in collectives.
+    """
+
+    def __init__(
+        self, framework: str, run: Run, link: Link | None = None, waits: Waits | None = None
+    ) -> None:
+        self._framework, self._run, self._link = framework, run, link
+        self._waits = waits or Waits()
+        self._elastic = False
+        self._over = False
+        self._comm: Comm | None = None
+        self.memory = Memory(
+            run.config.yarn.commit_every, told=lambda step: run.pulse.tell("commit", step=step)
+        )
+
+    def __iter__(self) -> Iterator[Comm]:
+        while not self._over:
+            try:
+                self._join()
+            except BaseException as error:  # noqa: BLE001 - `_leave` raises what is not survived
+                self._leave(error)
+                continue
+            self._over = True
+            yield self._comm
+
+    @contextmanager
+    def survived(self) -> Iterator[None]:
+        """Inside is all that a world does. Its end by a lost rank, or for another one, is no error
+        in an elastic job: this process leaves it, and the iteration goes on with the next.
+        """
+        try:
+            yield
+        except BaseException as error:  # noqa: BLE001 - `_leave` raises what is not survived
+            self._over = False
+            self._leave(error)
+
+    @property
+    def change_wanted(self) -> bool:
+        """This rank was told that another world shall take the place of this one."""
+        return self._elastic and self._link.change_wanted
+
+    def close(self) -> None:
+        """Leave the last world in good order. Every rank enters."""
+        self._comm.shutdown()
+
+    # ------------------------------------------------------------------------------- joining
+    def _join(self) -> None:
+        run, link = self._run, self._link
+        self._comm = None
+        if link is None:
+            self._comm = comm_module.init(self._framework, self._waits)
+            run.share(self._comm)
+            return
+        run.pulse.enter("join")
+        world = link.next_world()
+        for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+            if name not in world.env:
+                del os.environ[name]
+        os.environ.update(world.env)
+        self._elastic = run.elastic = self.memory.on = world.elastic
+        self._comm = comm_module.init(self._framework, self._waits)
+        link.send("joined", generation=world.generation, rank=self._comm.rank)
+        run.pulse.enter("prepare")
+        run.enter(rank_env(), world.generation)
+        run.share(self._comm)
+        if world.elastic:
+            self.memory.meet(self._comm, world.generation)
+
+    # ------------------------------------------------------------------------------- leaving
+    def _leave(self, error: BaseException) -> None:
+        """Leave this world for the next one; raises the error where there is none for us."""
+        changed = isinstance(error, WorldChanged)
+        if not self._elastic or not (changed or rank_lost(error)) or self._run.stop_alone:
+            raise error
+        if self._run.stop_requested():  # there is no world any more to agree on a step with
+            self._run.save_last_completed()
+            raise self._run.stop_error()
+        self._run.pulse.enter("join")
+        self._run.pause()
+        if not changed:
+            self._run.say(f"a rank was lost, going on without it: {error}")
+        if self._comm is not None:
+            self._comm.shutdown()
+        self._link.send(
+            "left",
+            generation=self._link.generation,
+            reason="changed" if changed else "lost",
+            step=self.memory.step,
+        )
+
+    def lost(self) -> None:
+        """The agent knows that a member of this world is gone (in a thread of the link's)."""
+        timer = threading.Timer(_PATIENCE_SECONDS, self._give_up, (self._comm,))
+        timer.daemon = True
+        timer.start()
+
+    def _give_up(self, comm: Comm | None) -> None:
+        if comm is not None and comm is self._comm and self._waits.since is not None:
+            comm.give_up()
