@@ -315,13 +315,13 @@ def happening(monkeypatch, happen) -> list[int]:
     return tries
 
 
-# `full`: it does not pass every time. Where both nodes of the block's pipeline die, hdfs-native
-# has been seen to wait until our limit, at the second attempt as well.
 @pytest.mark.full
 def test_datanodes_killed_in_the_middle_of_a_write(hdfs_dir, hadoop_env, cluster, monkeypatch):
     """Two of three die: whichever hold the block that is being written, one at least is hit."""
     checkpoints, _ = opened(hdfs_dir)
     save(checkpoints, 1)
+    # Blocks have two copies here: what is there already is to survive these two.
+    cluster.run("hdfs", "dfs", "-setrep", "-w", "3", checkpoints.directory)
 
     def happen():
         cluster.kill("datanode-0")

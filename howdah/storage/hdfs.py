@@ -147,16 +147,20 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         """One attempt of a call on the client, its errors typed."""
         with typed(path, doing, self.free_bytes):
             try:
-                result = translated(
-                    path,
-                    doing,
-                    lambda: self._calls.run(lambda: call(self._client()), seconds or CALL_SECONDS),
-                )
+                result = translated(path, doing, lambda: self._call(call, seconds or CALL_SECONDS))
             except ConnectionError as error:
                 self._refused(str(error))
                 raise
         self._accepted = True
         return result
+
+    def _call(self, call: Callable[[Any], T], seconds: float) -> T:
+        try:
+            return self._calls.run(lambda: call(self._client()), seconds)
+        except TimeoutError:
+            # What hangs may hold what every later call of its client would wait for.
+            self._made = None
+            raise
 
     def _refused(self, cause: str) -> None:
         """Tell a refused doAs from a NameNode that is away: it hangs up on both without a word that
@@ -197,9 +201,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             found = translated(
                 path,
                 "count",
-                lambda: self._calls.run(
-                    lambda: self._client().get_content_summary(inner(path)), CALL_SECONDS
-                ),
+                lambda: self._call(lambda c: c.get_content_summary(inner(path)), CALL_SECONDS),
             )
         except (OSError, Remote, StorageError):
             return None
@@ -215,7 +217,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         from hdfs_native import WriteOptions
 
         options = WriteOptions(permission=self._file_mode, overwrite=True, create_parent=True)
-        file = self.do(path, "write", lambda c: c.create(inner(path), options))
+        file = self.do(path, "write", lambda c: hdfs_files.raw(c.create(inner(path), options)))
         return Writer(hdfs_files.Sink(self, path, file), lambda: typed(path, "write"), path=path)
 
     def make_dirs(self, path: str) -> None:

@@ -103,9 +103,23 @@ class Source:
         return data
 
 
+def raw(file: Any) -> Any:
+    """What writes inside hdfs-native's file.
+
+    The file around it closes itself when it is collected, in whichever thread that happens and
+    without a limit: where a block's DataNodes have died that takes 15 s and more, for each attempt.
+    """
+    file.close = lambda: None
+    return file.inner
+
+
 class Sink:
     """A file being written. After an error it is left alone: closing would publish a part, or wait
-    for seconds for a block that never comes."""
+    for seconds for a block that never comes.
+
+    Args:
+        file: `raw` of it.
+    """
 
     def __init__(self, storage: HdfsStorage, path: str, file: Any) -> None:
         self._storage, self._path, self._file = storage, path, file

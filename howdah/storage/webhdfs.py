@@ -163,6 +163,11 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
                 urllib3.exceptions.HTTPError,
                 http.client.HTTPException,
             ) as error:
+                # By name: requests-kerberos is an extra. The KDC and the NameNode take a ticket for
+                # minutes after its end (clocks differ); the library here does not.
+                if type(error).__name__ == "MutualAuthenticationError":
+                    cause = "the answer cannot be verified: our ticket has expired or is not valid"
+                    raise not_authenticated(path, doing, cause) from None
                 raise ConnectionError(str(error) or type(error).__name__) from None
             except (KeyError, TypeError, json.JSONDecodeError):
                 raise StorageError(
