@@ -1,0 +1,207 @@
+"""The ResourceManager's REST client against servers that answer as YARN's do."""
+
+import contextlib
+import http.server
+import json
+import threading
+
+import pytest
+
+from howdah.errors import ClusterError, ConfigError, NotAuthenticated, NotFound, PermissionDenied
+from howdah.hadoop import conf
+from howdah.hadoop.conf import HadoopConf
+from howdah.hadoop.resourcemanager import ResourceManager, web_urls
+
+
+@contextlib.contextmanager
+def server(answer):
+    """A ResourceManager on loopback; `answer(method, path) -> (status, headers, text)`."""
+    seen = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def _do(self):
+            length = int(self.headers.get("Content-Length") or 0)
+            body = self.rfile.read(length)
+            seen.append((self.command, self.path, json.loads(body) if body else None))
+            status, headers, text = answer(self.command, self.path)
+            self.send_response_only(status)  # no Date of its own
+            for name, value in {"Content-Type": "application/json", **headers}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        do_GET = do_PUT = _do
+
+        def log_message(self, *words):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{made.server_port}", seen
+        finally:
+            made.shutdown()
+            thread.join()
+
+
+def client(*addresses, patience=0.0, **values):
+    if len(addresses) == 1:
+        values["yarn.resourcemanager.webapp.address"] = addresses[0]
+    else:
+        values["yarn.resourcemanager.ha.enabled"] = "true"
+        ids = [f"rm{n}" for n in range(len(addresses))]
+        values["yarn.resourcemanager.ha.rm-ids"] = ", ".join(ids)
+        for name, address in zip(ids, addresses, strict=True):
+            values[f"yarn.resourcemanager.webapp.address.{name}"] = address
+    return ResourceManager(HadoopConf("/conf", values), patience=patience)
+
+
+def info(method, path):
+    return 200, {}, json.dumps({"clusterInfo": {"state": "STARTED"}})
+
+
+def test_where_it_is_comes_from_yarn_site():
+    def urls(**values):
+        return web_urls(HadoopConf("/c", {f"yarn.{k}": v for k, v in values.items()}))
+
+    rm = "resourcemanager"
+    assert urls(**{f"{rm}.hostname": "rm"}) == ["http://rm:8088"]
+    assert urls(**{f"{rm}.webapp.address": "rm:1"}) == ["http://rm:1"]
+    assert urls(**{"http.policy": "HTTPS_ONLY", f"{rm}.hostname": "rm"}) == ["https://rm:8090"]
+    pair = {f"{rm}.ha.enabled": "true", f"{rm}.ha.rm-ids": "a,b"}
+    assert urls(**pair, **{f"{rm}.hostname.a": "x", f"{rm}.webapp.address.b": "y:2"}) == [
+        "http://x:8088",
+        "http://y:2",
+    ]
+    for bad in ({}, {f"{rm}.webapp.address": "0.0.0.0:8088"}, {**pair, f"{rm}.hostname.a": "x"}):
+        with pytest.raises(ConfigError, match="address is not known"):
+            urls(**bad)
+
+
+def test_yarn_site_is_read_only_where_it_is_asked_for(tmp_path):
+    text = "<configuration><property><name>{}</name><value>{}</value></property></configuration>"
+    (tmp_path / "core-site.xml").write_text(text.format("fs.defaultFS", "hdfs://nn"))
+    (tmp_path / "yarn-site.xml").write_text(text.format("yarn.resourcemanager.hostname", "rm"))
+    env = {"HADOOP_CONF_DIR": str(tmp_path)}
+    assert conf.load(env).get("yarn.resourcemanager.hostname") is None
+    both = conf.load(env, names=conf.YARN_FILES)
+    assert (both.get("yarn.resourcemanager.hostname"), both.default_fs) == ("rm", "hdfs://nn")
+
+
+@pytest.mark.parametrize(
+    "standby",
+    [
+        (307, {"Location": "http://elsewhere/"}, "This is standby RM."),
+        (200, {"Refresh": "3; url=http://elsewhere/", "Content-Type": "text/plain"}, "standby"),
+        (200, {"Content-Type": "text/html"}, "<html>"),
+        (503, {}, ""),
+    ],
+)
+def test_of_a_pair_the_active_one_is_asked_and_asked_first_from_then_on(standby):
+    with server(lambda *_: standby) as (first, seen), server(info) as (second, _):
+        manager = client(first, second)
+        assert manager.info()["state"] == "STARTED"
+        assert manager.info()["state"] == "STARTED"
+    assert len(seen) == 1
+
+
+def test_one_that_restarts_is_waited_for():
+    answers = iter([(503, {}, ""), (503, {}, ""), info("", "")])
+    with server(lambda *_: next(answers)) as (address, seen):
+        assert client(address, patience=30).info()["state"] == "STARTED"
+    assert len(seen) == 3
+
+
+def test_where_none_answers_each_cause_is_told():
+    with server(lambda *_: (503, {}, "")) as (first, _):
+        manager = client(first, "127.0.0.1:1")
+        with pytest.raises(ClusterError, match="does not answer") as caught:
+            manager.info()
+    assert "HTTP 503" in caught.value.got
+    assert "refused" in caught.value.got
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(401, NotAuthenticated), (403, PermissionDenied), (404, NotFound), (400, ClusterError)],
+)
+def test_a_refusal_is_told_with_yarns_own_words(status, kind):
+    told = json.dumps({"RemoteException": {"exception": "X", "message": "its own words"}})
+    with server(lambda *_: (status, {}, told)) as (address, _), pytest.raises(kind) as caught:
+        client(address).application("application_1_1")
+    assert "its own words" in caught.value.got
+
+
+def test_an_error_inside_yarn_is_no_reason_to_ask_again():
+    """Hadoop 3.5 says 503 for what it fails to write as JSON."""
+    told = json.dumps({"RemoteException": {"exception": "X", "message": "no writer"}})
+    with server(lambda *_: (503, {}, told)) as (address, seen):
+        with pytest.raises(ClusterError, match="refused"):
+            client(address, patience=60).info()
+    assert len(seen) == 1
+
+
+def test_proxy_variables_are_not_looked_at(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with server(info) as (address, _):
+        assert client(address).info()["state"] == "STARTED"
+
+
+def test_who_asks_is_said(monkeypatch):
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    monkeypatch.delenv("HADOOP_PROXY_USER", raising=False)
+    with server(info) as (address, seen):
+        client(address).info()
+        values = {"yarn.resourcemanager.webapp.address": address}
+        ResourceManager(HadoopConf("/c", values), user="bob").info()
+    assert [path.partition("?")[2] for _, path, _ in seen] == ["user.name=alice", "user.name=bob"]
+
+
+def test_a_kill_of_what_is_over_is_no_error():
+    def answer(method, path):
+        if method == "PUT":
+            return 400, {}, json.dumps({"RemoteException": {"message": "already finished"}})
+        return 200, {}, json.dumps({"app": {"state": "FINISHED"}})
+
+    with server(answer) as (address, seen):
+        assert client(address).kill("application_1_1", "why") == "FINISHED"
+    assert seen[0][2] == {"state": "KILLED", "diagnostics": "why"}
+
+
+def test_queues_nodes_and_access_as_yarn_tells_them():
+    leaf = {"queueName": "a", "queuePath": "root.p.a"}
+    parent = {"queueName": "p", "queues": {"queue": [leaf]}}
+    tree = {"scheduler": {"schedulerInfo": {"queueName": "root", "queues": {"queue": [parent]}}}}
+    access = "<rmQueueAclInfo><allowed>{}</allowed><diagnostics>{}</diagnostics></rmQueueAclInfo>"
+
+    def answer(method, path):
+        path, _, query = path.partition("?")
+        if path.endswith("/scheduler"):
+            return 200, {}, json.dumps(tree)
+        if path.endswith("/nodes"):
+            return 200, {}, '{"nodes": null}'
+        if path.endswith("/access"):
+            told = (
+                access.format("false", "no right")
+                if "user=eve" in query
+                else access.format("true", "")
+            )
+            return 200, {"Content-Type": "application/xml"}, told
+        return 200, {}, '{"nodeLabelInfo": {"name": "fast"}}'
+
+    with server(answer) as (address, _):
+        manager = client(address)
+        assert [q["queueName"] for q in manager.queues()] == ["root", "p", "a"]
+        assert manager.nodes() == []
+        assert manager.labels() == ["fast"]
+        assert manager.refused_submission("a", "alice") is None
+        assert manager.refused_submission("a", "eve") == "no right"
+
+
+@pytest.mark.parametrize("times", [1, 2])  # YARN sends the header twice
+def test_its_clock_is_told_in_seconds(times):
+    date = {"Date": ", ".join(["Sat, 21 Nov 2026 16:30:00 GMT"] * times)}
+    with server(lambda *_: (200, date, info("", "")[2])) as (address, _):
+        assert client(address).clock() == 1795278600.0
