@@ -58,8 +58,8 @@ class LocalJob:
         try:
             return json.loads((self.run_directory / "yarn" / "status.json").read_text())
         except FileNotFoundError:
-            return {"state": None, "step": None, "ranks": [], "events": [], "world_size": 0,
-                    "generation": 0, "page": None}  # fmt: skip
+            nothing = dict.fromkeys(("state", "step", "page", "last_checkpoint"))
+            return {**nothing, "ranks": [], "events": [], "world_size": 0, "generation": 0}
 
     @property
     def status(self):

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import time
 
 import pytest
 
@@ -257,19 +258,21 @@ def test_a_slow_rank_is_named(job):
 
 
 # ------------------------------------------------------------------------------- the driver
-def test_a_killed_driver_leaves_no_process_and_the_next_resumes(job, tmp_path):
+def test_a_killed_driver_leaves_no_process_and_the_next_resumes(job):
     one = job(steps=ENDLESS)
-    status = one.wait(lambda s: s["last_checkpoint"], "a checkpoint")
+    saved = one.wait(lambda s: s["last_checkpoint"], "a checkpoint")["last_checkpoint"]["step"]
     one.driver.kill()
     one.driver.wait()
     deadline_holds(lambda: not one.processes())
     assert not (one.job / "finish.json").exists()
-    next_one = job(steps=status["last_checkpoint"]["step"] + 100, attempt=2, attempts=2)
-    code, _, status = next_one.end()
-    assert (code, status["attempt"]) == (0, 2)
-    begun = [r["step"] for r in one.did() if r["what"] == "step" and r["rank"] == 0]
-    assert begun[begun.index(max(begun)) :]
-    check_state(one)
+    before = {row["pid"] for row in one.did()}
+    code, _, status = job(
+        steps=saved + 200, attempt=2, attempts=2, env={"STEP_SECONDS": "0"}
+    ).end()
+    assert (code, status["attempt"], status["step"]) == (0, 2, saved + 200)
+    first = next(r for r in check_state(one) if r["pid"] not in before)
+    assert first["step"] > saved
+    assert first["step"] % 20 == 1  # right after a checkpoint
 
 
 def test_a_terminated_driver_ends_its_agents_and_gives_no_verdict(job):
@@ -282,8 +285,6 @@ def test_a_terminated_driver_ends_its_agents_and_gives_no_verdict(job):
 
 
 def deadline_holds(condition, seconds=60):
-    import time
-
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

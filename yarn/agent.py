@@ -149,6 +149,7 @@ class _Agent:
             self._config.yarn.env,
             threads=order["threads"],
             gpus=order["gpus"],
+            ports=self._config.yarn.ports,
             stacks_path=stacks_path,
         )
         self._process = agent_process.TrainingProcess(

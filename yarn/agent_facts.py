@@ -7,16 +7,15 @@ signal, and only one that listens for it.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import platform
 import signal
 import socket
 import struct
-import sys
 import time
 from typing import Any
 
+from howdah import package
 from howdah.errors import ClusterError
 
 __all__ = ["STACKS_SIGNAL", "diagnose", "interface_of", "node_facts", "process_state", "tail"]
@@ -58,7 +57,7 @@ def node_facts(driver_address: str, driver_port: int, interface: str | None) -> 
         "address": address,
         "interface": interface or interface_of(address),
         "glibc": platform.libc_ver()[1],
-        "glibc_needed": _glibc_needed(),
+        "glibc_needed": (package.here() or {}).get("glibc"),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": _gpus(),
         "python": platform.python_version(),
@@ -120,15 +119,6 @@ def _gpus() -> list[str]:
         return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
     except OSError:  # no NVIDIA driver
         return []
-
-
-def _glibc_needed() -> str | None:
-    """The newest glibc that the shipped environment needs; None: it is the node's own."""
-    try:
-        with open(os.path.join(sys.prefix, "howdah-environment.json"), encoding="utf-8") as file:
-            return json.load(file).get("glibc")
-    except (OSError, ValueError):
-        return None
 
 
 def process_state(pid: int) -> dict[str, Any] | None:

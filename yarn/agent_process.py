@@ -35,6 +35,7 @@ def environment(
     *,
     threads: int,
     gpus: list[str] | None,
+    ports: str | None,
     stacks_path: str,
 ) -> dict[str, str]:
     """What the process must have in its environment before it imports anything.
@@ -44,6 +45,7 @@ def environment(
         extra: yarn.env.
         threads: compute threads of a rank: the container's cores.
         gpus: devices that are its own; None: it is not a job on GPUs.
+        ports: "first-last" for Gloo's listeners (Howdah's Horovod reads it); None: any.
         stacks_path: where it shall write its stacks when it is asked.
     """
     env = {name: value for name, value in base.items() if not name.startswith("HOROVOD_")}
@@ -53,6 +55,8 @@ def environment(
     env["HOWDAH_STACKS"] = stacks_path
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus or [])
     env["PYTHONUNBUFFERED"] = "1"
+    if ports is not None:
+        env["HOWDAH_PORT_RANGE"] = ports
     return env
 
 

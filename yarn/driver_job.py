@@ -104,6 +104,9 @@ class Job(JobState):
             return
         was_running, rank = member.phase not in ("ended", "finished"), member.rank
         member.phase = "gone"
+        # Cut off from the cluster or from us, it may still be there: it has no place any more.
+        leave = {"type": "leave", "exit_code": 1, "why": why}
+        self.hands.order(name, leave)
         if self.mode in ("ending", "over") or self.done_since is not None:
             return
         if member.leaving is not None:
@@ -352,7 +355,8 @@ class Job(JobState):
     def _change(self, now: float, *, lost: bool) -> None:
         """Have everybody leave the world for the next."""
         self._turn("changing", now)
-        self.hands.begin(self.generation + 1)
+        if lost:  # nobody shall wait for the dead
+            self.hands.begin(self.generation + 1)
         for member in self._placed():
             self._tell(member, {"type": "change", "generation": self.generation + 1, "lost": lost})
 
@@ -403,6 +407,7 @@ class Job(JobState):
         elif not self.limits.elastic:
             if self.mode != "failing" and (loss.rank is not None or loss.exit_code is not None):
                 self._turn("failing", now)
+                self.hands.begin(self.generation + 1)  # who waits in the rendezvous hears of it
         elif self.mode == "running" and loss.rank is not None:
             self._change(now, lost=True)
 
