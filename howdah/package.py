@@ -9,18 +9,24 @@ from __future__ import annotations
 import base64
 import gzip
 import hashlib
-import io
+import json
 import os
 import secrets
+import sys
 import tarfile
 import zipfile
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from howdah import __version__, storage
+from howdah.cache import cache_root
 from howdah.errors import StorageError
-from howdah.package_env import Part, parts
+from howdah.package_env import DESCRIPTION, kind_of, parts
+from howdah.package_hashes import FileHashes
+from howdah.package_horovod import provide
+from howdah.package_part import Part
 
 Progress = Callable[[str], None]
 
@@ -39,18 +45,18 @@ class Package:
     hash: str
     size: int
     """Bytes."""
+    glibc: str | None = None
+    """Of an environment: the oldest glibc that it runs with."""
 
     def as_dict(self) -> dict:
         """For --json."""
-        return {"path": self.path, "name": self.name, "hash": self.hash, "bytes": self.size}
+        answer = {"path": self.path, "name": self.name, "hash": self.hash, "bytes": self.size}
+        return answer if self.glibc is None else {**answer, "glibc": self.glibc}
 
 
 def cache_directory() -> str:
-    """Where packages are kept: below $HOWDAH_CACHE, else ~/.cache/howdah."""
-    home = os.environ.get("HOWDAH_CACHE") or os.path.join(
-        os.path.expanduser("~"), ".cache", "howdah"
-    )
-    return os.path.join(home, "packages")
+    """Where packages are kept, below `cache_root()`."""
+    return os.path.join(cache_root(), "packages")
 
 
 # --------------------------------------------------------------------------------------- wheel
@@ -105,42 +111,77 @@ def _sources() -> Iterable[tuple[str, bytes]]:
 
 
 # --------------------------------------------------------------------------------- environment
-def environment(kind: str, output: str | None = None, progress: Progress | None = None) -> Package:
-    """The relocatable environment of a kind (`package_env.KINDS`) as a .tar.gz.
+def environment(
+    kind: str,
+    output: str | None = None,
+    progress: Progress | None = None,
+    *,
+    horovod: str | None = None,
+    extra: Sequence[str] = (),
+) -> Package:
+    """The relocatable environment of a kind (`package_kinds.KINDS`) as a .tar.gz or .tar.
 
     Unpacked anywhere, `bin/python` in it runs with nothing but glibc. Its hash is over its files:
     an environment that was made before is found in the cache, not made again.
 
     Args:
+        kind: etl, tensorflow or torch.
         output: directory (any local path); none: the cache.
         progress: gets a line where it takes its time.
+        horovod: a Horovod wheel without MPI, of the kind's framework; none: found or built.
+        extra: more distributions to take in, with all that they require.
     """
-    found = parts(kind)
-    digest = _digest(
-        (part.name, part.executable, hashlib.sha256(part.read()).hexdigest()) for part in found
-    )
+    wanted = kind_of(kind)
+    own = None
+    if wanted.framework is not None:
+        own = provide(wanted.framework, horovod, cache_directory(), progress)
+    found = parts(kind, horovod=own, extra=extra)
+    about = json.loads(next(part.contents for part in found if part.name == DESCRIPTION))
+    hashes = FileHashes(os.path.join(cache_directory(), "hashes.json"))
+    digest = _digest((part.name, part.executable, part.digest(hashes.of)) for part in found)
+    hashes.save()
 
     def write(target: str) -> None:
         if progress is not None:
             progress(f"packing the Python environment of kind {kind} ({len(found):,} files)")
-        _write_tar(target, found)
+        _write_tar(target, found, wanted.compressed)
 
-    return _kept(f"howdah-{kind}-{digest}.tar.gz", digest, output, write)
+    name = f"howdah-{kind}-{digest}.tar{'.gz' if wanted.compressed else ''}"
+    return replace(_kept(name, digest, output, write), glibc=about["glibc"])
 
 
-def _write_tar(target: str, found: Iterable[Part]) -> None:
-    # Level 1: three times faster than 6 for 8% more bytes. The gzip header carries no time.
-    with (
-        open(target, "wb") as file,
-        gzip.GzipFile("", "wb", 1, file, mtime=0) as packed,
-        tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as archive,
-    ):
+def here() -> dict | None:
+    """What the environment that this process runs in says of itself; None: it is none of ours.
+
+    Its howdah-environment.json: kind, python, glibc (the oldest that it runs with), packages, and
+    besides `glibc_here`, what this machine has.
+    """
+    try:
+        about = json.loads((Path(sys.prefix) / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return {**about, "glibc_here": os.confstr("CS_GNU_LIBC_VERSION").removeprefix("glibc ")}
+
+
+def _write_tar(target: str, found: Iterable[Part], compressed: bool) -> None:
+    with open(target, "wb") as file:
+        if not compressed:
+            _fill_tar(file, found)
+            return
+        # Level 1: three times faster than 6 for 8% more bytes. The header carries no time.
+        with gzip.GzipFile("", "wb", 1, file, mtime=0) as packed:
+            _fill_tar(packed, found)
+
+
+def _fill_tar(file: BinaryIO, found: Iterable[Part]) -> None:
+    with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
         for part in found:
-            data = part.read()
             entry = tarfile.TarInfo(part.name)
-            entry.size = len(data)
             entry.mode = 0o755 if part.executable else 0o644
-            archive.addfile(entry, io.BytesIO(data))
+            with part.open() as contents:
+                entry.size = contents.seek(0, os.SEEK_END)
+                contents.seek(0)
+                archive.addfile(entry, contents)
 
 
 def zipped(directory: str, name: str, pattern: str, progress: Progress | None = None) -> Package:

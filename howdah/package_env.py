@@ -2,31 +2,27 @@
 
 It runs in a container where nothing is installed but glibc: the interpreter of this process, the
 standard library, the distributions that a kind of job needs with all they require, and the shared
-libraries that their extension modules load. `environment/bin/python` starts it, wherever it lies.
+libraries that their extension modules load. `environment/bin/python` starts it, wherever it lies;
+`environment/howdah-environment.json` says what it holds and which glibc it asks for.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import os
 import re
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 
 from howdah.errors import ClusterError, ConfigError
+from howdah.package_horovod import Horovod
+from howdah.package_kinds import KINDS, Kind
+from howdah.package_libraries import newest_glibc, of_the_system, without_idle_cuda
+from howdah.package_part import Part
 
-CORE = (
-    "fsspec", "google-crc32c", "hdfs", "hdfs-native", "jinja2", "numpy", "pydantic", "pyyaml",
-    "safetensors", "tokenizers",
-)  # fmt: skip
-KINDS: dict[str, tuple[str, ...]] = {
-    # No pyspark: containers get it from the Spark that starts them, in its own version.
-    "etl": (*CORE, "pandas", "pyarrow"),
-}
-"""Distributions that code of a kind imports; what they require comes by itself."""
+DESCRIPTION = "howdah-environment.json"
 
 _LEFT_OUT_STDLIB = frozenset(
     ("site-packages", "test", "tests", "idlelib", "idle_test", "tkinter", "turtledemo", "ensurepip",
@@ -35,16 +31,25 @@ _LEFT_OUT_STDLIB = frozenset(
 _LEFT_OUT = frozenset(("tests", "__pycache__", "include"))
 _LEFT_OUT_ENDINGS = (".pyc", ".pyx", ".pxd", ".pxi", ".h", ".hpp", ".a", ".lib")
 _NO_MODULES = ("_tkinter.", "_test", "_ctypes_test.", "xxlimited", "_xx", "readline.", "_curses")
-_GLIBC = re.compile(
-    r"(ld-linux.*|linux-vdso|linux-gate|libc|libm|libpthread|libdl|librt|libutil|libresolv"
-    r"|libanl|libmvec|libBrokenLocale|libthread_db)\.so(\.|$)"
-)
-_LDD = re.compile(r"^\s*(\S+) => (\S+|not found)", re.MULTILINE)
 
 _LAUNCHER = """#!/bin/sh
 # Starts the interpreter beside this file, wherever the environment was unpacked.
 here="${0%/*}"
 here="$(cd -P "$here" && pwd)" || exit 127
+# Where glibc is too old the loader would only name a symbol version, once for each library.
+if [ "${HOWDAH_GLIBC-}" != "NEEDED" ]; then
+  have="$(getconf GNU_LIBC_VERSION 2>/dev/null)"
+  have="${have#glibc }"
+  minor="${have#*.}"
+  if [ -n "$have" ] && { [ "${have%%.*}" -lt MAJOR ] ||
+      { [ "${have%%.*}" -eq MAJOR ] && [ "${minor%%.*}" -lt MINOR ]; }; }; then
+    echo "howdah: glibc $have of $(uname -n) is too old for this Python environment, which needs" \
+      "NEEDED; make one that fits: run howdah package on a system as old as the nodes" >&2
+    exit 5
+  fi
+  HOWDAH_GLIBC="NEEDED"
+  export HOWDAH_GLIBC
+fi
 HOWDAH_LD_LIBRARY_PATH="${LD_LIBRARY_PATH-}"
 LD_LIBRARY_PATH="${here%/bin}/lib/shared${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export HOWDAH_LD_LIBRARY_PATH LD_LIBRARY_PATH
@@ -75,30 +80,42 @@ if packages not in sys.path:  # Debian's interpreter looks elsewhere
 '''
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """One file of the environment: where it goes, and its source (a path) or its contents."""
-
-    name: str
-    path: str | None = None
-    contents: bytes | None = None
-    executable: bool = False
-
-    def read(self) -> bytes:
-        """Its bytes."""
-        if self.contents is not None:
-            return self.contents
-        with open(self.path, "rb") as file:
-            return file.read()
-
-
-def parts(kind: str) -> list[Part]:
+def parts(kind: str, *, horovod: Horovod | None = None, extra: Sequence[str] = ()) -> list[Part]:
     """All files of a kind's environment, sorted by name.
+
+    Args:
+        kind: one of KINDS.
+        horovod: the Horovod of a framework's kind.
+        extra: more distributions to take in, with all that they require.
 
     Raises:
         ConfigError: no such kind.
         ClusterError: a distribution or a shared library that it needs is not installed here.
     """
+    wanted = kind_of(kind)
+    found = [*_interpreter(), *_stdlib()]
+    distributions = closure((*wanted.roots, *extra), without=wanted.without)
+    for distribution in distributions:
+        if horovod is None or distribution.name.lower() != "horovod":
+            found += _files(distribution, wanted)
+    if horovod is not None:
+        found += [
+            Part(name=f"{_SITE_PACKAGES}/{name}", path=os.path.join(horovod.directory, name))
+            for name in horovod.files()
+        ]
+        if not horovod.gpu:
+            found = without_idle_cuda(found, distributions)
+    by_name = {part.name: part for part in found}
+    for part in of_the_system(by_name.values()):
+        by_name.setdefault(part.name, part)
+    glibc, by = newest_glibc(by_name.values())
+    for part in (*_launchers(glibc), _description(kind, distributions, horovod, glibc, by)):
+        by_name[part.name] = part
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def kind_of(kind: str) -> Kind:
+    """A kind by its name; ConfigError: there is none."""
     if kind not in KINDS:
         raise ConfigError(
             "no such kind of environment",
@@ -107,18 +124,40 @@ def parts(kind: str) -> list[Part]:
             got=kind,
             remedy="give one of them",
         )
-    found = [*_interpreter(), *_stdlib()]
-    for distribution in closure(KINDS[kind]):
-        found += _files(distribution)
-    by_name = {part.name: part for part in found}
-    for part in _shared_libraries(by_name.values()):
-        by_name.setdefault(part.name, part)
-    return [by_name[name] for name in sorted(by_name)]
+    return KINDS[kind]
+
+
+def _description(
+    kind: str,
+    distributions: Sequence[importlib.metadata.Distribution],
+    horovod: Horovod | None,
+    glibc: str,
+    by: str,
+) -> Part:
+    packages = {distribution.name: distribution.version for distribution in distributions}
+    if horovod is not None:
+        packages["horovod"] = horovod.version
+    about = {
+        "kind": kind,
+        "python": sys.version.split()[0],
+        "machine": os.uname().machine,
+        "glibc": glibc,
+        "glibc_asked_by": by,
+        "gpu": horovod is not None and horovod.gpu,
+        "packages": packages,
+    }
+    return Part(name=DESCRIPTION, contents=(json.dumps(about, indent=2) + "\n").encode())
 
 
 # ------------------------------------------------------------------------------- distributions
-def closure(roots: Sequence[str]) -> list[importlib.metadata.Distribution]:
+def closure(
+    roots: Sequence[str], without: Iterable[str] = ()
+) -> list[importlib.metadata.Distribution]:
     """The distributions and all that they require here, by their metadata; extras as asked for.
+
+    Args:
+        roots: names, or requirements with extras.
+        without: names not to follow, lower case with dashes.
 
     Raises:
         ClusterError: one is not installed.
@@ -127,10 +166,13 @@ def closure(roots: Sequence[str]) -> list[importlib.metadata.Distribution]:
 
     found: dict[str, importlib.metadata.Distribution] = {}
     seen: set[tuple[str, str]] = set()
+    without = frozenset(without)
     todo = [(Requirement(root), "the environment") for root in roots]
     while todo:
         wanted, by = todo.pop()
         name = re.sub(r"[-_.]+", "-", wanted.name).lower()
+        if name in without:
+            continue
         try:
             distribution = found.setdefault(name, importlib.metadata.distribution(wanted.name))
         except importlib.metadata.PackageNotFoundError:
@@ -154,7 +196,7 @@ def closure(roots: Sequence[str]) -> list[importlib.metadata.Distribution]:
     return [found[name] for name in sorted(found)]
 
 
-def _files(distribution: importlib.metadata.Distribution) -> Iterator[Part]:
+def _files(distribution: importlib.metadata.Distribution, kind: Kind) -> Iterator[Part]:
     if distribution.files is None:
         raise ClusterError(
             "an installed package does not list its files",
@@ -165,6 +207,8 @@ def _files(distribution: importlib.metadata.Distribution) -> Iterator[Part]:
         if ".." in entry.parts or entry.is_absolute() or _LEFT_OUT & set(entry.parts[:-1]):
             continue  # scripts are not needed; tests and headers would double the size
         if entry.name.endswith(_LEFT_OUT_ENDINGS):
+            continue
+        if not kind.wants(distribution.name, entry.as_posix()):
             continue
         path = str(distribution.locate_file(entry))
         if os.path.isfile(path):
@@ -180,10 +224,15 @@ def _interpreter() -> Iterator[Part]:
     binary = os.path.realpath(os.path.join(sys.base_prefix, "bin", _VERSION))
     if not os.path.isfile(binary):
         binary = os.path.realpath(sys.executable)
-    launcher = _LAUNCHER.replace("INTERPRETER", _VERSION).encode()
     yield Part(name=f"bin/{_VERSION}", path=binary, executable=True)
+
+
+def _launchers(glibc: str) -> Iterator[Part]:
+    major, minor = glibc.split(".")[:2]
+    text = _LAUNCHER.replace("INTERPRETER", _VERSION).replace("NEEDED", glibc)
+    text = text.replace("MAJOR", major).replace("MINOR", minor)
     for name in ("python", "python3"):
-        yield Part(name=f"bin/{name}", contents=launcher, executable=True)
+        yield Part(name=f"bin/{name}", contents=text.encode(), executable=True)
 
 
 def _stdlib() -> Iterator[Part]:
@@ -211,51 +260,3 @@ def _below(root: str, target: str, skip: str | None = None) -> Iterator[Part]:
                 continue
             relative = os.path.relpath(path, root).replace(os.sep, "/")
             yield Part(name=f"{target}/{relative}", path=path)
-
-
-# ------------------------------------------------------------------------------ shared objects
-def _shared_libraries(found: Iterable[Part]) -> Iterator[Part]:
-    """Libraries that the ELF files load from the system, glibc's own left out.
-
-    Libraries that lie inside a distribution are found by its modules themselves ($ORIGIN).
-    """
-    inside = {os.path.basename(part.name) for part in found}
-    elf = [part.path for part in found if part.path and _is_elf(part)]
-    lacking: dict[str, str] = {}
-    libraries: dict[str, str] = {}
-    for start in range(0, len(elf), 100):
-        argv = ["ldd", *elf[start : start + 100]]
-        try:
-            answer = subprocess.run(
-                argv, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"}
-            )
-        except FileNotFoundError:
-            raise ClusterError(
-                "the shared libraries of an environment cannot be found out",
-                where="ldd",
-                remedy="install glibc's ldd (Debian: libc-bin)",
-            ) from None
-        for name, path in _LDD.findall(answer.stdout):
-            if _GLIBC.match(name) or name in inside:
-                continue
-            if path == "not":  # "not found", cut at the blank
-                lacking[name] = path
-            else:
-                libraries[name] = path
-    lacking = {name: path for name, path in lacking.items() if name not in libraries}
-    if lacking:
-        raise ClusterError(
-            "shared libraries of the environment are missing on this machine",
-            where=sys.prefix,
-            got=", ".join(sorted(lacking)),
-            remedy="install them, or install the packages again that need them",
-        )
-    for name, path in libraries.items():
-        yield Part(name=f"lib/shared/{name}", path=os.path.realpath(path))
-
-
-def _is_elf(part: Part) -> bool:
-    if not (part.executable or ".so" in os.path.basename(part.name)):
-        return False
-    with open(part.path, "rb") as file:
-        return file.read(4) == b"\x7fELF"

@@ -1,7 +1,10 @@
 """What goes to a cluster's nodes, wheel and environment: the same bytes, and they run alone."""
 
+import hashlib
+import importlib.metadata
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from howdah import package, package_env, storage
-from howdah.errors import ClusterError, ConfigError
+from howdah import elf, package, package_env, package_horovod, storage
+from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.package_hashes import FileHashes
+from howdah.package_part import Part
 
 
 @pytest.fixture(scope="module")
@@ -105,9 +110,9 @@ def test_the_environment_is_made_once_and_named_by_its_contents(environment, mon
     assert {m.mode for m in members} == {0o644, 0o755} and all(m.isfile() for m in members)
     assert not [n for n in names if "/tests/" in n or "__pycache__" in n or "pyspark" in n]
     real = package_env.parts("etl")
-    changed = [*real[:-1], package_env.Part(name=real[-1].name, contents=b"# changed\n")]
-    monkeypatch.setattr(package, "parts", lambda kind: changed)
-    monkeypatch.setattr(package, "_write_tar", lambda target, found: Path(target).touch())
+    changed = [*real[:-1], Part(name=real[-1].name, contents=b"# changed\n")]
+    monkeypatch.setattr(package, "parts", lambda kind, **_: changed)
+    monkeypatch.setattr(package, "_write_tar", lambda target, *_: Path(target).touch())
     other = package.environment("etl", str(Path(environment.path).parent / "other"))
     assert other.hash != environment.hash
     shutil.rmtree(Path(other.path).parent)
@@ -121,6 +126,108 @@ def test_what_is_missing_is_named():
     assert "no-such-distribution" in caught.value.expected
 
 
+def test_an_environment_says_which_glibc_it_needs_and_an_older_node_is_told(environment, tmp_path):
+    with tarfile.open(environment.path) as archive:
+        about = json.load(archive.extractfile(package_env.DESCRIPTION))
+        launcher = tmp_path / "bin" / "python"
+        launcher.parent.mkdir()
+        launcher.write_bytes(archive.extractfile("bin/python").read())
+        asking = Path("lib/shared/libstdc++.so.6")
+        (tmp_path / asking.name).write_bytes(archive.extractfile(str(asking)).read())
+    launcher.chmod(0o755)
+    assert about["kind"] == "etl" and about["packages"]["numpy"] and about["glibc_asked_by"]
+    assert environment.glibc == about["glibc"] == environment.as_dict()["glibc"]
+    needed = tuple(map(int, about["glibc"].split(".")))
+    newest = elf.newest_glibc(elf.read(str(tmp_path / asking.name)).versions)
+    assert (2, 17) <= newest <= needed
+
+    def start(glibc: str) -> subprocess.CompletedProcess:
+        getconf = tmp_path / "getconf"
+        getconf.write_text(f"#!/bin/sh\necho glibc {glibc}\n")
+        getconf.chmod(0o755)
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run([str(launcher)], env=env, capture_output=True, text=True)
+
+    for old in ("2.12", "1.99", f"{needed[0]}.{needed[1] - 1}"):
+        done = start(old)
+        assert done.returncode == 5 and f"glibc {old} of" in done.stderr
+        assert about["glibc"] in done.stderr and "howdah package" in done.stderr
+    for new in (about["glibc"], f"{needed[0]}.{needed[1] + 1}", f"{needed[0] + 1}.0"):
+        done = start(new)  # on it goes, to an interpreter that is not there
+        assert done.returncode in (126, 127) and "glibc" not in done.stderr
+
+
+def test_what_an_elf_file_asks_for_is_what_readelf_says(tmp_path):
+    for path in (sys.executable, shutil.which("tar"), elf_of("numpy"), elf_of("pyarrow")):
+        path = os.path.realpath(path)
+        found = elf.read(path)
+        told = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True).stdout
+        assert list(found.needed) == re.findall(r"NEEDED.*\[(.*)\]", told)
+        needs = told[told.find("Version needs section") :]
+        assert set(found.versions) == set(re.findall(r"Name: (\S+)\s+Flags: none", needs))
+        assert found.needed and found.versions
+    assert elf.read(__file__) is None
+    cut = tmp_path / "cut.so"
+    cut.write_bytes(Path(os.path.realpath(shutil.which("tar"))).read_bytes()[:3000])
+    assert elf.read(str(cut)) in (None, elf.Elf())
+
+
+def elf_of(distribution: str) -> str:
+    """An extension module of it."""
+    files = importlib.metadata.files(distribution)
+    return str(next(f.locate() for f in files if f.name.endswith("x86_64-linux-gnu.so")))
+
+
+def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path):
+    big = tmp_path / "big"
+    big.write_bytes(b"a" * 100_000)
+    kept = str(tmp_path / "cache" / "hashes.json")
+    hashes = FileHashes(kept)
+    first = hashes.of(str(big))
+    assert first == hashlib.sha256(big.read_bytes()).hexdigest()
+    hashes.save()
+    known = json.loads(Path(kept).read_text())
+    known[str(big)][3] = "remembered"
+    Path(kept).write_text(json.dumps(known))
+    again = FileHashes(kept)
+    assert again.of(str(big)) == "remembered"
+    big.write_bytes(b"b" * 100_000)
+    assert again.of(str(big)) == hashlib.sha256(big.read_bytes()).hexdigest()
+    big.unlink()
+    again._new = True
+    again.save()
+    assert json.loads(Path(kept).read_text()) == {}
+    Path(kept).write_text("{")
+    assert FileHashes(kept)._known == {}
+
+
+def test_a_horovod_that_needs_mpi_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no Horovod for torch without MPI") as caught:
+        package_horovod.provide("torch", str(tmp_path / "none.whl"), str(tmp_path))
+    assert caught.value.got == "no such file"
+    with_mpi = tmp_path / "horovod-0.28.1+x-cp311-cp311-linux_x86_64.whl"
+    site = Path(str(importlib.metadata.distribution("horovod").locate_file("")))
+    if not package_horovod._asks_for_mpi(package_horovod._library(str(site), "torch")):
+        pytest.skip("the installed Horovod is one without MPI")
+    with zipfile.ZipFile(with_mpi, "w") as wheel:
+        for path in (site / "horovod" / "torch").glob("mpi_lib*.so"):
+            wheel.write(path, path.relative_to(site))
+    with pytest.raises(UsageError) as caught:
+        package_horovod.provide("torch", str(with_mpi), str(tmp_path / "cache"))
+    assert "MPI" in caught.value.got
+    with pytest.raises(UsageError) as caught:
+        package_horovod.provide("tensorflow", str(with_mpi), str(tmp_path / "cache"))
+    assert "without tensorflow" in caught.value.got
+
+
+def test_without_a_builder_the_way_out_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(package_horovod, "_BUILDER", tmp_path / "none.py")
+    monkeypatch.setattr(package_horovod, "_installed", lambda framework: None)
+    with pytest.raises(ClusterError, match="needs a Horovod for torch without MPI") as caught:
+        package_horovod.provide("torch", None, str(tmp_path))
+    assert "--no-mpi" in caught.value.remedy and "--horovod" in caught.value.remedy
+
+
 def test_requirements_follow_markers_and_extras():
     names = [
         item.name.lower().replace("_", "-") for item in package_env.closure(["pydantic", "pandas"])
@@ -128,6 +235,8 @@ def test_requirements_follow_markers_and_extras():
     assert {"pydantic-core", "python-dateutil", "numpy"} <= set(names)
     assert "pytest" not in names  # pandas[test]
     assert "email-validator" not in names  # pydantic[email]
+    fewer = [item.name.lower() for item in package_env.closure(["pandas"], without={"numpy"})]
+    assert "pandas" in fewer and "numpy" not in fewer
 
 
 def test_many_publish_the_same_package_at_once(tmp_path):

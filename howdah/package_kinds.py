@@ -1,0 +1,57 @@
+"""What each kind of environment is for, and what of the installed distributions it can do without.
+
+The frameworks' wheels carry much that no container of Howdah loads. What is left out here was seen
+to be unused: each kind is run with nothing else in reach by the tests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["KINDS", "Kind"]
+
+CORE = (
+    "fsspec", "google-crc32c", "hdfs", "hdfs-native", "jinja2", "numpy", "pydantic", "pyyaml",
+    "safetensors", "tokenizers",
+)  # fmt: skip
+_JOB = (*CORE, "horovod", "matplotlib", "packaging", "pyarrow", "rich", "skein", "typer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """One kind of environment."""
+
+    roots: tuple[str, ...]
+    """Distributions that its code imports; what they require comes by itself."""
+    framework: str | None = None
+    """tensorflow or torch, with a Horovod of its own."""
+    without: frozenset[str] = frozenset()
+    """Distributions that are required by metadata alone: nothing that runs loads them."""
+    compressed: bool = True
+    """A .tar.gz; else a plain .tar."""
+
+    def wants(self, distribution: str, entry: str) -> bool:
+        """Whether a distribution's file (its path below site-packages) is taken."""
+        if distribution == "transformers" and entry.startswith("transformers/models/"):
+            # 400 architectures in 2,800 files; what is listed there is read from the directory.
+            return entry.count("/") == 2 or entry.split("/")[2] in ("auto", "distilbert")
+        return not (distribution == "torch" and entry.startswith(("torch/bin/", "torch/share/")))
+
+
+KINDS: dict[str, Kind] = {
+    # No pyspark: containers get it from the Spark that starts them, in its own version.
+    "etl": Kind(roots=(*CORE, "pandas", "pyarrow")),
+    # Gigabytes: packing and unpacking with gzip takes minutes of few cores, the network seconds.
+    "tensorflow": Kind(
+        roots=(*_JOB, "tensorflow", "tf-keras"),
+        framework="tensorflow",
+        without=frozenset({"libclang"}),
+        compressed=False,
+    ),
+    "torch": Kind(
+        roots=(*_JOB, "torch", "transformers"),
+        framework="torch",
+        without=frozenset({"triton", "cuda-bindings", "cuda-pathfinder"}),
+        compressed=False,
+    ),
+}

@@ -1,0 +1,126 @@
+"""Which shared libraries an environment takes along, and which glibc its files ask for."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from howdah import elf
+from howdah.errors import ClusterError
+from howdah.package_part import Part
+
+__all__ = ["newest_glibc", "of_the_system", "without_idle_cuda"]
+
+_GLIBC = re.compile(
+    r"(ld-linux.*|linux-vdso|linux-gate|libc|libm|libpthread|libdl|librt|libutil|libresolv"
+    r"|libanl|libmvec|libBrokenLocale|libthread_db)\.so(\.|$)"
+)
+_DRIVER = re.compile(r"(libcuda|libnvidia-ml)\.so")  # comes with the GPU's kernel module
+_LDD = re.compile(r"^\s*(\S+) => (/\S+)", re.MULTILINE)
+
+
+def of_the_system(found: Iterable[Part]) -> Iterator[Part]:
+    """Libraries that the ELF files load from the system, glibc's own left out.
+
+    Libraries that lie inside a distribution are found by its modules themselves ($ORIGIN).
+    """
+    found = list(found)
+    inside = {os.path.basename(part.name) for part in found}
+    askers: dict[str, str] = {}  # a library of the system, and a file that asks for it
+    for part in found:
+        asks = elf.read(part.path) if part.is_elf() else None
+        for name in asks.needed if asks else ():
+            if not (_GLIBC.match(name) or _DRIVER.match(name) or name in inside):
+                askers.setdefault(name, part.path)
+    libraries: dict[str, str] = {}
+    for asker in sorted(set(askers.values())):
+        for name, path in _loaded_by(asker).items():  # with those that libraries load in turn
+            if not (_GLIBC.match(name) or _DRIVER.match(name) or name in inside):
+                libraries[name] = path
+    lacking = sorted(name for name in askers if name not in libraries)
+    if lacking:
+        raise ClusterError(
+            "shared libraries of the environment are missing on this machine",
+            where=sys.prefix,
+            got=", ".join(f"{name} (of {askers[name]})" for name in lacking),
+            remedy="install them, or install the packages again that need them",
+        )
+    for name, path in libraries.items():
+        yield Part(name=f"lib/shared/{name}", path=os.path.realpath(path))
+
+
+def _loaded_by(path: str) -> dict[str, str]:
+    """What the loader finds for a file: names and paths."""
+    try:
+        answer = subprocess.run(
+            ["ldd", path], capture_output=True, text=True, check=False,
+            env={"PATH": "/usr/bin:/bin"},
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise ClusterError(
+            "the shared libraries of an environment cannot be found out",
+            where="ldd",
+            remedy="install glibc's ldd (Debian: libc-bin)",
+        ) from None
+    return dict(_LDD.findall(answer.stdout))
+
+
+def newest_glibc(found: Iterable[Part]) -> tuple[str, str]:
+    """The newest glibc that a file asks for, and the file."""
+    newest, by = (2, 0), ""
+    for part in found:
+        asks = elf.read(part.path) if part.is_elf() else None
+        version = elf.newest_glibc(asks.versions) if asks else None
+        if version is not None and version > newest:
+            newest, by = version, part.name
+    return ".".join(map(str, newest)), by
+
+
+def without_idle_cuda(
+    found: Sequence[Part], distributions: Sequence[importlib.metadata.Distribution]
+) -> list[Part]:
+    """Of CUDA's distributions only what the framework's loader insists on.
+
+    PyTorch's wheel for CUDA does not load without CUDA's libraries, GPU or not; but it does without
+    those that it opens on a GPU alone: a third of them.
+    """
+    cuda: set[str] = set()
+    for distribution in distributions:
+        if distribution.name.lower().startswith("nvidia-"):
+            cuda |= {str(distribution.locate_file(entry)) for entry in distribution.files or ()}
+    idle = "libtorch_cuda_linalg."  # opened at the first such operation on a GPU
+    rest = [part for part in found if part.path not in cuda and idle not in part.name]
+    roots = [part.path for part in rest if part.is_elf()]
+    directories = {os.path.dirname(path) for path in cuda if ".so" in os.path.basename(path)}
+    loaded = _loaded(roots, directories)
+    return [*rest, *(part for part in found if part.path in loaded)]
+
+
+def _loaded(roots: Iterable[str], directories: Iterable[str]) -> set[str]:
+    """The libraries in some directories that files load, directly or through one another.
+
+    Args:
+        roots: ELF files that are loaded in any case.
+        directories: where the libraries lie.
+
+    Returns:
+        Their paths.
+    """
+    by_name: dict[str, str] = {}
+    for directory in directories:
+        for name in os.listdir(directory):
+            by_name[name] = os.path.join(directory, name)
+    found: set[str] = set()
+    todo = list(roots)
+    while todo:
+        asks = elf.read(todo.pop())
+        for name in asks.needed if asks else ():
+            path = by_name.get(name)
+            if path is not None and path not in found:
+                found.add(path)
+                todo.append(path)
+    return found
