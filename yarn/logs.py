@@ -55,7 +55,7 @@ def of_rank(
     rest = b""
     while True:
         over = not follow or manager.application(job.application)["state"] in OVER
-        data = _from(path, shown)
+        data, shown = _from(path, shown)
         if data is None and over and shown == 0:
             raise NotFound(
                 "this rank has no log",
@@ -63,7 +63,6 @@ def of_rank(
                 remedy=f"howdah logs {job.application} shows the containers'",
             )
         if data:
-            shown += len(data)
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
                 out(line.decode(errors="replace"))
@@ -74,17 +73,22 @@ def of_rank(
         time.sleep(_POLL_SECONDS)
 
 
-def _from(path: str, start: int) -> bytes | None:
-    """A file's bytes from a position on; None: no file; a file that shrank is read anew."""
+def _from(path: str, start: int) -> tuple[bytes | None, int]:
+    """A file's bytes from a position on, and where they end; None: there is no file.
+
+    A file that is shorter than that has been begun anew: it is read from its beginning.
+    """
     try:
         size = storage.size(path)
         if size == start:
-            return b""
+            return b"", start
+        begin = start if size > start else 0
         with storage.open_read(path) as file:
-            file.seek(start if size > start else 0)
-            return file.read()
+            file.seek(begin)
+            data = file.read()
+        return data, begin + len(data)
     except NotFound:
-        return None
+        return None, start
 
 
 def of_containers(

@@ -1,0 +1,262 @@
+"""Looking at jobs and ending them: against files of a run directory and a manager that answers."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from howdah import config, storage
+from howdah.errors import ClusterError, NotFound, TrainingError, UsageError, as_dict
+from yarn import logs, watch
+
+APP = "application_1_0001"
+
+
+class Manager:
+    """YARN's side of one application; `on_kill` is called at each request to end it."""
+
+    def __init__(self, state="RUNNING", final="UNDEFINED"):
+        self.state, self.final = state, final
+        self.killed = 0
+        self.on_kill = self._end
+
+    def _end(self):
+        self.state, self.final = "KILLED", "KILLED"
+
+    def application(self, application):
+        return {
+            "id": application, "state": self.state, "finalStatus": self.final, "name": "tiny",
+            "user": "me", "queue": "default", "priority": 0, "elapsedTime": 61_000,
+            "progress": 50.0, "diagnostics": "its words\n", "trackingUrl": "http://rm/proxy/1/",
+        }  # fmt: skip
+
+    def applications(self, **filters):
+        return [self.application(APP)]
+
+    def kill(self, application, why=""):
+        self.killed += 1
+        self.on_kill()
+        return self.state
+
+
+@pytest.fixture
+def job(tmp_path):
+    return watch.Job(APP, str(tmp_path))
+
+
+def tell(job, **told):
+    path = storage.join(job.directory, "yarn", "status.json")
+    storage.write_whole(path, json.dumps({"application": APP, **told}).encode())
+
+
+RUNNING = {
+    "state": "running", "world_size": 2, "wanted": 3, "step": 40, "total_steps": 100, "epoch": 1,
+    "loss": 0.5, "examples_per_second": 12.5, "eta_seconds": 3700, "restarts": 1, "preemptions": 2,
+    "last_checkpoint": {"step": 30, "path": "hdfs://nn/checkpoints/step-30"},
+    "ranks": [
+        {"rank": 0, "node": "n1", "container": "c1", "phase": "compute", "step": 40,
+         "step_seconds": 0.1, "wait_seconds": 0.4, "straggler": False},
+        {"rank": 1, "node": "n2", "container": "c2", "phase": "wait", "step": 40,
+         "step_seconds": 0.5, "wait_seconds": None, "straggler": True},
+    ],
+    "events": [{"time": 1.0, "what": "first"}, {"time": 2.0, "what": "second"}],
+    "lines": [[1, "step 10"], [2, "step 20"]],
+}  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- status
+def test_status_joins_yarns_report_and_the_drivers_own_account(job):
+    tell(job, **RUNNING)
+    told = watch.status(Manager(), job)
+    assert (told["state"], told["job"]["step"], told["elapsed_seconds"]) == ("RUNNING", 40, 61.0)
+    text = "\n".join(watch.status_lines(told))
+    for part in (
+        "1 min 01 s", "2 of 3 workers", "step 40/100", "loss 0.5000", "12.5 examples/s",
+        "1 h 01 min left", "step-30", "restarts 1, preemptions 2", "its words",
+    ):  # fmt: skip
+        assert part in text
+    slow = [line for line in text.splitlines() if "SLOW" in line]
+    assert len(slow) == 1
+    assert "rank 1" in slow[0]
+
+
+def test_a_status_of_an_earlier_application_is_not_taken_for_this_ones(job):
+    tell(job, **RUNNING)
+    other = watch.Job("application_1_0002", job.directory)
+    assert other.told() == {}
+    assert "the driver has told nothing yet" in watch.status_lines(watch.status(Manager(), other))
+
+
+def test_a_job_is_found_by_its_configuration(tmp_path):
+    settings = config.from_dict({"run": {"directory": str(tmp_path)}})
+    storage.write_whole(
+        str(tmp_path / "yarn" / "owner.json"),
+        json.dumps({"token": "t", "application": "application_1_0009"}).encode(),
+    )
+    assert watch.find(Manager(), None, settings).application == "application_1_0009"
+    assert watch.find(Manager(), APP, settings) == watch.Job(APP, str(tmp_path))
+    with pytest.raises(UsageError):
+        watch.find(Manager(), None)
+    bare = Manager()
+    bare.applications = lambda **_: []
+    empty = config.from_dict({"run": {"directory": str(tmp_path / "other")}})
+    with pytest.raises(NotFound, match="no job"):
+        watch.find(bare, None, empty)
+
+
+def test_ps_shows_a_line_a_job():
+    found = watch.jobs(Manager("FINISHED", "SUCCEEDED"), user="me", finished=True)
+    head, line = watch.ps_lines(found)
+    assert head.split() == [
+        "APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
+    ]  # fmt: skip
+    assert line.split()[:6] == [APP, "tiny", "me", "default", "SUCCEEDED", "50%"]
+    assert watch.ps_lines([]) == ["no jobs"]
+
+
+# ------------------------------------------------------------------------------- kill and scale
+def test_kill_comes_back_when_yarn_has_confirmed(job):
+    manager = Manager()
+    asked = []
+
+    def slowly():
+        asked.append(1)
+        if len(asked) == 3:
+            manager.state = "KILLED"
+
+    manager.on_kill = slowly
+    state = watch.kill(manager, job, save=False, save_seconds=0, progress=print)
+    assert (state, len(asked)) == ("KILLED", 3)
+    assert watch.kill(manager, job, save=True, save_seconds=0, progress=print) == "KILLED"
+    assert len(asked) == 3  # what is over is left alone
+
+
+def test_a_kill_that_yarn_does_not_confirm_is_an_error(job, monkeypatch):
+    monkeypatch.setattr(watch, "KILL_SECONDS", 1.0)
+    manager = Manager()
+    manager.on_kill = lambda: None
+    with pytest.raises(ClusterError, match="not confirmed"):
+        watch.kill(manager, job, save=False, save_seconds=0, progress=print)
+
+
+def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
+    """A driver as far as this is about it: it obeys the request, saves, and says so."""
+    tell(job, **RUNNING)
+    manager, said = Manager(), []
+
+    def driver():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for path in storage.find(storage.join(job.directory, "yarn", "requests", "*.json")):
+                assert storage.read_json(path) == {"type": "stop", "save": True}
+                saved = {"step": 41, "path": "hdfs://nn/checkpoints/step-41"}
+                tell(job, **{**RUNNING, "state": "killed", "last_checkpoint": saved})
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=driver)
+    thread.start()
+    assert watch.kill(manager, job, save=True, save_seconds=60, progress=said.append) == "KILLED"
+    thread.join()
+    assert said == ["saved hdfs://nn/checkpoints/step-41"]
+
+
+def test_scale_leaves_word_for_the_driver(job):
+    watch.scale(Manager(), job, 4)
+    [path] = storage.find(storage.join(job.directory, "yarn", "requests", "*.json"))
+    assert storage.read_json(path) == {"type": "scale", "workers": 4}
+    with pytest.raises(ClusterError, match="is over"):
+        watch.scale(Manager("FAILED", "FAILED"), job, 4)
+    with pytest.raises(ClusterError, match="not known"):
+        watch.scale(Manager(), watch.Job(APP, None), 4)
+
+
+def test_the_words_of_scale():
+    assert watch.scale_words(["3"]) == (None, 3)
+    assert watch.scale_words([APP, "3"]) == (APP, 3)
+    for words in (["x"], ["0"], [APP, APP, "3"], ["3", APP]):
+        with pytest.raises(UsageError):
+            watch.scale_words(words)
+
+
+# ---------------------------------------------------------------------------------------- wait
+def test_wait_shows_each_line_and_event_once_and_ends_with_the_job(job):
+    tell(job, **RUNNING)
+    manager, said = Manager(), []
+
+    def say(line):
+        said.append(line)
+        if line == "step 20":
+            more = [[2, "step 20"], [3, "step 30"]]
+            tell(job, **{**RUNNING, "state": "finished", "lines": more, "exit_code": 0})
+            manager.state, manager.final = "FINISHED", "SUCCEEDED"
+
+    told = watch.wait(manager, job, say)
+    assert told["final_status"] == "SUCCEEDED"
+    assert [s for s in said if s.startswith(("step", "first", "second"))] == [
+        "first", "second", "step 10", "step 20", "step 30",
+    ]  # fmt: skip
+
+
+def test_wait_raises_what_the_job_died_of_with_its_exit_code(job):
+    error = as_dict(TrainingError("a rank was lost", where="rank 1", got="exit code -9"))
+    tell(job, **{**RUNNING, "state": "failed", "error": {**error, "exit_code": 4}, "exit_code": 4})
+    with pytest.raises(TrainingError, match="a rank was lost") as caught:
+        watch.wait(Manager("FINISHED", "FAILED"), job, print)
+    assert (caught.value.where, caught.value.exit_code) == ("rank 1", 4)
+
+
+def test_wait_tells_yarns_words_where_the_driver_has_none(job):
+    with pytest.raises(ClusterError, match="KILLED") as caught:
+        watch.wait(Manager("KILLED", "KILLED"), job, print)
+    assert caught.value.got == "its words"
+
+
+# ---------------------------------------------------------------------------------------- logs
+def test_a_ranks_log_is_followed_to_the_end(job):
+    path = storage.join(job.directory, "logs", "rank.1")
+    storage.write_whole(path, b"one\ntw")
+    manager, seen = Manager(), []
+
+    def out(line):
+        seen.append(line)
+        if line == "one":
+            storage.write_whole(path, b"one\ntwo\nthree\n")
+        if line == "three":
+            storage.write_whole(path, b"anew\n")  # by the next attempt
+        if line == "anew":
+            manager.state = "FINISHED"
+
+    logs.of_rank(manager, job, 1, follow=True, out=out)
+    assert seen == ["one", "two", "three", "anew"]
+    seen.clear()
+    logs.of_rank(Manager(), job, 1, follow=False, out=seen.append)
+    assert seen == ["anew"]
+    with pytest.raises(NotFound, match="no log"):
+        logs.of_rank(manager, job, 7, follow=True, out=print)
+
+
+def test_aggregated_logs_are_taken_apart():
+    text = """Container: container_1_0001_01_000002 on localhost_1
+LogAggregationType: AGGREGATED
+=====
+LogType:worker.log
+LogLastModifiedTime:Sat Nov 21 16:17:47 +0000 2026
+LogLength:10
+LogContents:
+a line
+Container: of a liar
+End of LogType:worker.log
+***************************
+
+Container: container_1_0001_01_000002 on localhost_1
+LogType:prelaunch.out
+LogLength:1
+LogContents:
+x
+End of LogType:prelaunch.out
+"""
+    found = logs._parsed(text)
+    assert found == {"container_1_0001_01_000002": {"worker.log": "a line\nContainer: of a liar"}}
+    assert logs.lines(found)[0] == "==== container_1_0001_01_000002 worker.log"
