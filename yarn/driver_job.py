@@ -195,7 +195,7 @@ class Job(JobState):
         }.get(self.mode)
         if step is not None:
             step(now)
-        if self.limits.elastic and self.ledger.restarts > self.limits.max_restarts:
+        if self.ledger.restarts > self.limits.max_restarts:
             last = self._losses[-1].error() if self._losses else None
             allowed = self.limits.max_restarts
             error = driver_errors.too_many_losses(self.ledger.restarts, allowed, last)
@@ -346,11 +346,12 @@ class Job(JobState):
             if member.id not in chosen:
                 self._dismiss(member)
         self._turn("running", self._last_tick)
-        kept = sum(slot.keep for slot in self.world)
-        self.hands.event(
-            f"generation {self.generation}: {len(self.world)} ranks, {kept} of them with their"
-            " state in memory"
-        )
+        kept = [slot for slot in self.world if slot.keep]
+        state = "the state of the newest checkpoint"
+        if kept:
+            step = self.members[kept[0].member].old_step
+            state = f"the state of step {step} in the memory of {len(kept)} of them"
+        self.hands.event(f"generation {self.generation}: {len(self.world)} ranks, {state}")
 
     def _change(self, now: float, *, lost: bool) -> None:
         """Have everybody leave the world for the next."""
@@ -362,7 +363,8 @@ class Job(JobState):
 
     def _left(self, member: Member, event: dict[str, Any]) -> None:
         member.phase = "left"
-        member.old_rank = member.rank if event.get("step") is not None else None
+        member.old_step = event.get("step")
+        member.old_rank = member.rank if member.old_step is not None else None
         member.rank = None
         if self.mode == "running":  # it met the loss before we did
             self._change(self._last_tick, lost=event.get("reason") == "lost")

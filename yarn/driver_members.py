@@ -45,6 +45,8 @@ class Member:
     leaving: str | None = None
     """The signal that its agent has been sent by somebody."""
     diagnosis: dict[str, Any] | None = None
+    old_step: int | None = None
+    """The step of that state."""
     committed: int | None = None
     """Step of its copy in memory."""
     beat: dict[str, Any] = field(default_factory=dict)
@@ -68,7 +70,7 @@ class Member:
         """A new training process is ordered: nothing that the old one said counts."""
         self.process += 1
         self.phase, self.started = "starting", now
-        self.rank = self.old_rank = self.pid = self.committed = None
+        self.rank = self.old_rank = self.old_step = self.pid = self.committed = None
         self.kill_reason = self.diagnosis = None
         self.beat, self.step, self.kernel, self._cpu_at_beat = {}, {}, {}, 0.0
         self.beat_time = now

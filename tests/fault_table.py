@@ -1,0 +1,63 @@
+"""What each fault cost, as measured by tests/test_yarn_faults.py, and docs/faults.md made of it."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ROWS = ROOT / "build" / "faults.json"
+PAGE = ROOT / "docs" / "faults.md"
+HEAD = """# What faults cost
+
+Made by `make test-all` (tests/test_yarn_faults.py): each fault is done for real to a job of two
+workers on the mini cluster (two NodeManagers on one machine, loopback, a tiny model, a copy in
+memory every {commit} steps, a checkpoint every {checkpoint}, `yarn.hang_seconds: {hang}`). Seconds
+count from the fault to the first step after it: of any rank, and of the whole world again. Steps
+repeated are those between the last one that was reported (every second) and the state that
+training went on from. Processes left are the job's own that should be gone and are not.
+
+| framework | fault | repeated steps | training again, s | all again, s | went on from | left |
+|---|---|---|---|---|---|---|
+"""
+SETTINGS = {"commit": 20, "checkpoint": 200, "hang": 10}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault."""
+
+    framework: str
+    fault: str
+    repeated: int | None
+    again_seconds: float | None
+    whole_seconds: float | None
+    state: str
+    left: int
+
+
+def add(row):
+    """Remember a row; a later one of the same fault replaces it."""
+    rows = [one for one in load() if (one.framework, one.fault) != (row.framework, row.fault)]
+    ROWS.parent.mkdir(exist_ok=True)
+    ROWS.write_text(json.dumps([asdict(one) for one in [*rows, row]], indent=1))
+
+
+def load():
+    """The rows of the last runs."""
+    return [Row(**one) for one in json.loads(ROWS.read_text())] if ROWS.exists() else []
+
+
+def write():
+    """Put what is known into docs/faults.md."""
+    lines = [
+        f"| {row.framework} | {row.fault} | {_known(row.repeated)} | {_known(row.again_seconds)}"
+        f" | {_known(row.whole_seconds)} | {row.state} | {row.left} |\n"
+        for row in sorted(load(), key=lambda row: (row.framework, row.fault))
+    ]
+    PAGE.write_text(HEAD.format(**SETTINGS) + "".join(lines))
+
+
+def _known(value):
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

@@ -1,0 +1,258 @@
+"""Faults of jobs on YARN, done for real: what is lost, how soon training goes on, what is left.
+
+`make test` does one of each class to a torch job; the full matrix does all of them in both
+frameworks, and writes docs/faults.md.
+"""
+
+import re
+import time
+
+import pytest
+
+from howdah import storage
+from tests import fault_table
+from tests.cluster_jobs import ClusterJob, command, stop
+from tests.fixtures_dataset import build_dataset
+from tests.local_jobs import kill, parent
+from training.metricslog import read_metrics
+
+pytestmark = pytest.mark.hadoop
+
+full = pytest.mark.full
+FRAMEWORKS = ["torch", pytest.param("tensorflow", marks=full)]
+GOES_ON, IN_MEMORY = "newest checkpoint", "memory"
+
+
+@pytest.fixture(scope="module")
+def data(cluster, tiny_model_dir):
+    """A base model and a dataset on HDFS."""
+    home = f"{cluster.hdfs_url}/test/faults"
+    cluster.make_dir("/test/faults")
+    storage.make_dirs(f"{home}/model")
+    for entry in storage.list_dir(tiny_model_dir):
+        storage.upload(entry.path, f"{home}/model/{entry.name}")
+    rows = {"train": 960, "validation": 24}
+    build_dataset(f"{home}/data", model_dir=tiny_model_dir, rows=rows)
+    yield {"base": f"{home}/model", "dataset": f"{home}/data"}
+    cluster.remove("/test/faults")
+
+
+@pytest.fixture
+def submit(healthy_cluster, hadoop_env, hdfs_dir, data, tmp_path):
+    """Submits jobs, and ends them."""
+    made = []
+
+    def make(framework, *, elastic=True, **settings):
+        knobs = {
+            "training.framework": framework,
+            "checkpoint.every_steps": fault_table.SETTINGS["checkpoint"],
+            "yarn.hang_seconds": fault_table.SETTINGS["hang"],
+            "yarn.commit_every": fault_table.SETTINGS["commit"],
+            "yarn.gloo_timeout_seconds": 60,
+            "yarn.max_restarts": 100,
+        }
+        if elastic:
+            knobs |= {"yarn.min_workers": 1, "yarn.max_workers": 3}
+        one = ClusterJob(
+            healthy_cluster, f"{hdfs_dir}/run{len(made)}", tmp_path / f"{len(made)}.yaml",
+            **data, **(knobs | settings),
+        )  # fmt: skip
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def measure(job, fault, harm, framework, *, gone=(), attempt=0):
+    """Do it, wait until training goes on as before, and write down what it cost.
+
+    Args:
+        harm: does it.
+        gone: (job) -> processes that must be gone in the end.
+        attempt: of the application, that training goes on in; 0: the same as before.
+    """
+    status = job.trains(2, attempt=attempt - 1 if attempt else 0)
+    generation, step = status["generation"], status["step"]
+    doomed = list(gone(job)) if gone else []
+    started = time.monotonic()
+    harm()
+
+    def later(s):
+        return s["attempt"] > status["attempt"] or s["generation"] > generation
+
+    again = job.wait(
+        lambda s: later(s) and s["world_size"] and s["step"]
+        and (s["step"] > step or s["attempt"] > status["attempt"]),
+        f"training after: {fault}",
+    )  # fmt: skip
+    again_seconds = time.monotonic() - started
+    whole = job.trains(2, generation, attempt=attempt)
+    whole_seconds = time.monotonic() - started
+    words = [event["what"] for event in whole["events"]]
+    first = next(w for w in words if w.startswith(f"generation {generation + 1}:")) if (
+        attempt == 0
+    ) else ""  # fmt: skip
+    kept = re.search(r"the state of step (\d+)", first)
+    saved = (status["last_checkpoint"] or {"step": 0})["step"]
+    state, resumed = (IN_MEMORY, int(kept[1])) if kept else (GOES_ON, saved)
+    left = sum(command(pid) != "-" for pid in doomed)
+    row = fault_table.Row(
+        framework, fault, max(0, step - resumed), round(again_seconds, 1),
+        round(whole_seconds, 1), state, left,
+    )  # fmt: skip
+    fault_table.add(row)
+    print(row, again["step"])
+    assert left == 0
+    return row
+
+
+def check_metrics(job):
+    """Every step is there once: none lost, none doubled."""
+    steps = [line["step"] for line in read_metrics(job.directory) if "split" not in line]
+    assert steps == list(range(1, len(steps) + 1))
+
+
+def kill_rank(job, *ranks):
+    for pid in [job.rank(rank)["pid"] for rank in ranks]:
+        kill(pid)
+
+
+HARMS = {
+    "training process of rank 1 killed": lambda job: kill_rank(job, 1),
+    "training process of rank 0 killed": lambda job: kill_rank(job, 0),
+    "agent killed": lambda job: kill(parent(job.rank(1)["pid"])),
+    "container killed": lambda job: job.kill_container(job.rank(1)["container"]),
+    "rank stopped (SIGSTOP)": lambda job: stop(job.rank(1)["pid"]),
+    "all training processes killed": lambda job: kill_rank(job, 0, 1),
+}
+QUICK = ("training process of rank 0 killed", "container killed", "rank stopped (SIGSTOP)")
+
+
+def elastic_faults(job, framework, faults):
+    for fault in faults:
+        victims = lambda job, n=fault: [job.rank(r)["pid"] for r in ((0, 1) if "all" in n else ())]  # noqa: E731
+        row = measure(job, fault, lambda name=fault: HARMS[name](job), framework, gone=victims)
+        if row.state == IN_MEMORY:
+            assert row.repeated <= fault_table.SETTINGS["commit"] + 1
+
+
+def driver_killed(job, framework):
+    everybody = lambda job: [p for p in job.processes() if "driver" not in command(p)]  # noqa: E731
+    measure(job, "driver killed", job.kill_driver, framework, gone=everybody, attempt=2)
+
+
+def test_one_of_each_class(submit):
+    """Process, container, hang and driver: the quick run's share."""
+    job = submit("torch")
+    elastic_faults(job, "torch", QUICK)
+    driver_killed(job, "torch")
+    job.howdah("kill", job.application, "--save")
+    report, _ = job.end()
+    assert "KILLED" in report
+    check_metrics(job)
+    job.gone()
+
+
+@full
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_all_faults_of_an_elastic_job(submit, framework):
+    job = submit(framework)
+    elastic_faults(job, framework, HARMS)
+    driver_killed(job, framework)
+    job.howdah("kill", job.application, "--save")
+    job.end()
+    check_metrics(job)
+
+
+@full
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_application_master_killed(submit, framework):
+    job = submit(framework)
+    everybody = lambda job: job.processes()  # noqa: E731
+    measure(job, "application master killed", job.kill_master, framework, gone=everybody, attempt=2)
+
+
+@full
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_resource_manager_restarts(submit, cluster, framework):
+    """Work-preserving: nothing of the job notices."""
+    job = submit(framework)
+    before = job.trains(2)
+    pids = [job.rank(rank)["pid"] for rank in (0, 1)]
+    cluster.kill("resourcemanager")
+    cluster.start("resourcemanager")
+    after = job.wait(lambda s: (s["step"] or 0) > before["step"] + 20, "more steps")
+    assert after["generation"] == before["generation"]
+    assert [job.rank(rank)["pid"] for rank in (0, 1)] == pids
+    kill(pids[1])
+    job.trains(2, after["generation"])
+    fault_table.add(
+        fault_table.Row(framework, "ResourceManager killed, back", 0, 0.0, 0.0, IN_MEMORY, 0)
+    )
+
+
+@full
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_node_manager_killed(submit, cluster, framework, comes_back):
+    job = submit(framework)
+    job.trains(2)
+    node = next(d for d in ("nodemanager-0", "nodemanager-1") if _hosts(job, d) == "a worker")
+
+    def harm():
+        cluster.kill(node)
+        if comes_back:
+            cluster.start(node)
+
+    if comes_back:  # its containers go on
+        before = job.trains(2)
+        harm()
+        after = job.wait(lambda s: (s["step"] or 0) > before["step"] + 20, "more steps")
+        assert after["generation"] == before["generation"]
+        row = fault_table.Row(framework, "NodeManager killed, back", 0, 0.0, 0.0, IN_MEMORY, 0)
+        fault_table.add(row)
+    else:
+        measure(job, "NodeManager killed, gone for good", harm, framework)
+
+
+def _hosts(job, daemon):
+    """What a NodeManager has of the job: its driver, only workers, or nothing."""
+    folders = [p.name for p in _containers(job, daemon)]
+    if any(name.endswith("_000001") for name in folders):
+        return "the driver"
+    return "a worker" if folders else "nothing"
+
+
+def _containers(job, daemon):
+    from pathlib import Path
+
+    return list(Path(job.cluster.directory).glob(f"{daemon}/**/{job.application}/container_*"))
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_static_job_ends_with_its_cause(submit, framework):
+    job = submit(framework, elastic=False, **{"yarn.attempts": 1})
+    job.trains(2)
+    victim = job.rank(1)
+    started = time.monotonic()
+    kill(victim["pid"])
+    report, status = job.end(60)
+    seconds = time.monotonic() - started
+    assert status["exit_code"] == 6
+    assert "killed by signal 9" in status["error"]["what"]
+    assert victim["node"] in status["error"]["what"]
+    assert "Final-State : FAILED" in report
+    assert status["error"]["what"].split(":")[0] in report
+    job.gone()
+    row = fault_table.Row(framework, "static job: rank 1 killed, it ends", None, None,
+                          round(seconds, 1), "-", len(job.processes()))  # fmt: skip
+    fault_table.add(row)
+
+
+@full
+def test_the_table_is_written():
+    """Last of this file: all that was measured goes into docs/faults.md."""
+    fault_table.write()
+    assert fault_table.PAGE.read_text().count("\n|") > 2
