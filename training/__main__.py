@@ -33,6 +33,7 @@ from training.link import Link, LinkConsole
 from training.place import local_directory
 from training.pulse import Pulse
 from training.run import Run
+from training.shardfiles import TRAFFIC
 from training.worlds import Worlds
 
 _LOOPS = {"tensorflow": "training.loop_tf", "torch": "training.loop_torch"}
@@ -106,6 +107,7 @@ def _standby(args: argparse.Namespace) -> int:
         run.open()
         link.listen(on_stop=stop, on_loss=worlds.lost)
         pulse.start()
+        pulse.watch_data(TRAFFIC.counts)
         started = time.monotonic()
         _import(config.training.framework)
         link.send("ready", import_seconds=round(time.monotonic() - started, 3))
@@ -113,7 +115,9 @@ def _standby(args: argparse.Namespace) -> int:
         link.send("finished")
     except BaseException as error:  # noqa: BLE001 - every end of a rank is told
         _leave(run, error)
-    return 0
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # all is said and closed; a framework's own farewell takes time and may fail
 
 
 def _import(framework: str) -> None:

@@ -43,7 +43,11 @@ class EventFile:
         self._flushed = time.monotonic()
         self._event(0, bytes([_FILE_VERSION]) + _sized(b"brain.Event:2"))
         if resumed_at:
-            self._event(resumed_at + 1, bytes([_SESSION_LOG]) + _sized(_STATUS_START))
+            self.go_on(resumed_at)
+
+    def go_on(self, step: int) -> None:
+        """Have TensorBoard drop what came before this line and lies after `step`."""
+        self._event(step + 1, bytes([_SESSION_LOG]) + _sized(_STATUS_START))
 
     def scalars(self, step: int, values: dict[str, float]) -> None:
         """Add the values of a step; they reach the file within seconds, or at `close`."""

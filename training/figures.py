@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import deque
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from training.metricslog import MetricsLog
+from training.metricslog import MetricsLog, place_of
 from training.progress import Progress, StepFigures
 from training.state import TrainState
 from training.tracking import Tracker, flat
 
 __all__ = ["Figures"]
+
+
+_REMEMBERED = 1000
+"""Lines that a rank other than 0 remembers: those of the seconds between two publications."""
 
 
 class Figures:
@@ -32,6 +37,7 @@ class Figures:
         self._progress = None if console is None else Progress(console)
         self._log = log
         self._metrics: MetricsLog | None = None
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
         self._trackers: list[Tracker] = []
         self._first_step = 0
         self._total_steps = 1
@@ -44,6 +50,22 @@ class Figures:
     def write_to(self, metrics: MetricsLog) -> None:
         """Put lines into metrics.jsonl from now on."""
         self._metrics = metrics
+
+    def _write(self, **values: Any) -> None:
+        if self._metrics is not None:
+            self._metrics.write(**values)
+        else:
+            self._unwritten.append(values)
+
+    def _write_missing(self, upto: int) -> None:
+        """Write what a lost rank 0 has not published, up to the step that all go on from.
+
+        Every rank comes to the same figures, save for their times.
+        """
+        for line in self._unwritten:
+            if self._metrics.last < place_of(line) and line["step"] <= upto:
+                self._metrics.write(**line)
+        self._unwritten.clear()
 
     def track(self, tracker: Tracker) -> None:
         """Send figures to a tracker from now on."""
@@ -72,6 +94,10 @@ class Figures:
     # --------------------------------------------------------------------------- stepping
     def begin(self, step: int, *, total_steps: int, steps_per_epoch: int) -> None:
         """The steps begin after `step`; the clock runs."""
+        if self._metrics is not None:
+            self._write_missing(step)
+        for tracker in self._trackers:
+            tracker.go_on(step)
         self._first_step = step
         self._total_steps, self._steps_per_epoch = total_steps, steps_per_epoch
         if self._progress is not None:
@@ -155,8 +181,7 @@ class Figures:
             self._progress.figures(figures, self._total_steps, left)
         if self._log is not None:
             print(figures.line(self._total_steps, left), file=self._log, flush=True)
-        if self._metrics is not None:
-            self._metrics.write(**figures.__dict__)
+        self._write(**figures.__dict__)
         values = {f"train/{key}": v for key, v in figures.__dict__.items() if key != "step"}
         for tracker in self._trackers:
             tracker.log(figures.step, values)
@@ -169,10 +194,7 @@ class Figures:
             if isinstance(metrics.get(key), float)
         ]
         self.say(f"{split} at step {state.step}: {' '.join(shown)}")
-        if self._metrics is not None:
-            self._metrics.write(
-                step=state.step, epoch=self.epoch(state), split=split, metrics=metrics
-            )
+        self._write(step=state.step, epoch=self.epoch(state), split=split, metrics=metrics)
         for tracker in self._trackers:
             tracker.log(state.step, flat(metrics, f"{split}/"))
 

@@ -14,6 +14,7 @@ import os
 import queue
 import socket
 import threading
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -46,9 +47,13 @@ class Link:
 
     Args:
         descriptor: number of the open socket.
+        gone: called in a thread when the agent is gone.
     """
 
-    def __init__(self, descriptor: int) -> None:
+    def __init__(
+        self, descriptor: int, gone: Callable[[], None] = lambda: os._exit(_AGENT_GONE)
+    ) -> None:
+        self._gone = gone
         self._socket = socket.socket(fileno=descriptor)
         self._sending = threading.Lock()
         self._worlds: queue.SimpleQueue[World] = queue.SimpleQueue()
@@ -113,10 +118,13 @@ class Link:
         return self._wanted > self.generation
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
-            for line in lines:
-                self._heard(json.loads(line))
-        os._exit(_AGENT_GONE)
+        try:
+            with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+                for line in lines:
+                    self._heard(json.loads(line))
+        except BaseException:  # noqa: BLE001 - deaf to orders, this process may not live on
+            traceback.print_exc()
+        self._gone()
 
     def _heard(self, message: dict[str, Any]) -> None:
         kind = message["type"]

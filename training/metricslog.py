@@ -11,7 +11,7 @@ from typing import Any
 from howdah import storage
 from howdah.errors import NotFound
 
-__all__ = ["FILE_NAME", "MetricsLog", "read_metrics"]
+__all__ = ["FILE_NAME", "MetricsLog", "place_of", "read_metrics"]
 
 FILE_NAME = "metrics.jsonl"
 
@@ -29,7 +29,8 @@ class MetricsLog:
         remote = not storage.is_local(published)
         if remote and storage.exists(published):
             storage.download(published, path)
-        _end_last_line(path)
+        self.last = _end_last_line(path)
+        """Place of the last line that was there already."""
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - kept open
         self._attempt = attempt
 
@@ -55,21 +56,31 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _end_last_line(path: str) -> None:
-    """Cut a last line that a killed attempt has not finished."""
+def place_of(line: dict) -> tuple[int, bool]:
+    """Where a line comes: by its step, evaluations after the step itself."""
+    return int(line["step"]), "split" in line
+
+
+def _end_last_line(path: str) -> tuple[int, bool]:
+    """Cut a last line that a killed attempt has not finished; the place of the one before."""
     if not os.path.exists(path):
-        return
+        return -1, False
     with open(path, "rb+") as file:
         data = file.read()
         if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
+            data = data[: data.rfind(b"\n") + 1]
+            file.truncate(len(data))
+    try:
+        return place_of(json.loads(data.splitlines()[-1]))
+    except (IndexError, ValueError, KeyError):  # none yet, or none that can be read
+        return -1, False
 
 
 def read_metrics(run_directory: str) -> list[dict]:
-    """The lines that count: where attempts overlap, the last one's.
+    """The lines that count: where steps were done more than once, the last ones.
 
-    An attempt that goes on from step 75 takes the place of everything that earlier ones logged
-    from its own first line on.
+    A step that is done again, by a later attempt or by ranks that have gone on from memory, takes
+    the place of everything that was logged from that step on.
     """
     try:
         text = storage.read_text(storage.join(run_directory, FILE_NAME))
@@ -81,10 +92,21 @@ def read_metrics(run_directory: str) -> list[dict]:
             lines.append(json.loads(line))
         except ValueError:  # the last line of a killed attempt, cut short
             continue
+    # By attempts: one that everybody took for dead may have written a line after its successor.
+    return _once(sorted(lines, key=lambda line: line["attempt"]))
+
+
+def _once(lines: list[dict]) -> list[dict]:
+    """The lines without those of steps that were done again."""
     kept: list[dict] = []
-    upper = math.inf  # first step of a later attempt
-    for attempt in sorted({line["attempt"] for line in lines}, reverse=True):
-        own = [line for line in lines if line["attempt"] == attempt]
-        kept = [line for line in own if line["step"] < upper] + kept
-        upper = min([upper, *(line["step"] for line in own)])
+    reached = -1
+    for line in lines:
+        if "split" in line:  # it may be of an earlier step, the best one: that turns no time back
+            same = (line["split"], line["step"])
+            kept = [one for one in kept if (one.get("split"), one["step"]) != same]
+        else:
+            if line["step"] <= reached:
+                kept = [one for one in kept if one["step"] < line["step"]]
+            reached = line["step"]
+        kept.append(line)
     return kept

@@ -312,10 +312,12 @@ class Milestones:
         metrics: dict[str, dict[str, Any]] = {}
         for split in self._config.evaluation.splits:
             if self._job.has(split):
-                metrics[split] = self._final_evaluation(split)
+                with run.pulse.during("evaluate"):
+                    metrics[split] = self._final_evaluation(split)
                 run.figures.evaluated(replace(state, step=step), split, metrics[split])
         if comm.rank == 0:
-            self._export(step, best or self._weights(), metrics)
+            with run.pulse.during("save"):
+                self._export(step, best or self._weights(), metrics)
         comm.barrier()  # a rank 0 that is lost before it has exported is not the end
 
     def _final_evaluation(self, split: str) -> dict[str, Any]:

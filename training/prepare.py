@@ -1,7 +1,6 @@
 """What a loop trains on: dataset, base, plan and schedule, opened and held against each other.
 
-Free of any framework. Rank 0 reads the base model and the others get it from rank 0, so that
-storage is asked once, and weights are the same everywhere by construction.
+Free of any framework.
 """
 
 from __future__ import annotations
@@ -11,13 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from howdah import storage
 from howdah.config import Config
-from howdah.encode import Encoder
-from howdah.errors import ConfigError, DataError, ModelError
+from howdah.errors import ConfigError, DataError
 from howdah.manifest import Dataset, load_dataset
 from training import parameters
-from training.basemodel import BaseModel, load_base
+from training.basemodel import BaseModel
 from training.comm import Comm
 from training.identity import Identity
 from training.planner import (
@@ -28,6 +25,7 @@ from training.planner import (
     pad_multiple,
     padded_length,
 )
+from training.prepare_base import agreed_base, broadcast_files
 from training.readers import BatchSource
 from training.run import Run
 from training.runfile import config_hash
@@ -149,7 +147,7 @@ def prepare(
         job = _opened(config, comm, run, gpu)
     else:
         told = comm.broadcast_json(None if before is None else before.told(), root=holder)
-        files = _broadcast_files(before.base.tokenizer_files if before else {}, comm, holder)
+        files = broadcast_files(before.base.tokenizer_files if before else {}, comm, holder)
         job = before
         if before is None or before.told()["path"] != told["path"]:
             job = _joined(config, comm, run, gpu, told, files)
@@ -171,7 +169,7 @@ def _opened(config: Config, comm: Comm, run: Run, gpu: bool) -> Job:
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
     _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
-    base, weights = _base(config, dataset, comm, run)
+    base, weights = agreed_base(config, dataset, comm, run)
     return _job(config, gpu, precision, dataset, opened["train"], base, weights)
 
 
@@ -391,71 +389,7 @@ def _sparse_embeddings(
     return comm.size * unique < 2 * int(base.config["vocab_size"])
 
 
-# ------------------------------------------------------------------------------------- the model
-def _base(
-    config: Config, dataset: Dataset, comm: Comm, run: Run
-) -> tuple[BaseModel, dict[str, np.ndarray]]:
-    """The base model, its own weights on rank 0 alone, and the weights to begin with."""
-    manifest, base, told = dataset.manifest, None, None
-    if comm.rank == 0:
-        base = load_base(
-            config.model.base, revision=config.model.revision, label_names=manifest.labels
-        )
-        _check_fit(config, dataset, base)
-        for note in base.notes:
-            run.say(note)
-        told = {"config": base.config, "hash": base.hash, "source": base.source}
-    told = comm.broadcast_json(told)
-    # Any rank may have to export one day: that of an elastic job which outlives rank 0.
-    files = _broadcast_files({} if base is None else base.tokenizer_files, comm, 0)
-    weights = {}
-    if base is None:
-        base = BaseModel(weights={}, tokenizer_files=files, **told)
-    else:
-        weights = parameters.start_weights(
-            base.config,
-            base.weights,
-            num_labels=len(manifest.labels),
-            seed=config.training.seed,
-        )
-    return base, comm.broadcast(weights)
-
-
-def _broadcast_files(files: dict[str, bytes], comm: Comm, root: int) -> dict[str, bytes]:
-    arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
-    return {name: array.tobytes() for name, array in comm.broadcast(arrays, root=root).items()}
-
-
-def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
-    manifest = dataset.manifest
-    encoder = Encoder(base.tokenizer_files, base.source)
-    if encoder.hash != manifest.tokenizer.hash:
-        raise ModelError(
-            "the base model's tokenizer is not the dataset's: its ids mean other words",
-            where=base.source,
-            expected=f"tokenizer {manifest.tokenizer.hash} ({manifest.tokenizer.source})",
-            got=f"tokenizer {encoder.hash}",
-            remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
-        )
-    if base.config["vocab_size"] < manifest.tokenizer.vocab_size:
-        raise ModelError(
-            "the base model has fewer embeddings than its tokenizer has words",
-            where=base.source,
-            expected=f"vocab_size of at least {manifest.tokenizer.vocab_size}",
-            got=str(base.config["vocab_size"]),
-            remedy="take the base model's own tokenizer",
-        )
-    if base.config["max_position_embeddings"] < manifest.max_length:
-        raise ModelError(
-            "the dataset's rows are longer than the base model can read",
-            where=base.source,
-            expected=f"data.max_length of at most {base.config['max_position_embeddings']}",
-            got=f"{manifest.max_length} ({storage.name(dataset.path)})",
-            remedy="lower data.max_length and run `howdah etl` again",
-        )
-    parameters.trainable_names(base.config, config.model)  # refuses to freeze more than there is
-
-
+# ------------------------------------------------------------------------------ the run itself
 def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
     spec = planner.spec
     return Identity(

@@ -202,7 +202,8 @@ class ShardCache:
             handle = os.open(path + _PART, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             file = os.fdopen(handle, "r+b")
             try:
-                _lock(file)
+                # Once it is whole its readers hold its lock: it is no `.part` any more then.
+                _lock(file, path + _PART)
                 if not _is_named(file, path + _PART):
                     # Whoever held it has finished it, or given up: the name is free or another's.
                     if os.path.exists(path):
@@ -339,13 +340,19 @@ class _Held:
     """Nanoseconds since 1970."""
 
 
-def _lock(file: BinaryIO) -> None:
-    """Take the lock, however long another process holds it; a signal gets through meanwhile."""
+def _lock(file: BinaryIO, name: str | None = None) -> None:
+    """Take the lock, however long another process holds it; a signal gets through meanwhile.
+
+    Args:
+        name: not waited for longer than the file has this name.
+    """
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
+            if name is not None and not _is_named(file, name):
+                return
             time.sleep(_POLL_SECONDS)
 
 

@@ -8,6 +8,7 @@ on its way in.
 from __future__ import annotations
 
 import mmap
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,10 +23,37 @@ from howdah.record import FOOTER_BYTES, HEADER_BYTES, read_frames
 from howdah.shard_index import ShardIndex
 from training.shardcache import Fill, NoRoom, Pin, ShardCache
 
-__all__ = ["Mapped", "ShardFiles", "file_crc32c"]
+__all__ = ["TRAFFIC", "Mapped", "ShardFiles", "Traffic", "file_crc32c"]
 
 _CHUNK = 8 * 2**20
 _REMEDY = "restore the file from a copy, or remove the dataset version and run `howdah etl`"
+
+
+class Traffic:
+    """What this process has read of shards so far."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = {"local_bytes": 0, "remote_bytes": 0, "fetches": 0}
+
+    def opened(self, size: int) -> None:
+        """A shard was opened that lay on this machine already."""
+        with self._lock:
+            self._counts["local_bytes"] += size
+
+    def fetched(self, size: int) -> None:
+        """A shard was fetched from storage."""
+        with self._lock:
+            self._counts["remote_bytes"] += size
+            self._counts["fetches"] += 1
+
+    def counts(self) -> dict[str, int]:
+        """local_bytes, remote_bytes, fetches."""
+        with self._lock:
+            return dict(self._counts)
+
+
+TRAFFIC = Traffic()
 
 
 @dataclass(frozen=True)
@@ -128,8 +156,11 @@ class ShardFiles:
         """
         entry = self.entries[number]
         if not self.cached:
+            TRAFFIC.opened(entry.bytes)
             with open(storage.local_path(self._dataset.shard_path(entry)), "rb") as file:
                 return self._map(number, file, None)
+        if self.is_here(number):
+            TRAFFIC.opened(self.sizes[number])
         pin = self.cache.take(*self._copy_of(number))
         return self._map(number, pin.file, pin)
 
@@ -200,6 +231,7 @@ class ShardFiles:
                 self.locate_damage(entry)
             if file.tell() != self.sizes[number]:
                 self.locate_damage(entry)
+            TRAFFIC.fetched(entry.bytes)
 
         return fill
 

@@ -22,6 +22,9 @@ class Tracker:
         """Note figures of a step."""
         raise NotImplementedError
 
+    def go_on(self, step: int) -> None:
+        """Steps after `step` follow, some of which may have been logged before."""
+
     def close(self, status: str) -> None:
         """Write out what is left; status is finished, failed or interrupted."""
         raise NotImplementedError
@@ -48,10 +51,18 @@ class TensorBoard(Tracker):
 
     def __init__(self, directory: str, resumed_at: int) -> None:
         self._file = EventFile(directory, resumed_at)
+        self._logged = resumed_at
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Note figures of a step."""
         self._file.scalars(step, values)
+        self._logged = max(self._logged, step)
+
+    def go_on(self, step: int) -> None:
+        """Have TensorBoard drop the points after `step` where there are some."""
+        if self._logged > step:
+            self._file.go_on(step)
+            self._logged = step
 
     def close(self, status: str) -> None:
         """Finish the event file."""

@@ -48,6 +48,8 @@ class Worlds:
         self._elastic = False
         self._over = False
         self._comm: Comm | None = None
+        self._placed: set[str] = set()
+        """Environment variables that the last world has set."""
         self.memory = Memory(
             run.config.yarn.commit_every, told=lambda step: run.pulse.tell("commit", step=step)
         )
@@ -92,10 +94,10 @@ class Worlds:
             return
         run.pulse.enter("join")
         world = link.next_world()
-        for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
-            if name not in world.env:
-                del os.environ[name]
+        for name in self._placed - world.env.keys():
+            os.environ.pop(name, None)
         os.environ.update(world.env)
+        self._placed = set(world.env)
         self._elastic = run.elastic = self.memory.on = world.elastic
         self._comm = comm_module.init(self._framework, self._waits)
         link.send("joined", generation=world.generation, rank=self._comm.rank)
@@ -117,7 +119,8 @@ class Worlds:
         self._run.pulse.enter("join")
         self._run.pause()
         if not changed:
-            self._run.say(f"a rank was lost, going on without it: {error}")
+            where = "nothing yet" if self.memory.step is None else f"step {self.memory.step}"
+            self._run.say(f"a rank was lost; what is remembered: {where}; waiting for the others")
         if self._comm is not None:
             self._comm.shutdown()
         self._link.send(

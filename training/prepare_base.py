@@ -1,0 +1,91 @@
+"""The base model of a run: read and checked by rank 0, and then everybody's.
+
+Storage is asked once, and weights are the same everywhere by construction.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from howdah import storage
+from howdah.config import Config
+from howdah.encode import Encoder
+from howdah.errors import ModelError
+from howdah.manifest import Dataset
+from training import parameters
+from training.basemodel import BaseModel, load_base
+from training.comm import Comm
+from training.run import Run
+
+__all__ = ["agreed_base", "broadcast_files"]
+
+
+def agreed_base(
+    config: Config, dataset: Dataset, comm: Comm, run: Run
+) -> tuple[BaseModel, dict[str, np.ndarray]]:
+    """The base model, read by rank 0 for all, and the weights to begin with. Every rank enters.
+
+    Returns:
+        (base: its own weights on rank 0 alone; every tensor of the model to be trained).
+    Raises:
+        ModelError: it does not fit the dataset.
+    """
+    manifest, base, told = dataset.manifest, None, None
+    if comm.rank == 0:
+        base = load_base(
+            config.model.base, revision=config.model.revision, label_names=manifest.labels
+        )
+        _check_fit(config, dataset, base)
+        for note in base.notes:
+            run.say(note)
+        told = {"config": base.config, "hash": base.hash, "source": base.source}
+    told = comm.broadcast_json(told)
+    # Any rank may have to export one day: that of an elastic job which outlives rank 0.
+    files = broadcast_files({} if base is None else base.tokenizer_files, comm, 0)
+    weights = {}
+    if base is None:
+        base = BaseModel(weights={}, tokenizer_files=files, **told)
+    else:
+        weights = parameters.start_weights(
+            base.config,
+            base.weights,
+            num_labels=len(manifest.labels),
+            seed=config.training.seed,
+        )
+    return base, comm.broadcast(weights)
+
+
+def broadcast_files(files: dict[str, bytes], comm: Comm, root: int) -> dict[str, bytes]:
+    """The root's files by name, on every rank."""
+    arrays = {name: np.frombuffer(data, np.uint8) for name, data in files.items()}
+    return {name: array.tobytes() for name, array in comm.broadcast(arrays, root=root).items()}
+
+
+def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
+    manifest = dataset.manifest
+    encoder = Encoder(base.tokenizer_files, base.source)
+    if encoder.hash != manifest.tokenizer.hash:
+        raise ModelError(
+            "the base model's tokenizer is not the dataset's: its ids mean other words",
+            where=base.source,
+            expected=f"tokenizer {manifest.tokenizer.hash} ({manifest.tokenizer.source})",
+            got=f"tokenizer {encoder.hash}",
+            remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
+        )
+    if base.config["vocab_size"] < manifest.tokenizer.vocab_size:
+        raise ModelError(
+            "the base model has fewer embeddings than its tokenizer has words",
+            where=base.source,
+            expected=f"vocab_size of at least {manifest.tokenizer.vocab_size}",
+            got=str(base.config["vocab_size"]),
+            remedy="take the base model's own tokenizer",
+        )
+    if base.config["max_position_embeddings"] < manifest.max_length:
+        raise ModelError(
+            "the dataset's rows are longer than the base model can read",
+            where=base.source,
+            expected=f"data.max_length of at most {base.config['max_position_embeddings']}",
+            got=f"{manifest.max_length} ({storage.name(dataset.path)})",
+            remedy="lower data.max_length and run `howdah etl` again",
+        )
+    parameters.trainable_names(base.config, config.model)  # refuses to freeze more than there is
