@@ -18,7 +18,11 @@ LIGHT = ROOT / "tests" / "light_worker"
 class LocalJob:
     """A driver in a process of its own, with its agents and training processes."""
 
-    def __init__(self, directory, *, light=True, nodes="a", env=None, attempt=1, **sections):
+    def __init__(
+        self, directory, *, light=True, nodes="a", env=None, attempt=1, prefix=(), extra=(),
+        **sections,
+    ):  # fmt: skip
+        self.prefix = prefix  # of commands that reach the driver: its network namespace
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
         self.run_directory = self.directory / "run"
@@ -31,8 +35,8 @@ class LocalJob:
         self.config.write_text(yaml.safe_dump(config))
         path = f"{LIGHT}{os.pathsep}{ROOT}" if light else str(ROOT)
         self.log = self.job / "driver.log"
-        words = [sys.executable, "-m", "yarn.backend_local", "driver", str(self.job),
-                 str(self.config), "--nodes", nodes, "--attempt", str(attempt)]  # fmt: skip
+        words = [*prefix, sys.executable, "-m", "yarn.backend_local", "driver", str(self.job),
+                 str(self.config), "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
         with self.log.open("wb") as log:
             self.driver = subprocess.Popen(
                 words, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path, **(env or {})}
@@ -67,7 +71,7 @@ class LocalJob:
         if self.driver.poll() is None:
             try:
                 return json.loads(self.page("status.json"))
-            except (OSError, ValueError):
+            except (OSError, ValueError, subprocess.CalledProcessError):
                 pass
         return self.file
 
@@ -76,6 +80,10 @@ class LocalJob:
         url = self.file["page"]
         if url is None:
             raise ConnectionError("the driver has no page yet")
+        if self.prefix:
+            read = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1]).read().decode())"
+            words = [*self.prefix, sys.executable, "-c", read, url + name]
+            return subprocess.run(words, capture_output=True, text=True, check=True).stdout
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with opener.open(url + name, timeout=10) as answer:
             return answer.read().decode()

@@ -5,6 +5,8 @@
 Everything but the cluster is as on YARN. A container is a session of its own, and ends as a whole;
 its files are DIRECTORY/containers/<id>/. What a cluster does to a job is asked for with files:
 DIRECTORY/capacity holds how many containers there may be, DIRECTORY/preempt/<id> takes one back.
+With --namespaces the nodes are network namespaces of those names (root only), and --address is the
+driver's own in the one it runs in.
 """
 
 from __future__ import annotations
@@ -48,16 +50,25 @@ class LocalDriver(DriverBackend):
         directory: of this job, of its own.
         config_path: what agents are started with.
         nodes: names of the machines that this one stands for; containers take turns.
+        address: to listen on.
+        namespaces: nodes are network namespaces.
         attempt: which driver of the job this is.
     """
 
     def __init__(
-        self, directory: str, config_path: str, *, nodes: Sequence[str], attempt: int = 1
+        self,
+        directory: str,
+        config_path: str,
+        *,
+        nodes: Sequence[str],
+        address: str = "127.0.0.1",
+        namespaces: bool = False,
+        attempt: int = 1,
     ) -> None:
         self.application = os.path.basename(os.path.abspath(directory))
         self.attempt = attempt
         self._directory, self._config_path = os.path.abspath(directory), config_path
-        self._nodes = list(nodes)
+        self._nodes, self._address, self._namespaces = list(nodes), address, namespaces
         self._lock = threading.Lock()
         self._count = 0
         self._started = 0
@@ -67,7 +78,7 @@ class LocalDriver(DriverBackend):
             os.remove(self._driver_file)
 
     def listen_address(self) -> str:
-        return "127.0.0.1"
+        return self._address
 
     def publish(self, driver: DriverAddress) -> None:
         os.makedirs(self._directory, exist_ok=True)
@@ -149,6 +160,8 @@ class LocalDriver(DriverBackend):
         os.makedirs(home)
         words = [sys.executable, "-m", "yarn.backend_local", "agent", self._directory,
                  self._config_path, "--container", name, "--nodes", node]  # fmt: skip
+        if self._namespaces:
+            words = ["ip", "netns", "exec", node, *words]  # becomes the agent: no process between
         with open(os.path.join(home, "agent.log"), "wb") as log:
             process = subprocess.Popen(
                 words,
@@ -200,6 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("directory")
     parser.add_argument("config")
     parser.add_argument("--nodes", default="localhost")
+    parser.add_argument("--address", default="127.0.0.1")
+    parser.add_argument("--namespaces", action="store_true")
     parser.add_argument("--attempt", type=int, default=1)
     parser.add_argument("--container")
     args = parser.parse_args(argv)
@@ -212,7 +227,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     path = os.path.abspath(args.config)
     if args.role == "agent":
         return _agent(config, path, LocalAgent(args.directory, args.container, args.nodes))
-    backend = LocalDriver(args.directory, path, nodes=args.nodes.split(","), attempt=args.attempt)
+    backend = LocalDriver(
+        args.directory,
+        path,
+        nodes=args.nodes.split(","),
+        address=args.address,
+        namespaces=args.namespaces,
+        attempt=args.attempt,
+    )
     from yarn.driver import run
 
     try:

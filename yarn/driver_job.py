@@ -347,7 +347,7 @@ class Job(JobState):
                 self._dismiss(member)
         self._turn("running", self._last_tick)
         kept = [slot for slot in self.world if slot.keep]
-        state = "the state of the newest checkpoint"
+        state = "the state of the newest checkpoint, if there is one"
         if kept:
             step = self.members[kept[0].member].old_step
             state = f"the state of step {step} in the memory of {len(kept)} of them"

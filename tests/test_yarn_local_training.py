@@ -1,0 +1,83 @@
+"""Driver, agents and real training processes on this machine: what light workers cannot show."""
+
+import os
+import signal
+
+import pytest
+
+from tests.fixtures_dataset import build_dataset
+from tests.local_jobs import LocalJob, kill
+from tests.training_runs import NO_DROPOUT, SETTINGS, _nested
+from training.metricslog import read_metrics
+from training.runfile import RunFile
+
+pytestmark = pytest.mark.mpi
+
+FRAMEWORKS = ["torch", pytest.param("tensorflow", marks=pytest.mark.full)]
+
+
+@pytest.fixture
+def job(tmp_path, tiny_model_dir):
+    """Makes jobs, and ends them."""
+    made = []
+    rows = {"train": 240, "validation": 24}
+    build_dataset(str(tmp_path / "data"), model_dir=tiny_model_dir, rows=rows)
+
+    def make(framework, *, steps, yarn=None, **settings):
+        values = SETTINGS | NO_DROPOUT | {
+            "data.dataset": str(tmp_path / "data"), "model.base": tiny_model_dir,
+            "training.framework": framework, "training.max_steps": steps,
+            "training.num_train_epochs": 10**6, "checkpoint.every_steps": 100,
+        } | settings  # fmt: skip
+        one = LocalJob(
+            tmp_path / "job", light=False, env={"CUDA_VISIBLE_DEVICES": ""},
+            yarn={"commit_every": 5, "gloo_timeout_seconds": 60, **(yarn or {})},
+            **_nested(values),
+        )  # fmt: skip
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.__exit__()
+        assert not one.processes()
+
+
+def check_metrics(one):
+    """Every step is there once: none lost, none doubled."""
+    steps = [line["step"] for line in read_metrics(str(one.run_directory)) if "split" not in line]
+    assert steps == list(range(1, len(steps) + 1))
+    return steps
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_static_job(job, framework):
+    one = job(framework, steps=12)
+    code, verdict, status = one.end(200)
+    assert (code, verdict["status"], status["state"]) == (0, "SUCCEEDED", "finished")
+    assert (status["step"], status["total_steps"]) == (12, 12)
+    values = RunFile(str(one.run_directory)).values
+    assert (values["status"], values["world_size"]) == ("finished", 2)
+    assert len(check_metrics(one)) == 12
+    assert os.path.isdir(one.run_directory / "export")
+    assert any("step" in line for _, line in status["lines"])
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_an_elastic_job_survives_and_changes_its_size(job, framework):
+    one = job(framework, steps=10**6, yarn={"min_workers": 1, "max_workers": 3, "hang_seconds": 10})
+    status = one.trains(2, seconds=120)
+    survivor = one.rank(1)["pid"]
+    kill(one.rank(0)["pid"])
+    status = one.trains(2, status["generation"], 120)
+    assert one.rank(0)["pid"] == survivor
+    one.ask(type="scale", workers=3)
+    status = one.trains(3, status["generation"], 120)
+    kill(one.rank(2)["pid"], signal.SIGSTOP)
+    status = one.trains(3, status["generation"], 120)
+    assert one.rank(0)["pid"] == survivor
+    assert any("the state of step" in event for event in one.events())
+    one.ask(type="stop", save=True)
+    code, verdict, status = one.end(120)
+    assert (code, verdict["status"]) == (143, "KILLED")
+    assert len(check_metrics(one)) == status["last_checkpoint"]["step"]
