@@ -22,7 +22,8 @@ import importlib, json, os, sys
 framework = sys.argv[1]
 from training import env
 env.prepare(framework, threads=1)
-importlib.import_module("training.loop_" + {"torch": "torch", "tensorflow": "tf"}[framework])
+short = {"torch": "torch", "tensorflow": "tf"}[framework]
+importlib.import_module("training.loop_" + short)
 import training.evaluate, training.report, training.export, yarn.driver, yarn.agent, howdah.cli
 import skein
 from howdah import package
@@ -30,13 +31,26 @@ from training import comm as comm_module
 import numpy as np
 comm = comm_module.init(framework)
 total = comm.sum(np.array([1.0 + comm.rank])).tolist()
+
+from howdah import config
+from training.distilbert import CONFIG_DEFAULTS, encoder_shapes
+model_module = importlib.import_module("training.model_" + short)
+small = {**CONFIG_DEFAULTS, "dim": 24, "hidden_dim": 48, "n_layers": 1, "vocab_size": 90}
+weights = {name: np.zeros(shape, np.float32) for name, shape in encoder_shapes(small).items()}
+sections = config.from_dict({})
+net = model_module.build(
+    small, weights, num_labels=3, training=sections.training, model=sections.model
+)
+ids = np.ones((2, 8), np.int32)
+logits = model_module.forward_fn(net)(ids, ids)
 foreign = sorted(m.__file__ for m in list(sys.modules.values())
                  if getattr(m, "__file__", None) and not m.__file__.startswith(sys.argv[2]))
 with open("/proc/self/maps") as file:
     libraries = {line.split()[-1] for line in file if ".so" in line}
 here = package.here()
 print("FOUND", json.dumps({
-    "sum": total, "backend": comm.backend, "foreign": foreign, "kind": here["kind"],
+    "sum": total, "logits": list(logits.shape), "backend": comm.backend,
+    "foreign": foreign, "kind": here["kind"],
     "both": sorted({"torch", "tensorflow"} & set(sys.modules)),
     "mpi": sorted(name for name in libraries if "libmpi" in name),
     "libraries": sorted(libraries), "glibc": [here["glibc"], here["glibc_here"]],
@@ -89,6 +103,7 @@ def test_two_ranks_reduce_with_glibc_alone(framework, emptied, tmp_path):
         assert code == 0, text[-4000:]
         line = next(line for line in text.splitlines() if line.startswith("FOUND "))
         found = json.loads(line.removeprefix("FOUND "))
+        assert found["logits"] == [2, 3]
         assert found["sum"] == [3.0] and found["backend"] == "horovod (gloo)"
         assert found["kind"] == framework and found["both"] == [framework]
         assert found["foreign"] == [] and found["mpi"] == []

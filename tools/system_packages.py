@@ -107,6 +107,8 @@ def needs() -> list[Need]:
             (("krb5-kdc",), ("krb5-admin-server",), ("krb5-user",)),
         ),
         Need("Kerberos' headers", _has("krb5-config"), (("libkrb5-dev",),)),
+        # Tests with slow links between ranks: network namespaces, shaped.
+        Need("ip and tc", _has_beside_sbin("ip", "tc"), (("iproute2",),)),
     ]
 
 
