@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["TrainingProcess", "command", "environment"]
+__all__ = ["TrainingProcess", "command", "environment", "parse_message"]
 
 _LINE_LIMIT = 2**20
 """Bytes of one message; more is no message of ours."""
@@ -90,7 +90,7 @@ class TrainingProcess:
         with open(self.log, "ab") as log, theirs:
             self._process = subprocess.Popen(
                 argv,
-                env={**env, "HOWDAH_LINK_FD": str(theirs.fileno())},
+                env={**env, "HOWDAH_LINK_FD": str(theirs.fileno()), "HOWDAH_LOG": self.log},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -136,7 +136,7 @@ class TrainingProcess:
                     break
                 if not line:
                     break
-                message = _parse(line)
+                message = parse_message(line)
                 if message is None:
                     continue
                 if message["type"] == "failed":
@@ -146,7 +146,7 @@ class TrainingProcess:
         self._ended(self.number, code)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_message(line: bytes) -> dict[str, Any] | None:
     """A message; None for what is none (the link is the process's own, but its libraries' too)."""
     try:
         message = json.loads(line)

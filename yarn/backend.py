@@ -53,6 +53,8 @@ class Container:
     reason: Reason | None = None
     """Why it ended, where the cluster says: preempted (the queue wanted it back), killed (by us or
     by an operator), failed (the agent ended by itself), lost (with its node)."""
+    message: str = ""
+    """The cluster's own words about its end: memory exceeded, bad disks..."""
 
 
 class DriverBackend(ABC):

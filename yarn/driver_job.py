@@ -124,6 +124,8 @@ class Job(JobState):
                        "killed": "its container was killed"}.get(
                     one.reason or "", f"its container has ended (exit code {one.exit_code})"
                 )  # fmt: skip
+                if one.message:
+                    why += f": {one.message}"
                 self.gone(one.id, why, now)
                 if one.reason == "preempted":
                     self._losses = [

@@ -71,7 +71,7 @@ class Ledger:
                 self.stillborn += 1
                 events.append(
                     f"container {name} on {ended[name].node} has failed before its agent was there"
-                    f" (exit code {ended[name].exit_code})"
+                    f" (exit code {ended[name].exit_code}) {ended[name].message}".rstrip()
                 )
         return events
 
