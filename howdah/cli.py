@@ -471,11 +471,10 @@ def ps(
     json: AsJson = False,
 ) -> None:
     """List Howdah's jobs on YARN."""
-    from howdah.hadoop.web import current_user
     from yarn import watch
 
     manager, _ = _yarn(None)
-    user = None if all_users else current_user()
+    user = None if all_users else watch.oneself(manager)
     found = watch.jobs(manager, user=user, finished=all_states)
     _answer({"jobs": found}, json, watch.ps_lines(found))
 

@@ -31,6 +31,9 @@ class Manager:
             "progress": 50.0, "diagnostics": "its words\n", "trackingUrl": "http://rm/proxy/1/",
         }  # fmt: skip
 
+    def page(self, report):
+        return report["trackingUrl"]
+
     def applications(self, **filters):
         return [self.application(APP)]
 
@@ -233,8 +236,17 @@ def test_a_ranks_log_is_followed_to_the_end(job):
     seen.clear()
     logs.of_rank(Manager(), job, 1, follow=False, out=seen.append)
     assert seen == ["anew"]
+
+
+def test_a_rank_without_a_published_log_is_looked_for_in_its_container(job, monkeypatch):
+    tell(job, **RUNNING)
+    files = {"c2": {"training.1.log": "old", "training.2.log": "new\nlast\n", "worker.log": "x"}}
+    monkeypatch.setattr(logs, "of_containers", lambda manager, job, progress: files)
+    seen = []
+    logs.of_rank(Manager(), job, 1, follow=False, out=seen.append)
+    assert seen == ["new", "last"]
     with pytest.raises(NotFound, match="no log"):
-        logs.of_rank(manager, job, 7, follow=True, out=print)
+        logs.of_rank(Manager(), job, 0, follow=False, out=print)
 
 
 def test_aggregated_logs_are_taken_apart():

@@ -177,7 +177,7 @@ class SkeinDriver(DriverBackend):
         with open(spec.FINISHED, "w", encoding="ascii") as file:
             file.write(status)
         with _typed():
-            self._skein().shutdown(status, diagnostics or None)
+            self._skein().shutdown(status, diagnostics or "the job is done")
 
     # ---------------------------------------------------------------------------- the master
     def _all(self) -> list[Any]:

@@ -15,6 +15,7 @@ from urllib.parse import quote
 from howdah.config_model import Config
 from howdah.errors import ClusterError, HowdahError
 from howdah.hadoop import conf as settings
+from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.hadoop.web import identity, session
 from howdah.manifest import load_dataset
 
@@ -25,13 +26,17 @@ _MOST_FILES = 64
 _SECONDS = 10.0
 
 
-def hosts(config: Config, progress: Callable[[str], None]) -> tuple[str, ...]:
-    """Hosts with blocks of the training split, most bytes first; none where that is not known.
+def hosts(
+    config: Config, manager: ResourceManager, progress: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Hosts with a NodeManager and blocks of the training split, most bytes first.
 
-    Enough hosts that each worker could have one of its own; a cluster that spreads the blocks over
-    all nodes gives no reason to prefer any.
+    As many as the job may have workers; none where it is not known, and where a node label says
+    already where to run (YARN takes a label or hosts, not both).
     """
     path = config.data.dataset
+    if config.yarn.node_label is not None:
+        return ()
     if path.partition("://")[0].lower() not in ("hdfs", "webhdfs", "swebhdfs"):
         return ()
     try:
@@ -43,8 +48,9 @@ def hosts(config: Config, progress: Callable[[str], None]) -> tuple[str, ...]:
     except HowdahError as error:
         progress(f"workers anywhere: where the dataset's blocks lie is not known ({error.what})")
         return ()
-    most = max(config.yarn.most, 1)
-    return tuple(host for host, _ in held.most_common(most))
+    there = {str(node.get("nodeHostName")) for node in manager.nodes()}
+    near = [host for host, _ in held.most_common() if host in there]
+    return tuple(near[: config.yarn.most])
 
 
 def block_hosts(paths: Sequence[str]) -> Counter[str]:

@@ -57,11 +57,8 @@ def of_rank(
         over = not follow or manager.application(job.application)["state"] in OVER
         data, shown = _from(path, shown)
         if data is None and over and shown == 0:
-            raise NotFound(
-                "this rank has no log",
-                where=path,
-                remedy=f"howdah logs {job.application} shows the containers'",
-            )
+            _of_ranks_container(manager, job, rank, out)
+            return
         if data:
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
@@ -71,6 +68,24 @@ def of_rank(
                 out(rest.decode(errors="replace"))
             return
         time.sleep(_POLL_SECONDS)
+
+
+def _of_ranks_container(
+    manager: ResourceManager, job: Job, rank: int, out: Callable[[str], None]
+) -> None:
+    """The log of the training process that had a rank last, from its container."""
+    ranks = job.told().get("ranks") or []
+    container = next((r.get("container") for r in ranks if r.get("rank") == rank), None)
+    files = of_containers(manager, job, progress=lambda line: None).get(container or "", {})
+    names = sorted(name for name in files if name.startswith("training."))
+    if not names:
+        raise NotFound(
+            "this rank has no log",
+            where=storage.join(job.directory or "", "logs", f"rank.{rank}"),
+            remedy=f"howdah logs {job.application} shows the containers'",
+        )
+    for line in files[names[-1]].rstrip("\n").split("\n"):
+        out(line)
 
 
 def _from(path: str, start: int) -> tuple[bytes | None, int]:

@@ -169,7 +169,7 @@ class Owner:
                 continue  # whoever made it died on the way
             try:
                 there = self.read()
-                if there is None or there.token != stale.token:
+                if there != stale:  # taken over, or completed by a submitter that has ended since
                     return False
                 storage.write_whole(self.path, ours.as_json())
                 return True

@@ -14,6 +14,7 @@ from howdah import package, storage
 from howdah.config_model import Config
 from howdah.errors import ConfigError
 from howdah.hadoop import conf as settings
+from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.web import current_user
 from howdah.package import Package
 from yarn.spec import Shipment, Source, file_names
@@ -50,6 +51,8 @@ def user(config: Config) -> str:
         return config.run.user
     if config.yarn.principal:
         return re.split("[/@]", config.yarn.principal)[0]
+    if settings.load().kerberos:
+        return short_name() or current_user()
     return current_user()
 
 

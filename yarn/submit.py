@@ -20,7 +20,7 @@ from howdah import storage
 from howdah.config_model import Config
 from howdah.errors import ClusterError, HowdahError, Interrupted, StorageError, Terminated
 from howdah.hadoop.kerberos import logged_in
-from howdah.hadoop.resourcemanager import ResourceManager
+from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
 from howdah.manifest import content_hash
 from yarn import locality, preflight, sealed, shipping, spec, watch
 from yarn.owner import Claim, Owner
@@ -36,7 +36,7 @@ class Submitted:
     """An application that runs, or will."""
 
     application: str
-    tracking_url: str | None
+    tracking_url: str
     run_directory: str
     attached: bool
     """It was there before."""
@@ -75,7 +75,7 @@ def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
         asked = spec.application(
             config, shipment, config_file=f"(the configuration)/{spec.CONFIG}",
             secret_file=f"(a new secret)/{spec.SECRET}", token="(a new token)",
-            nodes=locality.hosts(config, progress),
+            nodes=locality.hosts(config, manager, progress),
         )  # fmt: skip
     missing = [p for p in packages if not storage.exists(storage.join(directory, p.name))]
     return {
@@ -113,7 +113,7 @@ def submit(config: Config, progress: Progress) -> Submitted:
         else:
             application = _new(config, manager, owner, claim, progress)
             attached = False
-        tracking = manager.application(application).get("trackingUrl")
+        tracking = manager.page(manager.application(application))
         return Submitted(
             application=application, tracking_url=tracking, attached=attached,
             run_directory=config.run.directory, seconds=time.monotonic() - started,
@@ -151,7 +151,7 @@ def _new(
     try:
         shipment, packages = shipping.plan(config, progress)
         shipping.upload(config, packages, progress)
-        nodes = locality.hosts(config, progress)
+        nodes = locality.hosts(config, manager, progress)
         with tempfile.TemporaryDirectory(prefix="howdah-submit-") as place:  # 0700
             asked = spec.application(
                 config, shipment, nodes=nodes, token=claim.token,
@@ -215,7 +215,9 @@ def follow(config: Config, submitted: Submitted, progress: Progress) -> dict[str
         Interrupted, Terminated: the job has saved what it could, and is killed.
     """
     with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
-        manager = ResourceManager(user=config.run.user)
+        # It may take its time to come back: the job goes on meanwhile.
+        patience = max(PATIENCE_SECONDS, config.run.storage_retry_seconds)
+        manager = ResourceManager(user=config.run.user, patience=patience)
         job = watch.Job(submitted.application, config.run.directory)
         try:
             return watch.wait(manager, job, progress)

@@ -17,7 +17,9 @@ from howdah import storage
 from howdah.config_model import Config
 from howdah.errors import ClusterError, HowdahError, NotFound, TrainingError, UsageError
 from howdah.hadoop import conf as settings
+from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from howdah.hadoop.web import current_user
 from yarn import registry, spec
 from yarn.owner import held_by
 
@@ -100,7 +102,7 @@ def status(manager: ResourceManager, job: Job) -> dict[str, Any]:
         "user": report.get("user"),
         "queue": report.get("queue"),
         "priority": report.get("priority"),
-        "tracking_url": report.get("trackingUrl"),
+        "tracking_url": manager.page(report),
         "diagnostics": (report.get("diagnostics") or "").strip(),
         "elapsed_seconds": (report.get("elapsedTime") or 0) / 1000,
         "containers": report.get("runningContainers"),
@@ -165,6 +167,11 @@ def _time(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+
+
+def oneself(manager: ResourceManager) -> str | None:
+    """Whose jobs `howdah ps` shows; None: everybody's, where it is not known who one is."""
+    return short_name() if manager.conf.kerberos else current_user()
 
 
 def jobs(manager: ResourceManager, *, user: str | None, finished: bool) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import tempfile
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from howdah import storage
 from howdah.errors import ClusterError
 
-__all__ = ["logged_in"]
+__all__ = ["logged_in", "short_name"]
 
 _FRESH_SECONDS = 60.0  # a login costs the KDC next to nothing; tickets last minutes at the least
 
@@ -62,6 +63,26 @@ def logged_in(keytab: str | None, principal: str | None, key: str) -> Iterator[N
                     os.environ[name] = value
             over.set()
             thread.join()
+
+
+def short_name() -> str | None:
+    """Who one is to a Kerberised cluster: the first part of the principal of the ticket, or of the
+    keytab that $KRB5_CLIENT_KTNAME names; None: there is neither.
+
+    A cluster's own rules (hadoop.security.auth_to_local) are not looked at.
+    """
+    program = shutil.which("klist")
+    if program is None:
+        return None
+    asked = [[program], [program, "-k", os.environ.get("KRB5_CLIENT_KTNAME", "")]]
+    for argv in asked[: 2 if asked[1][2] else 1]:
+        done = subprocess.run(
+            argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        found = re.search(r"^(?:Default principal:|\s*\d+)\s+([^\s/@]+)\S*@", done.stdout, re.M)
+        if done.returncode == 0 and found:
+            return found.group(1)
+    return None
 
 
 def login(keytab: str, principal: str, cache: str, where: str) -> None:

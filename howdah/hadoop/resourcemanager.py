@@ -94,6 +94,11 @@ class ResourceManager:
         """
         return self._call("GET", f"apps/{application}")["app"]
 
+    def page(self, report: dict[str, Any]) -> str:
+        """The URL of an application's page; before its master runs, where it will be."""
+        told = report.get("trackingUrl")
+        return told or f"{self.urls[0]}/proxy/{report['id']}/"
+
     def applications(self, **filters: str) -> list[dict[str, Any]]:
         """Applications, newest first.
 

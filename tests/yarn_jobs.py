@@ -1,0 +1,141 @@
+"""Jobs on the mini cluster by the command line, as users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import yaml
+
+from howdah import storage
+from tests.fixtures_dataset import build_dataset
+
+ROOT = Path(__file__).resolve().parent.parent
+LIMIT = 240.0  # seconds; a test that hangs waits longer than this
+
+
+def place_data(url: str, model_dir: str) -> None:
+    """A small dataset at `url`/set and the tiny model at `url`/model."""
+    for name in os.listdir(model_dir):
+        storage.upload(os.path.join(model_dir, name), f"{url}/model/{name}")
+    build_dataset(f"{url}/set/v=1", model_dir=model_dir, rows={"train": 96, "validation": 24})
+
+
+def settings(url: str, run: str, **sections) -> dict:
+    """A configuration for `place_data`'s files; `sections` are merged into it."""
+    held = {
+        "run": {"name": run, "directory": f"{url}/runs/{run}"},
+        "data": {"dataset": f"{url}/set", "max_length": 64},
+        "model": {"base": f"{url}/model"},
+        "training": {
+            "framework": "torch", "global_batch_size": 12, "per_device_max_tokens": 128,
+            "max_steps": 12, "learning_rate": 0.002, "precision": "fp32", "logging_steps": 1,
+        },
+        "checkpoint": {"every_steps": 4},
+        "evaluation": {"splits": ["validation"]},
+        "tracking": {"tensorboard": False},
+        "yarn": {
+            "environment": "path", "python": sys.executable, "workers": 2, "attempts": 1,
+            "worker": {"memory": "2 GiB"},
+        },
+    }  # fmt: skip
+    for name, values in sections.items():
+        held[name] = {**held.get(name, {}), **values}
+    return held
+
+
+class Jobs:
+    """The `howdah` command against one cluster.
+
+    Args:
+        cluster: a MiniCluster.
+        directory: local, for configurations.
+    """
+
+    def __init__(self, cluster, directory):
+        self.cluster, self.directory = cluster, Path(directory)
+        self.env = {**cluster.env, "PYTHONPATH": str(ROOT), "HOWDAH_CACHE": str(directory)}
+        self.env.pop("HADOOP_USER_NAME", None)
+
+    def config(self, held: dict) -> str:
+        """Write a configuration; its path."""
+        path = self.directory / f"{held['run']['name']}.yaml"
+        path.write_text(yaml.safe_dump(held))
+        return str(path)
+
+    def start(self, *words: str, **more) -> subprocess.Popen:
+        """Start `howdah WORDS`."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "howdah.cli", *words], env={**self.env, **more},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.directory,
+        )  # fmt: skip
+
+    def run(self, *words: str, code: int = 0, **more) -> subprocess.CompletedProcess:
+        """Run `howdah WORDS` to its end; it must exit with `code`."""
+        process = self.start(*words, **more)
+        out, err = process.communicate(timeout=LIMIT)
+        assert process.returncode == code, f"{words}: {process.returncode}\n{out}\n{err}"
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def json(self, *words: str, code: int = 0, **more) -> dict:
+        """Its one JSON object."""
+        return json.loads(self.run(*words, "--json", code=code, **more).stdout)
+
+    def status(self, application: str) -> dict:
+        return self.json("status", application)
+
+    def wait_for(self, application: str, what, cause: str) -> dict:
+        """Wait until what(status) is true of a job; its status then."""
+        deadline = time.monotonic() + LIMIT
+        while True:
+            told = self.status(application)
+            if what(told):
+                return told
+            assert time.monotonic() < deadline, f"{cause}: {json.dumps(told, indent=1)}"
+            over = told["state"] in ("FINISHED", "FAILED", "KILLED")
+            assert not over, f"{cause}: it has ended: {json.dumps(told, indent=1)}"
+            time.sleep(0.5)
+
+    def wait_for_step(self, application: str, step: int) -> dict:
+        return self.wait_for(
+            application, lambda told: ((told["job"] or {}).get("step") or 0) >= step, f"step {step}"
+        )
+
+    def wait_for_end(self, application: str) -> dict:
+        over = ("FINISHED", "FAILED", "KILLED")
+        deadline = time.monotonic() + LIMIT
+        while (told := self.status(application))["state"] not in over:
+            assert time.monotonic() < deadline, told
+            time.sleep(0.5)
+        return told
+
+    def processes(self, application: str) -> dict[int, str]:
+        """Processes of a job's containers: pid and command line."""
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                environ = (entry / "environ").read_bytes()
+                words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            marks = (f"SKEIN_APPLICATION_ID={application}", f"CONTAINER_ID={_mark(application)}")
+            if words and any(mark.encode() in environ for mark in marks):
+                found[int(entry.name)] = words
+        return found
+
+    def wait_until_gone(self, application: str, seconds: float) -> None:
+        """No process of the job is left."""
+        deadline = time.monotonic() + seconds
+        while left := self.processes(application):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.2)
+
+
+def _mark(application: str) -> str:
+    return "container_" + application.removeprefix("application_")
