@@ -220,7 +220,7 @@ def _container(found: Any) -> Container:
         return Container(name, node, "running")
     if state == "SUCCEEDED":
         return Container(name, node, "ended", exit_code=0)
-    return Container(name, node, "ended", reason=_reason(state, told))
+    return Container(name, node, "ended", reason=_reason(state, told), message=told.strip())
 
 
 def _reason(state: str, told: str) -> Reason:
