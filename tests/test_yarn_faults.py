@@ -231,6 +231,41 @@ def _containers(job, daemon):
     return list(Path(job.cluster.directory).glob(f"{daemon}/**/{job.application}/container_*"))
 
 
+PREEMPTION = {
+    "yarn.resourcemanager.scheduler.monitor.enable": "true",
+    "yarn.resourcemanager.monitor.capacity.preemption.monitoring_interval": "500",
+    "yarn.resourcemanager.monitor.capacity.preemption.max_wait_before_kill": "2000",
+    "yarn.resourcemanager.monitor.capacity.preemption.total_preemption_per_round": "1.0",
+    "yarn.resourcemanager.monitor.capacity.preemption.natural_termination_factor": "1.0",
+    "yarn.resourcemanager.monitor.capacity.preemption.max_ignored_over_capacity": "0.0",
+}
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_preempted_by_another_queue(submit, cluster, framework):
+    """Three workers have three quarters of the cluster; the other queue wants its half back."""
+    cluster.reconfigure("resourcemanager", {"yarn-site": PREEMPTION})
+    large = {"yarn.worker.memory": "3 GiB"}
+    job = submit(framework, **large, **{"yarn.workers": 3, "yarn.queue": "default"})
+    status = job.trains(3, seconds=180)
+    started = time.monotonic()
+    other = submit(framework, elastic=False, **{
+        "yarn.workers": 1, "yarn.worker.memory": "5 GiB", "yarn.queue": "batch",
+        "training.max_steps": 20, "evaluation.splits": [],
+    })  # fmt: skip
+    after = job.wait(lambda s: s["preemptions"] and s["world_size"] in (1, 2), "preemption", 90)
+    seconds = time.monotonic() - started
+    step = after["step"]
+    job.wait(lambda s: s["step"] > step, "steps of those that are left")
+    assert after["restarts"] == 0
+    other.end(180)
+    whole = job.trains(3, status["generation"], 180)
+    assert whole["restarts"] == 0
+    row = fault_table.Row(framework, "container preempted by another queue", None,
+                          round(seconds, 1), None, IN_MEMORY, 0)  # fmt: skip
+    fault_table.add(row)
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_static_job_ends_with_its_cause(submit, framework):
     job = submit(framework, elastic=False, **{"yarn.attempts": 1})

@@ -234,8 +234,12 @@ def test_too_many_failures_end_the_job(job):
     one = elastic(
         job, max_restarts=2, min_workers=2, env=fault(rank=1, step=7, do="crash", always=1)
     )
+    one.run_directory.mkdir(exist_ok=True)
+    (one.run_directory / "run.json").write_text('{"status": "running", "run_id": "x"}')
     code, _, status = one.end()
     assert code == 6
+    told = json.loads((one.run_directory / "run.json").read_text())
+    assert told == {"status": "failed", "run_id": "x", "error": status["error"]["what"]}
     assert status["error"]["what"] == "too many workers have failed"
     assert status["error"]["got"].startswith("3; the last: rank 1")
 
@@ -266,9 +270,7 @@ def test_a_killed_driver_leaves_no_process_and_the_next_resumes(job):
     deadline_holds(lambda: not one.processes())
     assert not (one.job / "finish.json").exists()
     before = {row["pid"] for row in one.did()}
-    code, _, status = job(
-        steps=saved + 200, attempt=2, attempts=2, env={"STEP_SECONDS": "0"}
-    ).end()
+    code, _, status = job(steps=saved + 200, attempt=2, attempts=2, env={"STEP_SECONDS": "0"}).end()
     assert (code, status["attempt"], status["step"]) == (0, 2, saved + 200)
     first = next(r for r in check_state(one) if r["pid"] not in before)
     assert first["step"] > saved

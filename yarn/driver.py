@@ -17,12 +17,13 @@ from typing import Any
 
 from howdah.config import Config
 from howdah.errors import HowdahError, UsageError, render
-from yarn import driver_page, driver_status, wire
+from yarn import agent_facts, driver_page, driver_status, wire, world
 from yarn.backend import Container, DriverAddress, DriverBackend
 from yarn.driver_books import Books
 from yarn.driver_cluster import ClusterSide
 from yarn.driver_job import Job
 from yarn.driver_state import Limits
+from yarn.mpi import Mpirun
 from yarn.rendezvous import Rendezvous
 
 __all__ = ["run"]
@@ -129,11 +130,18 @@ class _Driver:
             obey=self._obey,
             say=self.event,
         )
+        self._mpirun = self._mpi() if config.yarn.controller == "mpi" else None
         self._job = Job(limits(config), self, time.monotonic(), backend.attempt)
 
     # ---------------------------------------------------------------- what the job can do
     def order(self, member: str, order: dict[str, Any]) -> None:
         """Hands: send an order to an agent."""
+        if self._mpirun is not None and order["type"] == "start":
+            self._mpirun.start(member, order)  # all of them at once, by mpirun
+            return
+        self._send(member, order)
+
+    def _send(self, member: str, order: dict[str, Any]) -> None:
         self._mail.setdefault(member, _Mailbox()).put(order)
         self._lock.notify_all()
 
@@ -155,6 +163,33 @@ class _Driver:
             self._chronicle.event(what)
         self._books.touch()
         _say(what)
+
+    def _mpi(self) -> Mpirun:
+        """What starts the processes of an MPI job."""
+        address, ports = self._backend.listen_address(), self._config.yarn.port_range
+
+        def members() -> list[str]:
+            there = [world.Candidate(m.id, m.node) for m in self._job.members.values() if m.alive]
+            return [slot.member for slot in world.assign(there, self._job.wanted)]
+
+        def send(member: str, order: dict[str, Any]) -> None:
+            with self._lock:
+                self._send(member, order)
+
+        def failed(error: HowdahError) -> None:
+            with self._lock:
+                self._job.fail(error, time.monotonic())
+
+        return Mpirun(
+            members=members,
+            wanted=lambda: self._job.wanted,
+            send=send,
+            failed=failed,
+            say=self.event,
+            interface=agent_facts.interface_of(address),
+            address=address,
+            ports=None if ports is None else range(ports[0], ports[1] + 1),
+        )
 
     # ---------------------------------------------------------------------------- its life
     def drive(self) -> int:
@@ -182,9 +217,14 @@ class _Driver:
         with self._lock:
             self._lock.wait_for(self._all_left, _LEAVE_SECONDS)
             error, stopped = self._job.error, self._job.stopped
-        if not self._books.close(_LAST_STATUS_SECONDS):
+        ended = None
+        if error is not None:
+            ended = ("interrupted" if stopped else "failed", error.what)
+        if not self._books.close(_LAST_STATUS_SECONDS, ended):
             _say("the last status could not be written")
         self._cluster.close(_LEAVE_SECONDS)
+        if self._mpirun is not None:
+            self._mpirun.close()
         status = "SUCCEEDED" if error is None else "KILLED" if stopped else "FAILED"
         text = "" if error is None else render(error)
         if text:

@@ -51,6 +51,8 @@ class Books:
     ) -> None:
         self._status_path = storage.join(directory(run_directory), "status.json")
         self._requests = storage.join(directory(run_directory), "requests")
+        self._run_file = storage.join(run_directory, "run.json")
+        self._ended: tuple[str, str] | None = None
         self._fresh = fresh
         self._status, self._obey, self._say = status, obey, say
         self._wake = threading.Event()
@@ -65,8 +67,15 @@ class Books:
         """Write the status soon: something has happened."""
         self._wake.set()
 
-    def close(self, seconds: float) -> bool:
-        """Write the last status; False if that could not be done in time."""
+    def close(self, seconds: float, ended: tuple[str, str] | None) -> bool:
+        """Write the last status; False if that could not be done in time.
+
+        Args:
+            seconds: to wait.
+            ended: status and error for a run.json that still says "running": killed ranks could
+                not write it themselves. None: the run has ended well.
+        """
+        self._ended = ended
         self._closing.set()
         self._wake.set()
         self._thread.join(seconds)
@@ -88,6 +97,8 @@ class Books:
                     text = json.dumps(self._status(), ensure_ascii=False)
                     storage.write_whole(self._status_path, text.encode())
                     written = time.monotonic()
+                if closing:
+                    self._close_run()
                 if not closing and time.monotonic() - asked > _REQUEST_SECONDS:
                     asked = time.monotonic()
                     self._take_requests()
@@ -96,6 +107,15 @@ class Books:
                 time.sleep(1.0)
             if closing:
                 return
+
+    def _close_run(self) -> None:
+        if self._ended is None or not storage.exists(self._run_file):
+            return
+        values = storage.read_json(self._run_file)
+        if isinstance(values, dict) and values.get("status") == "running":
+            status, error = self._ended
+            text = json.dumps({**values, "status": status, "error": error}, ensure_ascii=False)
+            storage.write_whole(self._run_file, text.encode())
 
     def _make_ready(self) -> None:
         if self._fresh:
