@@ -29,6 +29,7 @@ from training import distilbert, env, launch_command, parameters, scaling
 from training.basemodel import load_base
 from training.comm import split_evenly
 from training.metricslog import FILE_NAME
+from training.place import process_start
 from training.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
 from training.prepare import training_planner
 from training.scaling import Compute, Gradient, Network, Prediction, Work
@@ -324,10 +325,33 @@ def _running(argv: Sequence[str], output: str) -> Iterator[subprocess.Popen]:
         )  # fmt: skip
         try:
             yield process
-        finally:  # the ranks die with the launcher (env.die_with_parent)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+        finally:  # the launcher gives each rank a session of its own: found by their parents
+            family = [process.pid, *_descendants(process.pid)]
+            starts = {pid: process_start(pid) for pid in family}
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             process.wait()
+            # a rank that still writes would bring its directory back after its removal
+            _until(
+                lambda: all(start != process_start(pid) for pid, start in starts.items() if start),
+                output,
+            )
+
+
+def _descendants(pid: int) -> list[int]:
+    parents = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+    found, todo = [], [pid]
+    while todo:
+        parent = todo.pop()
+        children = [child for child, of in parents.items() if of == parent]
+        found += children
+        todo += children
+    return found
 
 
 def _until(ready: Callable[[], object], output: str) -> None:

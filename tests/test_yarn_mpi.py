@@ -1,0 +1,137 @@
+"""MPI jobs: mpirun's daemons in the workers' containers, without ssh."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+
+import psutil
+import pytest
+
+from howdah import config
+from howdah.errors import ClusterError, ConfigError
+from tests.local_jobs import LocalJob, kill
+from yarn import mpi, mpi_node, mpi_rsh
+
+
+def test_mpirun_is_asked_for_a_daemon_in_each_container():
+    words = mpi.command(3, "/usr/bin/python3")
+    assert words[:5] == ["mpirun", "-np", "3", "-H", "w0,w1,w2"]
+    assert "--leave-session-attached" in words  # else daemons outlive their containers
+    settings = {words[n + 1]: words[n + 2] for n, word in enumerate(words) if word == "--mca"}
+    assert settings["plm_rsh_agent"] == "/usr/bin/python3 -m yarn.mpi_rsh"
+    assert settings["plm_rsh_no_tree_spawn"] == "1"
+    assert words[-3:] == ["/usr/bin/python3", "-m", "yarn.mpi_rank"]
+
+
+def test_ports_are_taken_from_the_range_and_only_free_ones():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        near = range(port, port + 8)
+        found = mpi_node.free_ports(near, 2, "127.0.0.1")
+        assert len(set(found)) == 2 and set(found) <= set(near) - {port}
+        with pytest.raises(ClusterError, match="no free port") as caught:
+            mpi_node.free_ports(range(port, port + 1), 1, "127.0.0.1")
+        assert f"{port}-{port}" in caught.value.where
+    env = mpi_node.mpi_environment("eth7", None, "127.0.0.1")
+    assert env["OMPI_MCA_btl_tcp_if_include"] == "eth7"
+    assert not [name for name in env if "port" in name]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(tmp_path, known):
+    path = str(tmp_path / "desk")
+    asked = []
+
+    def answer(request):
+        asked.append(request)
+        return known
+
+    with socket.socket(socket.AF_UNIX) as desk:
+        desk.bind(path)
+        desk.listen()
+        serving = threading.Thread(target=mpi._serve, args=(desk, answer))
+        serving.start()
+        shell = subprocess.Popen(
+            [sys.executable, "-m", "yarn.mpi_rsh", "w1", " orted", "-mca", "x", '"a b; $(id)"'],
+            env={**os.environ, mpi_rsh.SOCKET: path},
+        )
+        if not known:
+            assert shell.wait(30) == 1
+        else:
+            with pytest.raises(subprocess.TimeoutExpired):
+                shell.wait(1)  # it stays, as ssh would
+        desk.shutdown(socket.SHUT_RDWR)
+        serving.join()
+        assert shell.wait(30) == 1
+    assert asked == [{"host": "w1", "argv": ["orted", "-mca", "x", "a b; $(id)"]}]
+
+
+def test_an_agent_starts_mpirun_s_daemon_and_nothing_else(tmp_path):
+    with pytest.raises(ClusterError, match="something else"):
+        mpi_node.OrtedProcess(
+            1, ["sh", "-c", "id"], [], {"HOWDAH_STACKS": "x"}, str(tmp_path),
+            heard=lambda *_: None, ended=lambda *_: None,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "asked", [{"environment": "archive"}, {"environment": "path", "python": "x", "min_workers": 1}]
+)
+def test_mpi_is_refused_where_it_cannot_work(asked):
+    with pytest.raises(ConfigError) as caught:
+        config.from_dict({"yarn": {"controller": "mpi", **asked}})
+    assert "mpi needs yarn.environment: path" in str(caught.value.problems[0])
+
+
+# ------------------------------------------------------------------------------- real ranks
+def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **yarn):
+    return LocalJob(
+        tmp_path / "job",
+        light=False,
+        nodes="a,b",
+        data={"dataset": tiny_dataset.path, "max_length": 64},
+        model={"base": tiny_model_dir},
+        training={"framework": framework, "max_steps": steps, "global_batch_size": 8,
+                  "logging_steps": 5, "threads_per_rank": 1},
+        evaluation={"splits": ["validation"]},
+        tracking={"tensorboard": False},
+        yarn={"workers": 2, "controller": "mpi", **yarn},
+    )  # fmt: skip
+
+
+def of_mpi() -> list[str]:
+    names = [one.info["name"] for one in psutil.process_iter(["name"])]
+    return [name for name in names if name in ("mpirun", "orted")]
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
+def test_two_containers_train_by_mpi(tmp_path, tiny_dataset, tiny_model_dir, framework):
+    with job(tmp_path, tiny_dataset, tiny_model_dir, framework, 12, ports="20500-20560") as one:
+        code, verdict, status = one.end(240)
+        log = one.log.read_text()
+        assert (code, verdict["status"]) == (0, "SUCCEEDED"), log
+        assert status["step"] == 12 and status["generation"] == 1, status
+        assert "starting 2 ranks by mpirun" in log
+        logs = [path.read_text() for path in one.job.glob("containers/*/training.1.log")]
+        assert len(logs) == 2 and any("horovod (mpi)" in text for text in logs), logs
+        exports = json.loads((one.run_directory / "run.json").read_text())
+        assert exports["status"] == "finished"
+    assert of_mpi() == []
+
+
+@pytest.mark.mpi
+@pytest.mark.full
+def test_a_killed_rank_ends_an_mpi_job_and_is_named(tmp_path, tiny_dataset, tiny_model_dir):
+    with job(tmp_path, tiny_dataset, tiny_model_dir, "torch", 10**6) as one:
+        status = one.trains(2, seconds=240)
+        (victim,) = (r for r in status["ranks"] if r["rank"] == 1)
+        kill(victim["pid"])
+        code, verdict, _ = one.end(120)
+        assert (code, verdict["status"]) == (6, "FAILED")
+        assert "rank 1" in verdict["diagnostics"] and "signal 9" in verdict["diagnostics"]
+    assert of_mpi() == []

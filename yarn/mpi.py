@@ -1,0 +1,181 @@
+"""An MPI job's start: mpirun beside the driver, its daemons in the workers' containers.
+
+mpirun asks for a daemon on each host by a remote shell; what it gets for one is yarn/mpi_rsh.py,
+which brings the daemon's command here, and the agent of that container starts it. No ssh, and no
+daemon that outlives its container. A fixed number of workers alone: MPI cannot replace a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from howdah.errors import ClusterError, HowdahError
+from yarn import mpi_rsh
+from yarn.mpi_node import mpi_environment
+
+__all__ = ["Mpirun", "command"]
+
+_END_SECONDS = 5.0
+
+
+def command(ranks: int, python: str) -> list[str]:
+    """mpirun's argument list: a host name of ours for each rank, in the order of the ranks."""
+    hosts = ",".join(host_name(rank) for rank in range(ranks))
+    settings = {
+        "plm": "rsh",
+        "plm_rsh_agent": f"{python} -m yarn.mpi_rsh",
+        "plm_rsh_no_tree_spawn": "1",  # every daemon is started from here
+        "plm_rsh_pass_environ_mca_params": "0",  # each host has its own interface and ports
+        "routed": "direct",
+    }
+    # By its bare name: by a path it would wrap the daemons' commands into a shell's.
+    words = ["mpirun", "-np", str(ranks), "-H", hosts, "--bind-to", "none"]
+    words += ["--leave-session-attached"]  # a daemon that detaches itself would not die with us
+    for name, value in settings.items():
+        words += ["--mca", name, value]
+    return [*words, python, "-m", "yarn.mpi_rank"]
+
+
+def host_name(rank: int) -> str:
+    """What mpirun calls a worker: one name for each, also where several share a node."""
+    return f"w{rank}"
+
+
+class Mpirun:
+    """Starts the training processes of a try together, by mpirun.
+
+    Args:
+        members: () -> names of the workers of the next world, in the order of their ranks.
+        wanted: () -> how many there must be.
+        send: gives an agent an order.
+        failed: told what mpirun died of, if it is not that a rank ended.
+        say: tells people.
+        interface, address: where mpirun listens.
+        ports: for it; None: any.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: Callable[[], Sequence[str]],
+        wanted: Callable[[], int],
+        send: Callable[[str, dict[str, Any]], None],
+        failed: Callable[[HowdahError], None],
+        say: Callable[[str], None],
+        interface: str,
+        address: str,
+        ports: range | None,
+    ) -> None:
+        self._members, self._wanted, self._send = members, wanted, send
+        self._failed, self._say = failed, say
+        self._interface, self._address, self._ports = interface, address, ports
+        self._lock = threading.Lock()
+        self._waiting: dict[str, dict[str, Any]] = {}
+        self._process: subprocess.Popen | None = None
+        self._place = tempfile.mkdtemp(prefix="howdah-mpi-")
+
+    def start(self, member: str, order: dict[str, Any]) -> None:
+        """A worker's process shall start: with the last of them mpirun starts them all."""
+        with self._lock:
+            self._waiting[member] = order
+            ranks = list(self._members())
+            if len(ranks) < self._wanted() or not set(ranks) <= set(self._waiting):
+                return
+            orders = {host_name(n): (name, self._waiting[name]) for n, name in enumerate(ranks)}
+            self._waiting = {}
+        threading.Thread(target=self._run, args=(orders,), name="mpirun", daemon=True).start()
+
+    def close(self) -> None:
+        """End mpirun, and its daemons with it."""
+        self._end(self._process)
+        shutil.rmtree(self._place, ignore_errors=True)
+
+    @staticmethod
+    def _end(process: subprocess.Popen | None) -> None:
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _run(self, orders: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+        """One try, from mpirun's start to its end."""
+        self._end(self._process)
+        try:
+            self._try(orders)
+        except HowdahError as error:
+            self._failed(error)
+        except OSError as error:
+            self._failed(ClusterError("mpirun could not be started", got=str(error)))
+
+    def _try(self, orders: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+        if shutil.which("mpirun") is None:
+            raise ClusterError(
+                "mpirun is not on the node of the driver",
+                where=f"PATH={os.environ.get('PATH', '')}",
+                remedy="install Open MPI on every node, or use yarn.controller: gloo",
+            )
+        path = os.path.join(tempfile.mkdtemp(dir=self._place), "desk")
+        env = {
+            **os.environ,
+            **mpi_environment(self._interface, self._ports, self._address),
+            mpi_rsh.SOCKET: path,
+        }
+        argv = command(len(orders), sys.executable)
+        with socket.socket(socket.AF_UNIX) as desk:
+            desk.bind(path)
+            desk.listen(len(orders))
+            serving = threading.Thread(
+                target=_serve, args=(desk, self._answer(orders)), name="mpi-desk", daemon=True
+            )
+            serving.start()
+            self._say(f"starting {len(orders)} ranks by {' '.join(argv[:5])}")
+            self._process = process = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+            lines = [line.rstrip() for line in process.stdout]
+            code = process.wait()
+            desk.shutdown(socket.SHUT_RDWR)
+            serving.join()
+        if code != 0:
+            for line in lines[-20:]:
+                self._say(f"mpirun: {line}")
+
+    def _answer(
+        self, orders: Mapping[str, tuple[str, dict[str, Any]]]
+    ) -> Callable[[dict[str, Any]], bool]:
+        def answer(asked: dict[str, Any]) -> bool:
+            if asked["host"] not in orders:
+                return False
+            member, order = orders[asked["host"]]
+            self._send(member, {**order, "argv": asked["argv"]})
+            return True
+
+        return answer
+
+
+def _serve(desk: socket.socket, answer: Callable[[dict[str, Any]], bool]) -> None:
+    """Take the remote shells' requests; their connections stay until mpirun has ended."""
+    with contextlib.ExitStack() as kept:
+        while True:
+            try:
+                connection = kept.enter_context(desk.accept()[0])
+            except OSError:  # shut down
+                return
+            with connection.makefile("rb") as lines:
+                if not answer(json.loads(lines.readline(2**20))):
+                    connection.close()

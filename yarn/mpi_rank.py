@@ -1,0 +1,70 @@
+"""What runs in a worker's container of an MPI job, between the agent and the training process.
+
+    python -m yarn.mpi_rank orted ...     becomes mpirun's daemon, which dies with the agent
+    python -m yarn.mpi_rank               what that daemon starts as a rank
+
+A rank is started by mpirun's daemon, which closes all that it inherits: the link to the agent comes
+over a socket in the container instead. This process stays beside the training process and tells the
+agent how it ended, which the daemon keeps to itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+__all__ = ["COMMAND", "LINK_PATH", "LOG", "main"]
+
+LINK_PATH = "HOWDAH_MPI_LINK"
+"""Path of the agent's socket."""
+COMMAND = "HOWDAH_MPI_COMMAND"
+"""The training process's argument list, JSON."""
+LOG = "HOWDAH_MPI_LOG"
+"""File for what it prints: the daemon would send it to mpirun, far from the container's logs."""
+_PR_SET_PDEATHSIG = 1
+
+
+def main(argv: Sequence[str]) -> int:
+    """Become the daemon, or run the training process; its exit code."""
+    _die_with_parent()
+    if argv:
+        os.execvp(argv[0], list(argv))
+    with socket.socket(socket.AF_UNIX) as link, open(os.environ.pop(LOG), "ab") as log:
+        link.connect(os.environ.pop(LINK_PATH))
+        command = json.loads(os.environ.pop(COMMAND))
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "HOWDAH_LINK_FD": str(link.fileno())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[link.fileno()],
+        )
+        _tell(link, {"type": "mpi-pid", "pid": process.pid})
+        # mpirun's word to end goes to the daemon's children: the training process decides itself
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        code = process.wait()
+        _tell(link, {"type": "mpi-exit", "exit_code": code})
+    # what the daemon hears: any end but a good one ends the whole job
+    return code if code >= 0 else 128 - code
+
+
+def _tell(link: socket.socket, message: dict) -> None:
+    try:
+        link.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:  # the agent is gone, and the training process with it
+        pass
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

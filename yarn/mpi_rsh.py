@@ -1,0 +1,38 @@
+"""What mpirun takes for ssh: `python -m yarn.mpi_rsh HOST COMMAND...` (its plm_rsh_agent).
+
+Nothing logs in anywhere: the command, that of mpirun's daemon (orted) for a host, is handed to the
+driver over a socket that only its own user can reach; the agent of that container starts it. This
+process stays for as long as the daemon does, as ssh would.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+
+__all__ = ["SOCKET", "main"]
+
+SOCKET = "HOWDAH_MPI_SOCKET"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Hand over and stay until mpirun ends this process; 1 where the driver refuses or is gone."""
+    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+    host, *command = argv
+    # mpirun writes what a shell would read; none reads it here
+    words = shlex.split(" ".join(command))
+    with socket.socket(socket.AF_UNIX) as desk:
+        desk.connect(os.environ[SOCKET])
+        desk.sendall(json.dumps({"host": host, "argv": words}).encode() + b"\n")
+        desk.recv(1)  # ends with the driver, or its "no"
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
