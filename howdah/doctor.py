@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from howdah import doctor_checks, doctor_hadoop, doctor_packages, doctor_spark
+from howdah import doctor_checks, doctor_hadoop, doctor_packages, doctor_spark, doctor_yarn
 from howdah.doctor_checks import Check
 
 _COLOURS = {"ok": "32", "warn": "33", "fail": "31", "skip": "2"}
@@ -44,6 +44,8 @@ def run_checks(environ: Mapping[str, str] | None = None) -> list[Check]:
         doctor_checks.check_hadoop_home,
         doctor_hadoop.check_namenode,
         doctor_hadoop.check_login,
+        doctor_yarn.check_resourcemanager,
+        doctor_yarn.check_submission,
         doctor_checks.check_classpath,
     )
     with concurrent.futures.ThreadPoolExecutor(max_workers=len(checks)) as pool:

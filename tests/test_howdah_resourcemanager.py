@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from howdah import doctor_yarn
 from howdah.errors import ClusterError, ConfigError, NotAuthenticated, NotFound, PermissionDenied
 from howdah.hadoop import conf
 from howdah.hadoop.conf import HadoopConf
@@ -205,3 +206,38 @@ def test_its_clock_is_told_in_seconds(times):
     date = {"Date": ", ".join(["Sat, 21 Nov 2026 16:30:00 GMT"] * times)}
     with server(lambda *_: (200, date, info("", "")[2])) as (address, _):
         assert client(address).clock() == 1795278600.0
+
+
+def test_the_doctor_asks_it(tmp_path):
+    def yarn_site(address):
+        name = "yarn.resourcemanager.webapp.address"
+        (tmp_path / "yarn-site.xml").write_text(
+            f"<configuration><property><name>{name}</name><value>{address}</value></property>"
+            "</configuration>"
+        )
+        return doctor_yarn.check_resourcemanager({"HADOOP_CONF_DIR": str(tmp_path)})
+
+    def nodes(method, path):
+        if "/nodes" in path:
+            return 200, {}, '{"nodes": {"node": [{}, {}]}}'
+        return info(method, path)
+
+    assert doctor_yarn.check_resourcemanager({}).status == "skip"
+    with server(nodes) as (address, _):
+        check = yarn_site(address)
+        assert (check.status, "2 nodes" in check.found) == ("ok", True)
+    with server(info) as (address, _):  # no nodes in that answer
+        assert yarn_site(address).status == "warn"
+    check = yarn_site("127.0.0.1:1")
+    assert (check.status, "refused" in check.found) == ("fail", True)
+
+
+def test_the_doctor_looks_for_what_a_submission_needs(tmp_path):
+    env = {"HADOOP_CONF_DIR": str(tmp_path), "PATH": "/none"}
+    assert doctor_yarn.check_submission({}).status == "skip"
+    assert doctor_yarn.check_submission(env).status == "warn"
+    program = tmp_path / "bin" / "yarn"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    assert doctor_yarn.check_submission({**env, "HADOOP_HOME": str(tmp_path)}).status == "ok"
