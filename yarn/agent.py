@@ -17,7 +17,7 @@ from typing import Any
 
 from howdah.config import Config
 from howdah.errors import ClusterError, HowdahError, Terminated, render
-from yarn import agent_facts, agent_process, world
+from yarn import agent_facts, agent_process, mpi_node, world
 from yarn.agent_link import DriverLink
 from yarn.backend import AgentBackend
 from yarn.relay import Relay
@@ -56,8 +56,9 @@ class _Agent:
     def __init__(self, config: Config, config_path: str, backend: AgentBackend) -> None:
         self._config, self._config_path = config, config_path
         self._me, self._node = backend.container_id, backend.node
-        self._inbox: queue.Queue[tuple[str, Any]] = queue.Queue()
-        self._process: agent_process.TrainingProcess | None = None
+        # Signal handlers put things in: a Queue's own lock could be held by what they interrupt.
+        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._process: agent_process.TrainingProcess | mpi_node.OrtedProcess | None = None
         self._slot: world.Slot | None = None
         self._generation = 0
         self._logs = _log_directory()
@@ -152,14 +153,19 @@ class _Agent:
             ports=self._config.yarn.ports,
             stacks_path=stacks_path,
         )
-        self._process = agent_process.TrainingProcess(
-            number,
-            agent_process.command(self._config_path),
-            env,
-            self._logs,
-            heard=lambda n, message: self._link.heard(n, message),
-            ended=lambda n, code: self._inbox.put(("ended", (n, code))),
-        )
+        argv = agent_process.command(self._config_path)
+        calls = {
+            "heard": lambda n, message: self._link.heard(n, message),
+            "ended": lambda n, code: self._inbox.put(("ended", (n, code))),
+        }
+        if "argv" in order:  # mpirun's daemon, which starts the training process
+            ports, facts = self._config.yarn.port_range, self._facts
+            span = None if ports is None else range(ports[0], ports[1] + 1)
+            env |= mpi_node.mpi_environment(facts["interface"], span, facts["address"])
+            daemon = order["argv"]
+            self._process = mpi_node.OrtedProcess(number, daemon, argv, env, self._logs, **calls)
+        else:
+            self._process = agent_process.TrainingProcess(number, argv, env, self._logs, **calls)
         _say(f"training process {number} has pid {self._process.pid}")
         self._link.event({"type": "started", "process": number, "pid": self._process.pid})
 
@@ -173,6 +179,7 @@ class _Agent:
             interface=self._facts["interface"],
             gloo_timeout_seconds=yarn.gloo_timeout_seconds,
             elastic=yarn.elastic,
+            controller=yarn.controller,
         )
         _say(f"rank {self._slot.rank} of {self._slot.size} in generation {self._generation}")
         process.tell(

@@ -99,6 +99,7 @@ def variables(
     interface: str,
     gloo_timeout_seconds: float,
     elastic: bool,
+    controller: str = "gloo",
 ) -> dict[str, str]:
     """Horovod's environment variables of a rank.
 
@@ -107,6 +108,7 @@ def variables(
         interface: network interface for the ranks' own connections.
         gloo_timeout_seconds: how long a rank waits for the others while the world forms.
         elastic: other worlds may follow in the same process.
+        controller: gloo or mpi, which has the ranks' numbers from mpirun (the same).
     """
     found = {
         "HOROVOD_RANK": slot.rank,
@@ -121,8 +123,8 @@ def variables(
         "HOROVOD_GLOO_RENDEZVOUS_PORT": relay_port,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": max(1, round(gloo_timeout_seconds)),
         "HOROVOD_GLOO_IFACE": interface,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_CONTROLLER": controller,
+        "HOROVOD_CPU_OPERATIONS": controller,
         "NCCL_SOCKET_IFNAME": interface,
         "HOROVOD_ELASTIC": int(elastic),
     }
