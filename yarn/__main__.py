@@ -60,7 +60,11 @@ def _driver() -> int:
 
     config = _load()
     backend = SkeinDriver(config)
-    _own(config, backend.application)
+    try:
+        _own(config, backend.application)
+    except ClusterError as error:  # for good: another attempt would find the same
+        backend.finish("FAILED", render(error))
+        raise
     told = verdict(config, backend.application) if backend.attempt > 1 else None
     if told is not None:
         print(f"howdah: attempt {backend.attempt}: the job had ended: {told}", flush=True)
