@@ -4,7 +4,7 @@ import pytest
 import yaml
 
 from howdah import config, storage
-from howdah.config_model import parse_bytes
+from howdah.config_types import parse_bytes
 from howdah.errors import ConfigError, NotFound, UsageError
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from howdah.config_model import YarnSection
+from howdah.config_yarn import YarnSection
 from howdah.errors import ClusterError
 
 __all__ = ["find_queue", "problems"]
