@@ -3,7 +3,7 @@
 import pytest
 
 from howdah.errors import UsageError
-from yarn import driver_state, hang
+from yarn import driver_page, driver_state, driver_status, hang
 from yarn.backend import Container
 from yarn.driver_job import CONTACT_SECONDS, Job
 from yarn.driver_losses import Gang, Ledger
@@ -365,6 +365,35 @@ def test_gpus_of_a_node_are_shared_out():
     w.come("a", "b", gpus=["0", "1"])
     given = [order["gpus"] for _, order in w.hands.orders if order["type"] == "start"]
     assert given == [["0"], ["1"]]
+
+
+def test_the_page_shows_names_as_text():
+    w = World()
+    w.come("<b>a</b>", "b", node="<script>alert(1)</script>")
+    chronicle = driver_status.Chronicle("application_1_0001", 1)
+    chronicle.event("<i>lost</i>")
+    status = chronicle.status(w.job)
+    text = driver_page.page(status, [(1, 2.0), (2, 1.0)], "run & co")
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert "run &amp; co" in text
+    assert "polyline" in text
+    assert "http://" not in text  # nothing is fetched from elsewhere
+    assert "https://" not in text
+
+
+def test_repeated_steps_replace_their_points_of_the_curve():
+    w = World()
+    w.train("a", "b")
+    chronicle = driver_status.Chronicle("x", 1)
+    for step in (1, 2, 3, 2, 3):
+        w.job.members["a"].step = {"step": step, "loss": 1.0 / step, "total_steps": 10}
+        done = chronicle.progress(w.job)
+    assert chronicle.curve() == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert done == 0.3
+    assert chronicle.status(w.job)["state"] == "running"
 
 
 # ----------------------------------------------------------------------------------- counts

@@ -287,6 +287,20 @@ def test_a_static_job_ends_with_its_cause(submit, framework):
 
 
 @full
+def test_two_jobs_that_each_half_fit_both_end_well(submit):
+    """Each node has room for one worker: whoever holds one of two must let it go."""
+    settings = {
+        "yarn.worker.memory": "4 GiB", "yarn.gang_seconds": 10, "yarn.gang_attempts": 50,
+        "training.max_steps": 10, "evaluation.splits": [],
+    }  # fmt: skip
+    jobs = [submit("torch", elastic=False, **settings) for _ in range(2)]
+    for job in jobs:
+        report, status = job.end(400)
+        assert status["state"] == "finished", report
+        assert "Final-State : SUCCEEDED" in report
+
+
+@full
 def test_the_table_is_written():
     """Last of this file: all that was measured goes into docs/faults.md."""
     fault_table.write()

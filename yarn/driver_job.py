@@ -55,7 +55,8 @@ class Job(JobWorlds):
         member = Member(name, node, dict(facts), contact=now)
         self.members[name] = member
         self.hands.event(f"worker {name} on {node} is there")
-        self._start(member, now)
+        if self.mode != "failing":  # then all start together, when the others have ended
+            self._start(member, now)
         return True
 
     def contact(self, name: str, now: float) -> bool:
