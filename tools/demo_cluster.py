@@ -1,4 +1,4 @@
-"""The demo on a real, small Hadoop: a Hive table -> ETL as a YARN application -> training on HDFS.
+"""The demo on a real, small Hadoop: Hive table -> ETL on YARN -> training on YARN -> prediction.
 
 Real HDFS, YARN and Hive metastore daemons run on this machine's loopback (`howdah minicluster`);
 nothing but addresses differs on a cluster of your own (docs/operations.md). Every step is a command
@@ -17,12 +17,14 @@ import time
 
 from howdah import storage
 from howdah.config import load
-from tools import demo, minilm
+from tools import demo, demo_yarn, minilm
 from tools.demo import say
 
 TABLE = "howdah_demo.docstrings"
 CLUSTER_DIRECTORY = "build/minicluster"
-STEPS = 7
+STEPS = 8
+ELASTIC_STEPS = 60
+"""Of the second training: enough to lose a worker and get another."""
 
 
 def cluster_overrides(root: str) -> tuple[str, ...]:
@@ -82,17 +84,34 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: demo.Clock) -> None
     clock.step("ETL as a YARN application: Hive table -> TFRecords on HDFS", 4, STEPS)
     demo.howdah(["etl", *words])
 
-    clock.step(f"training: {framework}, {arguments.np} processes, everything on HDFS", 5, STEPS)
-    demo.howdah(["train", *words, "--np", str(arguments.np), "--launcher", "horovodrun"])
+    on_yarn = [w for o in demo_yarn.overrides(arguments.np) for w in ("--set", o)]
+    clock.step(f"training as a YARN application: {framework}, {arguments.np} workers", 5, STEPS)
+    demo_yarn.train([*words, *on_yarn])
     result = storage.read_json(f"{run_directory}/run.json")
 
-    clock.step("sample prediction from the export on HDFS", 6, STEPS)
+    clock.step("the same, elastic: a worker is killed on the way", 6, STEPS)
+    elastic_directory = f"{run_directory}-elastic"
+    elastic = (
+        f"run.directory={elastic_directory}",
+        f"training.max_steps={ELASTIC_STEPS}",
+        "evaluation.max_rows=200",
+        "yarn.min_workers=1",
+        "yarn.commit_every=5",
+    )
+    demo_yarn.train_and_lose_a_worker(
+        [*words, *on_yarn, *(w for o in elastic for w in ("--set", o))],
+        elastic_directory,
+        at_step=ELASTIC_STEPS // 4,
+    )
+    demo.howdah(["ps", "--all"])
+
+    clock.step("sample prediction from the export on HDFS", 7, STEPS)
     texts = "".join(text + "\n" for text in demo.SAMPLES)
     predictions = demo.howdah(
         ["predict", "--model", f"{run_directory}/export", "--stdin"], stdin=texts, capture=True
     )
 
-    clock.step("result", 7, STEPS)
+    clock.step("result", 8, STEPS)
     clock.end()
     demo.show_metrics(result)
     print("\nsample predictions (package that a docstring comes from):")
@@ -112,6 +131,7 @@ def finish(
         ("table", f"{TABLE} in the Hive metastore"),
         ("dataset", f"{root}/dataset"),
         ("run", run_directory),
+        ("elastic run", f"{run_directory}-elastic"),
         ("model", f"{run_directory}/export"),
         ("predictions", f"{run_directory}/predictions"),
         ("cluster", f"{os.path.abspath(directory)} (it goes on running)"),
@@ -121,6 +141,7 @@ def finish(
     for command in (
         f'eval "$(howdah minicluster env --directory {directory})"',
         f"hdfs dfs -ls -R {root}/dataset",
+        "howdah ps --all",
         "yarn application -list -appStates ALL",
         f"hdfs dfs -get {run_directory}/report.html",
         f"echo 'Draw a scatter plot.' | howdah predict --model {run_directory} --stdin",
