@@ -59,9 +59,11 @@ RUNNING = {
     "last_checkpoint": {"step": 30, "path": "hdfs://nn/checkpoints/step-30"},
     "ranks": [
         {"rank": 0, "node": "n1", "container": "c1", "phase": "compute", "step": 40,
-         "step_seconds": 0.1, "wait_seconds": 0.4, "straggler": False},
+         "step_seconds": 0.1, "wait_seconds": 0.4, "straggler": False,
+         "data": {"local_bytes": 3 * 2**20, "remote_bytes": 0, "fetches": 3}},
         {"rank": 1, "node": "n2", "container": "c2", "phase": "wait", "step": 40,
-         "step_seconds": 0.5, "wait_seconds": None, "straggler": True},
+         "step_seconds": 0.5, "wait_seconds": None, "straggler": True,
+         "data": {"local_bytes": 0, "remote_bytes": 2**20, "fetches": 1}},
     ],
     "events": [{"time": 1.0, "what": "first"}, {"time": 2.0, "what": "second"}],
     "lines": [[1, "step 10"], [2, "step 20"]],
@@ -77,6 +79,7 @@ def test_status_joins_yarns_report_and_the_drivers_own_account(job):
     for part in (
         "1 min 01 s", "2 of 3 workers", "step 40/100", "loss 0.5000", "12.5 examples/s",
         "1 h 01 min left", "step-30", "restarts 1, preemptions 2", "its words",
+        "4 shards fetched, 3.0 MiB from the own node, 1.0 MiB over",
     ):  # fmt: skip
         assert part in text
     slow = [line for line in text.splitlines() if "SLOW" in line]

@@ -156,11 +156,27 @@ def _job_lines(job: dict[str, Any]) -> list[str]:
             f"  rank {rank.get('rank')}  {rank.get('node')}  {rank.get('container')}"
             f"  {rank.get('phase')}  {'  '.join(times)}{slow}".rstrip()
         )
+    lines += _data_line(job.get("ranks") or [])
     for event in (job.get("events") or [])[-5:]:
         lines.append(
             f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['what']}"
         )
     return lines
+
+
+def _data_line(ranks: list[dict[str, Any]]) -> list[str]:
+    """How much of the dataset the ranks read from their own nodes, and over the network."""
+    told = [rank.get("data") or {} for rank in ranks]
+    if not any(told):
+        return []
+    near, far, fetches = (
+        sum(int(data.get(key) or 0) for data in told)
+        for key in ("local_bytes", "remote_bytes", "fetches")
+    )
+    return [
+        f"dataset: {fetches} shards fetched, {near / 2**20:,.1f} MiB from the own node,"
+        f" {far / 2**20:,.1f} MiB over the network"
+    ]
 
 
 def _time(seconds: float) -> str:
