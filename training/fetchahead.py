@@ -8,7 +8,7 @@ import numpy as np
 
 from howdah.errors import HowdahError
 from training.planner import Planner
-from training.shardcache import NoRoom, Pin
+from training.shardcache import NoRoom
 from training.shardfiles import ShardFiles
 
 __all__ = ["FetchAhead"]
@@ -19,9 +19,9 @@ _AGAIN_SECONDS = 0.5
 class FetchAhead:
     """A thread that keeps the node's cache one group of shards ahead of its reader.
 
-    What the reader is going to need it holds on to: else whoever makes room in a small cache might
-    take a shard that is still to be read, and it would be fetched twice. It lets go when somebody
-    cannot go on without room while our own reader can: two ranks would wait for each other.
+    What its reader is going to need it wants: else whoever makes room in a small cache might take a
+    shard that is still to be read, and it would be fetched twice. It wants nothing while somebody
+    else cannot go on for lack of room and its reader waits: two ranks would wait for each other.
 
     The ranks of a node want the same groups; each begins at another shard of a group, so that they
     fetch different ones at a time, and a shard that one of them fetches is fetched for all.
@@ -41,11 +41,12 @@ class FetchAhead:
         self._groups = len(planner.groups(0))
         epoch, place = planner.at(max(first, stop - 1))
         self._last = epoch * self._groups + planner.groups_at(epoch, place)[1]
-        self._range = (0, 0)
+        self._range = (-1, -1)
         self._wanted: list[int] = []
         """Shards of the groups that are read now or next, in the order to fetch them."""
-        self._pins: dict[int, Pin] = {}
-        self._failed: set[int] = set()
+        self._wants = files.cache.wants()
+        self._settled: set[int] = set()
+        """Of these: fetched, or found damaged."""
         self._rests = self._let_go = self._closed = False
         self._asked = 0
         """How often in a row we saw that somebody asks for room."""
@@ -56,20 +57,15 @@ class FetchAhead:
 
     # --------------------------------------------------------------------------- the reader's side
     def reached(self, step: int) -> None:
-        """The reader has come to this step (counted from the very first) and is going to read."""
+        """The reader goes on, with this step (counted from the very first)."""
         with self._moved:
             groups = self._groups_of(step)
-            if groups != self._range or not self._wanted:
+            if groups != self._range or self._let_go:
                 self._range = groups
                 shards = [number for group in range(*groups) for number in self._shards(group)]
                 self._wanted = list(dict.fromkeys(shards))
-                self._failed.clear()
-            for number in self._pins.keys() - set(self._wanted):
-                self._pins.pop(number).release()
-            for number in self._missing():
-                pin = self._files.pin(number)
-                if pin is not None:
-                    self._pins[number] = pin
+                self._settled = set() if self._let_go else self._settled & set(shards)
+                self._wants.set(map(self._files.key_of, shards))
             self._rests = self._let_go = False
             self._asked = 0
             self._moved.notify()
@@ -83,7 +79,7 @@ class FetchAhead:
         """Fetch nothing more; a transfer that is under way ends by itself."""
         with self._moved:
             self._closed = True
-            self._release()
+            self._wants.close()
             self._moved.notify()
 
     # --------------------------------------------------------------------------------- the thread
@@ -92,55 +88,46 @@ class FetchAhead:
             with self._moved:
                 while not self._closed and not self._missing():
                     # Nobody tells us that room is asked for: other processes do the asking.
-                    self._moved.wait(_AGAIN_SECONDS if self._pins else None)
+                    self._moved.wait(None if self._let_go else _AGAIN_SECONDS)
                     self._give_way()
                 if self._closed:
                     return
                 number = self._missing()[0]
-            pin = self._fetched(number)
+            done = self._fetched(number)
             with self._moved:
-                if pin is None:
+                if done:
+                    self._settled.add(number)
+                elif not self._closed:
                     self._moved.wait(_AGAIN_SECONDS)
                     self._give_way()
-                elif number in self._missing() and not self._closed:
-                    self._pins[number] = pin
-                else:
-                    pin.release()
 
-    def _fetched(self, number: int) -> Pin | None:
-        """The shard, fetched where it is not there; None if that cannot be now."""
+    def _fetched(self, number: int) -> bool:
+        """Try; False if it cannot be now."""
 
         def needed() -> None:
             # The reader may have been quicker, and its copy may be gone again by now.
             with self._moved:
-                if self._closed or number not in self._wanted:
+                if self._closed or number not in self._missing():
                     raise _Late
 
         try:
-            return self._files.take(number, before=needed)
+            self._files.fetch(number, before=needed)
         except (NoRoom, _Late):
-            return None
+            return False
         except HowdahError:
-            with self._moved:
-                self._failed.add(number)  # the reader meets the same, and can say so
-            return None
+            pass  # the reader meets the same, and can say so where it counts
+        return True
 
     def _missing(self) -> list[int]:
-        """What is still to be fetched or taken hold of."""
-        if self._let_go:
-            return []
-        return [n for n in self._wanted if n not in self._pins and n not in self._failed]
+        """What is still to be fetched."""
+        return [] if self._let_go else [n for n in self._wanted if n not in self._settled]
 
     def _give_way(self) -> None:
         # Twice: two that look at the same moment see each other.
         self._asked = self._asked + 1 if self._rests and self._files.cache.is_short() else 0
         if self._asked == 2:
             self._let_go = True  # until the reader goes on
-            self._release()
-
-    def _release(self) -> None:
-        while self._pins:
-            self._pins.popitem()[1].release()
+            self._wants.set(())
 
     def _groups_of(self, step: int) -> tuple[int, int]:
         """The groups that a step's window still reads and the one after: first, end (exclusive).

@@ -238,7 +238,13 @@ class BatchSource:
                 for number in range(self.block_count):
                     if fetching:
                         fetching.reached(self._first + number * self._block_steps)
-                    if not put(self.block(number)):
+                    block = self.block(number)
+                    if fetching and number + 1 < self.block_count:
+                        # While we wait with this block, hold what the next one needs.
+                        fetching.reached(self._first + (number + 1) * self._block_steps)
+                    elif fetching:
+                        fetching.close()
+                    if not put(block):
                         return
                 self.shards.release()
                 put(None)

@@ -106,6 +106,8 @@ class Run:
         self._abort_lock = threading.Lock()
         self._first_step_done = False
         self._tracking = False
+        self._world = 0
+        """The first one of a process that an agent started."""
         self.save_times = SaveTimes(config.checkpoint)
 
     # -------------------------------------------------------------------- opening and closing
@@ -140,6 +142,7 @@ class Run:
         """
         self.rank, self.world_size = env.rank, env.size
         self.is_main = env.rank == 0
+        self._world = self._world or world
         if not self.is_main:
             return
         if self._file is None:
@@ -182,8 +185,22 @@ class Run:
         """Rank 0 tells the others the run's id and attempt. Every rank enters, after comm.init."""
         told = comm.broadcast_json({"run_id": self.run_id, "attempt": self.attempt})
         self.run_id, self.attempt = told["run_id"], told["attempt"]
-        if not self._opened and not self.linked:
+        if self.linked:
+            self._publish_log()
+        elif not self._opened:
             self._enter()
+
+    def _publish_log(self) -> None:
+        """Copy this process's output, which the agent's log directory has, into the run directory.
+
+        A file belongs to a process, whatever ranks it comes to: it is named by the first one, and
+        by attempt and world where ranks before it have had that name.
+        """
+        output = os.environ.pop("HOWDAH_LOG", None)
+        if output is not None:
+            first = self.attempt == self._world == 1
+            name = f"rank.{self.rank}" + ("" if first else f".{self.attempt}-{self._world}")
+            self._mirror.add(output, storage.join(self.directory, "logs", name))
 
     def close(self, status: str, error: HowdahError | None = None) -> None:
         """End the run's books: finished, interrupted or failed.

@@ -1,16 +1,17 @@
 """Local copies of remote files: fetched once for all processes of a node, whole, and bounded.
 
     <directory>/space.lock            held for the moment in which room is made
+    <directory>/wanted.lock           what is going to be read: shardwants.py
     <directory>/asked.lock            held, shared, by whoever cannot go on for want of room
     <directory>/<set>/in-use          locked by every process that has this set of files open
     <directory>/<set>/<name>          a whole file; who reads it holds a shared lock on it
     <directory>/<set>/<name>.part     being fetched by whoever holds its lock
 
-All locks are flock(2) on open files: the kernel lets go of them when their process dies, however it
-dies, so that none is ever stale. What a killed process had half fetched is an unlocked `.part`: the
-next one that needs the file fetches it anew, or whoever needs room removes it. A file appears under
-its own name by a rename, after its check; from then on it is only read or, least recently used
-first and never while somebody reads it, removed.
+All locks are flock(2) on open files, but for wants: the kernel lets go of them when their process
+dies, however it dies, so that none is ever stale. What a killed process had half fetched is an
+unlocked `.part`: the next one that needs the file fetches it anew, or whoever needs room removes
+it. A file appears under its own name by a rename, after its check; from then on it is only read or,
+least recently used first and never while somebody reads or wants it, removed.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ from typing import BinaryIO
 from howdah import storage
 from howdah.cache import cache_root
 from howdah.errors import HowdahError, PermissionDenied, StorageError, StorageFull
+from training.shardwants import Wants, is_wanted
 
 __all__ = ["NoRoom", "Pin", "ShardCache", "default_directory"]
 
 DEFAULT_BYTES = 20 * 2**30
 _POLL_SECONDS = 0.02
 _PART = ".part"
-_ASKED = "asked.lock"
+_ASKED, _WANTED = "asked.lock", "wanted.lock"
 _KEPT = ".index"
 """Files that stay while their set is in use: they are mapped, but hold no lock of their own (one
 open file for each would be too many)."""
@@ -133,13 +135,12 @@ class ShardCache:
             HowdahError: what `fill` raises.
         """
         while True:
-            pin = self.pinned(key, size)
+            pin = self._pinned(key, size)
             if pin is not None:
                 return pin
             self.fetch(key, size, fill)
 
-    def pinned(self, key: str, size: int) -> Pin | None:
-        """The file, open and pinned, if it is there."""
+    def _pinned(self, key: str, size: int) -> Pin | None:
         try:
             file = open(self.path(key), "rb")  # noqa: SIM115 - open as long as it is pinned
         except FileNotFoundError:
@@ -189,7 +190,8 @@ class ShardCache:
                     if os.fstat(file.fileno()).st_size != size:
                         raise ValueError(f"{key}: not filled with {size} bytes")
                     os.fsync(file.fileno())  # the name must not outlive its bytes
-                    os.rename(path + _PART, path)
+                    with self._space():  # or who counts what there is might see neither name
+                        os.rename(path + _PART, path)
                 except BaseException:
                     with contextlib.suppress(FileNotFoundError):
                         os.unlink(path + _PART)
@@ -217,6 +219,11 @@ class ShardCache:
                 file.close()
 
     # ---------------------------------------------------------------------------------- room
+    def wants(self) -> Wants:
+        """To say what is going to be read: nobody removes that to make room."""
+        with self._typed():
+            return Wants(os.path.join(self.directory, _WANTED))
+
     @contextlib.contextmanager
     def asking_for_room(self) -> Iterator[None]:
         """Meanwhile `is_short` tells every process that somebody cannot go on for want of room."""
@@ -238,10 +245,15 @@ class ShardCache:
             return True
         return False
 
+    @contextlib.contextmanager
+    def _space(self) -> Iterator[None]:
+        with open(os.path.join(self.directory, "space.lock"), "ab") as file:
+            _lock(file)
+            yield
+
     def _make_room(self, file: BinaryIO, size: int) -> None:
         """Give `file` its bytes on the disk, at the cost of what was used longest ago."""
-        with open(os.path.join(self.directory, "space.lock"), "ab") as space:
-            _lock(space)
+        with self._space():
             held = self._held()
             used = sum(entry.size for entry in held)
             while used + size > self.limit_bytes:
@@ -283,9 +295,12 @@ class ShardCache:
         return sorted(found, key=lambda entry: -entry.used)
 
     def _remove_oldest(self, held: list[_Held]) -> int | None:
-        """Remove one file that nobody uses; its bytes, or None where there is none."""
+        """Remove one file that nobody uses or wants; its bytes, or None where there is none."""
+        wanted = os.path.join(self.directory, _WANTED)
         while held:
             entry = held.pop()
+            if is_wanted(wanted, os.path.relpath(entry.path, self.directory)):
+                continue
             guard = entry.path
             if entry.path.endswith(_KEPT):
                 guard = os.path.join(os.path.dirname(entry.path), "in-use")

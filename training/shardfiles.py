@@ -178,34 +178,27 @@ class ShardFiles:
         return Mapped(mapped, pin)
 
     # ------------------------------------------------------------------------------ fetching
-    def fetch(self, number: int) -> None:
+    def fetch(self, number: int, *, before: Callable[[], None] = lambda: None) -> None:
         """Have a shard's local copy there, not pinned; nothing to do for a local shard.
 
-        Raises:
-            As `open`.
-        """
-        if self.cached:
-            self.cache.fetch(*self._copy_of(number))
-
-    def take(self, number: int, *, before: Callable[[], None]) -> Pin:
-        """A cached shard's local copy, pinned; fetched where it is not there.
-
         Args:
-            before: called before anything is fetched; what it raises is raised.
+            before: called before anything is transferred; what it raises is raised.
         Raises:
             As `open`.
         """
+        if not self.cached:
+            return
         key, size, fill = self._copy_of(number)
 
         def checked(file: BinaryIO) -> None:
             before()
             fill(file)
 
-        return self.cache.take(key, size, checked)
+        self.cache.fetch(key, size, checked)
 
-    def pin(self, number: int) -> Pin | None:
-        """A cached shard's local copy, pinned, if it is there."""
-        return self.cache.pinned(*self._copy_of(number)[:2])
+    def key_of(self, number: int) -> str:
+        """The name of a shard's local copy in the cache."""
+        return self._copy_of(number)[0]
 
     def is_here(self, number: int) -> bool:
         """The shard can be opened without fetching anything."""
