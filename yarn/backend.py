@@ -83,9 +83,9 @@ class DriverBackend(ABC):
 
     @abstractmethod
     def keep(self, count: int) -> None:
-        """Have `count` worker containers: ask for more, and put a new one in an ended one's place.
+        """Have `count` worker containers, asked for or running: ask for as many as are missing.
 
-        Called again with the same count it does nothing. A lower count ends nothing that runs (but
+        It is called again, with the same count, whenever some have ended. A lower count ends nothing that runs (but
         takes back what is only asked for): the driver says with `release` whom it can spare.
         """
 

@@ -80,7 +80,11 @@ class ClusterSide:
                 self._carry_out()
                 if closing:
                     return
-                self._listed(self._backend.containers())
+                containers = self._backend.containers()
+                live = sum(one.state != "ended" for one in containers)
+                if self._kept is not None and live < self._kept:
+                    self._backend.keep(self._kept)
+                self._listed(containers)
                 done = self._progress()
                 if abs(done - shown) >= 0.01:
                     self._backend.progress(done)
