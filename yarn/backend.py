@@ -85,8 +85,9 @@ class DriverBackend(ABC):
     def keep(self, count: int) -> None:
         """Have `count` worker containers, asked for or running: ask for as many as are missing.
 
-        It is called again, with the same count, whenever some have ended. A lower count ends nothing that runs (but
-        takes back what is only asked for): the driver says with `release` whom it can spare.
+        It is called again, with the same count, whenever some have ended. A lower count ends
+        nothing that runs (but takes back what is only asked for): the driver says with `release`
+        whom it can spare.
         """
 
     @abstractmethod
