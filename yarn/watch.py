@@ -15,7 +15,14 @@ from typing import Any
 
 from howdah import storage
 from howdah.config_model import Config
-from howdah.errors import ClusterError, HowdahError, NotFound, TrainingError, UsageError
+from howdah.errors import (
+    ClusterError,
+    HowdahError,
+    NotFound,
+    PermissionDenied,
+    TrainingError,
+    UsageError,
+)
 from howdah.hadoop import conf as settings
 from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
@@ -46,7 +53,7 @@ class Job:
             return {}
         try:
             told = storage.read_json(storage.join(self.directory, "yarn", "status.json"))
-        except NotFound:
+        except (NotFound, PermissionDenied):  # who may see the application may not see its files
             return {}
         return told if told.get("application") == self.application else {}
 
@@ -85,7 +92,7 @@ def _directory(manager: ResourceManager, application: str) -> str | None:
     try:
         user = str(manager.application(application).get("user"))
         return registry.run_directory(storage.join(root, "user", user, ".howdah"), application)
-    except NotFound:
+    except (NotFound, PermissionDenied):
         return None
 
 
