@@ -10,6 +10,7 @@ import pytest
 from tests.local_jobs import LocalJob, kill, parent
 
 ENDLESS = 10**6
+full = pytest.mark.full
 
 
 @pytest.fixture
@@ -100,6 +101,7 @@ def test_a_lost_worker_ends_the_job_or_begins_the_next_try(job, attempts):
     assert "container_01_" in error["where"]
 
 
+@full
 def test_an_error_that_would_come_again_is_not_tried_again(job):
     one = job(attempts=3, env=fault(rank=1, step=5, do="data error"))
     code, verdict, status = one.end()
@@ -117,6 +119,7 @@ def test_workers_that_do_not_all_come_are_given_back_and_asked_for_again(job):
     assert one.end()[0] == 0
 
 
+@full
 def test_a_job_that_never_gets_its_workers_says_what_it_got(job):
     one = job(gang_seconds=1, gang_attempts=2)
     one.capacity(1)
@@ -140,6 +143,7 @@ def test_a_killed_process_is_replaced_and_the_survivor_goes_on(job):
     check_state(one)
 
 
+@full
 def test_the_new_rank_0_is_a_survivor(job):
     one = elastic(job)
     status = one.trains(2)
@@ -174,6 +178,19 @@ def test_a_stopped_process_is_named_and_replaced(job):
     check_state(one)
 
 
+@full
+def test_a_stopped_agent_is_given_up_with_its_container(job):
+    one = elastic(job)
+    status = one.trains(2)
+    victim = one.rank(1)
+    kill(parent(victim["pid"]), signal.SIGSTOP)
+    one.trains(2, status["generation"] + 1)
+    assert one.rank(1)["container"] != victim["container"]
+    assert any("was silent for 15 s" in event for event in one.events())
+    deadline_holds(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
+    check_state(one)
+
+
 def test_a_hanging_process_is_named_with_its_stacks(job):
     one = job(hang_seconds=5, steps=ENDLESS, env=fault(rank=1, step=10, do="hang"))
     code, _, status = one.end()
@@ -182,6 +199,7 @@ def test_a_hanging_process_is_named_with_its_stacks(job):
     assert "hang_in_a_function_with_a_name" in status["error"]["got"]
 
 
+@full
 def test_a_preempted_container_is_no_failure(job):
     one = elastic(job)
     status = one.trains(2)
@@ -206,6 +224,7 @@ def test_a_job_shrinks_and_grows_on_request(job):
     check_state(one)
 
 
+@full
 def test_a_job_goes_on_smaller_while_nothing_else_is_to_be_had(job):
     one = elastic(job)
     status = one.trains(2)
@@ -230,6 +249,7 @@ def test_when_all_are_lost_the_newest_checkpoint_is_the_state(job):
     check_state(one)
 
 
+@full
 def test_too_many_failures_end_the_job(job):
     one = elastic(
         job, max_restarts=2, min_workers=2, env=fault(rank=1, step=7, do="crash", always=1)
@@ -254,6 +274,7 @@ def test_stop_saves_first_if_asked(job):
     assert status["last_checkpoint"]["step"] == last["step"]
 
 
+@full
 def test_a_slow_rank_is_named(job):
     one = elastic(job, env=fault(rank=1, do="slow"))
     status = one.wait(lambda s: any(r["straggler"] for r in s["ranks"]), "a straggler")
