@@ -256,14 +256,19 @@ def _preamble(config: Config, shipment: Shipment) -> str:
 def _driver_script(config: Config, shipment: Shipment) -> str:
     """The driver beside skein's master, its parent.
 
-    A driver that dies without a word takes the master with it: YARN starts the next attempt. Told
-    by its exit code, skein would end the whole application instead.
+    A driver that dies without a word takes the master with it: YARN starts the next attempt, and
+    tells what the driver said last. By its exit code skein would end the whole application.
     """
     return _preamble(config, shipment) + (
         "unset _JAVA_OPTIONS\n"
         f"{_python(config)} -m yarn driver\n"
         "code=$?\n"
-        f"test -e {FINISHED} || kill -KILL $PPID\n"
+        f"if test ! -e {FINISHED}; then\n"
+        '  log="${LOG_DIRS%%,*}"\n'
+        # YARN shows the end of such a file in the application's diagnostics.
+        '  tail -c 3000 "$log/application.driver.log" > "$log/driver.stderr"\n'
+        "  kill -KILL $PPID\n"
+        "fi\n"
         "exit $code\n"
     )
 

@@ -173,9 +173,11 @@ def _new(
 
 
 def _shipped(config: Config) -> str:
-    """The configuration as containers see it: they are the proxied user already."""
+    """The configuration as containers see it: they are the proxied user already, by tokens."""
     run = config.run.model_copy(update={"user": None})
-    return config_module.dump_yaml(config.model_copy(update={"run": run}))
+    told = {"staging": shipping.staging(config), "keytab": None, "principal": None}
+    yarn = config.yarn.model_copy(update=told)
+    return config_module.dump_yaml(config.model_copy(update={"run": run, "yarn": yarn}))
 
 
 def _written(directory: str, name: str, text: str) -> str:
