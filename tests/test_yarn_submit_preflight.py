@@ -1,0 +1,207 @@
+"""What is checked before YARN is asked, on local storage and with a manager that answers."""
+
+import os
+import time
+
+import pytest
+import yaml
+
+from howdah import config, storage
+from howdah.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    HowdahError,
+    ModelError,
+    NotAuthenticated,
+    PermissionDenied,
+    StorageFull,
+)
+from howdah.hadoop.conf import HadoopConf
+from tests.test_yarn_submit import QUEUE, node
+from yarn import preflight, submit
+from yarn.submit import fingerprint
+
+
+class Manager:
+    """A ResourceManager as preflight asks it."""
+
+    urls = ("http://rm:8088",)
+
+    def __init__(self, conf=None, skew=0.0):
+        self.conf = HadoopConf("/conf", conf or {})
+        self.skew, self.refusal = skew, None
+        self.held = [node(8192), node(8192)]
+
+    def clock(self):
+        return float(int(time.time() + self.skew))
+
+    def queues(self):
+        return [QUEUE]
+
+    def nodes(self):
+        return self.held
+
+    def labels(self):
+        return []
+
+    def refused_submission(self, queue, user):
+        return self.refusal
+
+
+@pytest.fixture
+def job(tmp_path, tiny_model_dir):
+    from tests.fixtures_dataset import build_dataset
+
+    build_dataset(str(tmp_path / "set" / "v=1"), model_dir=tiny_model_dir, rows={"train": 40})
+    os.symlink(tiny_model_dir, tmp_path / "model")
+
+    def made(**sections):
+        held = {
+            "run": {"directory": f"file://{tmp_path}/run"},
+            "data": {"dataset": f"file://{tmp_path}/set"},
+            "model": {"base": f"file://{tmp_path}/model"},
+            "yarn": {"worker": {"memory": "2 GiB"}, "staging": f"file://{tmp_path}/staging"},
+        }
+        for name, values in sections.items():
+            held[name] = {**held.get(name, {}), **values}
+        return config.from_dict(held)
+
+    return made
+
+
+def checked(job, manager=None):
+    said = []
+    preflight.check(job, manager or Manager(), said.append)
+    return said
+
+
+def shard(tmp_path):
+    return next(p for p in (tmp_path / "set" / "v=1").rglob("*.tfrecord"))
+
+
+def test_what_is_whole_passes_and_leaves_nothing(job, tmp_path):
+    assert checked(job()) == []
+    assert os.listdir(tmp_path / "run") in ([], ["checkpoints"])
+    assert os.listdir(tmp_path / "staging") == []
+
+
+def test_a_shard_that_is_cut_or_gone_is_named_with_its_size(job, tmp_path):
+    path = shard(tmp_path)
+    size = path.stat().st_size
+    with open(path, "r+b") as file:
+        file.truncate(size - 7)
+    with pytest.raises(DataError, match="not whole") as caught:
+        checked(job())
+    assert path.name in caught.value.where
+    assert f"{size:,}" in caught.value.expected
+    assert f"{size - 7:,}" in caught.value.got
+    path.unlink()
+    with pytest.raises(DataError, match="is missing"):
+        checked(job())
+
+
+def test_a_model_that_lacks_a_file_is_refused(job, tmp_path):
+    (tmp_path / "model").unlink()
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="not whole") as caught:
+        checked(job())
+    assert "tokenizer.json, *.safetensors" in caught.value.remedy
+    [line] = checked(job(model={"base": "distilbert-base-uncased"}))
+    assert "hub" in line
+
+
+def test_directories_that_cannot_be_written_are_all_named(job, tmp_path):
+    for name in ("run", "staging"):
+        (tmp_path / name).write_text("a file in the way")
+    with pytest.raises(HowdahError) as caught:
+        checked(job())
+    text = str(caught.value)
+    assert "run.directory" in text
+    assert "yarn.staging" in text
+
+
+def test_checkpoints_need_room(job, monkeypatch):
+    monkeypatch.setattr(storage, "free_bytes", lambda path: 2**20)
+    with pytest.raises(StorageFull) as caught:
+        checked(job())
+    assert "MiB" in caught.value.expected
+    assert "1 MiB free" in caught.value.got
+
+
+def test_a_queue_that_does_not_take_the_user_is_named(job):
+    manager = Manager()
+    manager.refusal = "no right"
+    with pytest.raises(ClusterError, match="may not submit") as caught:
+        checked(job(), manager)
+    assert caught.value.got == "no right"
+
+
+def test_all_problems_are_told_at_once(job, tmp_path):
+    shard(tmp_path).unlink()
+    with pytest.raises(ClusterError) as caught:
+        checked(job(yarn={"worker": {"memory": "90 GiB"}, "driver": {"memory": "80 GiB"}}))
+    kinds = [type(problem) for problem in caught.value.problems]
+    assert kinds == [ClusterError, ClusterError, DataError]
+
+
+def test_clocks_may_differ_a_little(job):
+    assert "differs from the cluster's" in checked(job(), Manager(skew=100))[0]
+    with pytest.raises(ClusterError, match="too far apart") as caught:
+        checked(job(), Manager({"hadoop.security.authentication": "kerberos"}, skew=-1000))
+    assert "300 s" in caught.value.expected
+
+
+def test_who_is_not_known_to_the_cluster_is_told_that_alone(job, tmp_path):
+    shard(tmp_path).unlink()
+    manager = Manager()
+
+    def refuse():
+        raise NotAuthenticated("no ticket", remedy="kinit")
+
+    manager.queues = refuse
+    with pytest.raises(NotAuthenticated):
+        checked(job(), manager)
+
+
+def test_limits_that_come_later_are_said(job):
+    conf = {
+        "yarn.resourcemanager.am.max-attempts": "2",
+        "hadoop.security.authentication": "kerberos",
+        "dfs.namenode.delegation.token.max-lifetime": "7200000",
+    }
+    said = checked(job(yarn={"attempts": 5}), Manager(conf))
+    assert any("2 times at most" in line for line in said)
+    assert any("2.0 h at most" in line for line in said)
+
+
+# ------------------------------------------------------------------------------------ afterwards
+def test_a_priority_that_is_not_given_is_said_and_no_error():
+    said = []
+
+    class Manager:
+        def set_priority(self, application, priority):
+            if priority == 9:
+                raise PermissionDenied("no", got="why")
+            return min(priority, 5)
+
+    for priority in (9, 7, 5):
+        submit._prioritise(Manager(), "application_1_1", priority, said.append)
+    assert len(said) == 2
+    assert "why" in said[0]
+    assert "priority 5, not 7" in said[1]
+
+
+def test_a_configuration_is_told_from_another(job):
+    assert fingerprint(job()) == fingerprint(job())
+    assert fingerprint(job()) != fingerprint(job(training={"seed": 7}))
+    with pytest.raises(ConfigError, match="every node sees"):
+        submit._check(job(run={"directory": "runs/x"}), Manager(), print)
+
+
+def test_containers_get_no_keytab_and_no_proxied_user(job):
+    given = job(run={"user": "bob"}, yarn={"keytab": "/etc/secret.keytab", "principal": "me@REALM"})
+    told = config.from_dict(yaml.safe_load(submit._shipped(given)))
+    assert (told.run.user, told.yarn.keytab, told.yarn.principal) == (None, None, None)
+    assert told.yarn.staging == given.yarn.staging
