@@ -273,6 +273,18 @@ def test_the_others_are_told_of_a_loss_and_go_on_without_waiting():
     assert [(slot.member, slot.keep) for slot in w.job.world] == [("b", True), ("a", False)]
 
 
+def test_worlds_that_fall_apart_without_a_loss_do_not_go_on_for_ever():
+    w = elastic(max_restarts=2)
+    w.train("a", "b")
+    for generation in (1, 2, 3):
+        assert w.job.error is None
+        for name in ("a", "b"):
+            w.tell(name, "left", generation=generation, reason="lost", step=10)
+        w.pass_time(1)
+    assert "do not reach each other" in w.job.error.got
+    assert any("fell apart" in event for event in w.hands.events)
+
+
 def test_a_process_that_left_without_state_is_no_survivor():
     w = elastic()
     w.train("a", "b")

@@ -40,7 +40,7 @@ def too_many_losses(restarts: int, allowed: int, last: HowdahError | None) -> Tr
         "too many workers have failed",
         where=last.where if last else None,
         expected=f"at most {allowed} (yarn.max_restarts)",
-        got=f"{restarts}; the last: {last.what if last else 'unknown'}",
+        got=f"{restarts}; the last: {last.what if last else 'the ranks do not reach each other'}",
         remedy="look at the failed workers' logs (`howdah logs`); submitted again, the run goes on"
         " from its newest checkpoint",
     )

@@ -291,6 +291,7 @@ class Job(JobWorlds):
     def _lost(self, member: Member, loss: Loss, now: float) -> None:
         """A process or a container has ended before its time."""
         self._losses.append(loss)
+        self._explained = True
         self.hands.event(f"{loss.who} was lost: {loss.why}")
         if loss.fatal:
             self.fail(loss.error(), now)

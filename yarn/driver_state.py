@@ -76,6 +76,7 @@ class JobState:
         self.stopped = False
         self._since = now  # of the mode
         self._losses: list[Loss] = []
+        self._explained = True  # it is known why the newest world was left
         self._last_tick = now
 
     def _turn(self, mode: Mode, now: float) -> None:

@@ -82,6 +82,12 @@ class JobWorlds(JobState, ABC):
     def _tick_changing(self, now: float) -> None:
         pending = self._placed()
         if not pending:
+            if not self._explained:  # never reached each other, or lost touch: all are there
+                self.ledger.restarts += 1
+                self.hands.event(
+                    f"generation {self.generation} fell apart, and none of its ranks was lost: they"
+                    " do not reach each other over the network"
+                )
             self._turn("waiting", now)
             self._tick_waiting(now)
             return
@@ -114,6 +120,7 @@ class JobWorlds(JobState, ABC):
             if member.id not in chosen:
                 self._dismiss(member)
         self._turn("running", self._last_tick)
+        self._explained = False
         kept = [slot for slot in self.world if slot.keep]
         state = "the state of the newest checkpoint, if there is one"
         if kept:
@@ -124,6 +131,7 @@ class JobWorlds(JobState, ABC):
     def _change(self, now: float, *, lost: bool) -> None:
         """Have everybody leave the world for the next."""
         self._turn("changing", now)
+        self._explained = self._explained or not lost
         if lost:  # nobody shall wait for the dead
             self.hands.begin(self.generation + 1)
         for member in self._placed():
@@ -147,6 +155,7 @@ class JobWorlds(JobState, ABC):
             )
             self.hands.event(why)
             self.ledger.restarts += 1
+            self._explained = True
             if self.limits.elastic:
                 self._change(now, lost=True)
             else:
