@@ -88,6 +88,9 @@ def test_yarn_site_is_read_only_where_it_is_asked_for(tmp_path):
     assert conf.load(env).get("yarn.resourcemanager.hostname") is None
     both = conf.load(env, names=conf.YARN_FILES)
     assert (both.get("yarn.resourcemanager.hostname"), both.default_fs) == ("rm", "hdfs://nn")
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all" / "core-site.xml").write_bytes(conf.as_xml(both))
+    assert conf.load({"HADOOP_CONF_DIR": str(tmp_path / "all")}).values == both.values
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,9 @@ def asked(settings, **more):
         **more,
     )
     return spec.application(
-        settings, shipment, config_file="/tmp/x/run.yaml", secret_file="/tmp/x/secret", token="ab12"
-    )
+        settings, shipment, config_file="/tmp/x/run.yaml", secret_file="/tmp/x/secret",
+        hadoop_file="/tmp/x/hadoop-conf.zip", token="ab12",
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------- config
@@ -122,14 +123,20 @@ def test_the_driver_that_dies_without_a_word_takes_its_parent_with_it(tmp_path):
 
 def test_a_containers_home_and_temporary_files_are_its_own(tmp_path):
     python = tmp_path / "python"
-    python.write_text('#!/bin/sh\necho "$HOME|$TMPDIR|$HOWDAH_CACHE"\n')
+    python.write_text('#!/bin/sh\necho "$HOME|$TMPDIR|$HOWDAH_CACHE|$HADOOP_CONF_DIR"\n')
     python.chmod(0o755)
     script = asked(job(python=str(python))).worker.script
     env = {"PATH": os.environ["PATH"], "LOCAL_DIRS": "/disk1/app,/disk2/app"}
     done = subprocess.run(
         ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
     )
-    assert done.stdout == f"{tmp_path}/home|{tmp_path}/tmp|/disk1/app/howdah\n"
+    own = f"{tmp_path}/home|{tmp_path}/tmp|/disk1/app/howdah"
+    assert done.stdout == f"{own}|{tmp_path}/hadoop-conf\n"
+    env["HADOOP_CONF_DIR"] = "/etc"  # the node's own settings come first
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{own}|/etc\n"
     assert (tmp_path / "home").is_dir()
     assert (tmp_path / "tmp").is_dir()
 

@@ -23,6 +23,8 @@ CONFIG = "run.yaml"
 """Name of the configuration in each container's working directory."""
 SECRET = ".howdah.secret"
 """Name of the file there that holds the submission's secret: only the job's containers get it."""
+HADOOP = "hadoop-conf"
+"""Name there of the submitter's Hadoop settings, for nodes that give containers none."""
 FINISHED = ".howdah.finished"
 """Made there by the driver once it has told YARN how the job ended."""
 SUBMISSION = "HOWDAH_SUBMISSION"
@@ -34,7 +36,7 @@ WORKER = "worker"
 TAG = "howdah"
 """A tag of every job."""
 _MIB = 2**20
-_RESERVED = (CONFIG, SECRET, FINISHED, ENVIRONMENT, "home", "tmp")
+_RESERVED = (CONFIG, SECRET, HADOOP, FINISHED, ENVIRONMENT, "home", "tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,13 +115,15 @@ def application(
     *,
     config_file: str,
     secret_file: str,
+    hadoop_file: str,
     nodes: Sequence[str] = (),
     token: str,
 ) -> Application:
     """What a job asks of YARN.
 
     Args:
-        config_file, secret_file: local paths of what becomes CONFIG and SECRET.
+        config_file, secret_file, hadoop_file: local paths of what becomes CONFIG, SECRET and
+            (a .zip) HADOOP.
         nodes: hosts that hold the dataset's blocks.
         token: of this submission; in a tag of its own.
     """
@@ -129,6 +133,7 @@ def application(
         shipment.wheel_name: shipment.wheel,
         CONFIG: Source(url=f"file://{config_file}"),
         SECRET: Source(url=f"file://{secret_file}"),
+        HADOOP: Source(url=f"file://{hadoop_file}", kind="archive"),
     }
     if shipment.environment is not None:
         files[ENVIRONMENT] = shipment.environment
@@ -248,6 +253,7 @@ def _preamble(config: Config, shipment: Shipment) -> str:
     return (
         'export HOME="$PWD/home" TMPDIR="$PWD/tmp"\n'
         'mkdir -p "$HOME" "$TMPDIR"\n'
+        f'test -d "$HADOOP_CONF_DIR" || export HADOOP_CONF_DIR="$PWD/{HADOOP}"\n'
         f'export PYTHONPATH="$PWD/{shipment.wheel_name}"\n'
         'export PYTHONUNBUFFERED=1 HOWDAH_CACHE="${LOCAL_DIRS%%,*}/howdah"\n'
     )

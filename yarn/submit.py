@@ -11,6 +11,7 @@ import os
 import secrets
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from howdah import config as config_module
 from howdah import storage
 from howdah.config_model import Config
 from howdah.errors import ClusterError, HowdahError, Interrupted, StorageError, Terminated
+from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
 from howdah.manifest import content_hash
@@ -75,6 +77,7 @@ def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
         asked = spec.application(
             config, shipment, config_file=f"(the configuration)/{spec.CONFIG}",
             secret_file=f"(a new secret)/{spec.SECRET}", token="(a new token)",
+            hadoop_file="(this machine's settings)",
             nodes=locality.hosts(config, manager, progress),
         )  # fmt: skip
     missing = [p for p in packages if not storage.exists(storage.join(directory, p.name))]
@@ -157,6 +160,7 @@ def _new(
                 config, shipment, nodes=nodes, token=claim.token,
                 config_file=_written(place, spec.CONFIG, _shipped(config)),
                 secret_file=_written(place, spec.SECRET, sealed.new_secret()),
+                hadoop_file=_zipped(place, manager.conf),
             )  # fmt: skip
             progress(f"submitting {asked.name} to queue {asked.queue}")
             application = backend_skein.submit(
@@ -184,6 +188,14 @@ def _written(directory: str, name: str, text: str) -> str:
     path = os.path.join(directory, name.lstrip("."))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
+    return path
+
+
+def _zipped(directory: str, conf: HadoopConf) -> str:
+    """The settings as a .zip of one file."""
+    path = os.path.join(directory, f"{spec.HADOOP}.zip")
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("core-site.xml", as_xml(conf))
     return path
 
 
