@@ -25,7 +25,7 @@ import numpy as np
 from howdah.config import Config, dump_yaml
 from howdah.errors import TrainingError
 from howdah.manifest import load_dataset
-from training import distilbert, env, launch_command, parameters, scaling
+from training import distilbert, env, failure, launch_command, parameters, scaling
 from training.basemodel import load_base
 from training.comm import split_evenly
 from training.metricslog import FILE_NAME
@@ -363,8 +363,12 @@ def _until(ready: Callable[[], object], output: str) -> None:
 
 
 def _ended(output: str, exit_code: int | None) -> TrainingError:
-    with open(output, encoding="utf-8", errors="replace") as file:
-        last = file.read().strip().splitlines()[-15:]
+    told = failure.first(os.path.dirname(output))
+    if told is not None:
+        last = told.text.splitlines()
+    else:
+        with open(output, encoding="utf-8", errors="replace") as file:
+            last = file.read().strip().splitlines()[-15:]
     return TrainingError(
         "a short run to measure a step did not come to its end",
         expected=f"{_STEPS} steps",

@@ -1,9 +1,27 @@
 """The link of a training process to its agent: orders come down, words about the training go up.
 
 An agent (yarn/agent.py) starts the process before it has a rank, with one end of a socket pair,
-whose number is in HOWDAH_LINK_FD. One JSON object a line, both ways; docs/architecture.md lists
-them. When the other end is closed the agent is gone, and the process ends at once: nobody would
-know of it any more.
+whose number is in HOWDAH_LINK_FD. One JSON object a line, both ways. When the other end is closed
+the agent is gone, and the process ends at once: nobody would know of it any more.
+
+    world       generation, env                 join this world, with this place in it
+    change      generation, lost                another world is wanted: leave at the step's end, by
+                                                common consent; lost: a member of this one is gone
+    stop        save                            end (exit code 143), saving first if asked
+
+    ready       import_seconds                  a world may be told
+    joined      generation, rank
+    beat        phase, phase_seconds, step      every second
+    step        rank, step, total_steps, epoch, loss, examples_per_second, step_seconds (own work),
+                wait_seconds (in collectives)   at most every second
+    commit      step                            the state is in memory
+    checkpoint  step, path                      is whole on storage (rank 0)
+    say         line                            rank 0's console
+    data        local_bytes, remote_bytes, fetches
+    left        generation, reason, step        out of that world ("lost", "changed"), with the state
+                                                of that step (null: none); waits for another
+    failed      exit_code, error, consequence   why this process ends; consequence: others began it
+    finished                                    and ends, with exit code 0
 """
 
 from __future__ import annotations
