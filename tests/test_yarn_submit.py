@@ -29,7 +29,7 @@ def job(**yarn):
     )
 
 
-def asked(settings, **more):
+def asked(settings, secure=True, **more):
     shipment = spec.Shipment(
         wheel=spec.Source(url=f"{HDFS}/packages/howdah-1-py3-none-any.whl"),
         wheel_name="howdah-1-py3-none-any.whl",
@@ -37,7 +37,7 @@ def asked(settings, **more):
     )
     return spec.application(
         settings, shipment, config_file="/tmp/x/run.yaml", secret_file="/tmp/x/secret",
-        hadoop_file="/tmp/x/hadoop-conf.zip", token="ab12",
+        hadoop_file="/tmp/x/hadoop-conf.zip", token="ab12", secure=secure,
     )  # fmt: skip
 
 
@@ -86,7 +86,8 @@ def test_a_job_asks_for_what_the_configuration_says():
     assert (found.workers, found.queue, found.node_label, found.priority) == (
         3, "research", "fast", 7,
     )  # fmt: skip
-    assert (found.attempts, found.view_users) == (4, ("bob",))
+    assert (found.attempts, found.view_users, found.page_users) == (4, ("bob",), ("bob",))
+    assert asked(settings, secure=False).page_users == ("*",)
     assert (found.worker.memory_mib, found.worker.vcores, found.worker.gpus) == (3072, 2, 1)
     assert (found.driver.memory_mib, found.driver.vcores, found.driver.gpus) == (700, 1, 0)
     assert found.tags == ("howdah", spec.tag(settings.run.directory), "howdah-ab12", "team-a")

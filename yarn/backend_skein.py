@@ -323,7 +323,12 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
     def resources(asked: spec.Asked) -> Any:
         return skein.Resources(f"{asked.memory_mib} MiB", asked.vcores, gpus=asked.gpus)
 
-    view, modify = list(application.view_users), list(application.modify_users)
+    acls = skein.ACLs(
+        enable=True,
+        view_users=list(application.view_users),
+        modify_users=list(application.modify_users),
+        ui_users=list(application.page_users),
+    )
     worker = skein.Service(
         resources=resources(application.worker),
         script=application.worker.script,
@@ -350,7 +355,7 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
         node_label=application.node_label or "",
         tags=set(application.tags),
         file_systems=list(application.file_systems),
-        acls=skein.ACLs(enable=True, view_users=view, modify_users=modify, ui_users=view),
+        acls=acls,
         max_attempts=application.attempts,
         master=master,
         services={spec.WORKER: worker},

@@ -84,6 +84,8 @@ class Application:
     tags: tuple[str, ...]
     view_users: tuple[str, ...]
     modify_users: tuple[str, ...]
+    page_users: tuple[str, ...]
+    """Who sees the job's page, besides the owner."""
     file_systems: tuple[str, ...]
     """Those that delegation tokens are fetched for."""
     attempts: int
@@ -117,6 +119,7 @@ def application(
     secret_file: str,
     hadoop_file: str,
     nodes: Sequence[str] = (),
+    secure: bool,
     token: str,
 ) -> Application:
     """What a job asks of YARN.
@@ -125,6 +128,7 @@ def application(
         config_file, secret_file, hadoop_file: local paths of what becomes CONFIG, SECRET and
             (a .zip) HADOOP.
         nodes: hosts that hold the dataset's blocks.
+        secure: whether the cluster has Kerberos.
         token: of this submission; in a tag of its own.
     """
     options = config.yarn
@@ -148,6 +152,8 @@ def application(
         ),
         view_users=tuple(options.view_users),
         modify_users=tuple(options.modify_users),
+        # Without Kerberos nobody is known to the ResourceManager's proxy: its pages are open too.
+        page_users=tuple(options.view_users) if secure else ("*",),
         file_systems=file_systems(config),
         attempts=options.attempts,
         workers=options.workers,

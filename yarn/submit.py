@@ -77,7 +77,7 @@ def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
         asked = spec.application(
             config, shipment, config_file=f"(the configuration)/{spec.CONFIG}",
             secret_file=f"(a new secret)/{spec.SECRET}", token="(a new token)",
-            hadoop_file="(this machine's settings)",
+            hadoop_file="(this machine's settings)", secure=manager.conf.kerberos,
             nodes=locality.hosts(config, manager, progress),
         )  # fmt: skip
     missing = [p for p in packages if not storage.exists(storage.join(directory, p.name))]
@@ -160,7 +160,7 @@ def _new(
                 config, shipment, nodes=nodes, token=claim.token,
                 config_file=_written(place, spec.CONFIG, _shipped(config)),
                 secret_file=_written(place, spec.SECRET, sealed.new_secret()),
-                hadoop_file=_zipped(place, manager.conf),
+                hadoop_file=_zipped(place, manager.conf), secure=manager.conf.kerberos,
             )  # fmt: skip
             progress(f"submitting {asked.name} to queue {asked.queue}")
             application = backend_skein.submit(
