@@ -10,10 +10,11 @@ import threading
 import psutil
 import pytest
 
-from howdah import config
+from howdah import config, storage
 from howdah.errors import ClusterError, ConfigError
 from tests.local_jobs import LocalJob, kill
-from yarn import mpi, mpi_node, mpi_rsh
+from tests.yarn_jobs import LIMIT, Jobs, place_data, settings
+from yarn import mpi, mpi_node, mpi_rsh, mpi_socket
 
 
 def test_mpirun_is_asked_for_a_daemon_in_each_container():
@@ -42,22 +43,20 @@ def test_ports_are_taken_from_the_range_and_only_free_ones():
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(tmp_path, known):
-    path = str(tmp_path / "desk")
+def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(known):
+    desk, name = mpi_socket.listen(2)
     asked = []
 
     def answer(request):
         asked.append(request)
         return known
 
-    with socket.socket(socket.AF_UNIX) as desk:
-        desk.bind(path)
-        desk.listen()
+    with desk:
         serving = threading.Thread(target=mpi._serve, args=(desk, answer))
         serving.start()
         shell = subprocess.Popen(
             [sys.executable, "-m", "yarn.mpi_rsh", "w1", " orted", "-mca", "x", '"a b; $(id)"'],
-            env={**os.environ, mpi_rsh.SOCKET: path},
+            env={**os.environ, mpi_rsh.SOCKET: name},
         )
         if not known:
             assert shell.wait(30) == 1
@@ -68,6 +67,23 @@ def test_the_remote_shell_hands_the_command_over_unread_by_any_shell(tmp_path, k
         serving.join()
         assert shell.wait(30) == 1
     assert asked == [{"host": "w1", "argv": ["orted", "-mca", "x", "a b; $(id)"]}]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_another_user_s_connection_is_not_taken():
+    listener, name = mpi_socket.listen(4)
+    with listener:
+        stranger = os.fork()
+        if stranger == 0:
+            os.setuid(65534)
+            os._exit(0 if mpi_socket.connect(name).recv(1) == b"" else 1)
+        listener.settimeout(2)
+        with pytest.raises(TimeoutError):
+            mpi_socket.accept(listener)
+        assert os.waitpid(stranger, 0)[1] == 0
+        with mpi_socket.connect(name) as ours, mpi_socket.accept(listener) as taken:
+            taken.sendall(b"x")
+            assert ours.recv(1) == b"x"
 
 
 def test_an_agent_starts_mpirun_s_daemon_and_nothing_else(tmp_path):
@@ -135,3 +151,24 @@ def test_a_killed_rank_ends_an_mpi_job_and_is_named(tmp_path, tiny_dataset, tiny
         assert (code, verdict["status"]) == (6, "FAILED")
         assert "rank 1" in verdict["diagnostics"] and "signal 9" in verdict["diagnostics"]
     assert of_mpi() == []
+
+
+@pytest.mark.hadoop
+@pytest.mark.mpi
+@pytest.mark.full
+def test_mpi_on_a_real_yarn(healthy_cluster, tiny_model_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(healthy_cluster.conf_dir))
+    home = f"{healthy_cluster.hdfs_url}/test/mpi"
+    place_data(home, tiny_model_dir)
+    jobs = Jobs(healthy_cluster, tmp_path)
+    config = jobs.config(settings(home, "mpi", yarn={"controller": "mpi"}))
+    try:
+        told = jobs.json("submit", "--config", config, "--wait")
+        assert told["status"]["final_status"] == "SUCCEEDED"
+        status = jobs.status(told["application"])
+        assert (status["job"]["state"], status["job"]["step"]) == ("finished", 12)
+        assert "horovod (mpi)" in jobs.run("logs", told["application"], "--rank", "0").stdout
+        jobs.wait_until_gone(told["application"], LIMIT)
+    finally:
+        healthy_cluster.end_applications()
+        storage.remove(home, recursive=True)

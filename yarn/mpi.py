@@ -14,13 +14,12 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from howdah.errors import ClusterError, HowdahError
-from yarn import mpi_rsh
+from yarn import mpi_rsh, mpi_socket
 from yarn.mpi_node import mpi_environment
 
 __all__ = ["Mpirun", "command"]
@@ -82,7 +81,6 @@ class Mpirun:
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[str, Any]] = {}
         self._process: subprocess.Popen | None = None
-        self._place = tempfile.mkdtemp(prefix="howdah-mpi-")
 
     def start(self, member: str, order: dict[str, Any]) -> None:
         """A worker's process shall start: with the last of them mpirun starts them all."""
@@ -98,7 +96,6 @@ class Mpirun:
     def close(self) -> None:
         """End mpirun, and its daemons with it."""
         self._end(self._process)
-        shutil.rmtree(self._place, ignore_errors=True)
 
     @staticmethod
     def _end(process: subprocess.Popen | None) -> None:
@@ -128,16 +125,14 @@ class Mpirun:
                 where=f"PATH={os.environ.get('PATH', '')}",
                 remedy="install Open MPI on every node, or use yarn.controller: gloo",
             )
-        path = os.path.join(tempfile.mkdtemp(dir=self._place), "desk")
+        desk, name = mpi_socket.listen(len(orders))
         env = {
             **os.environ,
             **mpi_environment(self._interface, self._ports, self._address),
-            mpi_rsh.SOCKET: path,
+            mpi_rsh.SOCKET: name,
         }
         argv = command(len(orders), sys.executable)
-        with socket.socket(socket.AF_UNIX) as desk:
-            desk.bind(path)
-            desk.listen(len(orders))
+        with desk:
             serving = threading.Thread(
                 target=_serve, args=(desk, self._answer(orders)), name="mpi-desk", daemon=True
             )
@@ -173,7 +168,7 @@ def _serve(desk: socket.socket, answer: Callable[[dict[str, Any]], bool]) -> Non
     with contextlib.ExitStack() as kept:
         while True:
             try:
-                connection = kept.enter_context(desk.accept()[0])
+                connection = kept.enter_context(mpi_socket.accept(desk))
             except OSError:  # shut down
                 return
             with connection.makefile("rb") as lines:

@@ -1,7 +1,7 @@
 """A training process that mpirun's daemon starts in this container; to its agent, one like others.
 
 The daemon (orted) is the agent's child and dies with it; the rank is the daemon's
-(yarn/mpi_rank.py). The link to the rank is a socket in a private directory.
+(yarn/mpi_rank.py). The rank connects to the agent for its link (yarn/mpi_socket.py).
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ import contextlib
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from howdah.errors import ClusterError
-from yarn import mpi_rank
+from yarn import mpi_rank, mpi_socket
 from yarn.agent_process import parse_message
 
 __all__ = ["OrtedProcess", "free_ports"]
@@ -105,14 +103,10 @@ class OrtedProcess:
         self.log = os.path.join(directory, f"training.{number}.log")
         self.stacks_path = env["HOWDAH_STACKS"]
         self.failure: dict[str, Any] | None = None
-        self._place = tempfile.mkdtemp(prefix="howdah-mpi-")  # short: socket paths are
-        path = os.path.join(self._place, "link")
-        self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(path)
-        self._listener.listen(1)
+        self._listener, name = mpi_socket.listen(1)
         self._listener.settimeout(_POLL_SECONDS)
         own = {
-            mpi_rank.LINK_PATH: path,
+            mpi_rank.LINK: name,
             mpi_rank.COMMAND: json.dumps(list(argv)),
             mpi_rank.LOG: os.path.abspath(self.log),
         }
@@ -162,9 +156,8 @@ class OrtedProcess:
     def _listen(self) -> None:
         while self._link is None and self._daemon.poll() is None:
             with contextlib.suppress(TimeoutError):
-                self._link = self._listener.accept()[0]
+                self._link = mpi_socket.accept(self._listener)
         self._listener.close()
-        shutil.rmtree(self._place, ignore_errors=True)
         if self._link is not None:
             with self._link.makefile("rb") as lines:
                 self._read(lines)

@@ -19,10 +19,12 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-__all__ = ["COMMAND", "LINK_PATH", "LOG", "main"]
+from yarn import mpi_socket
 
-LINK_PATH = "HOWDAH_MPI_LINK"
-"""Path of the agent's socket."""
+__all__ = ["COMMAND", "LINK", "LOG", "main"]
+
+LINK = "HOWDAH_MPI_LINK"
+"""Name of the agent's socket (yarn/mpi_socket.py)."""
 COMMAND = "HOWDAH_MPI_COMMAND"
 """The training process's argument list, JSON."""
 LOG = "HOWDAH_MPI_LOG"
@@ -35,8 +37,7 @@ def main(argv: Sequence[str]) -> int:
     _die_with_parent()
     if argv:
         os.execvp(argv[0], list(argv))
-    with socket.socket(socket.AF_UNIX) as link, open(os.environ.pop(LOG), "ab") as log:
-        link.connect(os.environ.pop(LINK_PATH))
+    with mpi_socket.connect(os.environ.pop(LINK)) as link, open(os.environ.pop(LOG), "ab") as log:
         command = json.loads(os.environ.pop(COMMAND))
         process = subprocess.Popen(
             command,

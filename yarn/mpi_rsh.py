@@ -12,9 +12,10 @@ import json
 import os
 import shlex
 import signal
-import socket
 import sys
 from collections.abc import Sequence
+
+from yarn import mpi_socket
 
 __all__ = ["SOCKET", "main"]
 
@@ -27,8 +28,7 @@ def main(argv: Sequence[str]) -> int:
     host, *command = argv
     # mpirun writes what a shell would read; none reads it here
     words = shlex.split(" ".join(command))
-    with socket.socket(socket.AF_UNIX) as desk:
-        desk.connect(os.environ[SOCKET])
+    with mpi_socket.connect(os.environ[SOCKET]) as desk:
         desk.sendall(json.dumps({"host": host, "argv": words}).encode() + b"\n")
         desk.recv(1)  # ends with the driver, or its "no"
     return 1
