@@ -1,7 +1,7 @@
 """Local copies of remote files: fetched once for all processes of a node, whole, and bounded.
 
     <directory>/space.lock            held for the moment in which room is made
-    <directory>/wanted.lock           what is going to be read: shardwants.py
+    <directory>/wanted.lock           what is going to be read: cachelocks.py
     <directory>/asked.lock            held, shared, by whoever cannot go on for want of room
     <directory>/<set>/in-use          locked by every process that has this set of files open
     <directory>/<set>/<name>          a whole file; who reads it holds a shared lock on it
@@ -20,7 +20,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -28,12 +27,11 @@ from typing import BinaryIO
 from howdah import storage
 from howdah.cache import cache_root
 from howdah.errors import HowdahError, PermissionDenied, StorageError, StorageFull
-from training.shardwants import Wants, is_wanted
+from training.cachelocks import Wants, is_named, is_wanted, lock
 
 __all__ = ["NoRoom", "Pin", "ShardCache", "default_directory"]
 
 DEFAULT_BYTES = 20 * 2**30
-_POLL_SECONDS = 0.02
 _PART = ".part"
 _ASKED, _WANTED = "asked.lock", "wanted.lock"
 _KEPT = ".index"
@@ -205,8 +203,8 @@ class ShardCache:
             file = os.fdopen(handle, "r+b")
             try:
                 # Once it is whole its readers hold its lock: it is no `.part` any more then.
-                _lock(file, path + _PART)
-                if not _is_named(file, path + _PART):
+                lock(file, path + _PART)
+                if not is_named(file, path + _PART):
                     # Whoever held it has finished it, or given up: the name is free or another's.
                     if os.path.exists(path):
                         yield None
@@ -248,7 +246,7 @@ class ShardCache:
     @contextlib.contextmanager
     def _space(self) -> Iterator[None]:
         with open(os.path.join(self.directory, "space.lock"), "ab") as file:
-            _lock(file)
+            lock(file)
             yield
 
     def _make_room(self, file: BinaryIO, size: int) -> None:
@@ -307,7 +305,7 @@ class ShardCache:
             with contextlib.suppress(FileNotFoundError, BlockingIOError):
                 with open(guard, "rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if guard != entry.path or _is_named(file, entry.path):
+                    if guard != entry.path or is_named(file, entry.path):
                         os.unlink(entry.path)
                         return entry.size
         return None
@@ -353,31 +351,6 @@ class _Held:
     size: int
     used: int
     """Nanoseconds since 1970."""
-
-
-def _lock(file: BinaryIO, name: str | None = None) -> None:
-    """Take the lock, however long another process holds it; a signal gets through meanwhile.
-
-    Args:
-        name: not waited for longer than the file has this name.
-    """
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if name is not None and not _is_named(file, name):
-                return
-            time.sleep(_POLL_SECONDS)
-
-
-def _is_named(file: BinaryIO, path: str) -> bool:
-    """The open file is the one that the name means."""
-    try:
-        named = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(file.fileno()), named)
 
 
 def _mib(size: int) -> str:
