@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from etl import build, hive, hive_write, report, shards, shipping, sources, split
+from etl import build, credentials, hive, hive_write, report, shards, shipping, sources, split
 from etl.build import Built, Kept
 from etl.interrupts import interrupts
 from etl.sources import Source
@@ -294,13 +294,15 @@ def _write(
         bytes_per_token=layout.itemsize or 3,
     )
     placed = shards.place(encoded, plan, data.shuffle_seed)
+    secrets = credentials.renewed(spark, progress)
     splits = shards.write(
-        placed, version, token, plan, layout, data.compression, encoder.vocab_size
+        placed, version, token, plan, layout, data.compression, encoder.vocab_size, secrets
     )
     progress(f"wrote {sum(len(s) for s in splits.values())} shards")
     quality = built.quality
     quality["at_max_length"] = sum(cut for _, _, cut in table.values())
-    quality["reject_files"] = shards.write_rejects(built.rejected, version, token)
+    secrets = credentials.renewed(spark, lambda line: None)
+    quality["reject_files"] = shards.write_rejects(built.rejected, version, token, secrets)
     if data.rejects_table is not None:
         hive_write.write_rejects(spark, data.rejects_table, hash_, version, quality["reject_files"])
         progress(f"rejected rows are in {data.rejects_table}, dataset={hash_}")

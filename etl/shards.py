@@ -19,6 +19,7 @@ from pyspark import Broadcast, TaskContext
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
+from etl import credentials
 from etl.spark_errors import crossing
 from etl.staging import REJECTS, attempt_name
 from howdah import storage
@@ -207,9 +208,12 @@ def write(
     layout: RecordLayout,
     compression: str,
     vocab_size: int,
+    secrets: bytes | None = None,
 ) -> dict[str, list[ShardEntry]]:
     """Write all shards into a version directory and check that what was written is all of it.
 
+    Args:
+        secrets: the tokens that the tasks write with, where not their container's own.
     Raises:
         DataError: a shard is missing, there twice, or another size on storage than was written.
     """
@@ -226,7 +230,8 @@ def write(
     spread = placed.repartition(total, "split", "shard")
     sorted_rows = spread.sortWithinPartitions("split", "shard", "rank")
     entries: dict[str, dict[int, ShardEntry]] = {split: {} for split in plan}
-    for row in sorted_rows.mapInArrow(crossing(work), _WRITTEN).collect():
+    work = crossing(credentials.using(work, secrets))
+    for row in sorted_rows.mapInArrow(work, _WRITTEN).collect():
         entry = ShardEntry(**json.loads(row["entry"]))
         if row["shard"] in entries[row["split"]]:
             raise DataError("a shard was written twice", where=entry.name, remedy="run it again")
@@ -329,7 +334,9 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple, pa.Recor
 
 
 # ------------------------------------------------------------------------------------ rejects
-def write_rejects(rows: DataFrame, directory: str, token: str) -> list[str]:
+def write_rejects(
+    rows: DataFrame, directory: str, token: str, secrets: bytes | None = None
+) -> list[str]:
     """Write rejected rows (id, text, label, reason, detail) as Parquet; return the names.
 
     Texts are cut at 2,000 characters: the table is for reading, the source has the rest.
@@ -342,7 +349,8 @@ def write_rejects(rows: DataFrame, directory: str, token: str) -> list[str]:
         "detail",
     )
     work = partial(_reject_batches, directory=directory, token=token)
-    written = rows.mapInArrow(crossing(work), _REJECTED).collect()
+    work = crossing(credentials.using(work, secrets))
+    written = rows.mapInArrow(work, _REJECTED).collect()
     return sorted(row["name"] for row in written)
 
 

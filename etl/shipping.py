@@ -11,7 +11,10 @@ import getpass
 import importlib.util
 import os
 import re
-from collections.abc import Callable
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from howdah import package, storage
@@ -27,6 +30,7 @@ PYTHON = f"./{ENVIRONMENT}/bin/python"
 RUN = "HOWDAH_ETL_RUN"
 """Set in the container of a driver that spark-submit started: its directory on storage."""
 _JAVA = "java_home"
+_JAVA_PROGRAM = re.compile(r"(?:\./)?(?:([^/]+)/)?bin/java")
 _CONTAINER_ENVIRONMENTS = ("spark.yarn.appMasterEnv", "spark.executorEnv")
 _JARS = ("spark.yarn.archive", "spark.yarn.jars")
 
@@ -139,17 +143,54 @@ def ship(config: Config, progress: Progress) -> Shipment:
         conf["spark.kerberos.principal"] = options.principal
     if options.java_archive is not None:
         url = options.java_archive
+        home = "/".join(filter(None, [".", _JAVA, java_inside(url)]))
         if storage.is_local(url):
             url = _publish_file(storage.local_path(url), directory, progress)
         archives.append(f"{url}#{_JAVA}")
         for prefix in _CONTAINER_ENVIRONMENTS:
-            conf[f"{prefix}.JAVA_HOME"] = f"./{_JAVA}"
+            conf[f"{prefix}.JAVA_HOME"] = home
     conf["spark.yarn.dist.archives"] = ",".join(archives)
     if not _names_jars(options):
         jars = os.path.join(spark_home(options), "jars")
         archive = package.zipped(jars, "spark-jars", "*.jar", progress)
         conf["spark.yarn.archive"] = package.publish(archive, directory, progress)
     return Shipment(directory=directory, conf=conf)
+
+
+def java_inside(archive: str) -> str:
+    """The directory of an archive that holds bin/java: "" its root, else one folder, as vendors
+    pack it.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    with storage.open_read(archive) as file:
+        try:
+            if archive.lower().endswith(".zip"):
+                found = _java_in(zipfile.ZipFile(file).namelist())
+            else:
+                with tarfile.open(fileobj=file, mode="r:*") as packed:
+                    found = _java_in(member.name for member in packed)
+            got = "none"
+        except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as error:
+            found, got = None, str(error)
+    if found is None:
+        raise ConfigError(
+            "the archive holds no Java",
+            where=f"data.spark.java_archive {archive}",
+            expected="a .tar.gz or .zip with bin/java at its root or in its one folder",
+            got=got,
+            remedy="give a JRE's or JDK's archive as its vendor packs it",
+        )
+    return found
+
+
+def _java_in(names: Iterable[str]) -> str | None:
+    for name in names:
+        match = _JAVA_PROGRAM.fullmatch(name)
+        if match is not None:
+            return match.group(1) or ""
+    return None
 
 
 def _publish_file(path: str, directory: str, progress: Progress) -> str:

@@ -60,6 +60,7 @@ def test_a_keytab_is_all_it_takes(secure_etl, mode):
     assert sum(answer["rows"].values()) == 40
     assert load_dataset(answer["dataset"]).manifest.rows("train") == answer["rows"]["train"]
     assert _owner(secure_etl, storage.join(answer["dataset"], "manifest.json")) == "alice"
+    assert "the tokens of the tasks that write end at" in err
 
 
 def test_without_a_ticket_the_error_says_kinit(secure_etl):

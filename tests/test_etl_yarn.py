@@ -1,6 +1,13 @@
 """`howdah etl --master yarn`: client and cluster mode, interrupts, containers that fail."""
 
+import contextlib
+import os
+import shutil
 import signal
+import subprocess
+import tarfile
+import time
+import zipfile
 
 import pytest
 
@@ -127,6 +134,75 @@ def test_a_clusters_own_spark_35_runs_it(yarn_etl, spark35_home, mode):
     assert code == 0, err
     assert sum(answer["rows"].values()) == 60
     assert yarn_etl.state(answer["application"]) == "SUCCEEDED"
+
+
+@marked(pytest.mark.full)
+@pytest.mark.timeout(600)
+def test_a_java_of_our_own_runs_every_container(yarn_etl, tmp_path):
+    """Packed as vendors pack it, in a folder: driver and executors run it and no other."""
+    jre = tmp_path / "jre" / "jre-17"
+    jre.parent.mkdir()
+    java = os.path.realpath(yarn_etl.cluster.env["JAVA_HOME"])
+    modules = "java.se,jdk.unsupported,jdk.security.jgss,jdk.crypto.ec,jdk.management,jdk.zipfs"
+    argv = [f"{java}/bin/jlink", "--add-modules", modules, "--strip-debug", "--output", str(jre)]
+    subprocess.run(argv, check=True)
+    archive = shutil.make_archive(str(tmp_path / "jre"), "gztar", jre.parent)
+    nodes = os.path.realpath(yarn_etl.cluster.directory)
+    spark = {**CLUSTER, "java_archive": archive}
+    process = yarn_etl.start(yarn_etl.config(source=yarn_etl.put_rows(300), spark=spark))
+    seen = set()
+    try:
+        while process.poll() is None:
+            seen |= containers(nodes)
+            time.sleep(0.2)
+        code, answer, err = yarn_etl.finish(process)
+    finally:
+        process.kill()
+    assert code == 0, err
+    assert sum(answer["rows"].values()) == 300
+    assert len(seen) >= 2  # the driver's and an executor's
+    assert all(program.endswith("/jre-17/bin/java") for _, program in seen), seen
+
+
+def containers(nodes):
+    """(pid, program) of the JVMs that run in a container's directory below `nodes`."""
+    found = set()
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            place, program = os.readlink(f"/proc/{pid}/cwd"), os.readlink(f"/proc/{pid}/exe")
+            if place.startswith(nodes) and "/container_" in place and program.endswith("/java"):
+                found.add((int(pid), program))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [("bin/java", ""), ("./bin/java", ""), ("jdk-17/bin/java", "jdk-17"), ("./j/bin/java", "j")],
+)
+@pytest.mark.parametrize("kind", ["tar.gz", "zip"])
+def test_java_is_found_in_its_archive(tmp_path, kind, name, inside):
+    path = str(tmp_path / f"java.{kind}")
+    names = ["lib/server/libjvm.so", "deep/er/bin/java", name]
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as file:
+            for one in names:
+                file.writestr(one, b"")
+    else:
+        with tarfile.open(path, "w:gz") as file:
+            for one in names:
+                file.addfile(tarfile.TarInfo(one))
+    assert shipping.java_inside(path) == inside
+
+
+def test_an_archive_without_java_is_refused(tmp_path):
+    path = tmp_path / "java.tar.gz"
+    with tarfile.open(path, "w:gz") as file:
+        file.addfile(tarfile.TarInfo("deep/er/bin/java"))
+    with pytest.raises(ConfigError, match="holds no Java"):
+        shipping.java_inside(str(path))
+    path.write_bytes(b"no archive")
+    with pytest.raises(ConfigError, match="holds no Java"):
+        shipping.java_inside(str(path))
 
 
 def _config(**data):

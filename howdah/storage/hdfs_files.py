@@ -17,6 +17,14 @@ if TYPE_CHECKING:
 DATA_SECONDS = 180.0
 """For one window of data, DataNodes' own time-outs and recovery included."""
 
+WRITE_SECONDS = 75.0
+"""For a piece of a file. hdfs-native waits 60 s for an acknowledgement; at times it waits for ever
+where the NameNode offers a DataNode that has died: sooner or later does not matter then, but there
+must be time left to try again."""
+_PIECE_BYTES = 4 * 2**20
+"""Of one call: what it takes without waiting for DataNodes. It hung where it waited with a full
+queue for a block that could not be begun."""
+
 # hdfs-native keeps connections to DataNodes for 3 s, for the whole process. A forked child inherits
 # them without the threads that serve them, and would wait on one for ever.
 _KEPT_SECONDS = 4.0
@@ -125,13 +133,20 @@ class Sink:
         self._storage, self._path, self._file = storage, path, file
 
     def write(self, data: Any) -> None:
-        if not isinstance(data, bytes):
-            data = bytes(data)  # hdfs-native takes other buffers byte by byte: 10 times slower
-        self._storage.do(self._path, "write", lambda c: self._file.write(data), DATA_SECONDS)
+        if not isinstance(data, bytes) or len(data) > _PIECE_BYTES:
+            view = memoryview(data)
+            for at in range(0, len(view), _PIECE_BYTES):
+                # hdfs-native takes other buffers than bytes one by one: 10 times slower
+                self._write(bytes(view[at : at + _PIECE_BYTES]))
+        else:
+            self._write(data)
+
+    def _write(self, piece: bytes) -> None:
+        self._storage.do(self._path, "write", lambda c: self._file.write(piece), WRITE_SECONDS)
         _data_moves()
 
     def close(self) -> None:
-        self._storage.do(self._path, "write", lambda c: self._file.close(), DATA_SECONDS)
+        self._storage.do(self._path, "write", lambda c: self._file.close(), WRITE_SECONDS)
         _data_moves()
 
     def give_up(self) -> None:
