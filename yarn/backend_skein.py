@@ -136,8 +136,9 @@ class SkeinDriver(DriverBackend):
         storage.make_dirs(directory)
         target = _published(self._config, self.application, self.attempt)
         storage.write_whole(target, sealed.seal(self._secret, _PUBLISHED, driver.to_dict()))
-        for entry in storage.list_dir(directory):
-            if entry.name.startswith("driver-") and entry.path != target:
+        ours = {storage.name(target), storage.name(_verdict(self._config, self.application))}
+        for entry in storage.list_dir(directory):  # what jobs before have left
+            if entry.name.startswith(("driver-", "verdict-")) and entry.name not in ours:
                 storage.remove(entry.path)
 
     def containers(self) -> list[Container]:
