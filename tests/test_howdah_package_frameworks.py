@@ -93,7 +93,7 @@ def test_two_ranks_reduce_with_glibc_alone(framework, emptied, tmp_path):
         inside, front = "", _bare(emptied)
     argv = [*front, f"{inside}/env/bin/python", f"{inside}/rank.py", framework, f"{inside}/"]
     env = {"PYTHONPATH": f"{inside}/howdah.whl", "CUDA_VISIBLE_DEVICES": "",
-           "PATH": os.environ["PATH"]}  # fmt: skip
+           "PYTHONFAULTHANDLER": "1", "PATH": os.environ["PATH"]}  # fmt: skip
     rendezvous = gloo_ranks.Rendezvous()
     try:
         done = gloo_ranks.run([argv] * 2, env, rendezvous)

@@ -117,3 +117,16 @@ def test_a_range_that_cannot_be_is_an_error_and_init_may_be_tried_again(given):
         assert code == 0, text
         assert "refused Horovod initialization failed" in text and "size 2" in text
         assert value in text and "HOWDAH_PORT_RANGE" in text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to call the host otherwise")
+def test_the_interface_counts_whatever_the_host_is_called():
+    renamed = ["unshare", "--uts", "sh", "-c", 'hostname nobody-knows-me && exec "$@"', "sh"]
+    rendezvous = Rendezvous()
+    try:
+        argv = [*renamed, sys.executable, "-c", _RANK, "torch"]
+        done = run([argv] * 2, environment(), rendezvous)
+    finally:
+        rendezvous.close()
+    assert [code for code, _ in done] == [0, 0], done
+    assert all("sum 2.0" in text for _, text in done)
