@@ -13,7 +13,7 @@ import pytest
 from howdah.config import load
 from howdah.errors import TrainingError, UsageError
 from tests.training_runs import ROOT, SETTINGS, _nested
-from training import calibrate, scaling
+from training import calibrate, preview, scaling
 from training.scaling import Compute, Gradient, Network, Work
 
 COMPUTE = Compute(fixed_seconds=0.1, token_seconds=1e-4)
@@ -110,6 +110,27 @@ def test_what_is_no_speed_is_refused(text):
 def test_speeds_are_bits():
     assert scaling.bits_per_second("1.5g") == 1.5e9
     assert scaling.bits_per_second("400 Mbit/s") == 4e8
+
+
+@pytest.mark.parametrize("text", ["", "two", "0", "4,-1", "1.5"])
+def test_what_are_no_workers_is_refused(text):
+    with pytest.raises(UsageError, match="no numbers of workers"):
+        preview._worlds(text)
+
+
+def test_people_are_shown_each_world_once_and_how_good_the_model_is():
+    assert preview._worlds("512,8, 64,8") == [8, 64, 512]
+    found = {
+        "network": "25G", "framework": "torch", "threads_per_rank": 1, "fixed_seconds": 0.1,
+        "seconds_per_1000_tokens": 0.1, "gradient_bytes": 100_000_000,
+        "seconds_per_gigabyte": 1.0, "limited_by": "the processor",
+        "here": [{"workers": 2, "predicted_seconds": 0.9, "measured_seconds": 1.0, "error": -0.1}],
+        "worlds": [world(count).as_dict() for count in (8, 64)],
+    }  # fmt: skip
+    lines = preview.scaling_lines(found)
+    assert "np=2 here: predicted 900 ms a step, measured 1,000 ms (-10%)" in lines
+    assert len([line for line in lines if line.lstrip().startswith(("8 ", "64 "))]) == 2
+    assert any("the processor: 1.00 GB/s" in line for line in lines)
 
 
 # --------------------------------------------------------------------------------- real steps
