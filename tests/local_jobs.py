@@ -36,7 +36,8 @@ class LocalJob:
         path = f"{LIGHT}{os.pathsep}{ROOT}" if light else str(ROOT)
         self.log = self.job / "driver.log"
         words = [*prefix, sys.executable, "-m", "yarn.backend_local", "driver", str(self.job),
-                 str(self.config), "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
+                 str(self.config), "--application", "local_1",
+                 "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
         with self.log.open("wb") as log:
             self.driver = subprocess.Popen(
                 words, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path, **(env or {})}

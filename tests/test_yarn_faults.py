@@ -250,7 +250,7 @@ def test_preempted_by_another_queue(submit, cluster, framework):
     status = job.trains(3, seconds=180)
     started = time.monotonic()
     other = submit(framework, elastic=False, **{
-        "yarn.workers": 1, "yarn.worker.memory": "5 GiB", "yarn.queue": "batch",
+        "yarn.workers": 1, "yarn.worker.memory": "2560 MiB", "yarn.queue": "batch",
         "training.max_steps": 20, "evaluation.splits": [],
     })  # fmt: skip
     after = job.wait(lambda s: s["preemptions"] and s["world_size"] in (1, 2), "preemption", 90)

@@ -61,6 +61,7 @@ class _Agent:
         self._process: agent_process.TrainingProcess | mpi_node.OrtedProcess | None = None
         self._slot: world.Slot | None = None
         self._generation = 0
+        self._application = ""
         self._logs = _log_directory()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda got, _: self._inbox.put(("signal", got)))
@@ -88,9 +89,11 @@ class _Agent:
         """Take orders until one of them, or the driver's silence, ends it."""
         _say(f"agent {self._me} on {self._node}, pid {os.getpid()}, {self._facts}")
         self._relay.start()
-        if not self._link.register(self._node, self._facts):
+        application = self._link.register(self._node, self._facts)
+        if application is None:
             _say("the driver has no place for this container")
             return 0
+        self._application = application
         threading.Thread(target=self._sample, name="sample", daemon=True).start()
         try:
             while True:
@@ -148,6 +151,7 @@ class _Agent:
         env = agent_process.environment(
             os.environ,
             self._config.yarn.env,
+            application=self._application,
             threads=order["threads"],
             gpus=order["gpus"],
             ports=self._config.yarn.ports,

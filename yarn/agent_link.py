@@ -58,8 +58,8 @@ class DriverLink:
         self._contact = time.monotonic()
         self._lost_told = False
 
-    def register(self, node: str, facts: dict[str, Any]) -> bool:
-        """Tell the driver that we are here; False if it wants no more containers.
+    def register(self, node: str, facts: dict[str, Any]) -> str | None:
+        """Tell the driver that we are here; the application's id, or None if we have no place.
 
         Raises:
             ClusterError: it cannot be reached within the patience.
@@ -78,11 +78,11 @@ class DriverLink:
                     raise
                 time.sleep(_RETRY_SECONDS)
         if not answer["welcome"]:
-            return False
+            return None
         self._contact = time.monotonic()
         for name, target in (("orders", self._poll), ("reports", self._report)):
             threading.Thread(target=target, name=name, daemon=True).start()
-        return True
+        return answer["application"]
 
     def event(self, event: dict[str, Any]) -> None:
         """Tell the driver something, once, after what was told before."""

@@ -33,6 +33,7 @@ def environment(
     base: Mapping[str, str],
     extra: Mapping[str, str],
     *,
+    application: str,
     threads: int,
     gpus: list[str] | None,
     ports: str | None,
@@ -43,6 +44,7 @@ def environment(
     Args:
         base: the agent's own environment.
         extra: yarn.env.
+        application: its id: later attempts of the same one go on from its own checkpoints.
         threads: compute threads of a rank: the container's cores.
         gpus: devices that are its own; None: it is not a job on GPUs.
         ports: "first-last" for Gloo's listeners (Howdah's Horovod reads it); None: any.
@@ -51,6 +53,7 @@ def environment(
     env = {name: value for name, value in base.items() if not name.startswith("HOROVOD_")}
     env.update(extra)
     env["HOWDAH_STARTED"] = repr(time.time())
+    env["HOWDAH_APPLICATION"] = application
     env["HOWDAH_THREADS"] = str(threads)
     env["HOWDAH_STACKS"] = stacks_path
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus or [])

@@ -49,6 +49,7 @@ class LocalDriver(DriverBackend):
     Args:
         directory: of this job, of its own.
         config_path: what agents are started with.
+        application: its id, the same for all attempts.
         nodes: names of the machines that this one stands for; containers take turns.
         address: to listen on.
         namespaces: nodes are network namespaces.
@@ -60,12 +61,13 @@ class LocalDriver(DriverBackend):
         directory: str,
         config_path: str,
         *,
+        application: str,
         nodes: Sequence[str],
         address: str = "127.0.0.1",
         namespaces: bool = False,
         attempt: int = 1,
     ) -> None:
-        self.application = os.path.basename(os.path.abspath(directory))
+        self.application = application
         self.attempt = attempt
         self._directory, self._config_path = os.path.abspath(directory), config_path
         self._nodes, self._address, self._namespaces = list(nodes), address, namespaces
@@ -212,6 +214,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("role", choices=("driver", "agent"))
     parser.add_argument("directory")
     parser.add_argument("config")
+    parser.add_argument("--application", default=f"local-{os.getpid()}")
     parser.add_argument("--nodes", default="localhost")
     parser.add_argument("--address", default="127.0.0.1")
     parser.add_argument("--namespaces", action="store_true")
@@ -230,6 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     backend = LocalDriver(
         args.directory,
         path,
+        application=args.application,
         nodes=args.nodes.split(","),
         address=args.address,
         namespaces=args.namespaces,

@@ -283,7 +283,7 @@ class _Driver:
                 message["agent"], message["node"], message["facts"], time.monotonic()
             )
             self._mail.setdefault(message["agent"], _Mailbox())
-        return {"welcome": welcome}
+        return {"welcome": welcome, "application": self._backend.application}
 
     def _poll(self, message: dict[str, Any]) -> dict[str, Any] | None:
         name, have = message["agent"], int(message["have"])
