@@ -160,7 +160,8 @@ def _leave(run: Run, error: BaseException) -> None:
     """End this rank by what it raised; does not come back."""
     lost = rank_lost(error)
     if lost or run.stop_alone:
-        run.save_last_completed()
+        with run.pulse.during("save"):
+            run.save_last_completed()
     if lost and not isinstance(error, HowdahError):
         told = TrainingError(
             "another rank was lost, and training stopped",

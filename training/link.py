@@ -18,8 +18,8 @@ the agent is gone, and the process ends at once: nobody would know of it any mor
     checkpoint  step, path                      is whole on storage (rank 0)
     say         line                            rank 0's console
     data        local_bytes, remote_bytes, fetches
-    left        generation, reason, step        out of that world ("lost", "changed"), with the state
-                                                of that step (null: none); waits for another
+    left        generation, reason, step        out of that world ("lost", "changed"), remembering
+                                                that step (null: none); waits for another
     failed      exit_code, error, consequence   why this process ends; consequence: others began it
     finished                                    and ends, with exit code 0
 """

@@ -46,6 +46,7 @@ def resume(
     if memory.holder is not None:
         meta, tensors = memory.share(comm)
         run.say(f"{comm.size} rank(s) go on from memory at step {meta['step']}")
+        run.resumed_from_memory(meta["step"])
         if run.checkpoints is not None:
             _take_over(meta["best_step"], run)
         return TrainState.from_meta(meta), tensors, bool(meta["evaluation_due"])

@@ -24,21 +24,19 @@ from howdah.errors import (
     TokensExpiring,
 )
 from training import failure
-from training.checkpoint import Checkpoint, Checkpoints, Identity, load
+from training.checkpoint import Checkpoint, Checkpoints, Identity
 from training.comm import Waits
 from training.env import RankEnv
-from training.fence import Fence
 from training.figures import Figures
-from training.metricslog import FILE_NAME as METRICS_FILE
-from training.metricslog import MetricsLog, read_metrics
+from training.metricslog import read_metrics
 from training.place import Mirror, RankRecord, RunLock, local_directory, process_age
 from training.pulse import Pulse
-from training.runfile import RunFile, freeze_config, versions
+from training.rundirectory import RunDirectory
+from training.runfile import versions
 from training.savetimes import SaveTimes
 from training.state import Saves, TrainState
 from training.stopping import StopSignals
 from training.tokenlife import TokenLife
-from training.tracking import MlflowTracker, TensorBoard
 
 __all__ = ["Run", "read_metrics"]
 
@@ -78,8 +76,6 @@ class Run:
         self.local = local_directory(self.directory)
         self.run_id = ""
         self.attempt = 0
-        self.checkpoints: Checkpoints | None = None
-        """Rank 0 alone has one."""
         self.update_lock = threading.Lock()
         """Held by the loop while weights change, so that no snapshot is taken in between."""
         self.pulse = pulse or Pulse(None, Waits())
@@ -96,7 +92,7 @@ class Run:
         self._managed = "HOWDAH_STARTED" in os.environ and not self.linked
         self._opened = False
         self._lock = RunLock(self.local, ".lock", self.directory)
-        self._file: RunFile | None = None
+        self._held: RunDirectory | None = None
         # What ends a container ends this process, whatever the others do: no step to agree on.
         self._signals = StopSignals(
             several_ranks=env.size > 1 or self.linked, abandon=self._abandoned
@@ -105,7 +101,6 @@ class Run:
         self._abort_save: Callable[[], None] | None = None
         self._abort_lock = threading.Lock()
         self._first_step_done = False
-        self._tracking = False
         self._world = 0
         """The first one of a process that an agent started."""
         self.save_times = SaveTimes(config.checkpoint)
@@ -127,7 +122,7 @@ class Run:
         if self.is_main or self._managed:
             self._enter()
         if self.is_main:
-            self._open_directory()
+            self._take_possession()
 
     def enter(self, env: RankEnv, world: int) -> None:
         """A world begins for a process that an agent started: this is its place there.
@@ -145,11 +140,11 @@ class Run:
         self._world = self._world or world
         if not self.is_main:
             return
-        if self._file is None:
+        if self._held is None:
             self._lock.take(patience=_TAKE_OVER_SECONDS)
             self.figures.show_on(self._console)
-            self._open_directory()
-        self._file.world(world, self.world_size)
+            self._take_possession()
+        self._held.file.world(world, self.world_size)
 
     def _enter(self) -> None:
         """Put this process on record."""
@@ -160,26 +155,21 @@ class Run:
             log = os.path.join(self.local, "logs", f"rank.{self.rank}")
             self._mirror.add(log, storage.join(self.directory, "logs", f"rank.{self.rank}"))
 
-    def _open_directory(self) -> None:
-        storage.make_dirs(self.directory)
-        fence = Fence.take(self.directory)
-        self.attempt = fence.attempt
-        freeze_config(self.config, self.directory)
-        self._file = RunFile(self.directory)
-        self._file.begin(self.config, world_size=self.world_size, attempt=self.attempt)
-        self.run_id = self._file.values["run_id"]
-        self.checkpoints = Checkpoints(
-            self.config.checkpoint_directory,
-            keep=self.config.checkpoint.keep,
-            fence=fence,
-            say=self.say,
+    def _take_possession(self) -> None:
+        self._held = RunDirectory(
+            self.config,
+            self.local,
+            figures=self.figures,
+            mirror=self._mirror,
             saved=lambda step, path: self.pulse.tell("checkpoint", step=step, path=path),
+            world_size=self.world_size,
         )
-        local = os.path.join(self.local, METRICS_FILE)
-        published = storage.join(self.directory, METRICS_FILE)
-        self.figures.write_to(MetricsLog(local, published, self.attempt))
-        if not storage.is_local(self.directory):
-            self._mirror.add(local, published)
+        self.run_id, self.attempt = self._held.run_id, self._held.attempt
+
+    @property
+    def checkpoints(self) -> Checkpoints | None:
+        """Rank 0 alone has them."""
+        return None if self._held is None else self._held.checkpoints
 
     def share(self, comm: Any) -> None:
         """Rank 0 tells the others the run's id and attempt. Every rank enters, after comm.init."""
@@ -209,8 +199,7 @@ class Run:
             StorageError: what is left cannot be published.
         """
         self.figures.end()
-        if self._file is not None:
-            self._file.update(status=status, error=None if error is None else error.what)
+        self.update(status=status, error=None if error is None else error.what)
         self.figures.close(status)
         self._mirror.close()
         if self._opened:
@@ -225,48 +214,29 @@ class Run:
 
     def update(self, **fields: Any) -> None:
         """Put fields into run.json (rank 0; the others do nothing). Mappings are merged."""
-        if self._file is not None:
-            self._file.update(**fields)
+        if self._held is not None:
+            self._held.file.update(**fields)
 
     # ----------------------------------------------------------------------------- resuming
     def resume_checkpoint(self, expect: Identity) -> Checkpoint | None:
         """The checkpoint that `checkpoint.resume` asks for; rank 0 only.
 
         `auto` takes the newest whole one, or None; `never` starts afresh, and a path starts from
-        there: in both cases later checkpoints are set aside under another name, not deleted.
+        there: in both cases later checkpoints are set aside under another name, not deleted. That
+        is asked once: ranks that are started again, or a later attempt, of the same submission go
+        on from the newest.
 
         Raises:
             CheckpointError: it is of another run, corrupt, or not there.
         """
-        if self.checkpoints is None:
+        if self._held is None:
             raise ValueError("rank 0 alone reads checkpoints")
-        wanted = self.config.checkpoint.resume
-        if wanted == "auto":
-            found = self.checkpoints.latest(expect)
-        elif wanted == "never":
-            found = None
-            self._set_aside(-1)
-        else:
-            found = load(wanted, expect)
-            self._set_aside(found.step)
-        if self._file is not None:
-            self._file.update_attempt(
-                resumed_from=None if found is None else found.path,
-                resumed_at_step=0 if found is None else found.step,
-            )
-        self.say(
-            "starting from the base model" if found is None
-            else f"going on from checkpoint step-{found.step} ({found.path})"
-        )  # fmt: skip
-        return found
+        return self._held.resume_checkpoint(expect)
 
-    def _set_aside(self, after_step: int) -> None:
-        moved = self.checkpoints.set_aside(after_step) if self.checkpoints else []
-        if moved:
-            self.say(
-                f"{len(moved)} checkpoint(s) of the history given up are kept under other names:"
-                f" {', '.join(moved)}"
-            )
+    def resumed_from_memory(self, step: int) -> None:
+        """All go on from what a rank has remembered of this step; nothing on ranks other than 0."""
+        if self._held is not None:
+            self._held.resumed_from_memory(step)
 
     def meta(self, state: TrainState) -> dict[str, Any]:
         """What a checkpoint's meta.json holds: the state, and where it comes from."""
@@ -288,21 +258,14 @@ class Run:
             total_steps: steps of the whole run.
             steps_per_epoch: global batches of an epoch.
         """
-        if self.is_main and not self._tracking:
-            self._tracking = True
+        if self._held is not None and self._held.track(state.step):
             self.save_times.taken()
-            self._open_trackers(state.step)
         self._signals.stepping(True)
         self.figures.begin(state.step, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
         self.pulse.begin(self.rank, state.step, total_steps)
 
-    def pause(self) -> None:
-        """This world is over, and another may follow."""
-        self.figures.end()
-        self._signals.stepping(False)
-
     def end_steps(self) -> None:
-        """The steps are over: a stop request is acted on at once, since all is saved."""
+        """The steps are over, of this world at least: a stop request is acted on at once."""
         self.figures.end()
         self._signals.stepping(False)
 
@@ -316,9 +279,9 @@ class Run:
             rows=figures["rows"],
             seconds=seconds,
         )
-        if self._file is not None and not self._first_step_done:
+        if self._held is not None and not self._first_step_done:
             self._first_step_done = True
-            self._file.update_attempt(seconds_to_first_step=round(_age(), 3))
+            self._held.file.update_attempt(seconds_to_first_step=round(_age(), 3))
 
     def finish(self, state: TrainState, metrics: dict[str, dict], **fields: Any) -> None:
         """Put what came of the run into run.json (rank 0).
@@ -339,24 +302,6 @@ class Run:
             stopped_early=state.stopped_early,
             **fields,
         )
-
-    def _open_trackers(self, resumed_at: int) -> None:
-        if self.config.tracking.tensorboard:
-            local = os.path.join(self.local, "tensorboard")
-            self.figures.track(TensorBoard(local, resumed_at))
-            if not storage.is_local(self.directory):
-                self._mirror.add(local, storage.join(self.directory, "tensorboard"))
-        options = self.config.tracking.mlflow
-        if options is not None and self._file is not None:
-            tracker = MlflowTracker(
-                options,
-                self.config,
-                run_id=self._file.values.get("mlflow_run_id"),
-                run_name=self.config.run.name,
-                say=self.say,
-            )
-            self.figures.track(tracker)
-            self._file.update(mlflow_run_id=tracker.run_id)
 
     # ----------------------------------------------------------------------------- stopping
     def stop_requested(self) -> bool:

@@ -42,8 +42,10 @@ class RunFile:
             found = {}
         self.values: dict[str, Any] = found if isinstance(found, dict) else {}
 
-    def begin(self, config: Config, *, world_size: int, attempt: int) -> None:
-        """Note that an attempt begins."""
+    def begin(
+        self, config: Config, *, world_size: int, attempt: int, submission: str | None = None
+    ) -> None:
+        """Note that an attempt begins; of which of the cluster's applications, if of any."""
         old = self.values
         now = _now()
         history = list(old.get("attempts", []))
@@ -53,6 +55,7 @@ class RunFile:
                 "started": now,
                 "world_size": world_size,
                 "config_hash": config_hash(config),
+                "submission": submission,
             }
         )
         self.values = {
@@ -70,6 +73,13 @@ class RunFile:
             "attempts": history,
         }
         self.write()
+
+    def has_begun(self, submission: str | None) -> bool:
+        """An attempt of this submission has come as far as to choose where it goes on from."""
+        return submission is not None and any(
+            attempt.get("submission") == submission and "resumed_at_step" in attempt
+            for attempt in self.values.get("attempts", [])
+        )
 
     def world(self, number: int, size: int) -> None:
         """Note that a world of ranks begins, in the newest attempt."""

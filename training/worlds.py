@@ -117,7 +117,7 @@ class Worlds:
             self._run.save_last_completed()
             raise self._run.stop_error()
         self._run.pulse.enter("join")
-        self._run.pause()
+        self._run.end_steps()
         if not changed:
             where = "nothing yet" if self.memory.step is None else f"step {self.memory.step}"
             self._run.say(f"a rank was lost; what is remembered: {where}; waiting for the others")

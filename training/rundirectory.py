@@ -1,0 +1,138 @@
+"""Rank 0's hold on the run directory: the right to write there, its books, checkpoints, metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from howdah import storage
+from howdah.config import Config
+from training.checkpoint import Checkpoint, Checkpoints, Identity, load
+from training.fence import Fence
+from training.figures import Figures
+from training.metricslog import FILE_NAME as METRICS_FILE
+from training.metricslog import MetricsLog
+from training.place import Mirror
+from training.runfile import RunFile, freeze_config
+from training.tracking import MlflowTracker, TensorBoard
+
+__all__ = ["RunDirectory"]
+
+
+class RunDirectory:
+    """A run directory that this process has taken possession of.
+
+    Args:
+        config: the run's configuration.
+        local: local directory for what grows.
+        figures: get metrics.jsonl and the trackers to write to.
+        mirror: publishes what grows.
+        saved: called with step and path of each checkpoint that is whole on storage.
+        world_size: ranks.
+    Raises:
+        StorageError: it cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        local: str,
+        *,
+        figures: Figures,
+        mirror: Mirror,
+        saved: Callable[[int, str], None],
+        world_size: int,
+    ) -> None:
+        self._config, self._local = config, local
+        self._figures, self._mirror = figures, mirror
+        self._path = config.run.directory
+        storage.make_dirs(self._path)
+        fence = Fence.take(self._path)
+        self.attempt = fence.attempt
+        freeze_config(config, self._path)
+        self.file = RunFile(self._path)
+        self._submission = os.environ.get("HOWDAH_APPLICATION")
+        self.file.begin(
+            config, world_size=world_size, attempt=self.attempt, submission=self._submission
+        )
+        self.checkpoints = Checkpoints(
+            config.checkpoint_directory,
+            keep=config.checkpoint.keep,
+            fence=fence,
+            say=figures.say,
+            saved=saved,
+        )
+        metrics = os.path.join(local, METRICS_FILE)
+        published = storage.join(self._path, METRICS_FILE)
+        figures.write_to(MetricsLog(metrics, published, self.attempt))
+        if not storage.is_local(self._path):
+            mirror.add(metrics, published)
+        self._tracking = False
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, the same for all attempts."""
+        return self.file.values["run_id"]
+
+    # ------------------------------------------------------------------------------ resuming
+    def resume_checkpoint(self, expect: Identity) -> Checkpoint | None:
+        """The checkpoint that `checkpoint.resume` asks for; None: begin with the base model.
+
+        Raises:
+            CheckpointError: it is of another run, corrupt, or not there.
+        """
+        wanted = self._config.checkpoint.resume
+        if wanted == "auto" or self.file.has_begun(self._submission):
+            found = self.checkpoints.latest(expect)
+        elif wanted == "never":
+            found = None
+            self._set_aside(-1)
+        else:
+            found = load(wanted, expect)
+            self._set_aside(found.step)
+        self.file.update_attempt(
+            resumed_from=None if found is None else found.path,
+            resumed_at_step=0 if found is None else found.step,
+        )
+        self._figures.say(
+            "starting from the base model" if found is None
+            else f"going on from checkpoint step-{found.step} ({found.path})"
+        )  # fmt: skip
+        return found
+
+    def resumed_from_memory(self, step: int) -> None:
+        """All go on from what a rank has remembered of this step."""
+        if "resumed_at_step" not in self.file.values["attempts"][-1]:
+            self.file.update_attempt(resumed_from="memory", resumed_at_step=step)
+
+    def _set_aside(self, after_step: int) -> None:
+        moved = self.checkpoints.set_aside(after_step)
+        if moved:
+            self._figures.say(
+                f"{len(moved)} checkpoint(s) of the history given up are kept under other names:"
+                f" {', '.join(moved)}"
+            )
+
+    # ------------------------------------------------------------------------------ trackers
+    def track(self, resumed_at: int) -> bool:
+        """Open the trackers, once; False if they are open already."""
+        if self._tracking:
+            return False
+        self._tracking = True
+        if self._config.tracking.tensorboard:
+            local = os.path.join(self._local, "tensorboard")
+            self._figures.track(TensorBoard(local, resumed_at))
+            if not storage.is_local(self._path):
+                self._mirror.add(local, storage.join(self._path, "tensorboard"))
+        options = self._config.tracking.mlflow
+        if options is not None:
+            tracker = MlflowTracker(
+                options,
+                self._config,
+                run_id=self.file.values.get("mlflow_run_id"),
+                run_name=self._config.run.name,
+                say=self._figures.say,
+            )
+            self._figures.track(tracker)
+            self.file.update(mlflow_run_id=tracker.run_id)
+        return True
