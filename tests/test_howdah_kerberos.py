@@ -1,6 +1,7 @@
 """A login of one's own from a keytab, and who one is: with programs that answer as MIT's do."""
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -49,7 +50,7 @@ def test_a_login_lasts_as_long_as_it_is_used(programs, tmp_path, monkeypatch):
     monkeypatch.setenv("KRB5CCNAME", "FILE:/before")
     with kerberos.logged_in("/etc/k", "me@R", "yarn.keytab"):
         cache = os.environ["KRB5CCNAME"].removeprefix("FILE:")
-        assert open(cache).read() == "ticket\n"
+        assert Path(cache).read_text() == "ticket\n"
         assert os.environ["KRB5_CLIENT_KTNAME"] == "FILE:/etc/k"
         assert (tmp_path / "asked").read_text().split()[2:] == ["-k", "-t", "/etc/k", "me@R"]
     assert os.environ["KRB5CCNAME"] == "FILE:/before"
