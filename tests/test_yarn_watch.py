@@ -94,6 +94,22 @@ def test_a_status_of_an_earlier_application_is_not_taken_for_this_ones(job):
     assert "the driver has told nothing yet" in watch.status_lines(watch.status(Manager(), other))
 
 
+def test_what_yarn_has_forgotten_is_told_by_the_run_directory(job):
+    manager = Manager()
+
+    def forgotten(application):
+        raise NotFound("YARN does not know it")
+
+    manager.application = forgotten
+    manager.page = lambda report: "http://rm/proxy/"
+    with pytest.raises(NotFound):
+        watch.status(manager, job)
+    tell(job, **{**RUNNING, "state": "finished"})
+    lines = watch.status_lines(watch.status(manager, job))
+    assert lines[0].split() == [APP, "FORGOTTEN"]
+    assert any(line.startswith("finished:") for line in lines)
+
+
 def test_a_job_is_found_by_its_configuration(tmp_path):
     settings = config.from_dict({"run": {"directory": str(tmp_path)}})
     storage.write_whole(

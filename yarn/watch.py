@@ -98,9 +98,18 @@ def _directory(manager: ResourceManager, application: str) -> str | None:
 
 # -------------------------------------------------------------------------------------- status
 def status(manager: ResourceManager, job: Job) -> dict[str, Any]:
-    """YARN's report and the driver's own account, as one object."""
-    report = manager.application(job.application)
+    """YARN's report and the driver's own account, as one object.
+
+    Raises:
+        NotFound: neither YARN nor the run directory knows it (any more).
+    """
     told = job.told()
+    try:
+        report = manager.application(job.application)
+    except NotFound:
+        if not told:
+            raise
+        report = {"id": job.application, "state": "FORGOTTEN"}  # YARN keeps the newest ones only
     return {
         "application": job.application,
         "state": report["state"],
@@ -121,13 +130,16 @@ def status(manager: ResourceManager, job: Job) -> dict[str, Any]:
 def status_lines(told: dict[str, Any]) -> list[str]:
     """The same for people."""
     lines = [
-        f"{told['application']}  {told['name']}  {told['state']}"
+        f"{told['application']}  {told['name'] or ''}  {told['state']}"
         + (f" ({told['final_status']})" if told["state"] in OVER else ""),
-        f"user {told['user']}, queue {told['queue']}, priority {told['priority']},"
-        f" {_time(told['elapsed_seconds'])}",
     ]
+    if told["user"] is not None:
+        lines.append(
+            f"user {told['user']}, queue {told['queue']}, priority {told['priority']},"
+            f" {_time(told['elapsed_seconds'])}"
+        )
     lines += [f"run directory: {told['run_directory']}"] if told["run_directory"] else []
-    lines += [f"page: {told['tracking_url']}"] if told["tracking_url"] else []
+    lines += [f"page: {told['tracking_url']}"] if told["user"] else []
     lines += [f"diagnostics: {told['diagnostics']}"] if told["diagnostics"] else []
     return lines + _job_lines(told["job"] or {})
 
@@ -333,7 +345,7 @@ def kill(
     state = manager.application(job.application)["state"]
     if state in OVER:
         return state
-    if save and job.told().get("state") == "running":
+    if save and job.told().get("state") in ("running", "resizing", "restarting"):
         _request(job, {"type": "stop", "save": True})
         _saved(manager, job, save_seconds, progress)
     until = time.monotonic() + KILL_SECONDS
