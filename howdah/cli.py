@@ -430,11 +430,11 @@ def kill(
     json: AsJson = False,
 ) -> None:
     """End a job on YARN; told when YARN has confirmed it."""
-    from yarn import watch
+    from yarn import steer, watch
 
     manager, checked = _yarn(config, set)
     job = watch.find(manager, application, checked)
-    state = watch.kill(manager, job, save=save, save_seconds=save_seconds, progress=_say)
+    state = steer.kill(manager, job, save=save, save_seconds=save_seconds, progress=_say)
     _answer(
         {"application": job.application, "state": state}, json, [f"{job.application} is {state}"]
     )
@@ -450,12 +450,12 @@ def scale(
     json: AsJson = False,
 ) -> None:
     """Ask an elastic job for another number of workers."""
-    from yarn import watch
+    from yarn import steer, watch
 
-    application, workers = watch.scale_words(words)
+    application, workers = steer.scale_words(words)
     manager, checked = _yarn(config, set)
     job = watch.find(manager, application, checked)
-    watch.scale(manager, job, workers)
+    steer.scale(manager, job, workers)
     _answer(
         {"application": job.application, "workers": workers}, json,
         [f"{job.application} was asked for {workers} workers"],

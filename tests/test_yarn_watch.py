@@ -8,7 +8,7 @@ import pytest
 
 from howdah import config, storage
 from howdah.errors import ClusterError, NotFound, TrainingError, UsageError, as_dict
-from yarn import logs, watch
+from yarn import logs, steer, watch
 
 APP = "application_1_0001"
 
@@ -148,18 +148,18 @@ def test_kill_comes_back_when_yarn_has_confirmed(job):
             manager.state = "KILLED"
 
     manager.on_kill = slowly
-    state = watch.kill(manager, job, save=False, save_seconds=0, progress=print)
+    state = steer.kill(manager, job, save=False, save_seconds=0, progress=print)
     assert (state, len(asked)) == ("KILLED", 3)
-    assert watch.kill(manager, job, save=True, save_seconds=0, progress=print) == "KILLED"
+    assert steer.kill(manager, job, save=True, save_seconds=0, progress=print) == "KILLED"
     assert len(asked) == 3  # what is over is left alone
 
 
 def test_a_kill_that_yarn_does_not_confirm_is_an_error(job, monkeypatch):
-    monkeypatch.setattr(watch, "KILL_SECONDS", 1.0)
+    monkeypatch.setattr(steer, "KILL_SECONDS", 1.0)
     manager = Manager()
     manager.on_kill = lambda: None
     with pytest.raises(ClusterError, match="not confirmed"):
-        watch.kill(manager, job, save=False, save_seconds=0, progress=print)
+        steer.kill(manager, job, save=False, save_seconds=0, progress=print)
 
 
 def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
@@ -179,27 +179,27 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
 
     thread = threading.Thread(target=driver)
     thread.start()
-    assert watch.kill(manager, job, save=True, save_seconds=60, progress=said.append) == "KILLED"
+    assert steer.kill(manager, job, save=True, save_seconds=60, progress=said.append) == "KILLED"
     thread.join()
     assert said == ["saved hdfs://nn/checkpoints/step-41"]
 
 
 def test_scale_leaves_word_for_the_driver(job):
-    watch.scale(Manager(), job, 4)
+    steer.scale(Manager(), job, 4)
     [path] = storage.find(storage.join(job.directory, "yarn", "requests", "*.json"))
     assert storage.read_json(path) == {"type": "scale", "workers": 4}
     with pytest.raises(ClusterError, match="is over"):
-        watch.scale(Manager("FAILED", "FAILED"), job, 4)
+        steer.scale(Manager("FAILED", "FAILED"), job, 4)
     with pytest.raises(ClusterError, match="not known"):
-        watch.scale(Manager(), watch.Job(APP, None), 4)
+        steer.scale(Manager(), watch.Job(APP, None), 4)
 
 
 def test_the_words_of_scale():
-    assert watch.scale_words(["3"]) == (None, 3)
-    assert watch.scale_words([APP, "3"]) == (APP, 3)
+    assert steer.scale_words(["3"]) == (None, 3)
+    assert steer.scale_words([APP, "3"]) == (APP, 3)
     for words in (["x"], ["0"], [APP, APP, "3"], ["3", APP]):
         with pytest.raises(UsageError):
-            watch.scale_words(words)
+            steer.scale_words(words)
 
 
 # ---------------------------------------------------------------------------------------- wait
@@ -214,7 +214,7 @@ def test_wait_shows_each_line_and_event_once_and_ends_with_the_job(job):
             tell(job, **{**RUNNING, "state": "finished", "lines": more, "exit_code": 0})
             manager.state, manager.final = "FINISHED", "SUCCEEDED"
 
-    told = watch.wait(manager, job, say)
+    told = steer.wait(manager, job, say)
     assert told["final_status"] == "SUCCEEDED"
     assert [s for s in said if s.startswith(("step", "first", "second"))] == [
         "first", "second", "step 10", "step 20", "step 30",
@@ -225,13 +225,13 @@ def test_wait_raises_what_the_job_died_of_with_its_exit_code(job):
     error = as_dict(TrainingError("a rank was lost", where="rank 1", got="exit code -9"))
     tell(job, **{**RUNNING, "state": "failed", "error": {**error, "exit_code": 4}, "exit_code": 4})
     with pytest.raises(TrainingError, match="a rank was lost") as caught:
-        watch.wait(Manager("FINISHED", "FAILED"), job, print)
+        steer.wait(Manager("FINISHED", "FAILED"), job, print)
     assert (caught.value.where, caught.value.exit_code) == ("rank 1", 4)
 
 
 def test_wait_tells_yarns_words_where_the_driver_has_none(job):
     with pytest.raises(ClusterError, match="KILLED") as caught:
-        watch.wait(Manager("KILLED", "KILLED"), job, print)
+        steer.wait(Manager("KILLED", "KILLED"), job, print)
     assert caught.value.got == "its words"
 
 

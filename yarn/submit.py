@@ -24,7 +24,7 @@ from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
 from howdah.manifest import content_hash
-from yarn import locality, preflight, sealed, shipping, spec, watch
+from yarn import locality, preflight, sealed, shipping, spec, steer, watch
 from yarn.owner import Claim, Owner
 from yarn.registry import register
 
@@ -234,14 +234,14 @@ def follow(config: Config, submitted: Submitted, progress: Progress) -> dict[str
         manager = ResourceManager(user=config.run.user, patience=patience)
         job = watch.Job(submitted.application, config.run.directory)
         try:
-            return watch.wait(manager, job, progress)
+            return steer.wait(manager, job, progress)
         except (KeyboardInterrupt, Interrupted, Terminated):
             progress("ending the job; once more to end it at once")
             seconds = config.checkpoint.grace_seconds
             try:
-                watch.kill(manager, job, save=True, save_seconds=seconds, progress=progress)
+                steer.kill(manager, job, save=True, save_seconds=seconds, progress=progress)
             except (KeyboardInterrupt, Interrupted, Terminated):
-                watch.kill(manager, job, save=False, save_seconds=0, progress=progress)
+                steer.kill(manager, job, save=False, save_seconds=0, progress=progress)
             progress(f"{job.application} is over")
             raise
 
