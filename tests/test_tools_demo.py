@@ -111,7 +111,7 @@ def run_demo(
 
 def check_run(runs: str, framework: str, shown: str) -> None:
     found = [e.path for e in storage.list_dir(runs) if e.name.startswith(framework)]
-    (run_directory,) = found
+    (run_directory,) = [path for path in found if not path.endswith("-elastic")]
     run = storage.read_json(storage.join(run_directory, "run.json"))
     assert run["status"] == "finished"
     assert f"{run['metrics']['test']['accuracy']:.4f}" in shown
@@ -132,16 +132,19 @@ def test_the_demo_from_end_to_end(tmp_path, small_demo, framework):
 # `full`: each of its steps has a quick test of its own (test_etl_yarn.py, test_training_hdfs.py).
 @pytest.mark.hadoop
 @pytest.mark.full
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"])
 def test_the_demo_on_a_cluster(cluster, hadoop_env, small_demo, framework):
-    """A Hive table, the ETL as a YARN application, everything on HDFS."""
+    """A Hive table, ETL and training as YARN applications, a worker lost, everything on HDFS."""
     overrides, environment = small_demo
     del overrides["run.directory"], overrides["data.dataset"]
     shown = run_demo(
         "tools.demo_cluster", "--framework", framework, "--directory", str(cluster.directory),
-        overrides=overrides, environment=environment, timeout=580,
+        "--elastic-steps", "3000",  # of a tiny model: it must still run when the worker is killed
+        overrides=overrides, environment=environment, timeout=880,
     )  # fmt: skip
+    elastic = storage.find(f"{cluster.hdfs_url}/howdah-demo/runs/{framework}-*-elastic/run.json")
+    assert storage.read_json(elastic[-1])["status"] == "finished"
     check_run(f"{cluster.hdfs_url}/howdah-demo/runs", framework, shown)
     listed = cluster.run("yarn", "application", "-list", "-appStates", "FINISHED").stdout
     assert "SUCCEEDED" in listed

@@ -23,8 +23,6 @@ from tools.demo import say
 TABLE = "howdah_demo.docstrings"
 CLUSTER_DIRECTORY = "build/minicluster"
 STEPS = 8
-ELASTIC_STEPS = 60
-"""Of the second training: enough to lose a worker and get another."""
 
 
 def cluster_overrides(root: str) -> tuple[str, ...]:
@@ -92,8 +90,9 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: demo.Clock) -> None
     clock.step("the same, elastic: a worker is killed on the way", 6, STEPS)
     elastic_directory = f"{run_directory}-elastic"
     elastic = (
+        "run.name=demo-elastic",
         f"run.directory={elastic_directory}",
-        f"training.max_steps={ELASTIC_STEPS}",
+        f"training.max_steps={arguments.elastic_steps}",
         "evaluation.max_rows=200",
         "yarn.min_workers=1",
         "yarn.commit_every=5",
@@ -101,7 +100,7 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: demo.Clock) -> None
     demo_yarn.train_and_lose_a_worker(
         [*words, *on_yarn, *(w for o in elastic for w in ("--set", o))],
         elastic_directory,
-        at_step=ELASTIC_STEPS // 4,
+        at_step=arguments.elastic_steps // 4,
     )
     demo.howdah(["ps", "--all"])
 
@@ -155,6 +154,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
     parser.add_argument("--np", type=int, default=2, help="ranks")
+    parser.add_argument(
+        "--elastic-steps", type=int, default=60, help="of the second training: it loses a worker"
+    )
     parser.add_argument("--directory", default=CLUSTER_DIRECTORY, help="of the cluster")
     parser.add_argument(
         "--set", action="append", default=[], metavar="section.key=value", help="an override"
