@@ -159,8 +159,15 @@ def world_of(one: Elastic, pid: int) -> set[int]:
 
 
 # ------------------------------------------------------------------------------- killed ranks
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("framework", "rank"),
+    [
+        ("torch", 0),
+        pytest.param("torch", 1, marks=pytest.mark.full),
+        pytest.param("tensorflow", 0, marks=pytest.mark.full),
+        ("tensorflow", 1),
+    ],
+)
 def test_a_killed_rank_is_replaced_and_nothing_is_learnt_twice(job, undisturbed, framework, rank):
     one = job(framework, {"where": "reduce", "rank": rank, "step": 23, "world": 1})
     run = one.finish()
@@ -193,7 +200,7 @@ def test_all_ranks_killed_go_on_from_the_newest_checkpoint(job, undisturbed, fra
 
 # ------------------------------------------------------------------- outside of the steps
 @pytest.mark.parametrize("framework", either("torch"))
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_rank_killed_in_an_evaluation_costs_no_step(job, undisturbed, framework, rank):
     one = job(framework, {"where": "evaluate", "rank": rank, "step": 19, "world": 1})
     run = one.finish()

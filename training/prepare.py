@@ -46,7 +46,7 @@ class Job:
     config: Config
     dataset: Dataset
     base: BaseModel
-    """Its weights on rank 0 alone."""
+    """Without its weights."""
     model_config: dict
     """The base's config.json with the dropouts of this run."""
     weights: dict[str, np.ndarray]

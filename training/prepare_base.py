@@ -5,6 +5,8 @@ Storage is asked once, and weights are the same everywhere by construction.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from howdah import storage
@@ -26,7 +28,7 @@ def agreed_base(
     """The base model, read by rank 0 for all, and the weights to begin with. Every rank enters.
 
     Returns:
-        (base: its own weights on rank 0 alone; every tensor of the model to be trained).
+        (base without its weights, every tensor of the model to be trained).
     Raises:
         ModelError: it does not fit the dataset.
     """
@@ -52,6 +54,7 @@ def agreed_base(
             num_labels=len(manifest.labels),
             seed=config.training.seed,
         )
+        base = replace(base, weights={})  # a quarter of a gigabyte that nobody asks for again
     return base, comm.broadcast(weights)
 
 
