@@ -18,12 +18,18 @@ DATA_SECONDS = 180.0
 """For one window of data, DataNodes' own time-outs and recovery included."""
 
 WRITE_SECONDS = 75.0
-"""For a piece of a file. hdfs-native waits 60 s for an acknowledgement; at times it waits for ever
-where the NameNode offers a DataNode that has died: sooner or later does not matter then, but there
-must be time left to try again."""
+"""For a piece of a file; hdfs-native waits 60 s for an acknowledgement. Where it hangs all the same
+(below) there must be time left to try again."""
+
+# hdfs-native queues 100 packets of 64 KiB. By all appearances a call that waits for a place in the
+# full queue at the very moment at which the block's DataNodes fail waits for ever: its sender waits
+# for the place that the call was just given, and nobody wakes it. They mostly fail when a block
+# is begun with a node that has died. So a call brings less than the queue takes, and the one after
+# a block's beginning comes when that has failed or not.
 _PIECE_BYTES = 4 * 2**20
-"""Of one call: what it takes without waiting for DataNodes. It hung where it waited with a full
-queue for a block that could not be begun."""
+_BLOCKS_BYTES = 64 * 2**20
+"""Blocks begin at multiples of it, as clusters are set up."""
+_SETTLE_SECONDS = 0.005
 
 # hdfs-native keeps connections to DataNodes for 3 s, for the whole process. A forked child inherits
 # them without the threads that serve them, and would wait on one for ever.
@@ -131,6 +137,9 @@ class Sink:
 
     def __init__(self, storage: HdfsStorage, path: str, file: Any) -> None:
         self._storage, self._path, self._file = storage, path, file
+        self._at = 0
+        self._begun = False
+        """A block may have been begun by the last piece."""
 
     def write(self, data: Any) -> None:
         if not isinstance(data, bytes) or len(data) > _PIECE_BYTES:
@@ -142,6 +151,10 @@ class Sink:
             self._write(data)
 
     def _write(self, piece: bytes) -> None:
+        if self._begun:
+            time.sleep(_SETTLE_SECONDS)
+        before, self._at = self._at, self._at + len(piece)
+        self._begun = before == 0 or before // _BLOCKS_BYTES != self._at // _BLOCKS_BYTES
         self._storage.do(self._path, "write", lambda c: self._file.write(piece), WRITE_SECONDS)
         _data_moves()
 
