@@ -7,10 +7,12 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import pytest
 
 from howdah import storage
+from howdah.hadoop.resourcemanager import ResourceManager
 from tests.yarn_jobs import LIMIT, ROOT, Jobs, place_data, settings
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
@@ -54,9 +56,10 @@ def test_a_static_job_from_submission_to_its_end(jobs, home):
     assert jobs.json("kill", application)["state"] == "FINISHED"
     jobs.wait_until_gone(application, LIMIT)
     # Hadoop's own clients know it too
-    report = jobs.cluster.run("yarn", "application", "-status", application).stdout
+    words = ["-list", "-appStates", "FINISHED", "-appTags", "team-a"]
+    report = jobs.cluster.run("yarn", "application", *words).stdout
+    assert application in report
     assert "SUCCEEDED" in report
-    assert "team-a" in report
 
 
 def test_a_run_that_is_there_is_attached_to_or_refused_and_killed_in_time(jobs, home):
@@ -82,6 +85,7 @@ def test_a_run_that_is_there_is_attached_to_or_refused_and_killed_in_time(jobs, 
     jobs.wait_until_gone(first["application"], LIMIT)
 
 
+@pytest.mark.full
 def test_kill_with_save_keeps_what_was_learnt(jobs, home):
     held = settings(
         home, "saved", training={"max_steps": 100_000}, checkpoint={"every_steps": None}
@@ -139,38 +143,6 @@ def test_a_submitter_killed_between_submission_and_record_is_attached_to(jobs, h
     jobs.run("kill", "--config", config)
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("victim", ["driver", "master"])
-def test_a_driver_or_master_that_is_killed_leaves_no_orphan_and_the_next_attempt_resumes(
-    jobs, home, victim
-):
-    held = settings(
-        home, f"dies-{victim}", training={"max_steps": 300}, checkpoint={"every_steps": 10},
-        yarn={"attempts": 2},
-    )  # fmt: skip
-    config = jobs.config(held)
-    application = jobs.json("submit", "--config", config)["application"]
-    jobs.wait_for(
-        application,
-        lambda told: ((told["job"] or {}).get("last_checkpoint") or {}).get("step", 0) >= 10,
-        "the first checkpoint",
-    )
-    mark = "-m yarn driver" if victim == "driver" else "com.anaconda.skein.ApplicationMaster"
-    before = jobs.processes(application)
-    for pid, words in before.items():
-        if mark in words and "bash" not in words:
-            os.kill(pid, signal.SIGKILL)
-    deadline = time.monotonic() + 30
-    while [pid for pid in before if pid in jobs.processes(application)]:
-        assert time.monotonic() < deadline, "orphans of the first attempt"
-        time.sleep(0.2)
-    told = jobs.wait_for_end(application)
-    assert told["final_status"] == "SUCCEEDED", told
-    assert told["job"]["attempt"] == 2
-    run = storage.read_json(f"{home}/runs/dies-{victim}/run.json")
-    assert run["resumed_from"] if "resumed_from" in run else run["attempt"] == 2
-
-
 def test_what_can_never_run_is_refused_before_yarn_is_asked(jobs, home):
     """All problems at once, each with both numbers; no application, no claim on the run."""
     held = settings(
@@ -199,3 +171,123 @@ def test_a_dry_run_shows_all_and_leaves_nothing(jobs, home):
     text = jobs.run("submit", "--config", config, "--dry-run").stdout
     assert "view_users: bob" in text
     assert not storage.exists(f"{home}/runs/dry/yarn/owner.json")
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_an_archive_is_all_that_nodes_need(jobs, home, framework):
+    """Its own Python runs driver, agents and ranks: nothing of this machine's environment does."""
+    del jobs.env["HOWDAH_CACHE"]  # the user's: an archive is made once
+    held = settings(
+        home, f"archive-{framework}", training={"framework": framework},
+        yarn={"environment": "archive", "python": None, "staging": f"{home}/staging"},
+    )  # fmt: skip
+    held["training"]["max_steps"] = 400
+    config = jobs.config(held)
+    submitted = jobs.run("submit", "--config", config, "--json", limit=900)
+    assert f"uploaded howdah-{framework}-" in submitted.stderr
+    application = json.loads(submitted.stdout)["application"]
+    jobs.wait_for_step(application, 1)
+    running = jobs.processes(application)
+    pythons = {p: w for p, w in running.items() if "-m yarn " in w or "-m training" in w}
+    assert len(pythons) == 5  # the driver, two agents, two ranks
+    for pid in pythons:
+        program = os.readlink(f"/proc/{pid}/exe")
+        assert str(jobs.cluster.directory) in program, (pythons[pid], program)
+        maps = Path(f"/proc/{pid}/maps").read_text()
+        assert str(ROOT / ".venv") not in maps
+    assert jobs.wait_for_end(application)["final_status"] == "SUCCEEDED"
+    again = jobs.run("submit", "--config", config, "--dry-run", "--json", limit=900)
+    assert json.loads(again.stdout)["uploads"] == []
+
+
+@pytest.mark.full
+def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, tmp_path):
+    """With proxy variables that lead nowhere, and a TMPDIR that is the container's."""
+    given = tmp_path / "words.txt"
+    given.write_text("of this machine")
+    storage.write_whole(f"{home}/given/remote.txt", b"of the cluster")
+    lost = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
+    held = settings(
+        home, "own", training={"max_steps": 100_000},
+        yarn={"env": {**lost, "SAID": 'a "b" $HOME `c`'},
+              "files": [str(given), f"{home}/given/remote.txt"]},
+    )  # fmt: skip
+    application = jobs.json("submit", "--config", jobs.config(held), **lost)["application"]
+    jobs.wait_for_step(application, 2)
+    ranks = [p for p, words in jobs.processes(application).items() if "-m training" in words]
+    assert len(ranks) == 2
+    for pid in ranks:
+        raw = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        env = dict(line.partition("=")[::2] for line in raw if line)
+        place = Path(os.readlink(f"/proc/{pid}/cwd"))
+        assert (env["HOME"], env["TMPDIR"]) == (f"{place}/home", f"{place}/tmp")
+        assert env["SAID"] == 'a "b" $HOME `c`'
+        assert env["HOWDAH_CACHE"].startswith(str(place.parent))
+        assert (place / "words.txt").read_text() == "of this machine"
+        assert (place / "remote.txt").read_text() == "of the cluster"
+    jobs.run("kill", application, **lost)
+    jobs.wait_until_gone(application, LIMIT)
+
+
+@pytest.fixture
+def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
+    """A cluster of its own: nodes with GPUs (counted), priorities up to 10, bob's queue."""
+    from yarn.minicluster import MiniCluster
+
+    own = MiniCluster(tmp_path / "cluster")
+    own.start(
+        node_gpus=2,
+        extra={
+            "yarn-site": {"yarn.cluster.max-application-priority": "10", "yarn.acl.enable": "true"},
+            "capacity-scheduler": {
+                "yarn.scheduler.capacity.root.acl_submit_applications": " ",
+                "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",
+                "yarn.scheduler.capacity.root.default.acl_submit_applications": "*",
+            },
+        },
+    )
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(own.conf_dir))
+    try:
+        place_data(f"{own.hdfs_url}/data", tiny_model_dir)
+        own.make_home("alice")
+        own.make_dir("/data")
+        own.make_dir("/data/runs")
+        yield own
+    finally:
+        own.stop(remove=True)
+
+
+@pytest.mark.full
+def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_path):
+    jobs, home = Jobs(special_cluster, tmp_path), f"{special_cluster.hdfs_url}/data"
+    worker = {"memory": "2 GiB", "gpus": 1}
+    held = settings(
+        home, "special", training={"max_steps": 100_000},
+        yarn={"worker": worker, "priority": 7, "view_users": ["bob"]},
+    )  # fmt: skip
+    config = jobs.config(held)
+    alice, bob, eve = ({"HADOOP_USER_NAME": name} for name in ("alice", "bob", "eve"))
+    application = jobs.json("submit", "--config", config, **alice)["application"]
+    manager = ResourceManager()
+    deadline = time.monotonic() + LIMIT
+    while sum(_gpus_used(node) for node in manager.nodes()) != 2:
+        assert time.monotonic() < deadline, manager.nodes()
+        time.sleep(0.5)
+    assert manager.application(application)["priority"] == 7
+    assert jobs.json("status", application, **bob)["user"] == "alice"  # bob may look
+    refused = jobs.json("kill", application, code=5, **bob)  # and no more
+    assert refused["error"] == "PermissionDenied"
+    batch = settings(home, "refused", yarn={"queue": "batch"})
+    refused = jobs.json("submit", "--config", jobs.config(batch), code=5, **eve)
+    assert "eve may not submit to queue batch" in refused["what"]
+    assert jobs.json("kill", application, **alice)["state"] == "KILLED"
+    three = settings(home, "three", yarn={"workers": 5, "worker": worker})
+    refused = jobs.json("submit", "--config", jobs.config(three), code=5)
+    assert (refused["got"], refused["expected"][:9]) == ("5", "at most 4")
+
+
+def _gpus_used(node):
+    used = node["usedResource"]["resourceInformations"]["resourceInformation"]
+    return sum(r["value"] for r in used if r["name"] == "yarn.io/gpu")

@@ -74,8 +74,7 @@ def test_a_keytab_is_all_it_takes(jobs):
 @pytest.mark.full
 def test_the_proxied_user_owns_the_application(jobs):
     jobs.cluster.keytab("bob")  # the realm must know bob
-    held = settings(jobs.url, "proxied", run={"name": "proxied", "user": "bob",
-                                              "directory": f"{jobs.url}/runs/proxied"})  # fmt: skip
+    held = settings(jobs.url, "proxied", run={"user": "bob"})
     env = ticket(jobs, jobs.cluster.plan.user, "super")  # who may impersonate
     told = finished(jobs, jobs.config(held), **env)
     assert told["status"]["user"] == "bob"
@@ -83,8 +82,7 @@ def test_the_proxied_user_owns_the_application(jobs):
 
 @pytest.mark.full
 def test_acting_for_another_is_refused_by_name(jobs):
-    held = settings(jobs.url, "refused", run={"name": "refused", "user": "bob",
-                                              "directory": f"{jobs.url}/runs/refused"})  # fmt: skip
+    held = settings(jobs.url, "refused", run={"user": "bob"})
     told = jobs.json(
         "submit", "--config", jobs.config(held), code=5, HOWDAH_STORAGE_RETRY_SECONDS="0",
         **ticket(jobs, "alice", "alice"),

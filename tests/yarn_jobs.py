@@ -25,10 +25,10 @@ def place_data(url: str, model_dir: str) -> None:
     build_dataset(f"{url}/set/v=1", model_dir=model_dir, rows={"train": 96, "validation": 24})
 
 
-def settings(url: str, run: str, **sections) -> dict:
+def settings(url: str, name: str, **sections) -> dict:
     """A configuration for `place_data`'s files; `sections` are merged into it."""
     held = {
-        "run": {"name": run, "directory": f"{url}/runs/{run}"},
+        "run": {"name": name, "directory": f"{url}/runs/{name}"},
         "data": {"dataset": f"{url}/set", "max_length": 64},
         "model": {"base": f"{url}/model"},
         "training": {
@@ -43,8 +43,8 @@ def settings(url: str, run: str, **sections) -> dict:
             "worker": {"memory": "2 GiB"},
         },
     }  # fmt: skip
-    for name, values in sections.items():
-        held[name] = {**held.get(name, {}), **values}
+    for section, values in sections.items():
+        held[section] = {**held.get(section, {}), **values}
     return held
 
 
@@ -74,10 +74,12 @@ class Jobs:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.directory,
         )  # fmt: skip
 
-    def run(self, *words: str, code: int = 0, **more) -> subprocess.CompletedProcess:
+    def run(
+        self, *words: str, code: int = 0, limit: float = LIMIT, **more
+    ) -> subprocess.CompletedProcess:
         """Run `howdah WORDS` to its end; it must exit with `code`."""
         process = self.start(*words, **more)
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = process.communicate(timeout=limit)
         assert process.returncode == code, f"{words}: {process.returncode}\n{out}\n{err}"
         return subprocess.CompletedProcess(words, process.returncode, out, err)
 
