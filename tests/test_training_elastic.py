@@ -229,9 +229,10 @@ def test_a_rank_0_killed_while_it_writes_a_checkpoint(job, undisturbed, framewor
     "where", ["share", pytest.param("join", marks=pytest.mark.full)]
 )  # fmt: skip
 def test_a_second_rank_killed_while_the_next_world_forms(job, undisturbed, framework, where):
-    first = {"where": "step", "rank": 1, "step": 22, "world": 1}
     # In the second world the survivor is rank 0; the newcomer dies.
-    one = job(framework, first, {"where": where, "rank": 1, "world": 2})
+    first = {"where": "step", "rank": 1, "step": 22, "world": 1}
+    second = {"where": where, "rank": 1, "world": 2}
+    one = job(framework, first, second, **{"yarn.min_workers": 2})
     one.finish()
     assert len(one.struck()) == 2
     one.check_rows()

@@ -60,6 +60,7 @@ class Checkpoints:
         keep: newest checkpoints to keep; the one with the best score is kept besides.
         fence: the attempt's right to write; None opens the directory for reading alone.
         say: takes a line about what the user should know (a fall-back, a quarantine).
+        saving: called before a checkpoint gets its name: what a resumed run relies on besides.
         saved: called with step and path of each checkpoint that is whole on storage.
     """
 
@@ -70,12 +71,13 @@ class Checkpoints:
         keep: int = 3,
         fence: Fence | None = None,
         say: Callable[[str], None] = lambda line: None,
+        saving: Callable[[], None] = lambda: None,
         saved: Callable[[int, str], None] = lambda step, path: None,
     ) -> None:
         self.directory = directory
         self.keep = keep
         self._fence = fence
-        self._say, self._saved = say, saved
+        self._say, self._saving, self._saved = say, saving, saved
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._again = False
@@ -171,6 +173,8 @@ class Checkpoints:
                 "unix_time": round(time.time(), 3),
             }
             write_manifest(temporary, manifest)
+            fence.check()
+            self._saving()
             fence.check()
             storage.rename_dir(temporary, target)
         except AlreadyExists:

@@ -206,6 +206,7 @@ class Mirror:
         self._published: dict[str, tuple[int, int]] = {}
         self._stop = threading.Event()
         self._failing = False
+        self._publishing = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, local: str, remote: str) -> None:
@@ -222,18 +223,26 @@ class Mirror:
             self._thread.join()
             self._publish()
 
+    def publish(self) -> None:
+        """Publish what has changed now; a storage that does not take it is told of, once."""
+        try:
+            self._publish()
+            self._failing = False
+        except StorageError as error:
+            if not self._failing:
+                self._say(f"warning: logs cannot be published now, trying again: {error.what}")
+            self._failing = True
+
     def _loop(self) -> None:
         while not self._stop.wait(self._seconds):
-            try:
-                self._publish()
-                self._failing = False
-            except StorageError as error:
-                if not self._failing:
-                    self._say(f"warning: logs cannot be published now, trying again: {error.what}")
-                self._failing = True
+            self.publish()
 
     def _publish(self) -> None:
-        for local, remote in self._pairs:
+        with self._publishing:
+            self._publish_changed()
+
+    def _publish_changed(self) -> None:
+        for local, remote in list(self._pairs):
             for path in _files_below(local):
                 info = os.stat(path)
                 mark = (info.st_size, info.st_mtime_ns)

@@ -60,6 +60,7 @@ class RunDirectory:
             keep=config.checkpoint.keep,
             fence=fence,
             say=figures.say,
+            saving=mirror.publish,  # metrics of its steps: a resumed run does not log them again
             saved=saved,
         )
         metrics = os.path.join(local, METRICS_FILE)
