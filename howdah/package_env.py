@@ -212,7 +212,9 @@ def _files(distribution: importlib.metadata.Distribution, kind: Kind) -> Iterato
             continue
         path = str(distribution.locate_file(entry))
         if os.path.isfile(path):
-            yield Part(name=f"{_SITE_PACKAGES}/{entry.as_posix()}", path=path)
+            program = "bin" in entry.parts[:-1] and os.access(path, os.X_OK)
+            name = f"{_SITE_PACKAGES}/{entry.as_posix()}"
+            yield Part(name=name, path=path, executable=program)
 
 
 # --------------------------------------------------------------------------------- interpreter

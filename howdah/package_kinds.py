@@ -35,7 +35,9 @@ class Kind:
         if distribution == "transformers" and entry.startswith("transformers/models/"):
             # 400 architectures in 2,800 files; what is listed there is read from the directory.
             return entry.count("/") == 2 or entry.split("/")[2] in ("auto", "distilbert")
-        return not (distribution == "torch" and entry.startswith(("torch/bin/", "torch/share/")))
+        if distribution == "torch" and entry.startswith(("torch/bin/", "torch/share/")):
+            return entry == "torch/bin/torch_shm_manager"  # not to be started, but looked for
+        return True
 
 
 KINDS: dict[str, Kind] = {
