@@ -71,7 +71,10 @@ def plan(config: Config, progress: Progress) -> tuple[Shipment, list[Package]]:
         started = time.monotonic()
         made = package.environment(config.training.framework, progress=progress)
         seconds = time.monotonic() - started
-        progress(f"environment {made.name}: {made.size / 2**20:,.0f} MiB, found in {seconds:.1f} s")
+        progress(
+            f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s; nodes"
+            f" need glibc {made.glibc} or newer"
+        )
         packages.append(made)
         environment = Source(url=storage.join(directory, made.name), kind="archive")
     files = {}
