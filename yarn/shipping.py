@@ -72,8 +72,8 @@ def plan(config: Config, progress: Progress) -> tuple[Shipment, list[Package]]:
         made = package.environment(config.training.framework, progress=progress)
         seconds = time.monotonic() - started
         progress(
-            f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s; nodes"
-            f" need glibc {made.glibc} or newer"
+            f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s;"
+            f" nodes need glibc {made.glibc} or newer"
         )
         packages.append(made)
         environment = Source(url=storage.join(directory, made.name), kind="archive")
