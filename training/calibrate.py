@@ -35,10 +35,12 @@ from training.prepare import training_planner
 from training.scaling import Compute, Gradient, Network, Prediction, Work
 from training.shards import ShardSet, node_cache
 
-__all__ = ["Calibration", "Sizes", "measure"]
+__all__ = ["MEASURED", "Calibration", "Sizes", "measure"]
 
 _STEPS = 8
 _WARM_UP = 2
+MEASURED = range(_WARM_UP, _STEPS)
+"""Steps of the first epoch that short runs are judged by."""
 _SAMPLED_STEPS = 20
 _HANG_SECONDS = 900.0
 _LOOPBACK_HOP = 30e-6
@@ -79,16 +81,21 @@ class Sizes:
             for part in micro_batches(rows, maximum, multiple)
         )
 
-    def work(self, world: int) -> Work:
-        """A rank's slice in a world; a batch smaller than the world is taken as large as it."""
+    def work(self, world: int, steps: range = range(_SAMPLED_STEPS)) -> Work:
+        """A rank's slice in a world; a batch smaller than the world is taken as large as it.
+
+        Args:
+            world: ranks.
+            steps: of the first epoch, whose typical one it shall be.
+        """
         batch = max(self._config.training.global_batch_size, world)
         planner = self.planner(batch)
-        steps = range(min(_SAMPLED_STEPS, planner.steps_per_epoch))
+        steps = [step for step in steps if step < planner.steps_per_epoch]
         # Rank 0 has the longest rows of a sorted batch: the one that the others wait for.
         slices = [planner.rank_rows(0, step, 0, world) for step in steps]
         return Work(
             rows=batch / world,
-            tokens=statistics.fmean(self.rank_tokens(rows) for rows in slices),
+            tokens=statistics.median(self.rank_tokens(rows) for rows in slices),
             unique_ids=statistics.fmean(self._unique(rows) for rows in slices[:4]),
         )
 
@@ -153,11 +160,13 @@ class Calibration:
             hop_seconds=_LINK_HOP,
         )
 
-    def predict(self, workers: int, network: Network) -> Prediction:
-        """The step of a world."""
+    def predict(
+        self, workers: int, network: Network, steps: range = range(_SAMPLED_STEPS)
+    ) -> Prediction:
+        """The typical step of a world, among some of the first epoch."""
         return scaling.predict(
             workers,
-            work=self.sizes.work(workers),
+            work=self.sizes.work(workers, steps),
             alone=self.sizes.work(1),
             micro=self.sizes.micro(),
             compute=self.compute,
@@ -169,7 +178,7 @@ class Calibration:
         """Predicted and measured seconds of the worlds that were run here."""
         found = []
         for ranks, measured in self.measured.items():
-            predicted = self.predict(ranks, self.loopback).step_seconds
+            predicted = self.predict(ranks, self.loopback, MEASURED).step_seconds
             found.append(
                 {
                     "workers": ranks,
@@ -200,7 +209,7 @@ def measure(config: Config, progress: Progress) -> Calibration:
             short = _short(config, os.path.join(place, f"alone-{number}"), size, threads)
             taken = _steps(short, 1)
             planner = sizes.planner(size)
-            rows = [planner.rank_rows(0, step, 0, 1) for step in range(_WARM_UP, _STEPS)]
+            rows = [planner.rank_rows(0, step, 0, 1) for step in MEASURED]
             tokens += [sizes.rank_tokens(one) for one in rows]
             seconds += taken
             alone = alone or statistics.median(taken)
