@@ -45,7 +45,8 @@ net = model_module.build(
 ids = np.ones((2, 8), np.int32)
 logits = model_module.forward_fn(net)(ids, ids)
 foreign = sorted(m.__file__ for m in list(sys.modules.values())
-                 if getattr(m, "__file__", None) and not m.__file__.startswith(sys.argv[2]))
+                 if os.path.isabs(getattr(m, "__file__", None) or "")  # torch makes some up
+                 and not m.__file__.startswith(sys.argv[2]))
 with open("/proc/self/maps") as file:
     libraries = {line.split()[-1] for line in file if ".so" in line}
 here = package.here()
