@@ -13,6 +13,7 @@ import pytest
 
 from howdah import storage
 from howdah.hadoop.resourcemanager import ResourceManager
+from howdah.storage.faults import local_user
 from tests.yarn_jobs import LIMIT, ROOT, Jobs, place_data, settings
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
@@ -240,7 +241,11 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
     own.start(
         node_gpus=2,
         extra={
-            "yarn-site": {"yarn.cluster.max-application-priority": "10", "yarn.acl.enable": "true"},
+            "yarn-site": {
+                "yarn.cluster.max-application-priority": "10",
+                "yarn.acl.enable": "true",
+                "yarn.admin.acl": local_user(),  # by default everybody is
+            },
             "capacity-scheduler": {
                 "yarn.scheduler.capacity.root.acl_submit_applications": " ",
                 "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",
