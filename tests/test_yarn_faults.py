@@ -6,6 +6,7 @@ frameworks, and writes docs/faults.md.
 
 import re
 import time
+import uuid
 
 import pytest
 
@@ -26,15 +27,16 @@ GOES_ON, IN_MEMORY = "newest checkpoint", "memory"
 @pytest.fixture(scope="module")
 def data(cluster, tiny_model_dir):
     """A base model and a dataset on HDFS."""
-    home = f"{cluster.hdfs_url}/test/faults"
-    cluster.make_dir("/test/faults")
+    path = f"/test/faults-{uuid.uuid4().hex[:8]}"  # others may use the same running cluster
+    home = cluster.hdfs_url + path
+    cluster.make_dir(path)
     storage.make_dirs(f"{home}/model")
     for entry in storage.list_dir(tiny_model_dir):
         storage.upload(entry.path, f"{home}/model/{entry.name}")
     rows = {"train": 960, "validation": 24}
     build_dataset(f"{home}/data", model_dir=tiny_model_dir, rows=rows)
     yield {"base": f"{home}/model", "dataset": f"{home}/data"}
-    cluster.remove("/test/faults")
+    cluster.remove(path)
 
 
 @pytest.fixture
