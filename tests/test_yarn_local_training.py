@@ -63,7 +63,8 @@ def test_a_static_job(job, framework):
     assert any("step" in line for _, line in status["lines"])
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.full  # tests/test_training_elastic.py and test_yarn_faults.py have the quick ones
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_an_elastic_job_survives_and_changes_its_size(job, framework):
     one = job(framework, steps=10**6, yarn={"min_workers": 1, "max_workers": 3, "hang_seconds": 10})
     status = one.trains(2, seconds=120)
