@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,10 @@ from horovod.common.exceptions import HorovodInternalError
 from training.comm import Comm, Waits, lost
 from training.connections import Connections
 from training.env import rank_env
+
+_OF_A_COLLECTIVE = re.compile(
+    r"horovod|gloo|\bhowdah\.(sum|gather|gradient|rows|broadcast)\b", re.I
+)
 
 
 class HorovodTfComm(Comm):
@@ -82,8 +87,9 @@ class HorovodTfComm(Comm):
         except HorovodInternalError as error:
             raise lost(self._where, str(error)) from error
         except tf.errors.OpError as error:
-            # Horovod's kernels raise UnknownError (or Aborted); other operators' stay as they are.
-            if "Horovod" not in str(error):
+            # Horovod's kernels raise UnknownError (or Aborted), with Horovod's own words or with
+            # Gloo's as they are; other operators' errors stay as they are.
+            if not _OF_A_COLLECTIVE.search(str(error)):
                 raise
             raise lost(self._where, getattr(error, "message", None) or str(error)) from error
 
