@@ -288,7 +288,7 @@ def submit(
     Raises:
         ClusterError: Hadoop's `yarn` or Java is not here, or YARN refuses.
     """
-    with tempfile.TemporaryDirectory(prefix="howdah-skein-") as directory, _hadoop_on_path():
+    with tempfile.TemporaryDirectory(prefix="howdah-skein-") as directory, _client_environment():
         _no_proxy("127.0.0.1")
         log = os.path.join(directory, "client.log")
         with _typed(log):
@@ -364,16 +364,24 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
 
 
 @contextlib.contextmanager
-def _hadoop_on_path() -> Iterator[None]:
-    """`yarn` is asked for the class path: HADOOP_HOME's, where PATH has none."""
-    before = os.environ.get("PATH", "")
+def _client_environment() -> Iterator[None]:
+    """The environment of skein's client.
+
+    `yarn` is asked for the class path: HADOOP_HOME's, where PATH has none. Whom to act for is in
+    the specification: by Hadoop's own variable it would be done twice.
+    """
+    before = {name: os.environ.get(name) for name in ("PATH", "HADOOP_PROXY_USER")}
     home = os.environ.get("HADOOP_HOME")
     if home:
-        os.environ["PATH"] = os.pathsep.join(filter(None, [before, os.path.join(home, "bin")]))
+        places = filter(None, [before["PATH"], os.path.join(home, "bin")])
+        os.environ["PATH"] = os.pathsep.join(places)
+    os.environ.pop("HADOOP_PROXY_USER", None)
     try:
         yield
     finally:
-        os.environ["PATH"] = before
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
 
 
 def _no_proxy(host: str) -> None:
