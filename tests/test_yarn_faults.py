@@ -277,8 +277,8 @@ def test_preempted_by_another_queue(submit, cluster, framework):
     other.end(180)
     whole = job.trains(3, status["generation"], 180)
     assert whole["restarts"] == 0
-    row = fault_table.Row(framework, "container preempted (from the other queue's submission)", None,
-                          round(seconds, 1), None, IN_MEMORY, 0)  # fmt: skip
+    fault = "container preempted (from the other queue's submission)"
+    row = fault_table.Row(framework, fault, None, round(seconds, 1), None, IN_MEMORY, 0)
     fault_table.add(row)
 
 
