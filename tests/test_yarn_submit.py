@@ -12,7 +12,7 @@ import pytest
 from howdah import config, storage
 from howdah.errors import ClusterError, ConfigError, NotFound, UsageError
 from yarn import capacity, registry, sealed, shipping, spec
-from yarn.backend_skein import _reason, application_of, attempt_of
+from yarn.backend_skein import _client_environment, _reason, application_of, attempt_of
 from yarn.owner import Claim, Owner, held_by
 
 HDFS = "hdfs://nn:8020"
@@ -439,3 +439,13 @@ def test_a_containers_name_tells_application_and_attempt():
 )
 def test_why_a_container_ended(state, told, reason):
     assert _reason(state, told) == reason
+
+
+def test_skeins_client_finds_yarn_and_acts_for_nobody_by_itself(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("HADOOP_HOME", "/opt/hadoop")
+    monkeypatch.setenv("HADOOP_PROXY_USER", "bob")
+    with _client_environment():
+        assert os.environ["PATH"] == f"/usr/bin{os.pathsep}/opt/hadoop/bin"
+        assert "HADOOP_PROXY_USER" not in os.environ
+    assert (os.environ["PATH"], os.environ["HADOOP_PROXY_USER"]) == ("/usr/bin", "bob")
