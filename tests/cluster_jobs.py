@@ -96,7 +96,9 @@ class ClusterJob:
 
     def processes(self):
         """Every process that a container of the job has."""
+        # After a restart of the ResourceManager its epoch stands in the name: container_e02_...
         mark = self.application.removeprefix("application_")
+        mine = re.compile(rf"CONTAINER_ID=container_(e\d+_)?{mark}_".encode())
         found = []
         for name in os.listdir("/proc"):
             if not name.isdigit():
@@ -108,7 +110,7 @@ class ClusterJob:
                     state = file.read().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if state != "Z" and f"CONTAINER_ID=container_{mark}_".encode() in env:
+            if state != "Z" and mine.search(env):
                 found.append(int(name))
         return found
 

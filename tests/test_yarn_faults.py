@@ -172,6 +172,7 @@ def test_one_of_each_class(submit):
 
 
 @full
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_all_faults_of_an_elastic_job(submit, framework):
     job = submit(framework)
@@ -303,6 +304,7 @@ def test_a_static_job_ends_with_its_cause(submit, framework):
 
 
 @full
+@pytest.mark.timeout(900)
 def test_two_jobs_that_each_half_fit_both_end_well(submit):
     """Each node has room for one worker: whoever holds one of two must let it go."""
     settings = {
