@@ -33,7 +33,7 @@ def test_the_wheel_is_the_same_bytes_and_installs(tmp_path):
     assert first.hash == second.hash and first.name == second.name
     assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
     names = zipfile.ZipFile(first.path).namelist()
-    assert "etl/report.html.j2" in names and "howdah/cli.py" in names
+    assert "etl/report.html.j2" in names and "howdah/cli/__init__.py" in names
     assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
     target = tmp_path / "site"
     argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]

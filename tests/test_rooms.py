@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "yarn": {"howdah", "yarn"},
     "dags": {"howdah"},
 }
-COMPOSITION_ROOTS = ("howdah/cli.py", "howdah/airflow/")
+COMPOSITION_ROOTS = ("howdah/cli/", "howdah/airflow/")
 HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow", "mlflow"}
 
 

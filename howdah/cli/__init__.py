@@ -1,0 +1,90 @@
+"""`howdah ...`: the command line.
+
+One of the two composition roots: it imports etl, training and yarn, lazily and inside functions,
+so that `howdah --help` starts without a framework. Progress goes to stderr; with --json exactly
+one JSON object goes to stdout.
+"""
+
+from __future__ import annotations
+
+import json as _json
+import signal
+import sys
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from howdah import __version__
+from howdah.cli import jobs, minicluster, work
+from howdah.cli.common import say
+from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, as_dict, render
+
+__all__ = ["app", "main", "run"]
+
+app = typer.Typer(
+    name="howdah",
+    help="From text rows or a Hive table to a trained DistilBERT classifier.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(work.app)
+app.add_typer(jobs.app)
+app.add_typer(minicluster.minicluster_app, name="minicluster")
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        print(f"howdah {__version__}")
+        raise typer.Exit()
+
+
+def _terminate(signum: int, frame: object) -> None:
+    raise Terminated("asked to end (SIGTERM)")
+
+
+def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
+    """Run a command; what is the user's to mend becomes one message and an exit code."""
+    try:
+        result = call()
+        return result if isinstance(result, int) else 0
+    except KeyboardInterrupt:
+        error: HowdahError = Interrupted("interrupted")
+    except HowdahError as caught:
+        error = caught
+    if as_json:
+        print(_json.dumps(as_dict(error), ensure_ascii=False))
+    say(f"howdah: {render(error)}")
+    return error.exit_code
+
+
+def main() -> None:
+    """Entry point of the `howdah` script."""
+    signal.signal(signal.SIGTERM, _terminate)
+
+    def call() -> int:
+        try:
+            return app(standalone_mode=False) or 0
+        except typer.Abort:
+            raise Interrupted("interrupted") from None
+        except typer.TyperException as error:
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "howdah"
+            if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout by now
+                return 2
+            text = error.format_message() if hasattr(error, "format_message") else str(error)
+            raise UsageError(
+                text.strip(), remedy=f"`{command} --help` shows what it takes"
+            ) from None
+
+    code = run(call, as_json="--json" in sys.argv)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has gone (| head): nothing is lost that anyone wants
+        sys.stderr.close()
+        code = code or 0
+    sys.exit(code)

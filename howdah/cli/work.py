@@ -1,0 +1,277 @@
+"""The commands that do the work on this machine: doctor, config, etl, package, train, predict..."""
+
+from __future__ import annotations
+
+import json as _json
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load, say
+from howdah.errors import UsageError
+
+app = typer.Typer()
+config_app = typer.Typer(
+    help="Write, check and explain the run configuration.", no_args_is_help=True
+)
+app.add_typer(config_app, name="config")
+
+
+@app.command()
+def doctor(json: AsJson = False) -> None:
+    """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings."""
+    from howdah.doctor import doctor as check
+
+    raise typer.Exit(check(json=json))
+
+
+# ------------------------------------------------------------------------------------ config
+@config_app.command("init")
+def config_init(
+    path: Annotated[str | None, typer.Argument(help="File to write; none: stdout.")] = None,
+) -> None:
+    """Write a configuration to start from."""
+    from howdah import config, storage
+
+    text = config.starter_yaml()
+    if path is None:
+        print(text, end="")
+        return
+    storage.create_exclusive(path, text.encode())
+    say(f"written: {path}")
+
+
+@config_app.command("explain")
+def config_explain(
+    key: Annotated[str, typer.Argument(help="section.key, a section, or a key's bare name.")],
+    json: AsJson = False,
+) -> None:
+    """Tell what a key means, what it takes and its default."""
+    from howdah import config
+
+    found = config.explain(key)
+    lines = []
+    for item in found:
+        default = "required" if item["required"] else f"default: {_json.dumps(item['default'])}"
+        lines += [f"{item['key']}: {item['type']} ({default})", f"    {item['help']}"]
+    answer({"keys": found}, json, lines)
+
+
+@config_app.command("check")
+def config_check(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
+    """Check a configuration and print it whole, defaults included."""
+    from howdah.config import dump_yaml
+
+    checked = load(config, set)
+    answer(checked.model_dump(mode="json"), json, [dump_yaml(checked).rstrip()])
+
+
+# --------------------------------------------------------------------------------------- etl
+@app.command()
+def etl(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    source: Annotated[str | None, typer.Option(help="Overrides data.source.")] = None,
+    master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
+    deploy_mode: Annotated[
+        str | None, typer.Option(help="client or cluster (data.spark.deploy_mode).")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
+    overrides = list(set or [])
+    if source is not None:
+        overrides.append(f"data.source={_json.dumps(source)}")
+    if master is not None:
+        overrides.append(f"data.spark.master={_json.dumps(master)}")
+    if deploy_mode is not None:
+        overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
+    checked = load(config, overrides)
+    from etl.submit import run
+
+    result = run(checked, progress=say)
+    answer = result.as_dict()
+    splits = answer["rows"]
+    state = "unchanged" if result.unchanged else "written"
+    answer(
+        answer,
+        json,
+        [
+            f"dataset {state}: {result.path}",
+            "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in splits.items()),
+            f"report: {result.report_path}",
+        ],
+    )
+
+
+@app.command()
+def package(
+    kind: Annotated[str, typer.Option(help="What runs in it: etl, tensorflow or torch.")] = "etl",
+    output: Annotated[
+        str | None, typer.Option(help="Directory (any storage); none: the local cache.")
+    ] = None,
+    horovod: Annotated[
+        str | None,
+        typer.Option(help="Horovod wheel without MPI for the framework; none: found or built."),
+    ] = None,
+    extra: Annotated[
+        list[str] | None, typer.Option("--with", help="One more package to take in; repeatable.")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Pack the wheel and a relocatable Python environment, each named by its hash."""
+    from howdah import package as packages
+    from howdah import storage
+
+    local = output if output is None or storage.is_local(output) else None
+    started = time.monotonic()
+    environment = packages.environment(
+        kind, local, progress=say, horovod=horovod, extra=extra or []
+    )
+    made = [packages.wheel(local), environment]
+    places = [item.path for item in made]
+    if output is not None and local is None:
+        places = [packages.publish(item, output, progress=say) for item in made]
+    answer = [{**item.as_dict(), "path": path} for item, path in zip(made, places, strict=True)]
+    seconds = round(time.monotonic() - started, 1)
+    answer(
+        {"wheel": answer[0], "environment": answer[1], "seconds": seconds},
+        json,
+        [
+            *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in answer),
+            f"runs on x86-64 with glibc {environment.glibc} or newer; made in {seconds} s",
+        ],
+    )
+
+
+# ------------------------------------------------------------------------------------- train
+@app.command()
+def plan(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    np: Annotated[int, typer.Option("--np", min=1, help="Ranks.")] = 1,
+    workers: Annotated[
+        str | None,
+        typer.Option(help="Predict these worlds: 8,64,512 (measures a few real steps here first)."),
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option(help="Link between nodes, bits a second: 25G (default 10G).")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
+    from training.preview import preview, scaling_lines, scaling_preview
+
+    checked = load(config, set)
+    summary = preview(checked, world=np)
+    lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
+    if workers is not None or network is not None:
+        found = scaling_preview(checked, workers or "2,4,8,16", network or "10G", progress=say)
+        lines += ["", *scaling_lines(found)]
+        summary = {**summary, "scaling": found}
+    answer(summary, json, lines)
+
+
+@app.command()
+def train(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    np: Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")] = 1,
+    launcher: Annotated[str, typer.Option(help="mpirun or horovodrun.")] = "mpirun",
+    resume: Annotated[
+        str | None, typer.Option(help="auto, never, or a checkpoint (checkpoint.resume).")
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Train on this machine with Horovod; the command that it runs is shown."""
+    if launcher not in ("mpirun", "horovodrun"):
+        raise UsageError(
+            "unknown launcher", where="--launcher", expected="mpirun or horovodrun", got=launcher
+        )
+    overrides = list(set or [])
+    if resume is not None:
+        overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
+    checked = load(config, overrides)
+    from training.launch import train as launch
+
+    raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
+
+
+@app.command()
+def evaluate(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    model: Annotated[
+        str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    gate: Annotated[bool, typer.Option(help="Hold the metrics against `gate`; exit 1.")] = False,
+    json: AsJson = False,
+) -> None:
+    """Evaluate a trained model on a split of the dataset."""
+    from training.evaluate import check_gate, evaluate_run
+
+    checked = load(config, set)
+    metrics = evaluate_run(checked, model=model, split=split, progress=say)
+    # The gate speaks first: a refusal is the one JSON object, with the metrics in its message.
+    if gate:
+        check_gate(checked.gate, metrics, split=split)
+        say("gate: passed")
+    lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
+    answer({"split": split, "metrics": metrics}, json, lines)
+
+
+@app.command()
+def export(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="Checkpoint; none: the best one, else the last.")
+    ] = None,
+    output: Annotated[str | None, typer.Option(help="Directory; none: <run>/export.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Write a Hugging Face directory from a checkpoint of the configuration's run."""
+    from training.export import export_run
+
+    path = export_run(load(config, set), checkpoint=checkpoint, output=output)
+    answer({"export": path}, json, [f"export: {path}"])
+
+
+@app.command()
+def predict(
+    model: Annotated[str, typer.Option(help="Export or run directory (any storage).")],
+    source: Annotated[str | None, typer.Option(help="CSV, JSON lines or Parquet file(s).")] = None,
+    output: Annotated[
+        str | None, typer.Option(help=".parquet, .jsonl or .csv file, or table:NAME (Hive).")
+    ] = None,
+    stdin: Annotated[
+        bool, typer.Option("--stdin", help="One text a line, JSON lines out.")
+    ] = False,
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option(help="Column(s) of the text; none: those it was trained on."),
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
+    master: Annotated[str | None, typer.Option(help="Run on this Spark master.")] = None,
+    json: AsJson = False,
+) -> None:
+    """Classify texts: id, label, scores and the run id of the model."""
+    from training import predict as predictor
+
+    if stdin:
+        if source is not None or output is not None:
+            raise UsageError(
+                "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
+            )
+        predictor.predict_lines(model, sys.stdin, sys.stdout)
+        return
+    if source is None or output is None:
+        raise UsageError("predict needs --source and --output, or --stdin")
+    summary = predictor.predict(
+        model, source, output,
+        text_columns=text_column, id_column=id_column, master=master, progress=say,
+    )  # fmt: skip
+    answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])
