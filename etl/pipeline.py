@@ -228,8 +228,11 @@ def _make(
     with contextlib.ExitStack() as stack:
         # last of all, when the lease has ended: what this run or a dead one left beside a manifest
         stack.callback(_sweep, config.data.dataset, None, progress)
-        lease = stack.enter_context(Lease(version, application))
+        # Its end is seen to before it begins: an interrupt may come in the middle of that.
+        lease = Lease(version, application)
+        stack.push(lease)
         try:
+            lease.__enter__()
             with Kept() as kept, translated("run the ETL"):
                 manifest = _write(
                     spark, config, source, encoder, version, hash_, lease.token, kept, progress

@@ -67,7 +67,8 @@ class Lease:
         trace: TracebackType | None,
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:  # an interrupt may have come before it was started
+            self._thread.join()
         with contextlib.suppress(StorageError):
             storage.remove(self._path)
 

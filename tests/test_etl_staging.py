@@ -1,5 +1,6 @@
 """What may be swept: left-overs of dead runs, never a live run's or a committed file."""
 
+import contextlib
 import json
 import os
 import socket
@@ -125,3 +126,19 @@ def test_directories_that_are_no_versions_are_left_alone(tmp_path):
     assert sweep(str(tmp_path)) == []
     assert (other / MINE).exists() and (tmp_path / "v=2" / "mine.txt").exists()
     assert sweep(str(tmp_path / "nothing")) == []
+
+
+def test_a_lease_whose_beginning_is_interrupted_leaves_nothing(tmp_path, monkeypatch):
+    version = str(tmp_path / "dataset" / "v=0123456789abcdef")
+    lease = Lease(version)
+
+    def write_and_be_interrupted(path, data, write=storage.write_whole):
+        write(path, data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(storage, "write_whole", write_and_be_interrupted)
+    with pytest.raises(KeyboardInterrupt), contextlib.ExitStack() as stack:
+        stack.callback(sweep, str(tmp_path / "dataset"))
+        stack.push(lease)
+        lease.__enter__()
+    assert os.listdir(tmp_path / "dataset") == []
