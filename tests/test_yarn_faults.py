@@ -205,9 +205,7 @@ def test_resource_manager_restarts(submit, cluster, framework):
     assert [job.rank(rank)["pid"] for rank in (0, 1)] == pids
     kill(pids[1])
     job.trains(2, after["generation"])
-    fault_table.add(
-        fault_table.Row(framework, "ResourceManager killed, back", 0, 0.0, 0.0, IN_MEMORY, 0)
-    )
+    fault_table.add(fault_table.undisturbed(framework, "ResourceManager killed, back"))
 
 
 @full
@@ -228,7 +226,7 @@ def test_node_manager_killed(submit, cluster, framework, comes_back):
         harm()
         after = job.wait(lambda s: (s["step"] or 0) > before["step"] + 20, "more steps")
         assert after["generation"] == before["generation"]
-        row = fault_table.Row(framework, "NodeManager killed, back", 0, 0.0, 0.0, IN_MEMORY, 0)
+        row = fault_table.undisturbed(framework, "NodeManager killed, back")
         fault_table.add(row)
     else:
         measure(job, "NodeManager killed, gone for good", harm, framework)
@@ -279,7 +277,7 @@ def test_preempted_by_another_queue(submit, cluster, framework):
     whole = job.trains(3, status["generation"], 180)
     assert whole["restarts"] == 0
     fault = "container preempted (from the other queue's submission)"
-    row = fault_table.Row(framework, fault, None, round(seconds, 1), None, IN_MEMORY, 0)
+    row = fault_table.Row(framework, fault, None, round(seconds, 1), None, IN_MEMORY, None)
     fault_table.add(row)
 
 
