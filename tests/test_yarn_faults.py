@@ -99,14 +99,14 @@ def measure(job, fault, harm, framework, *, gone=(), attempt=0):
     kept = re.search(r"the state of step (\d+)", first)
     saved = (status["last_checkpoint"] or {"step": 0})["step"]
     state, resumed = (IN_MEMORY, int(kept[1])) if kept else (GOES_ON, saved)
-    left = sum(command(pid) != "-" for pid in doomed)
+    left = sum(command(pid) != "-" for pid in doomed) if doomed else None
     row = fault_table.Row(
         framework, fault, max(0, step - resumed), round(again_seconds, 1),
         round(whole_seconds, 1), state, left,
     )  # fmt: skip
     fault_table.add(row)
     print(row, again["step"])
-    assert left == 0
+    assert not left
     return row
 
 
@@ -148,8 +148,11 @@ QUICK = ("training process of rank 0 killed", "container killed", "rank stopped 
 
 def elastic_faults(job, framework, faults):
     for fault in faults:
-        victims = lambda job, n=fault: [job.rank(r)["pid"] for r in ((0, 1) if "all" in n else ())]  # noqa: E731
-        row = measure(job, fault, lambda name=fault: HARMS[name](job), framework, gone=victims)
+        ranks = (0, 1) if "all" in fault else (0,) if "rank 0" in fault else (1,)
+        row = measure(
+            job, fault, lambda name=fault: HARMS[name](job), framework,
+            gone=lambda job, ranks=ranks: [job.rank(rank)["pid"] for rank in ranks],
+        )  # fmt: skip
         if row.state == IN_MEMORY:
             assert row.repeated <= fault_table.SETTINGS["commit"] + 1
 
