@@ -125,8 +125,8 @@ def test_java_that_is_missing_or_old_is_named(tmp_path, monkeypatch):
         etl_spark.require_java(pyspark.__path__[0])
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019' >&2\n")
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.7.0_80\"' >&2\n")
     java.chmod(0o755)
-    with pytest.raises(ClusterError, match="does not run on Java 11") as caught:
+    with pytest.raises(ClusterError, match="does not run on Java 7") as caught:
         etl_spark.require_java(pyspark.__path__[0])
-    assert "11.0.2" in caught.value.got and "17" in caught.value.expected
+    assert "1.7.0_80" in caught.value.got and "17" in caught.value.expected

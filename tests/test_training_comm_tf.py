@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import pytest
-import tensorflow as tf
 
+from training import env
 from training.comm import RankLost
-from training.comm_tf import HorovodTfComm
 
 
 @pytest.fixture()
-def comm():
+def tf():
+    env.prepare("tensorflow")
+    import tensorflow
+
+    return tensorflow
+
+
+@pytest.fixture()
+def comm(tf):
     """The translation alone, without a world."""
+    from training.comm_tf import HorovodTfComm
+
     found = object.__new__(HorovodTfComm)
     found.rank, found.size = 0, 2
     return found
@@ -27,11 +36,11 @@ def comm():
         "[/build/gloo/transport/tcp/pair.cc:633] Read error: Connection reset by peer",
     ],
 )
-def test_a_failed_collective_is_a_lost_rank(comm, message):
+def test_a_failed_collective_is_a_lost_rank(tf, comm, message):
     with pytest.raises(RankLost), comm._typed():
         raise tf.errors.UnknownError(None, None, message)
 
 
-def test_another_operator_s_error_stays_what_it_is(comm):
+def test_another_operator_s_error_stays_what_it_is(tf, comm):
     with pytest.raises(tf.errors.InvalidArgumentError, match="shapes"), comm._typed():
         raise tf.errors.InvalidArgumentError(None, None, "the shapes do not fit")

@@ -9,13 +9,16 @@ import pytest
 
 from howdah import config as configuration
 from tests.tiny_model import tiny_weights
-from training import calibrate, model_torch
-from training.gradients_torch import FlatGradients
+from training import calibrate, env
 
 
 @pytest.mark.parametrize("groups", [None, 3])
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_messages_are_those_of_the_loop(tiny_dataset, tiny_model_dir, groups, frozen):
+    env.prepare("torch")
+    from training import model_torch
+    from training.gradients_torch import FlatGradients
+
     config = configuration.from_dict(
         {
             "data": {"dataset": tiny_dataset.path},

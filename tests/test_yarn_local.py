@@ -161,7 +161,7 @@ def test_a_killed_agent_takes_its_process_along_and_is_replaced(job):
     victim = one.rank(1)
     kill(parent(victim["pid"]))
     one.trains(2, status["generation"] + 1)
-    assert not os.path.exists(f"/proc/{victim['pid']}")
+    deadline_holds(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
     assert one.rank(1)["container"] != victim["container"]
     check_state(one)
 

@@ -246,8 +246,9 @@ def main(arguments: Sequence[str]) -> int:
     if not options.groups and not has_gpu():
         print("gpu: no NVIDIA GPU here; these tests are not run")
         chosen = [group for group in chosen if group.name != "gpu"]
-    # A shell that starts this in the background has SIGINT ignored, and so would every test.
+    # Started in the background or by nohup, we and so every test would have these ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     REPORTS.mkdir(parents=True, exist_ok=True)
     sources = sources_hash() if options.all else ""
     passed = read_state(sources) if options.all and not options.groups else {}

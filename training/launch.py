@@ -218,10 +218,11 @@ class _Job:
         """End the other ranks as their launcher will, but at once: mpirun thinks it over first.
 
         To a rank of several, SIGTERM means that no collective can be trusted any more; rank 0
-        saves the last step it has completed.
+        saves the last step it has completed. Who has said why it ends is on its way out already.
         """
+        spoke = {told.rank for told in failure.read_all(self._local)}
         for record in self._read_records():
-            if record.is_local and record.alive:
+            if record.is_local and record.alive and record.rank not in spoke:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(record.pid, signal.SIGTERM)
 

@@ -30,6 +30,8 @@ _STATES = {
     "t": "stopped by a debugger",
     "Z": "ended",
 }
+_LINE_LIMIT = 1_000
+"""Characters of a log line that are worth telling."""
 _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -218,12 +220,19 @@ def _dotted(text: str) -> str:
     return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
 
 
-def tail(path: str, lines: int = 30, most_bytes: int = 16_384) -> list[str]:
-    """The last lines of a log; [] if there is none."""
+def tail(path: str, lines: int = 30, most_bytes: int = 32_768) -> list[str]:
+    """The last lines of a log, or those around the interpreter's last dump; [] if there is none.
+
+    A crash ends a log with the stacks of all threads, which would push out what was said before.
+    """
     try:
         with open(path, "rb") as file:
             file.seek(max(0, os.path.getsize(path) - most_bytes))
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return []
-    return [line.rstrip() for line in text.splitlines() if line.strip()][-lines:]
+    found = [line.rstrip()[:_LINE_LIMIT] for line in text.splitlines() if line.strip()]
+    dumps = [n for n, line in enumerate(found) if line.startswith("Fatal Python error")]
+    if dumps:
+        return found[max(0, dumps[-1] - lines // 3) :][:lines]
+    return found[-lines:]
