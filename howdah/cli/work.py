@@ -92,11 +92,11 @@ def etl(
     from etl.submit import run
 
     result = run(checked, progress=say)
-    answer = result.as_dict()
-    splits = answer["rows"]
+    made = result.as_dict()
+    splits = made["rows"]
     state = "unchanged" if result.unchanged else "written"
     answer(
-        answer,
+        made,
         json,
         [
             f"dataset {state}: {result.path}",
@@ -134,13 +134,13 @@ def package(
     places = [item.path for item in made]
     if output is not None and local is None:
         places = [packages.publish(item, output, progress=say) for item in made]
-    answer = [{**item.as_dict(), "path": path} for item, path in zip(made, places, strict=True)]
+    told = [{**item.as_dict(), "path": path} for item, path in zip(made, places, strict=True)]
     seconds = round(time.monotonic() - started, 1)
     answer(
-        {"wheel": answer[0], "environment": answer[1], "seconds": seconds},
+        {"wheel": told[0], "environment": told[1], "seconds": seconds},
         json,
         [
-            *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in answer),
+            *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in told),
             f"runs on x86-64 with glibc {environment.glibc} or newer; made in {seconds} s",
         ],
     )
