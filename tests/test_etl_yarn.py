@@ -31,8 +31,11 @@ def marked(*more):
 
 
 @marked()
-def test_both_deploy_modes_make_the_same_dataset(yarn_etl):
-    source = yarn_etl.put_rows(60)
+def test_a_dataset_is_made_in_cluster_mode_and_found_again(yarn_etl):
+    cluster_mode(yarn_etl, yarn_etl.put_rows(60))
+
+
+def cluster_mode(yarn_etl, source):
     code, answer, err = yarn_etl.run(yarn_etl.config(source=source, spark=CLUSTER))
     assert code == 0, err
     assert sum(answer["rows"].values()) == 60 and not answer["unchanged"]
@@ -45,7 +48,13 @@ def test_both_deploy_modes_make_the_same_dataset(yarn_etl):
     again = yarn_etl.config(source=source, spark={**CLUSTER, "queue": "no-such-queue"})
     code, second, err = yarn_etl.run(again)
     assert code == 0 and second["unchanged"] and second["application"] is None, err
+    return answer
 
+
+@marked(pytest.mark.full)
+def test_client_mode_makes_the_same_dataset(yarn_etl):
+    source = yarn_etl.put_rows(60)
+    answer = cluster_mode(yarn_etl, source)
     # the packages are on HDFS by now, under their hashes: nothing is uploaded again
     other = yarn_etl.config(source=source, dataset=f"{yarn_etl.dataset}-client")
     code, client, err = yarn_etl.run(other)

@@ -259,7 +259,8 @@ PREEMPTION = {
 }
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@full
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_preempted_by_another_queue(submit, cluster, framework):
     """Three workers have three quarters of the cluster; the other queue wants its half back."""
     cluster.reconfigure("resourcemanager", {"yarn-site": PREEMPTION})

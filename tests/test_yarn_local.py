@@ -199,7 +199,6 @@ def test_a_hanging_process_is_named_with_its_stacks(job):
     assert "hang_in_a_function_with_a_name" in status["error"]["got"]
 
 
-@full
 def test_a_preempted_container_is_no_failure(job):
     one = elastic(job)
     status = one.trains(2)
