@@ -199,6 +199,7 @@ def test_all_ranks_killed_go_on_from_the_newest_checkpoint(job, undisturbed, fra
 
 
 # ------------------------------------------------------------------- outside of the steps
+@pytest.mark.full
 @pytest.mark.parametrize("framework", either("torch"))
 @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.full)])
 def test_a_rank_killed_in_an_evaluation_costs_no_step(job, undisturbed, framework, rank):
@@ -224,6 +225,7 @@ def test_a_rank_0_killed_while_it_writes_a_checkpoint(job, undisturbed, framewor
     assert all(name.startswith("step-") and name.count(".") == 0 for name in names), names
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("framework", either("tensorflow"))
 @pytest.mark.parametrize(
     "where", ["share", pytest.param("join", marks=pytest.mark.full)]
@@ -239,6 +241,7 @@ def test_a_second_rank_killed_while_the_next_world_forms(job, undisturbed, frame
     np.testing.assert_allclose(one.losses(), undisturbed(framework), atol=2e-4)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("framework", either("torch"))
 @pytest.mark.parametrize("where", ["export", pytest.param("evaluate", marks=pytest.mark.full)])
 def test_a_rank_0_killed_at_the_end_leaves_it_to_another(job, framework, where):

@@ -139,6 +139,7 @@ def together(members: list[Rank], envs: list[dict]) -> None:
         assert [one.answer() for one in members] == [{"sum": 2.0 ** len(envs) - 1}] * len(envs)
 
 
+@pytest.mark.full  # a real job's ranks are killed in test_training_elastic.py
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_killed_rank_and_then_another_world(ranks, join, framework):
     first, second, third = ranks(framework, 3)
