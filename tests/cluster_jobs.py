@@ -16,12 +16,13 @@ from howdah import storage
 from howdah.errors import NotFound
 from tests.local_jobs import kill
 from tests.training_runs import NO_DROPOUT, SETTINGS, _nested
+from tests.watched_job import WatchedJob, in_step
 
 ROOT = Path(__file__).resolve().parent.parent
 OVER = ("finished", "failed", "killed")
 
 
-class ClusterJob:
+class ClusterJob(WatchedJob):
     """A job on YARN, from `howdah submit` to its end.
 
     Args:
@@ -138,19 +139,11 @@ class ClusterJob:
             lambda s: (
                 s.get("attempt", 0) >= attempt
                 and (s["generation"] > after or s["attempt"] > 1)
-                and s["world_size"] == ranks
-                and sum(one["state"] == "in" and bool(one["step"]) for one in s["ranks"]) == ranks
+                and in_step(s, ranks)
             ),
             f"{ranks} ranks that train after generation {after}",
             seconds,
         )
-
-    def rank(self, number):
-        """A rank's line in the status."""
-        status = self.wait(
-            lambda s: any(r["rank"] == number and r["pid"] for r in s["ranks"]), f"rank {number}"
-        )
-        return next(one for one in status["ranks"] if one["rank"] == number)
 
     def end(self, seconds=120):
         """YARN's word on how it ended, and the last status."""

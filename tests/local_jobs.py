@@ -11,11 +11,13 @@ from pathlib import Path
 
 import yaml
 
+from tests.watched_job import WatchedJob, in_step
+
 ROOT = Path(__file__).resolve().parent.parent
 LIGHT = ROOT / "tests" / "light_worker"
 
 
-class LocalJob:
+class LocalJob(WatchedJob):
     """A driver in a process of its own, with its agents and training processes."""
 
     def __init__(
@@ -123,21 +125,10 @@ class LocalJob:
     def trains(self, ranks, after=0, seconds=60):
         """Wait until a world of so many ranks, newer than generation `after`, takes steps."""
         return self.wait(
-            lambda s: (
-                s["generation"] > after
-                and s["world_size"] == ranks
-                and sum(one["state"] == "in" and bool(one["step"]) for one in s["ranks"]) == ranks
-            ),
+            lambda s: s["generation"] > after and in_step(s, ranks),
             f"{ranks} ranks that train after generation {after}",
             seconds,
         )
-
-    def rank(self, number):
-        """The status of a rank that is at work."""
-        status = self.wait(
-            lambda s: any(r["rank"] == number and r["pid"] for r in s["ranks"]), f"rank {number}"
-        )
-        return next(one for one in status["ranks"] if one["rank"] == number)
 
     def processes(self):
         """Every process that belongs to the job, but its driver."""

@@ -1,12 +1,11 @@
 """The ETL on a Kerberised cluster: a keytab, no ticket, acting for another user."""
 
-import subprocess
-
 import pytest
 
 from howdah import storage
 from howdah.manifest import load_dataset
 from tests.fixtures_etl_yarn import YarnEtl
+from tests.kerberos_users import become_alice, ticket
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.spark]
 
@@ -14,32 +13,15 @@ pytestmark = [pytest.mark.hadoop, pytest.mark.spark]
 @pytest.fixture
 def secure_etl(secure_cluster, secure_dir, tiny_model_dir, tmp_path, monkeypatch):
     """A YarnEtl on the secure cluster; this process is alice, its commands are who they say."""
-    for key, value in secure_cluster.env.items():
-        monkeypatch.setenv(key, value)
-    for key in ("HADOOP_USER_NAME", "HADOOP_PROXY_USER"):
-        monkeypatch.delenv(key, raising=False)
-    monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path}/own")
-    monkeypatch.setenv("KRB5_CLIENT_KTNAME", str(secure_cluster.keytab("alice")))
-    # Spark and the packages go to the home directory of whoever runs it; the first run of a user
-    # on a cluster finds it made.
-    for user in ("alice", "bob"):
-        secure_cluster.make_home(user)
+    become_alice(secure_cluster, tmp_path, monkeypatch)
     made = YarnEtl(secure_cluster, secure_dir, tiny_model_dir, tmp_path)
     made.source = made.put_rows(40)
     return made
 
 
-def _ticket(etl, user, name):
-    """Environment of a command with a user's ticket."""
-    cache = f"FILE:{etl.place}/{name}"
-    argv = ["kinit", "-c", cache, "-kt", etl.cluster.keytab(user), etl.cluster.principal(user)]
-    subprocess.run(argv, check=True, env=etl.cluster.env)
-    return {"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": "/none"}
-
-
 def _owner(etl, path):
     where = path.removeprefix(etl.cluster.hdfs_url)
-    env = {**etl.cluster.env, **_ticket(etl, "alice", "asking")}
+    env = {**etl.cluster.env, **ticket(etl.cluster, etl.place, "alice", "asking")}
     done = etl.cluster.run("hdfs", "dfs", "-stat", "%u", where, env=env)
     return done.stdout.split()[-1]
 
@@ -85,7 +67,7 @@ def test_acting_for_another_is_refused_by_name(secure_etl):
         text = file.read().replace("  user: null\n", "  user: bob\n", 1)
     with open(config, "w") as file:
         file.write(text)
-    env = _ticket(secure_etl, "alice", "alice")
+    env = ticket(secure_etl.cluster, secure_etl.place, "alice", "alice")
     code, answer, err = secure_etl.run(config, HOWDAH_STORAGE_RETRY_SECONDS="0", **env)
     assert code == 5, (answer, err)
     assert "act as another" in answer["what"] and "impersonate bob" in answer["got"]
@@ -102,7 +84,8 @@ def test_the_proxied_user_owns_application_and_files(secure_etl, mode):
         text = file.read().replace("  user: null\n", "  user: bob\n", 1)
     with open(config, "w") as file:
         file.write(text)
-    env = _ticket(secure_etl, cluster.plan.user, "super")  # who may impersonate
+    superuser = cluster.plan.user  # who may impersonate
+    env = ticket(secure_etl.cluster, secure_etl.place, superuser, "super")
     code, answer, err = secure_etl.run(config, **env)
     assert code == 0, err
     assert _owner(secure_etl, storage.join(answer["dataset"], "manifest.json")) == "bob"

@@ -1,9 +1,8 @@
 """Jobs on a Kerberised YARN: a ticket, a keytab, another user, no ticket at all."""
 
-import subprocess
-
 import pytest
 
+from tests.kerberos_users import become_alice, ticket
 from tests.yarn_jobs import LIMIT, Jobs, place_data, settings
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
@@ -12,27 +11,12 @@ pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
 @pytest.fixture
 def jobs(secure_cluster, secure_dir, tiny_model_dir, tmp_path, monkeypatch):
     """The command line; its commands are who they say they are."""
-    for key, value in secure_cluster.env.items():
-        monkeypatch.setenv(key, value)
-    for key in ("HADOOP_USER_NAME", "HADOOP_PROXY_USER"):
-        monkeypatch.delenv(key, raising=False)
-    monkeypatch.setenv("KRB5CCNAME", f"FILE:{tmp_path}/own")
-    monkeypatch.setenv("KRB5_CLIENT_KTNAME", str(secure_cluster.keytab("alice")))
-    for user in ("alice", "bob"):
-        secure_cluster.make_home(user)
+    become_alice(secure_cluster, tmp_path, monkeypatch)
     place_data(secure_dir, tiny_model_dir)
     made = Jobs(secure_cluster, tmp_path)
     made.url = secure_dir
     yield made
     secure_cluster.end_applications()
-
-
-def ticket(jobs, user, name):
-    """Environment of a command with a user's ticket."""
-    cache = f"FILE:{jobs.directory}/{name}"
-    argv = ["kinit", "-c", cache, "-kt", jobs.cluster.keytab(user), jobs.cluster.principal(user)]
-    subprocess.run(argv, check=True, env=jobs.cluster.env)
-    return {"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": "/none"}
 
 
 def none(jobs):
@@ -55,7 +39,7 @@ def test_without_a_ticket_the_error_says_kinit(jobs):
 
 
 def test_a_ticket_is_enough_and_the_job_reads_by_its_tokens(jobs):
-    env = ticket(jobs, "alice", "alice")
+    env = ticket(jobs.cluster, jobs.directory, "alice", "alice")
     told = finished(jobs, jobs.config(settings(jobs.url, "ticket")), **env)
     assert told["status"]["user"] == "alice"
     assert jobs.json("kill", told["application"], **env)["state"] == "FINISHED"
@@ -75,7 +59,8 @@ def test_a_keytab_is_all_it_takes(jobs):
 def test_the_proxied_user_owns_the_application(jobs):
     jobs.cluster.keytab("bob")  # the realm must know bob
     held = settings(jobs.url, "proxied", run={"user": "bob"})
-    env = ticket(jobs, jobs.cluster.plan.user, "super")  # who may impersonate
+    superuser = jobs.cluster.plan.user  # who may impersonate
+    env = ticket(jobs.cluster, jobs.directory, superuser, "super")
     told = finished(jobs, jobs.config(held), **env)
     assert told["status"]["user"] == "bob"
 
@@ -85,7 +70,7 @@ def test_acting_for_another_is_refused_by_name(jobs):
     held = settings(jobs.url, "refused", run={"user": "bob"})
     told = jobs.json(
         "submit", "--config", jobs.config(held), code=5, HOWDAH_STORAGE_RETRY_SECONDS="0",
-        **ticket(jobs, "alice", "alice"),
+        **ticket(jobs.cluster, jobs.directory, "alice", "alice"),
     )  # fmt: skip
     assert "bob" in str(told), told
 
@@ -93,7 +78,7 @@ def test_acting_for_another_is_refused_by_name(jobs):
 @pytest.mark.full
 def test_only_who_may_can_kill(jobs):
     held = settings(jobs.url, "mine", training={"max_steps": 100_000})
-    alice, bob = ticket(jobs, "alice", "alice"), ticket(jobs, "bob", "bob")
+    alice, bob = (ticket(jobs.cluster, jobs.directory, who, who) for who in ("alice", "bob"))
     application = jobs.json("submit", "--config", jobs.config(held), **alice)["application"]
     refused = jobs.json("kill", application, code=5, **bob)
     assert refused["error"] == "PermissionDenied", refused
