@@ -84,17 +84,8 @@ def staging(config: Config) -> str:
     """
     if config.data.spark.staging is not None:
         return config.data.spark.staging
-    settings = hadoop_settings()
-    if settings.default_fs is None:
-        raise ConfigError(
-            "the cluster is not known",
-            where="HADOOP_CONF_DIR",
-            expected="a core-site.xml with fs.defaultFS",
-            got=settings.directory or "HADOOP_CONF_DIR is not set",
-            remedy="set HADOOP_CONF_DIR to the directory of the cluster's core-site.xml and"
-            " yarn-site.xml",
-        )
-    return storage.join(settings.default_fs, "user", user(config), ".howdah")
+    default_fs = hadoop_settings().known_default_fs()
+    return storage.join(default_fs, "user", user(config), ".howdah")
 
 
 def user(config: Config) -> str:

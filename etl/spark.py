@@ -25,6 +25,7 @@ from howdah import spark_versions, storage
 from howdah.config_model import SparkOptions
 from howdah.doctor_checks import java_major
 from howdah.errors import ClusterError
+from howdah.processes import environ
 
 _END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?$")
@@ -289,23 +290,3 @@ logger.tasks.level = off
 logger.client.name = org.apache.spark.deploy.yarn.Client
 logger.client.level = ${sys:howdah.client.level:-error}
 """
-
-
-@contextlib.contextmanager
-def environ(wanted: Mapping[str, str | None]) -> Iterator[None]:
-    """os.environ with these in it, or without them (None), and as before at the end."""
-    before = {key: os.environ.get(key) for key in wanted}
-    _set_all(wanted)
-    try:
-        yield
-    finally:
-        _set_all(before)
-
-
-def _set_all(wanted: Mapping[str, str | None]) -> None:
-    """Set variables of the environment; None removes one."""
-    for key, value in wanted.items():
-        if value is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = value

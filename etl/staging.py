@@ -21,6 +21,7 @@ from types import TracebackType
 from howdah import storage
 from howdah.errors import HowdahError, NotFound, StorageError
 from howdah.manifest import MANIFEST
+from howdah.processes import stat_fields
 from howdah.storage import Entry
 
 REJECTS = "rejects"
@@ -98,11 +99,13 @@ def _process(pid: int | None = None) -> list[str] | None:
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             found = [file.read().strip(), os.readlink("/proc/self/ns/pid")]
-        if pid is not None:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                found.append(file.read().rpartition(b")")[2].split()[19].decode())
-    except (OSError, IndexError):
+    except OSError:
         return None
+    if pid is not None:
+        fields = stat_fields(pid)
+        if fields is None:
+            return None
+        found.append(fields[19])
     return found
 
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from etl import driver, kerberos, pipeline, shipping, yarn_apps
+from etl import driver, pipeline, shipping, yarn_apps
 from etl.interrupts import interrupts
 from etl.pipeline import EtlResult
 from etl.spark import QUIET_LOG, require_java
@@ -30,6 +30,7 @@ from howdah import storage
 from howdah.config_model import Config
 from howdah.encode import Encoder
 from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, StorageError
+from howdah.hadoop.kerberos import logged_in
 
 Progress = Callable[[str], None]
 
@@ -69,7 +70,7 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
     own = options.home is None or os.path.samefile(
         home, shipping.spark_home(options.model_copy(update={"home": None}))
     )
-    with kerberos.logged_in(options):
+    with logged_in(options.keytab, options.principal, "data.spark.keytab"):
         try:
             return _run(config, home, own, cluster, progress)
         except ClusterError as error:

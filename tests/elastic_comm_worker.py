@@ -13,11 +13,13 @@ import threading
 
 import numpy as np
 
+from howdah.processes import die_with_parent
+
 
 def main(framework: str) -> None:
     from training import env
 
-    env.die_with_parent()
+    die_with_parent()
     env.prepare(framework, threads=1)
     from training import comm as comm_module
 

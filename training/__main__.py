@@ -26,6 +26,7 @@ from howdah import storage
 from howdah.config import Config
 from howdah.config import load as load_config
 from howdah.errors import HowdahError, Terminated, TrainingError, UsageError, as_dict, render
+from howdah.processes import die_with_parent
 from training import env, output
 from training.comm import Waits, rank_lost
 from training.link import ENVIRONMENT as LINK
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train as one rank; the process's exit code."""
     here = env.rank_env()
     if here.launcher is not None or LINK in os.environ or "HOWDAH_STARTED" in os.environ:
-        env.die_with_parent()
+        die_with_parent()
     args = _parse(argv)
     if args.standby:
         return _standby(args)

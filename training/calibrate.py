@@ -25,6 +25,7 @@ import numpy as np
 from howdah.config import Config, dump_yaml
 from howdah.errors import TrainingError
 from howdah.manifest import load_dataset
+from howdah.processes import stat_fields
 from training import distilbert, env, failure, launch_command, parameters, scaling
 from training.basemodel import load_base
 from training.comm import split_evenly
@@ -352,8 +353,9 @@ def _descendants(pid: int) -> list[int]:
     parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+            fields = stat_fields(int(name))
+            if fields is not None:
+                parents[int(name)] = int(fields[1])
     found, todo = [], [pid]
     while todo:
         parent = todo.pop()

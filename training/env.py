@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import os
 import resource
-import signal
 import sys
 from dataclasses import dataclass
 
@@ -19,7 +18,6 @@ from howdah.errors import UsageError
 __all__ = [
     "RankEnv",
     "available_cores",
-    "die_with_parent",
     "prepare",
     "rank_env",
     "threads_per_rank",
@@ -171,17 +169,3 @@ def _allow_open_files() -> None:
     wanted = 2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
-
-
-def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
-    """Have the kernel end this process when its launcher dies: a killed launcher leaves no orphan.
-
-    Linux only. To be called from the main thread; the parent is the launcher or its helper.
-    """
-    parent = os.getppid()
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
-    if os.getppid() != parent:  # it died between the two lines: the signal will not come
-        os.kill(os.getpid(), death_signal)

@@ -33,6 +33,7 @@ from howdah.errors import (
     TrainingError,
     UsageError,
 )
+from howdah.processes import die_with_parent
 from training import env, failure, launch_command
 from training.checkpoint import Checkpoints
 from training.launch_output import Relay
@@ -291,7 +292,7 @@ class _Job:
 
 def _end_with_parent() -> None:
     """In the launcher's process: a killed `howdah train` ends the job as SIGTERM would."""
-    env.die_with_parent(signal.SIGTERM)
+    die_with_parent(signal.SIGTERM)
 
 
 def _processes_of_session(session: int) -> list[int]:

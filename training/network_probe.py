@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from howdah.processes import die_with_parent
 from training import env
 
 _ROUNDS = 5
@@ -22,7 +23,7 @@ _SMALL_ROUNDS = 40
 
 def main(framework: str, sizes: Sequence[int], out: str) -> None:
     """Measure and, on rank 0, write the answer."""
-    env.die_with_parent()
+    die_with_parent()
     env.prepare(framework, threads=1)
     from training import comm as comm_module
 

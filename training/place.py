@@ -22,6 +22,7 @@ from typing import TextIO
 
 from howdah import storage
 from howdah.errors import PermissionDenied, StorageError, UsageError
+from howdah.processes import stat_fields
 
 __all__ = ["Mirror", "RankRecord", "RunLock", "local_directory", "process_age", "process_start"]
 
@@ -59,12 +60,8 @@ def process_start(pid: int) -> int | None:
 
     Field 22 of proc(5)'s /proc/<pid>/stat. A zombie has ended: None.
     """
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = stat_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
 def process_age() -> float:

@@ -17,6 +17,7 @@ from typing import Any
 
 from howdah import package
 from howdah.errors import ClusterError
+from howdah.processes import stat_fields
 
 __all__ = ["STACKS_SIGNAL", "diagnose", "interface_of", "node_facts", "process_state", "tail"]
 
@@ -125,10 +126,8 @@ def _gpus() -> list[str]:
 
 def process_state(pid: int) -> dict[str, Any] | None:
     """State letter, seconds of CPU used and resident bytes of a process; None: it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
+    fields = stat_fields(pid)
+    if fields is None:
         return None
     return {
         "state": fields[0],

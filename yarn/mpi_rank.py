@@ -10,7 +10,6 @@ agent how it ended, which the daemon keeps to itself.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from howdah.processes import die_with_parent
 from yarn import mpi_socket
 
 __all__ = ["COMMAND", "LINK", "LOG", "main"]
@@ -29,12 +29,11 @@ COMMAND = "HOWDAH_MPI_COMMAND"
 """The training process's argument list, JSON."""
 LOG = "HOWDAH_MPI_LOG"
 """File for what it prints: the daemon would send it to mpirun, far from the container's logs."""
-_PR_SET_PDEATHSIG = 1
 
 
 def main(argv: Sequence[str]) -> int:
     """Become the daemon, or run the training process; its exit code."""
-    _die_with_parent()
+    die_with_parent()
     if argv:
         os.execvp(argv[0], list(argv))
     with mpi_socket.connect(os.environ.pop(LINK)) as link, open(os.environ.pop(LOG), "ab") as log:
@@ -61,10 +60,6 @@ def _tell(link: socket.socket, message: dict) -> None:
         link.sendall(json.dumps(message).encode() + b"\n")
     except OSError:  # the agent is gone, and the training process with it
         pass
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 if __name__ == "__main__":

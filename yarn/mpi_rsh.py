@@ -7,14 +7,13 @@ process stays for as long as the daemon does, as ssh would.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import shlex
-import signal
 import sys
 from collections.abc import Sequence
 
+from howdah.processes import die_with_parent
 from yarn import mpi_socket
 
 __all__ = ["SOCKET", "main"]
@@ -24,7 +23,7 @@ SOCKET = "HOWDAH_MPI_SOCKET"
 
 def main(argv: Sequence[str]) -> int:
     """Hand over and stay until mpirun ends this process; 1 where the driver refuses or is gone."""
-    ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+    die_with_parent()
     host, *command = argv
     # mpirun writes what a shell would read; none reads it here
     words = shlex.split(" ".join(command))

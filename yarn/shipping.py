@@ -32,17 +32,8 @@ def staging(config: Config) -> str:
     """
     if config.yarn.staging is not None:
         return config.yarn.staging
-    conf = settings.load()
-    if conf.default_fs is None:
-        raise ConfigError(
-            "the cluster is not known",
-            where="HADOOP_CONF_DIR",
-            expected="a core-site.xml with fs.defaultFS",
-            got=conf.directory or "HADOOP_CONF_DIR is not set",
-            remedy="set HADOOP_CONF_DIR to the directory of the cluster's core-site.xml and"
-            " yarn-site.xml",
-        )
-    return storage.join(conf.default_fs, "user", user(config), ".howdah")
+    default_fs = settings.load().known_default_fs()
+    return storage.join(default_fs, "user", user(config), ".howdah")
 
 
 def user(config: Config) -> str:

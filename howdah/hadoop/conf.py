@@ -49,6 +49,23 @@ class HadoopConf:
         value = self.get("fs.defaultFS") or self.get("fs.default.name")
         return value.strip().rstrip("/") if value else None
 
+    def known_default_fs(self) -> str:
+        """`default_fs` where nothing goes without it.
+
+        Raises:
+            ConfigError: it is not known.
+        """
+        if self.default_fs is None:
+            raise ConfigError(
+                "the cluster is not known",
+                where="HADOOP_CONF_DIR",
+                expected="a core-site.xml with fs.defaultFS",
+                got=self.directory or "HADOOP_CONF_DIR is not set",
+                remedy="set HADOOP_CONF_DIR to the directory of the cluster's core-site.xml and"
+                " yarn-site.xml",
+            )
+        return self.default_fs
+
     def default_authority(self) -> str | None:
         """What `hdfs:///path` means: the authority of an hdfs:// fs.defaultFS."""
         value = self.default_fs or ""

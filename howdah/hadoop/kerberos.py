@@ -17,6 +17,7 @@ from collections.abc import Iterator
 
 from howdah import storage
 from howdah.errors import ClusterError
+from howdah.processes import environ
 
 __all__ = ["logged_in", "short_name"]
 
@@ -50,17 +51,10 @@ def logged_in(keytab: str | None, principal: str | None, key: str) -> Iterator[N
 
         thread = threading.Thread(target=keep, name="kerberos", daemon=True)
         thread.start()
-        wanted = {"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": f"FILE:{keytab}"}
-        before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
         try:
-            yield
+            with environ({"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": f"FILE:{keytab}"}):
+                yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
             over.set()
             thread.join()
 

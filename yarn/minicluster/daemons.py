@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
+from howdah.processes import stat_fields
 from yarn.minicluster import classdata, kerberos, metastore, settings
 from yarn.minicluster.settings import HOST, MARK, Plan
 
@@ -149,10 +150,8 @@ def process_start(pid: int) -> int | None:
 
     Field 22 of proc(5)'s /proc/<pid>/stat. A child of ours that has ended is reaped.
     """
-    try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = stat_fields(pid)
+    if fields is None:
         return None
     if fields[0] not in "ZX":
         return int(fields[19])
