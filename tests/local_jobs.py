@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from tests.waiting import wait_until
 from tests.watched_job import WatchedJob, in_step
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,6 +58,7 @@ class LocalJob(WatchedJob):
                 self.driver.kill()
         for pid in self.processes():
             kill(pid, signal.SIGKILL)
+        wait_until(lambda: not self.processes())
 
     # -------------------------------------------------------------------------- looking
     @property

@@ -244,17 +244,18 @@ def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_all_are_terminate
     log = job.log_of_rank_0()
     shown = [int(line.split("/")[0].split()[1]) for line in log.splitlines()
              if line.startswith("step ")]  # fmt: skip
-    (began,) = re.findall(r"saving step (\d+), the last one completed", log)
-    assert int(began) >= shown[-1]  # no completed step that was shown is left out
     newest = Checkpoints(os.path.join(job.directory, "checkpoints")).latest()
     if "the newest checkpoint is" in log:
+        (began,) = re.findall(r"saving step (\d+), the last one completed", log)
+        assert int(began) >= shown[-1]  # no completed step that was shown is left out
         assert newest.step == int(began)
         assert f"the newest checkpoint is step-{began}" in log
     else:
-        # mpirun kills a second after its SIGTERM: on a busy machine in the middle of the save, or
-        # before the last words. What was whole before is still the one to go on from.
+        # mpirun kills a second after its SIGTERM: on a busy machine in the middle of the save,
+        # before the last words, or while the save before it is still being written. What was
+        # whole before is still the one to go on from.
         assert kind == "mpirun"
-        assert before <= newest.step <= int(began)
+        assert before <= newest.step
 
 
 @pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))

@@ -21,6 +21,7 @@ from tests.die_at import POINTS
 from tests.fixtures_dataset import build_dataset
 from tests.training_runs import ROOT, SETTINGS, launcher
 from tests.training_runs import _nested as nested
+from tests.waiting import wait_until
 from training import checkpoint_write
 from training.checkpoint import Checkpoints, Identity, load
 from training.fence import Fence
@@ -419,13 +420,13 @@ def test_training_goes_on_while_the_namenode_is_away_and_saves_when_it_is_back(s
     job = start(
         env={"HOWDAH_STORAGE_RETRY_SECONDS": "1"}, **ENDLESS | {"checkpoint.max_failures": 1000}
     )
-    wait_until(job.saved)  # the first one is whole: the shown step may still be on its way
+    wait_until(job.saved, LIMIT)  # the first one is whole: the shown step may still be on its way
     cluster.run("hdfs", "dfsadmin", "-safemode", "enter")
     job.wait_for("failure 1 of 1000 in a row")
     assert "trying again for up to 1 s" in job.output
     before = Checkpoints(job.directory + "/checkpoints").latest().step
     cluster.run("hdfs", "dfsadmin", "-safemode", "leave")
-    wait_until(lambda: job.saved()[0] > before)
+    wait_until(lambda: job.saved()[0] > before, LIMIT)
     job.process.send_signal(signal.SIGTERM)
     assert job.end() == 143, job.output
     newest = Checkpoints(job.directory + "/checkpoints").latest().step
@@ -437,7 +438,7 @@ def test_a_run_whose_quota_is_full_ends_with_5_and_goes_on_when_there_is_room(st
     job = start(**ENDLESS | {"checkpoint.max_failures": 2})
     job.wait_for("^step 20/")
     place = job.directory.removeprefix(cluster.hdfs_url) + "/checkpoints"
-    wait_until(job.saved)
+    wait_until(job.saved, LIMIT)
     cluster.run("hdfs", "dfsadmin", "-setSpaceQuota", "1", place)
     assert job.end() == 5, job.output
     last = job.output.split("howdah: ")[-1]
@@ -450,13 +451,6 @@ def test_a_run_whose_quota_is_full_ends_with_5_and_goes_on_when_there_is_room(st
     assert again.end() == 0, again.output
     assert f"going on from checkpoint step-{newest}" in again.output
     assert again.saved()[0] == newest + 5
-
-
-def wait_until(condition) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_run_of_another_user_writes_files_of_that_user(start, cluster):

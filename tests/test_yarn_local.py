@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import time
 
 import pytest
 
 from tests.local_jobs import LocalJob, kill, parent
+from tests.waiting import wait_until
 
 ENDLESS = 10**6
 full = pytest.mark.full
@@ -33,7 +33,6 @@ def job(tmp_path):
     yield make
     for one in made:
         one.__exit__()
-        assert not one.processes()
 
 
 def elastic(job, **yarn):
@@ -78,7 +77,7 @@ def test_a_job_runs_to_its_end(job):
     assert worlds[0]["HOROVOD_ELASTIC"] == "0"
     assert status["last_checkpoint"]["step"] == 20
     check_state(one)
-    assert not one.processes()
+    wait_until(lambda: not one.processes())
 
 
 @pytest.mark.parametrize("attempts", [1, 2])
@@ -161,7 +160,7 @@ def test_a_killed_agent_takes_its_process_along_and_is_replaced(job):
     victim = one.rank(1)
     kill(parent(victim["pid"]))
     one.trains(2, status["generation"] + 1)
-    deadline_holds(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
+    wait_until(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
     assert one.rank(1)["container"] != victim["container"]
     check_state(one)
 
@@ -187,7 +186,7 @@ def test_a_stopped_agent_is_given_up_with_its_container(job):
     one.trains(2, status["generation"] + 1)
     assert one.rank(1)["container"] != victim["container"]
     assert any("was silent for 15 s" in event for event in one.events())
-    deadline_holds(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
+    wait_until(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
     check_state(one)
 
 
@@ -287,7 +286,7 @@ def test_a_killed_driver_leaves_no_process_and_the_next_resumes(job):
     saved = one.wait(lambda s: s["last_checkpoint"], "a checkpoint")["last_checkpoint"]["step"]
     one.driver.kill()
     one.driver.wait()
-    deadline_holds(lambda: not one.processes())
+    wait_until(lambda: not one.processes())
     assert not (one.job / "finish.json").exists()
     before = {row["pid"] for row in one.did()}
     code, _, status = job(steps=saved + 200, attempt=2, attempts=2, env={"STEP_SECONDS": "0"}).end()
@@ -303,11 +302,4 @@ def test_a_terminated_driver_ends_its_agents_and_gives_no_verdict(job):
     one.driver.terminate()
     code, verdict, _ = one.end()
     assert (code, verdict) == (143, None)
-    assert not one.processes()
-
-
-def deadline_holds(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not one.processes())

@@ -9,6 +9,7 @@ import pytest
 from tests.fixtures_dataset import build_dataset
 from tests.local_jobs import LocalJob
 from tests.training_runs import NO_DROPOUT, SETTINGS, _nested
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.mpi,
@@ -76,4 +77,4 @@ def test_packets_dropped_between_ranks(hosts, tmp_path, tiny_model_dir, framewor
         ip("-n", hub, "link", "set", f"r{b}", "master", "ranks")
         job.trains(2, status["generation"], 150)
         assert any("the state of step" in event for event in job.events())
-    assert not job.processes()
+    wait_until(lambda: not job.processes())

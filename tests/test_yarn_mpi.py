@@ -13,6 +13,7 @@ import pytest
 from howdah import config, storage
 from howdah.errors import ClusterError, ConfigError
 from tests.local_jobs import LocalJob, kill
+from tests.waiting import wait_until
 from tests.yarn_jobs import LIMIT, Jobs, place_data, settings
 from yarn import mpi, mpi_node, mpi_rsh, mpi_socket
 
@@ -137,7 +138,7 @@ def test_two_containers_train_by_mpi(tmp_path, tiny_dataset, tiny_model_dir, fra
         assert len(logs) == 2 and any("horovod (mpi)" in text for text in logs), logs
         exports = json.loads((one.run_directory / "run.json").read_text())
         assert exports["status"] == "finished"
-    assert of_mpi() == []
+    wait_until(lambda: not of_mpi())
 
 
 @pytest.mark.mpi
@@ -150,7 +151,7 @@ def test_a_killed_rank_ends_an_mpi_job_and_is_named(tmp_path, tiny_dataset, tiny
         code, verdict, _ = one.end(120)
         assert (code, verdict["status"]) == (6, "FAILED")
         assert "rank 1" in verdict["diagnostics"] and "signal 9" in verdict["diagnostics"]
-    assert of_mpi() == []
+    wait_until(lambda: not of_mpi())
 
 
 @pytest.mark.hadoop

@@ -308,13 +308,15 @@ class _Driver:
                 return None
             now = time.monotonic()
             self._job.contact(name, now)
+            # First how far it is, then what has happened: its end may be among the events.
+            member.reported(message["state"], now)
+            self._chronicle.progress(self._job)
             for number, event in message["events"]:
                 if number <= box.last_event:
                     continue
                 box.last_event = number
                 if not self._chronicle.heard(event) and member.alive:
                     self._job.happened(name, event, now)
-            member.reported(message["state"], now)
             if message["events"]:
                 self._job.tick(now)
                 self._lock.notify_all()

@@ -151,7 +151,7 @@ class Loss:
     def error(self) -> HowdahError:
         """As an error for people: the process's own, or that it was lost."""
         told = (self.failure or {}).get("error")
-        lines = "\n".join(self.lines[-20:])
+        lines = "\n".join(self.lines)
         if told and not self.consequence:
             kind = getattr(errors, str(told.get("error")), TrainingError)
             if not (isinstance(kind, type) and issubclass(kind, HowdahError)):
