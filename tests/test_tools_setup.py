@@ -278,6 +278,32 @@ def test_nothing_missing_asks_apt_for_nothing(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_package_s_service_is_held_back_before_the_package_comes(monkeypatch, tmp_path):
+    """Installing PostgreSQL or an SSH server for trials must not make this machine listen."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import system_packages
+
+    switch, kept = tmp_path / "etc" / "not_to_be_run", tmp_path / "kept"
+    kept.write_text("the administrator's")
+    files = ((str(switch), "off\n"), (str(kept), "ours"))
+    need = system_packages.Need("a server", lambda: switch.exists(), (("server",),), before=files)
+    monkeypatch.setattr(system_packages, "needs", lambda: [need])
+    monkeypatch.setattr(system_packages, "apt_prefix", list)
+    monkeypatch.setattr(system_packages, "_pick", lambda choice: choice[0])
+    real, asked = system_packages.run_logged, []
+
+    def run_logged(argv, log, **words):
+        asked.append((list(argv), switch.exists()))
+        return "" if "apt-get" in argv else real(argv, log, **words)
+
+    monkeypatch.setattr(system_packages, "run_logged", run_logged)
+    system_packages.install_missing(tmp_path / "logs")
+    installed = [before for argv, before in asked if "install" in argv and "apt-get" in argv]
+    assert installed == [True]
+    assert switch.read_text() == "off\n" and switch.stat().st_mode & 0o777 == 0o644
+    assert kept.read_text() == "the administrator's"
+
+
 def test_make_alone_lists_the_targets():
     done = subprocess.run(["make", "-C", str(ROOT)], capture_output=True, text=True, check=True)
     for name in ("setup", "demo", "test", "test-all", "lint", "lock", "bench", "doctor", "clean"):

@@ -6,11 +6,13 @@ Standard library only.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import os
 import re
 import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,12 +27,14 @@ class Need:
     """Something the system must have.
 
     `present` says whether it does; `packages` are Debian's names for it, each a choice of names of
-    which the first that exists is taken.
+    which the first that exists is taken. `before` are small files, path and text, that are written
+    before the packages come: they keep Debian from starting a service of theirs.
     """
 
     name: str
     present: Callable[[], bool]
     packages: tuple[tuple[str, ...], ...]
+    before: tuple[tuple[str, str], ...] = ()
 
 
 def java_version(java: str | None) -> int | None:
@@ -72,6 +76,11 @@ def _has_beside_sbin(*programs: str) -> Callable[[], bool]:
     return lambda: all(shutil.which(program, path=path) for program in programs)
 
 
+def _has_postgresql() -> bool:
+    # Debian keeps its programs off the PATH, one directory for each version.
+    return shutil.which("initdb") is not None or bool(glob.glob("/usr/lib/postgresql/*/bin/initdb"))
+
+
 def _has_headers() -> bool:
     return (Path(sysconfig.get_path("include")) / "Python.h").is_file()
 
@@ -109,6 +118,30 @@ def needs() -> list[Need]:
         Need("Kerberos' headers", _has("krb5-config"), (("libkrb5-dev",),)),
         # Tests with slow links between ranks: network namespaces, shaped.
         Need("ip and tc", _has_beside_sbin("ip", "tc"), (("iproute2",),)),
+        # Airflow's database; Howdah starts its own, so Debian's need not run.
+        Need(
+            "PostgreSQL",
+            _has_postgresql,
+            (("postgresql",),),
+            before=(
+                (
+                    "/etc/postgresql-common/createcluster.d/howdah.conf",
+                    "create_main_cluster = false\n",
+                ),
+            ),
+        ),
+        # Tests: edge nodes by SSH, Airflow's pages. No SSH server begins to listen on this machine.
+        Need(
+            "an SSH server",
+            _has_beside_sbin("sshd", "ssh-keygen"),
+            (("openssh-server",),),
+            before=(("/etc/ssh/sshd_not_to_be_run", ""),),
+        ),
+        Need(
+            "Chromium and its driver",
+            _has("chromium", "chromedriver"),
+            (("chromium",), ("chromium-driver",)),
+        ),
     ]
 
 
@@ -158,6 +191,8 @@ def install_missing(logs: Path) -> None:
         remedy=by_hand,
     )  # fmt: skip
     packages = [_pick(choice) for need in lacking for choice in need.packages]
+    for path, text in (file for need in lacking for file in need.before):
+        _put(prefix, path, text, logs)
     run_logged(
         [
             *prefix, "env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-y", "-q",
@@ -172,6 +207,21 @@ def install_missing(logs: Path) -> None:
         raise SetupError(
             "installed, but still not found: " + ", ".join(need.name for need in still),
             remedy="look at PATH, JAVA_HOME, CXX and HOROVOD_CMAKE: they may point elsewhere",
+        )
+
+
+def _put(prefix: Sequence[str], path: str, text: str, logs: Path) -> None:
+    """Write a file as root, unless it is there."""
+    if os.path.exists(path):
+        return
+    with tempfile.NamedTemporaryFile("w") as file:
+        file.write(text)
+        file.flush()
+        run_logged(
+            [*prefix, "install", "-D", "-m", "644", file.name, path],
+            logs / "apt-before.log",
+            what=f"writing {path}",
+            remedy="write it by hand; or install the packages yourself",
         )
 
 
