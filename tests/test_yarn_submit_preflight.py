@@ -138,6 +138,48 @@ def test_a_queue_that_does_not_take_the_user_is_named(job):
     assert caught.value.got == "no right"
 
 
+@pytest.mark.parametrize(
+    ("hosts", "yarn", "needed"),
+    [
+        # Gloo: a port for each peer of a rank, and the driver's where no host has fewer workers.
+        ((8192, 8192), {"workers": 2}, 2),
+        ((8192, 8192, 512), {"workers": 2}, 1),
+        ((8192, 8192), {"workers": 3}, 4),
+        ((16384,), {"workers": 3}, 7),
+        ((2048, 2048, 16384), {"workers": 6}, 20),
+        ((8192, 8192), {"workers": 1}, 1),
+        ((8192, 8192), {"workers": 2, "max_workers": 4}, 7),  # what it may grow to
+        ((8192, 8192), {"workers": 2, "max_workers": 400}, 29),  # of which 8 have room
+        ((8192, 8192), {"workers": 3, "controller": "mpi", "environment": "path",
+                        "python": "x"}, 6),
+    ],
+)  # fmt: skip
+def test_a_range_of_ports_that_is_too_small_is_refused_with_both_numbers(job, hosts, yarn, needed):
+    manager = Manager()
+    manager.held = [node(memory) | {"nodeHostName": f"h{n}"} for n, memory in enumerate(hosts)]
+    checked(job(yarn={**yarn, "ports": f"30000-{30000 + needed - 1}"}), manager)
+    if needed == 1:
+        return  # no range has fewer
+    with pytest.raises(ClusterError, match="range of ports") as caught:
+        checked(job(yarn={**yarn, "ports": f"30000-{30000 + needed - 2}"}), manager)
+    assert f"at least {needed} ports" in caught.value.expected
+    assert caught.value.got == f"{needed - 1} ports"
+
+
+def test_two_nodemanagers_of_one_host_share_its_ports(job):
+    manager = Manager()
+    manager.held = [one | {"nodeHostName": "same"} for one in manager.held]
+    with pytest.raises(ClusterError, match="range of ports") as caught:
+        checked(job(yarn={"ports": "30000-30001"}), manager)
+    assert "at least 3 ports" in caught.value.expected
+
+
+def test_a_range_that_is_too_small_for_some_placements_is_said(job):
+    [line] = checked(job(yarn={"workers": 3, "ports": "30000-30003"}))
+    assert "are 4 ports; 3 workers and the driver" in line and "need 7" in line
+    assert checked(job(yarn={"workers": 3, "ports": "30000-30006"})) == []
+
+
 def test_all_problems_are_told_at_once(job, tmp_path):
     shard(tmp_path).unlink()
     with pytest.raises(ClusterError) as caught:

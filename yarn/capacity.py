@@ -14,7 +14,7 @@ from typing import Any
 from howdah.config_yarn import YarnSection
 from howdah.errors import ClusterError
 
-__all__ = ["find_queue", "problems"]
+__all__ = ["find_queue", "places_by_host", "problems"]
 
 _GPU = "yarn.io/gpu"
 _MIB = 2**20
@@ -89,7 +89,7 @@ def problems(
         nodes: NodeManagers that run.
         labels: the cluster's node labels.
     """
-    label = options.node_label or _text(queue.get("defaultNodeLabelExpression"))
+    label = _label(options, queue)
     found = _label_problems(options.node_label, queue, labels)
     if found:
         return found
@@ -104,7 +104,7 @@ def problems(
                 remedy="look at `yarn node -list -all`",
             )
         ]
-    worker = Size(-(-options.worker.memory // _MIB), options.worker.vcores, options.worker.gpus)
+    worker = _worker(options)
     driver = Size(-(-options.driver.memory // _MIB), options.driver.vcores)
     found += _too_large("worker", worker, rooms, queue)
     found += _too_large("driver", driver, rooms, queue)
@@ -114,6 +114,32 @@ def problems(
         *_too_many(options, worker, driver, rooms),
         *_over_limit(options, worker, driver, rooms, queue),
     ]
+
+
+def places_by_host(
+    options: YarnSection, queue: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]
+) -> dict[str, int]:
+    """Hosts that a job may run on, and how many workers fit each were it empty.
+
+    Args:
+        options, queue, nodes: as for `problems`.
+    """
+    label, worker = _label(options, queue), _worker(options)
+    found: dict[str, int] = {}
+    for number, node in enumerate(nodes):
+        if label in _labels(node):
+            host = str(node.get("nodeHostName") or number)
+            found[host] = found.get(host, 0) + _places(worker, _node(node))
+    return found
+
+
+def _label(options: YarnSection, queue: Mapping[str, Any]) -> str:
+    return options.node_label or _text(queue.get("defaultNodeLabelExpression"))
+
+
+def _worker(options: YarnSection) -> Size:
+    asked = options.worker
+    return Size(-(-asked.memory // _MIB), asked.vcores, asked.gpus)
 
 
 def _label_problems(

@@ -26,7 +26,7 @@ from howdah.errors import (
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.manifest import Dataset, load_dataset
-from yarn import capacity, shipping
+from yarn import capacity, ports, shipping
 
 __all__ = ["check"]
 
@@ -107,6 +107,13 @@ def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None
         both = ClusterError("YARN can never give what is asked")
         both.problems = found  # type: ignore[attr-defined]
         raise both if len(found) > 1 else found[0]
+    places = capacity.places_by_host(options, queue, nodes)
+    narrow = ports.problem(options, places)
+    if narrow is not None:
+        raise narrow
+    line = ports.warning(options, places)
+    if line is not None:
+        progress(line)
 
 
 def _directories(config: Config, manager: ResourceManager, progress: Progress) -> None:
