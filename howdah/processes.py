@@ -6,11 +6,12 @@ import contextlib
 import ctypes
 import os
 import signal
+import threading
 from collections.abc import Iterator, Mapping
 
-__all__ = ["die_with_parent", "environ", "stat_fields"]
+__all__ = ["die_with_parent", "environ", "stat_fields", "yield_to_other_threads"]
 
-_PR_SET_PDEATHSIG = 1  # <sys/prctl.h>
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
 
 
 def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
@@ -22,6 +23,33 @@ def die_with_parent(death_signal: int = signal.SIGKILL) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
     if os.getppid() != parent:  # it died between the two lines: the signal will not come
         os.kill(os.getpid(), death_signal)
+
+
+def yield_to_other_threads(niceness: int = 10) -> None:
+    """Lower this thread's share of a busy core, for work in the background; for its whole life.
+
+    Linux keeps a niceness for each thread. 10 is a tenth of what an ordinary thread gets: beside
+    compute threads that meet at barriers an equal share would hold all of them up.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every process below this one whose own parent ends (Linux only)."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below a process, dead ones that nobody has reaped left out."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := stat_fields(int(name))) and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found += new
+    return found
 
 
 def stat_fields(pid: int) -> list[str] | None:

@@ -48,7 +48,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     forward = model_torch.forward_fn(net)
     out = _logits(forward, given)
     out["bf16"] = model_torch.forward_fn(net, "bf16")(given["ids_BT"], given["mask_BT"])
-    out |= {f"start/{name}": array for name, array in model_torch.export_weights(net).items()}
+    out |= {f"start/{name}": array.copy() for name, array in model_torch.weights(net)}
     net.train()
     logits_BC = net(
         input_ids=torch.from_numpy(given["ids_BT"]).long(),
@@ -101,7 +101,7 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     out = _logits(model_tf.forward_fn(net), given)
     in_bf16 = build(ModelSection(**RATES), precision="bf16")
     out["bf16"] = model_tf.forward_fn(in_bf16)(given["ids_BT"], given["mask_BT"])
-    exported = model_tf.export_weights(net)
+    exported = {name: array.copy() for name, array in model_tf.weights(net)}
     out |= {f"start/{name}": array for name, array in exported.items()}
 
     def steps_of(net, smoothing: float = SMOOTHING) -> tuple[Steps, Gradients]:
@@ -139,21 +139,20 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
 
     # -- weights go in again
     model_tf.import_weights(net, {name: array + 1 for name, array in exported.items()})
-    imported = model_tf.export_weights(net)
-    out |= {f"imported/{name}": array for name, array in imported.items()}
+    out |= {f"imported/{name}": array.copy() for name, array in model_tf.weights(net)}
 
     # -- the optimizer, put aside after two updates and taken up again
     variables = {name: tf.Variable(given[name]) for name in _updated(given)}
     optimizer = AdamW(variables, training)
     for number, lr in enumerate(LEARNING_RATES):
         if number == 2:
-            moments = optimizer.moments()
+            moments = {name: array.copy() for name, array in optimizer.moments()}
             optimizer = AdamW(variables, training)
             optimizer.restore(moments, updates=2)
         sums = [tf.Variable(given[f"{number}/{name}"]) for name in variables]
         optimizer.step(sums, lr=lr, factor=0.5)
     out |= {f"updated/{name}": np.array(variable) for name, variable in variables.items()}
-    return out | optimizer.moments()
+    return out | dict(optimizer.moments())
 
 
 def _logits(forward, given: dict) -> dict:

@@ -26,6 +26,7 @@ from training.memory import Memory
 from training.milestones import Milestones, model_weights, resume
 from training.prepare import prepare
 from training.run import Run
+from training.snapshots import Snapshots
 
 AMPLITUDES = [0.0, 6.0, 4.0, 5.0, 1.0, 3.0, 7.0, 8.0, 2.0]  # step 4 is the best; 8 steps
 
@@ -62,8 +63,9 @@ class Training:
             self.run,
             self.state,
             memory,
-            weights=lambda: {name: array.copy() for name, array in self.weights.items()},
-            moments=lambda: {"adam_m/classifier.bias": np.zeros(4, np.float32)},
+            snapshots=Snapshots(),
+            weights=self.weights.items,
+            moments=lambda: [("adam_m/classifier.bias", np.zeros(4, np.float32))],
             forward=lambda ids_BT, mask_BT: np.tile(self.weights["classifier.bias"],
                                                     (len(ids_BT), 1)),
         )  # fmt: skip

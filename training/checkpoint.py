@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from howdah import storage
+from howdah import processes, storage
 from howdah.errors import AlreadyExists, CheckpointError, StorageError
 from training.checkpoint_read import (
     FORMAT_VERSION,
@@ -141,6 +141,7 @@ class Checkpoints:
     close = wait
 
     def _write_and_keep_failure(self, *args) -> None:
+        processes.yield_to_other_threads()  # training's; where they wait for it, they use no core
         try:
             self._write(*args)
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread

@@ -20,6 +20,7 @@ from training.optimizer_tf import AdamW
 from training.planner import PlanState
 from training.prepare import prepare
 from training.run import Run
+from training.snapshots import Snapshots
 from training.steps_tf import Steps
 from training.worlds import Worlds
 
@@ -40,6 +41,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     for gpu in gpus:  # take memory as it is needed: other ranks and people may be there
         tf.config.experimental.set_memory_growth(gpu, True)
     job = net = None
+    snapshots = Snapshots()
     for comm in worlds:
         with worlds.survived():
             # -------------------------------------------------------- data, base, plan, schedule
@@ -76,7 +78,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 run,
                 state,
                 worlds.memory,
-                weights=partial(model_tf.export_weights, net),
+                snapshots=snapshots,
+                weights=partial(model_tf.weights, net),
                 moments=optimizer.moments,
                 forward=forward,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -18,6 +19,7 @@ from training.milestones import Milestones, model_weights, resume
 from training.planner import PlanState
 from training.prepare import prepare
 from training.run import Run
+from training.snapshots import Snapshots
 from training.worlds import Worlds
 
 
@@ -35,6 +37,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     training = config.training
     device = "cuda" if torch.cuda.is_available() else "cpu"
     job = net = None
+    snapshots = Snapshots()
     for comm in worlds:
         with worlds.survived():
             # -------------------------------------------------------- data, base, plan, schedule
@@ -68,7 +71,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 run,
                 state,
                 worlds.memory,
-                weights=partial(model_torch.export_weights, net),
+                snapshots=snapshots,
+                weights=partial(model_torch.weights, net),
                 moments=partial(_moments, optimizer, trainable),
                 forward=model_torch.forward_fn(net, job.precision),
             )
@@ -189,9 +193,8 @@ def _set_moments(
 
 def _moments(
     optimizer: torch.optim.AdamW, trainable: dict[str, torch.nn.Parameter]
-) -> dict[str, np.ndarray]:
-    return {
-        prefix + name: optimizer.state[parameter][key].to("cpu", copy=True).numpy()
-        for key, prefix in (("exp_avg", "adam_m/"), ("exp_avg_sq", "adam_v/"))
-        for name, parameter in trainable.items()
-    }
+) -> Iterator[tuple[str, np.ndarray]]:
+    """AdamW's moments as in a checkpoint; copy what is kept: they may be its own memory."""
+    for key, prefix in (("exp_avg", "adam_m/"), ("exp_avg_sq", "adam_v/")):
+        for name, parameter in trainable.items():
+            yield prefix + name, optimizer.state[parameter][key].to("cpu").numpy()

@@ -26,6 +26,7 @@ from training.memory import Memory
 from training.prepare import Job
 from training.run import Run
 from training.runinfo import describe_run
+from training.snapshots import Arrays, Snapshots
 from training.state import TrainState, score_of
 
 __all__ = ["Milestones", "model_weights", "resume"]
@@ -77,9 +78,10 @@ class Milestones:
     Args:
         job, comm, run, state: of this run, in one world.
         memory: of an elastic job: where states are kept besides.
-        weights: a copy of all weights by Hugging Face's torch names. Called on rank 0 alone, and
-            for `memory`.
-        moments: a copy of AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
+        snapshots: where copies of weights and moments are made.
+        weights: all weights by Hugging Face's torch names, perhaps the model's own memory. Called
+            on rank 0 alone, and for `memory`.
+        moments: AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
         forward: inference with the model as it is.
     """
 
@@ -91,20 +93,24 @@ class Milestones:
         state: TrainState,
         memory: Memory,
         *,
-        weights: Callable[[], dict[str, np.ndarray]],
-        moments: Callable[[], dict[str, np.ndarray]],
+        snapshots: Snapshots,
+        weights: Callable[[], Arrays],
+        moments: Callable[[], Arrays],
         forward: Forward,
     ) -> None:
         self._job, self._comm, self._run, self._state = job, comm, run, state
         self._memory, self._saves = memory, run.saves
         self._config: Config = job.config
-        self._weights, self._moments, self._forward = weights, moments, forward
+        self._snapshots, self._forward = snapshots, forward
+        self._weights, self._moments = weights, moments
         self._evaluates = job.has("validation")
         self._due = False
         """An evaluation of this step is due and not done."""
         self._lock = threading.Lock()
         if comm.rank == 0:
             run.on_abort(self._save_last_completed)
+        if memory.on or (comm.rank == 0 and run.checkpoints is not None):
+            snapshots.warm(self._all)
 
     # ------------------------------------------------------------------------------- at a step
     def catch_up(self) -> None:
@@ -280,8 +286,13 @@ class Milestones:
         """Copies of all tensors, or those in memory where they are this step's."""
         if self._memory.step == self._state.step:
             return self._memory.tensors
-        model = {f"model/{name}": array for name, array in self._weights().items()}
-        return model | self._moments()
+        return self._snapshots.take(self._all())
+
+    def _all(self) -> Arrays:
+        """All tensors of a checkpoint, as they are now."""
+        for name, array in self._weights():
+            yield f"model/{name}", array
+        yield from self._moments()
 
     def _save_last_completed(self) -> None:
         """In another thread, while the main one hangs in a collective, or before it ends."""
@@ -318,7 +329,7 @@ class Milestones:
                 run.figures.evaluated(replace(state, step=step), split, metrics[split])
         if comm.rank == 0:
             with run.pulse.during("save"):
-                self._export(step, best or self._weights(), metrics)
+                self._export(step, best or dict(self._weights()), metrics)
         comm.barrier()  # a rank 0 that is lost before it has exported is not the end
 
     def _final_evaluation(self, split: str) -> dict[str, Any]:

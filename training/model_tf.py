@@ -10,7 +10,7 @@ Source: transformers' `modeling_distilbert.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -24,9 +24,9 @@ __all__ = [
     "DistilBertClassifier",
     "Dropouts",
     "build",
-    "export_weights",
     "forward_fn",
     "import_weights",
+    "weights",
 ]
 
 _EPSILON = 1e-12  # of every LayerNorm
@@ -184,13 +184,17 @@ def build(
     )
 
 
-def export_weights(model: DistilBertClassifier) -> dict[str, np.ndarray]:
-    """A copy of all weights: float32 by Hugging Face's torch names, in torch's layouts."""
-    return {name: np.array(variable) for name, variable in model.variables.items()}
+def weights(model: DistilBertClassifier) -> Iterator[tuple[str, np.ndarray]]:
+    """All weights, float32 by Hugging Face's torch names, in torch's layouts.
+
+    Copy what is kept: it may be the model's own memory.
+    """
+    for name, variable in model.variables.items():
+        yield name, np.asarray(variable.read_value())
 
 
 def import_weights(model: DistilBertClassifier, arrays: Mapping[str, np.ndarray]) -> None:
-    """Put weights that `export_weights` gave into the model."""
+    """Put weights that `weights` gave into the model."""
     for name, variable in model.variables.items():
         variable.assign(arrays[name])
 

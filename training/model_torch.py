@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from transformers import DistilBertConfig, DistilBertForSequenceClassification
 from howdah.config_model import ModelSection, TrainingSection
 from training import parameters
 
-__all__ = ["build", "export_weights", "forward_fn", "import_weights"]
+__all__ = ["build", "forward_fn", "import_weights", "weights"]
 
 
 def build(
@@ -63,13 +63,10 @@ _DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
 _NOT_OURS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type"}
 
 
-@torch.no_grad()
-def export_weights(net: torch.nn.Module) -> dict[str, np.ndarray]:
-    """Copies of all weights: float32 numpy arrays by Hugging Face's names."""
-    return {
-        name: parameter.detach().to("cpu", torch.float32, copy=True).numpy()
-        for name, parameter in net.named_parameters()
-    }
+def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
+    """All weights, float32 by HF's names; copy what is kept: it may be the model's own memory."""
+    for name, parameter in net.named_parameters():
+        yield name, parameter.detach().to("cpu", torch.float32).numpy()
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ Source: Loshchilov and Hutter, arXiv:1711.05101, in the form of torch.optim.Adam
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -90,13 +90,11 @@ class AdamW:
                 grad=gradient * factor,
             )
 
-    def moments(self) -> dict[str, np.ndarray]:
-        """A copy of the moments: `adam_m/<name>` and `adam_v/<name>`."""
-        return {
-            prefix + name: np.array(variable)
-            for prefix, named in (("adam_m/", self._m), ("adam_v/", self._v))
-            for name, variable in named.items()
-        }
+    def moments(self) -> Iterator[tuple[str, np.ndarray]]:
+        """The moments: `adam_m/<name>` and `adam_v/<name>`; copy what is kept."""
+        for prefix, named in (("adam_m/", self._m), ("adam_v/", self._v)):
+            for name, variable in named.items():
+                yield prefix + name, np.asarray(variable.read_value())
 
     def restore(self, tensors: Mapping[str, np.ndarray], updates: int) -> None:
         """Go on after `updates` updates with the moments that `tensors` holds.
