@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Sequence
@@ -49,14 +50,16 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
     """The configuration in `path` (any storage) with `section.key=value` overrides applied.
 
     Args:
-        path: YAML file; None takes the defaults.
+        path: YAML file; "-" is stdin, None takes the defaults.
         overrides: "section.key=value", the value read as YAML.
     Raises:
         ConfigError: with every problem at once; an unknown key names the nearest known one.
         NotFound: no such file.
     """
     raw: Any = {}
-    if path is not None:
+    if path == "-":
+        raw, path = _parse(sys.stdin.read(), "stdin"), "stdin"
+    elif path is not None:
         raw = _parse(storage.read_text(path), path)
     if raw is None:
         raw = {}

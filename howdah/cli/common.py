@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 ConfigPath = Annotated[
-    str | None, typer.Option("--config", "-c", help="Run configuration (YAML, any storage).")
+    str | None,
+    typer.Option("--config", "-c", help="Run configuration (YAML, any storage); -: stdin."),
 ]
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value; may be given several times.")

@@ -10,7 +10,7 @@ import os
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from howdah.errors import ConfigError
 
@@ -65,6 +65,10 @@ class HadoopConf:
                 " yarn-site.xml",
             )
         return self.default_fs
+
+    def with_values(self, more: Mapping[str, str]) -> HadoopConf:
+        """The same with some settings more, or otherwise."""
+        return replace(self, values={**self.values, **more})
 
     def default_authority(self) -> str | None:
         """What `hdfs:///path` means: the authority of an hdfs:// fs.defaultFS."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -68,6 +68,7 @@ class ResourceManager:
     Args:
         conf: of `conf.load(names=conf.YARN_FILES)`; none: loaded.
         user: whom to act for (`run.user`); none: $HADOOP_PROXY_USER, else oneself.
+        urls: its addresses, both of a pair ("http://host:8088"); none: as the settings say.
         patience: seconds to try again while none answers.
     """
 
@@ -76,10 +77,11 @@ class ResourceManager:
         conf: HadoopConf | None = None,
         *,
         user: str | None = None,
+        urls: Sequence[str] | None = None,
         patience: float = PATIENCE_SECONDS,
     ) -> None:
         self.conf = conf or settings.load(names=settings.YARN_FILES)
-        self.urls = web_urls(self.conf)
+        self.urls = list(urls) if urls else web_urls(self.conf)
         self.user = user
         self.patience = patience
         self._made: Any = None

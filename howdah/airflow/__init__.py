@@ -1,0 +1,96 @@
+"""The Airflow provider: what `pip install howdah[airflow]` adds to an Airflow.
+
+The second composition root beside howdah/cli: it starts everything as `howdah ...` commands in
+processes of their own, here or on an edge node, so that an Airflow that another team runs needs no
+framework, Spark or Java. Nothing of Airflow is imported in this module: Airflow reads
+`provider_info` at each start, and an older Airflow must come as far as `require`.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from howdah import __version__
+from howdah.errors import UsageError
+
+__all__ = ["AirflowTooOld", "CONNECTION_TYPE", "DEFAULT_CONNECTION", "provider_info", "require"]
+
+CONNECTION_TYPE = "howdah"
+DEFAULT_CONNECTION = "howdah_default"
+
+_NEEDED = (3, 3)
+_MISSING = (
+    ((3, 0), "the task SDK (airflow.sdk) and tasks that speak to the API server alone"),
+    ((3, 1), "tasks that wait for a person's approval (human in the loop)"),
+    ((3, 3), "airflow.sdk.ResumableJobMixin and the task state store: a retry finds its job"),
+)
+"""What Howdah uses of Airflow, and the version that brought it."""
+
+
+class AirflowTooOld(UsageError, ImportError):
+    """This Airflow lacks what Howdah needs. An ImportError too: Airflow tells of it as of one."""
+
+
+def require() -> None:
+    """Called first by every module of this package that imports Airflow.
+
+    Raises:
+        AirflowTooOld: there is no Airflow, or one without what Howdah uses; says what is missing.
+    """
+    found = _airflow_version()
+    if found is None:
+        raise AirflowTooOld(
+            "Howdah's Airflow provider needs Airflow, which is not installed",
+            expected="Airflow 3.3 or newer",
+            remedy="pip install 'howdah[airflow]'",
+        )
+    numbers = tuple(int(part) for part in found.split(".")[:2] if part.isdigit())
+    if numbers < _NEEDED:
+        missing = [what for since, what in _MISSING if numbers < since]
+        raise AirflowTooOld(
+            "this Airflow is older than what Howdah needs",
+            expected=f"Airflow {'.'.join(map(str, _NEEDED))} or newer",
+            got=f"Airflow {found}, which lacks: {'; '.join(missing)}",
+            remedy="upgrade Airflow; `howdah submit` and `howdah train` run under any scheduler",
+        )
+
+
+def _airflow_version() -> str | None:
+    """The installed Airflow's version, without importing it."""
+    for name in ("apache-airflow-core", "apache-airflow"):
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+def provider_info() -> dict[str, Any]:
+    """What Airflow is told of this package (entry point group `apache_airflow_provider`)."""
+    from howdah.airflow.settings import form_fields
+
+    return {
+        "package-name": "howdah",
+        "name": "Howdah",
+        "description": "From text on Hadoop or on one machine to a published DistilBERT model.",
+        "versions": [__version__],
+        "connection-types": [
+            {
+                "connection-type": CONNECTION_TYPE,
+                "hook-class-name": "howdah.airflow.hook.HowdahHook",
+                "hook-name": "Howdah",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["host", "schema", "login", "password", "port"],
+                },
+                "conn-fields": form_fields(),
+            }
+        ],
+        "extra-links": [
+            "howdah.airflow.links.ApplicationLink",
+            "howdah.airflow.links.LogsLink",
+            "howdah.airflow.links.JobPageLink",
+            "howdah.airflow.links.ReportLink",
+            "howdah.airflow.links.MlflowLink",
+        ],
+    }
