@@ -27,6 +27,17 @@ def doctor(json: AsJson = False) -> None:
     raise typer.Exit(check(json=json))
 
 
+@app.command(
+    hidden=True,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def guard(words: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
+    """Run a howdah command that ends when stdin does: for programs that start howdah."""
+    from howdah.guard import guard as guarded
+
+    raise typer.Exit(guarded(words))
+
+
 # ------------------------------------------------------------------------------------ config
 @config_app.command("init")
 def config_init(
