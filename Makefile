@@ -1,12 +1,13 @@
 # Howdah's entry points; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo hadoop test test-all lint format lock bench doctor clean
+.PHONY: help setup setup-gpu demo hadoop airflow test test-all lint format lock bench doctor clean
 
 PYTHON_ENV := .venv/bin/python
 FRAMEWORK ?= tensorflow
 GROUP ?=
 CLUSTER ?=
 CUDA_ARCHS ?=
+PORT ?= 8080
 
 help: ## list the targets
 	@echo "Howdah: text on Hadoop or on one machine to a trained classifier."
@@ -24,6 +25,9 @@ demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=te
 
 hadoop: setup ## real HDFS, YARN and Hive metastore daemons on loopback (docs/minicluster.md)
 	@.venv/bin/howdah minicluster start --metastore
+
+airflow: setup ## Airflow on loopback with the DAGs; Ctrl-C ends it (CLUSTER=1, FRAMEWORK=torch, PORT=8080)
+	@$(PYTHON_ENV) -m tools.airflow_run --port $(PORT) --framework $(FRAMEWORK) $(if $(CLUSTER),--cluster)
 
 test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
 	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)
@@ -48,8 +52,8 @@ bench: setup ## benchmarks, each beside its peer (AG_NEWS=path for the accuracy 
 doctor: setup ## check this machine; a remedy for each failing line
 	@.venv/bin/howdah doctor
 
-clean: ## remove build outputs and caches of tools; .venv, runs, caches and a mini cluster stay
-	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 -not -name minicluster -exec rm -rf {} +
+clean: ## remove build outputs and caches of tools; .venv, runs, caches, mini cluster, Airflow stay
+	[ ! -d build ] || find build -mindepth 1 -maxdepth 1 -not -name minicluster -not -name airflow -exec rm -rf {} +
 	rm -rf dist *.egg-info .pytest_cache .ruff_cache .hypothesis spark-warehouse \
 	    metastore_db derby.log
 	find . -name __pycache__ -type d -not -path './.venv*' -prune -exec rm -rf {} +

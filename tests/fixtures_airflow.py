@@ -1,4 +1,4 @@
-"""A real Airflow for the tests marked `airflow`: a whole one on loopback, and a home for dag.test().
+"""A real Airflow for the tests marked `airflow`: a whole one on loopback, a home for dag.test().
 
 Airflow reads its settings when it is first imported. So a home of our own is set here, before any
 test module can import it: no test reads or writes the Airflow of whoever runs the tests.

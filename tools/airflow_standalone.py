@@ -13,12 +13,11 @@ database, logs. For trials and tests, never for production: one user, a password
 
 from __future__ import annotations
 
-import configparser
+import contextlib
 import datetime
 import fcntl
 import json
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -28,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from howdah.errors import ClusterError, UsageError
+from tools import airflow_home
 from tools.airflow_api import AirflowApi
-from tools.children import HOST, Child, end_marked, free_port, is_free
-from tools.postgres import Postgres, write_secret
+from tools.children import HOST, Child, end_marked, free_port, is_free, marked
+from tools.postgres import Postgres
 
 COMPONENTS: dict[str, tuple[str, ...]] = {
     "api-server": ("api-server",),
@@ -94,7 +94,8 @@ class Standalone:
         self.settings = settings or {}
         self.say = say
         self.new_password = False
-        self._more = dict(env or {})
+        self.extra_env = dict(env or {})
+        self.ending = False
         self._children: dict[str, Child] = {}
         self._client: AirflowApi | None = None
         self._lock: Any = None
@@ -114,28 +115,13 @@ class Standalone:
 
     @property
     def env(self) -> dict[str, str]:
-        """The environment of its processes: no setting of another Airflow gets in."""
-        kept = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(("AIRFLOW_", "_AIRFLOW_"))
-        }
-        around = ",".join(filter(None, (kept.get("no_proxy"), HOST, "localhost")))
-        return {
-            **kept,
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{kept.get('PATH', os.defpath)}",
-            "no_proxy": around,
-            "NO_PROXY": around,
-            "PYTHONUNBUFFERED": "1",
-            **self._more,
-            "AIRFLOW_HOME": str(self.home),
-            MARK: str(self.home),
-        }
+        """The environment of its processes."""
+        return {**airflow_home.environment(self.home), **self.extra_env, MARK: str(self.home)}
 
     @property
     def password_file(self) -> Path:
         """Users and their passwords, readable to the owner alone."""
-        return self.home / "passwords.json"
+        return airflow_home.password_file(self.home)
 
     @property
     def password(self) -> str:
@@ -170,7 +156,8 @@ class Standalone:
                 raise ClusterError(
                     "processes of an earlier start do not end", where=str(self.home), got=str(left)
                 )
-            self.port = self._choose_port()
+            self.check_port()
+            self.port = self.wanted_port or free_port()
             self.say("database: PostgreSQL on loopback")
             self.postgres.start()
             self._write_settings()
@@ -203,11 +190,14 @@ class Standalone:
                 remedy="use that one, end it, or name another home",
             ) from None
 
-    def _choose_port(self) -> int:
-        if self.wanted_port is None:
-            return free_port()
-        if is_free(self.wanted_port):
-            return self.wanted_port
+    def check_port(self) -> None:
+        """Refuse a port that is taken, before anything else takes time.
+
+        Raises:
+            UsageError: somebody listens there.
+        """
+        if self.wanted_port is None or is_free(self.wanted_port):
+            return
         raise UsageError(
             f"port {self.wanted_port} is taken",
             where=HOST,
@@ -216,60 +206,17 @@ class Standalone:
             f"(ss -ltnp 'sport = :{self.wanted_port}')",
         )
 
-    def _secrets(self) -> dict[str, str]:
-        """Keys that all components share and that outlive a restart; made by the first start."""
-        path = self.home / "secrets.json"
-        if path.is_file():
-            return json.loads(path.read_text())
-        from cryptography.fernet import Fernet
-
-        made = {
-            "fernet": Fernet.generate_key().decode(),
-            "jwt": secrets.token_urlsafe(48),
-            "api": secrets.token_urlsafe(32),
-        }
-        write_secret(path, json.dumps(made) + "\n")
-        return made
-
     def _write_settings(self) -> None:
-        """airflow.cfg and the password file."""
-        if not self.password_file.is_file():
-            self.new_password = True
-            write_secret(self.password_file, json.dumps({USER: secrets.token_urlsafe(9)}) + "\n")
-        keys = self._secrets()
-        wanted: dict[str, dict[str, Any]] = {
-            "core": {
-                "dags_folder": self.dags,
-                "load_examples": False,
-                "executor": "LocalExecutor",
-                "parallelism": 8,
-                "fernet_key": keys["fernet"],
-                "simple_auth_manager_users": f"{USER}:admin",
-                "simple_auth_manager_passwords_file": self.password_file,
-                "execution_api_server_url": f"{self.url}/execution/",
-            },
-            "database": {"sql_alchemy_conn": self.postgres.url("airflow")},
-            "api": {
-                "host": HOST,
-                "port": self.port,
-                "base_url": self.url,
-                "workers": 1,
-                "secret_key": keys["api"],
-            },
-            "api_auth": {"jwt_secret": keys["jwt"]},
-            "logging": {"base_log_folder": self.home / "logs"},
-            "dag_processor": {"parsing_processes": 1},
-            "usage_data_collection": {"enabled": False},
-        }
-        for section, values in self.settings.items():
-            wanted.setdefault(section, {}).update(values)
-        config = configparser.RawConfigParser()
-        for section, values in wanted.items():
-            config[section] = {key: str(value) for key, value in values.items()}
-        path = self.home / "airflow.cfg"
-        write_secret(path, "# Written anew by each start.\n")
-        with open(path, "a", encoding="utf-8") as file:
-            config.write(file)
+        """airflow.cfg, the password file, and who runs here."""
+        self.new_password = airflow_home.make_password(self.home, USER)
+        wanted = airflow_home.settings(
+            self.home,
+            url=self.url,
+            dags=self.dags,
+            user=USER,
+            database=self.postgres.url("airflow"),
+        )
+        airflow_home.write_settings(self.home, wanted, self.settings)
         self._lock.seek(0)
         self._lock.truncate()
         self._lock.write(f"process {os.getpid()}, {self.url}\n")
@@ -310,7 +257,7 @@ class Standalone:
     def _serve_files(self) -> None:
         """A plain file server, which has nothing to do with Airflow's own components."""
         self.files.mkdir(parents=True, exist_ok=True)
-        self.files_port = free_port()
+        self.files_port = self.files_port or free_port()
         self._children["files"] = Child(
             "files",
             [
@@ -326,13 +273,28 @@ class Standalone:
         while problem := self.problem(begun, names):
             ended = [name for name in names if not self._children[name].alive]
             if ended or time.monotonic() > deadline:
-                name = ended[0] if ended else problem.split(":")[0]
-                raise ClusterError(
-                    f"Airflow's {name} does not start",
-                    where=str(self.log_of(name)),
-                    got=f"{problem}\n{self._children[name].tail()}",
-                )
+                self.complain(ended[0] if ended else problem.split(":")[0], problem)
             time.sleep(0.3)
+
+    def complain(self, name: str, problem: str) -> None:
+        """Raise what is wrong with a component, with its last words.
+
+        Raises:
+            ClusterError: always.
+        """
+        raise ClusterError(
+            f"Airflow's {name} does not run",
+            where=str(self.log_of(name)),
+            got=f"{problem}\n{self._children[name].tail()}",
+        )
+
+    def components(self) -> list[str]:
+        """The names of all children."""
+        return list(self._children)
+
+    def dead(self) -> list[str]:
+        """Those that have ended by themselves."""
+        return [name for name, child in self._children.items() if not child.alive]
 
     def problem(self, since: datetime.datetime | None = None, names: Any = COMPONENTS) -> str:
         """What is not well, as "component: what"; empty: all is well.
@@ -394,6 +356,9 @@ class Standalone:
         if child.alive:
             child.end(signal.SIGTERM, _REST_SECONDS)
         begun = _now()
+        if component == "files":
+            self._serve_files()
+            return
         self._spawn(component)
         self._wait_well(begun, [component])
 
@@ -404,6 +369,7 @@ class Standalone:
         Args:
             remove: delete the home, database included.
         """
+        self.ending = True
         scheduler = self._children.pop("scheduler", None)
         if scheduler is not None:
             # Its workers hand the signal on to their tasks (on_kill), and report while the API
@@ -427,6 +393,13 @@ class Standalone:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        self.ending = False
+
+    def hurry(self) -> None:
+        """While it is being stopped: kill what still runs, instead of waiting for it."""
+        for pid in marked(MARK, str(self.home)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def __enter__(self) -> Standalone:
         return self.start()
