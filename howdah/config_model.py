@@ -7,12 +7,14 @@ Airflow trigger form show it.
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from howdah.config_types import Bytes, Fraction, Section
 from howdah.config_yarn import YarnSection
+from howdah.metric_names import SCALARS, unknown_metric
 
 
 # ------------------------------------------------------------------------------------- run
@@ -381,13 +383,34 @@ class GateSection(Section):
     """Split whose metrics are judged."""
     minimum: dict[str, float] = {}
     """{metric: least value}, e.g. {accuracy: 0.9}; for loss and ece the value is the most."""
+    better_than_published: bool = False
+    """Hold evaluation.metric against that of the model that is published now, on the same rows: on
+    other data than it was judged on, the published model is evaluated again."""
+    margin: float = Field(default=0.0, allow_inf_nan=False)
+    """How much better than the published model it must be; 0: as good will do; below 0: it may be
+    so much worse."""
+
+    @field_validator("minimum")
+    @classmethod
+    def _known_metrics(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, bound in value.items():
+            if name not in SCALARS:
+                raise ValueError(unknown_metric(name))
+            if not math.isfinite(bound):
+                raise ValueError(f"the bound of {name} must be a finite number; got {bound}")
+        return value
+
+    @property
+    def asks(self) -> bool:
+        """True if there is anything to judge."""
+        return bool(self.minimum) or self.better_than_published
 
 
 class PublishSection(Section):
     directory: str = "models"
     """Where published models lie: <directory>/<name>/v=N."""
-    name: str | None = None
-    """Model name; none: run.name."""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Model name: letters, digits, '.', '_' and '-'; none: run.name."""
 
 
 class MlflowOptions(Section):
@@ -446,9 +469,20 @@ class Config(Section):
             and (training.early_stopping.patience is not None)
         ):
             raise ValueError("training.early_stopping needs data.split.validation above 0")
+        if self.gate.asks and self.gate.split not in self.evaluation.splits:
+            raise ValueError(
+                f"gate.split ({self.gate.split}) must be one of evaluation.splits"
+                f" ({', '.join(self.evaluation.splits) or 'none'}): else nothing is measured on it"
+            )
         return self
 
     @property
     def checkpoint_directory(self) -> str:
         """`checkpoint.directory`, or checkpoints/ in the run directory."""
         return self.checkpoint.directory or self.run.directory.rstrip("/") + "/checkpoints"
+
+    @property
+    def model_directory(self) -> str:
+        """Where the model is published: <publish.directory>/<publish.name, else run.name>."""
+        name = self.publish.name or self.run.name
+        return self.publish.directory.rstrip("/") + "/" + name

@@ -53,9 +53,13 @@ def _rebuild(cls: type[HowdahError], what: str, fields: dict) -> HowdahError:
 
 
 class CheckFailed(HowdahError):
-    """A check said no (doctor, gate)."""
+    """A check said no (doctor, gate); `problems` holds each bound that was missed."""
 
     exit_code = 1
+
+    def __init__(self, what: str, *, problems: Sequence[HowdahError] = (), **fields) -> None:
+        super().__init__(what, **fields)
+        self.problems = list(problems)
 
 
 class UsageError(HowdahError):

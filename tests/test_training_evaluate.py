@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from howdah.config_model import GateSection
-from howdah.errors import CheckFailed, DataError, ModelError
+from howdah.errors import DataError, ModelError
 from training.comm import SoloComm
-from training.evaluate import check_gate, evaluate
+from training.evaluate import evaluate
 from training.metrics import SCALARS, classification_metrics, softmax
 
 LABELS = ["red", "green", "blue"]
@@ -173,10 +172,3 @@ def test_solo():
         LABELS,
     )
     assert result == classification_metrics(labels_N, logits_NC, LABELS)
-
-
-def test_gate_of_the_configuration():
-    metrics = dict.fromkeys(SCALARS, 0.5)
-    check_gate(GateSection(minimum={"accuracy": 0.5}), metrics, split="test")
-    with pytest.raises(CheckFailed, match="on test"):
-        check_gate(GateSection(minimum={"accuracy": 0.6}), metrics, split="test")

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import sklearn.metrics as peer
 
-from howdah.errors import CheckFailed, ConfigError, DataError, ModelError
+from howdah.errors import DataError, ModelError
 from training.metrics import (
     SCALARS,
-    check_gate,
     classification_metrics,
     log_softmax,
     softmax,
@@ -144,17 +143,3 @@ def test_refusals():
     with pytest.raises(ModelError, match="NaN") as caught:
         classification_metrics(np.array([0, 1]), np.array([[0, np.nan], [0, 1]]), ["a", "b"])
     assert caught.value.got == "1 of 2 rows"
-
-
-def test_gate():
-    metrics = dict.fromkeys(SCALARS, 0.8) | {"roc_auc": None, "loss": 0.3}
-    check_gate(metrics, {"accuracy": 0.8, "loss": 0.3, "ece": 0.9}, split="test")
-    check_gate(metrics, {}, split="test")
-    with pytest.raises(CheckFailed) as caught:
-        check_gate(metrics, {"accuracy": 0.9, "loss": 0.2, "roc_auc": 0.5}, split="test")
-    assert caught.value.exit_code == 1
-    for part in ("accuracy 0.8", "at least 0.9", "loss 0.3", "at most 0.2", "roc_auc undefined"):
-        assert part in caught.value.got
-    with pytest.raises(ConfigError) as caught:
-        check_gate(metrics, {"acuracy": 0.9}, split="test")
-    assert "accuracy" in caught.value.remedy

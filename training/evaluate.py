@@ -10,10 +10,8 @@ import numpy as np
 
 from howdah import storage
 from howdah.config import Config
-from howdah.config_model import GateSection
 from howdah.errors import DataError, HowdahError, ModelError, as_dict
 from howdah.manifest import Dataset, load_dataset
-from training import metrics as _metrics
 from training.comm import Comm, SoloComm
 from training.metrics import classification_metrics, softmax
 from training.planner import Planner, PlanSpec, pad_multiple
@@ -23,7 +21,7 @@ from training.shards import ShardSet, node_cache
 if TYPE_CHECKING:
     from training.serve import Forward, ServedModel
 
-__all__ = ["check_gate", "evaluate", "evaluate_run", "prediction_part"]
+__all__ = ["evaluate", "evaluate_run", "prediction_part"]
 
 
 def evaluate(
@@ -246,13 +244,3 @@ def _check_fit(served: ServedModel, dataset: Dataset) -> None:
             got=f"tokenizer {served.encoder.hash}",
             remedy="run `howdah etl` with the model's base as model.base",
         )
-
-
-def check_gate(gate: GateSection, metrics: dict, *, split: str) -> None:
-    """Hold metrics against the configuration's gate.
-
-    Raises:
-        CheckFailed: a bound is missed, exit code 1.
-        ConfigError: the gate names a metric that does not exist.
-    """
-    _metrics.check_gate(metrics, gate.minimum, split=split)

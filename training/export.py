@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from howdah import storage
+from howdah import models, storage
 from howdah.config import Config, load
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
 from howdah.manifest import MANIFEST, Dataset, load_dataset
@@ -32,7 +32,7 @@ from training.runinfo import RunInfo, describe_run
 
 __all__ = ["INFO", "export", "export_run", "resolve_export"]
 
-INFO = "howdah.json"
+INFO = models.EXPORT_INFO
 FORMAT_VERSION = 1
 _WEIGHTS = "model.safetensors"
 
@@ -209,18 +209,23 @@ def _model_card(info: RunInfo, label_names: Sequence[str], weights_sha256: str) 
 
 # ------------------------------------------------------------------------------- finding exports
 def resolve_export(path: str) -> str:
-    """The export directory that `path` means: itself, or export/ of a run directory.
+    """The export directory that `path` means: itself, export/ of a run directory, or the current
+    version of a published model.
 
     Raises:
-        ModelError: there is neither.
+        ModelError: there is none of these.
     """
     for candidate in (path, storage.join(path, "export")):
         if storage.exists(storage.join(candidate, "config.json")):
             return candidate
+    current = models.resolve(path)
+    if current is not None:
+        return current
     raise ModelError(
         "there is no model",
         where=path,
-        expected="an export (config.json, model.safetensors, ...) or a run directory with export/",
+        expected="an export (config.json, model.safetensors, ...), a run directory with export/, or"
+        " a published model with current.json",
         got="nothing" if not storage.exists(path) else "a place without config.json",
         remedy="train first, or `howdah export` a checkpoint of the run",
     )

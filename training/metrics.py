@@ -5,37 +5,14 @@ What they are: scikit-learn's definitions (the tests compare), calibration after
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from howdah.errors import CheckFailed, ConfigError, DataError, ModelError
+from howdah.errors import DataError, ModelError
+from howdah.metric_names import SCALARS
 
-__all__ = [
-    "LOWER_IS_BETTER",
-    "SCALARS",
-    "check_gate",
-    "classification_metrics",
-    "log_softmax",
-    "softmax",
-]
-
-SCALARS = (
-    "loss",
-    "accuracy",
-    "macro_precision",
-    "macro_recall",
-    "macro_f1",
-    "weighted_precision",
-    "weighted_recall",
-    "weighted_f1",
-    "roc_auc",
-    "ece",
-)
-"""The metrics that are one number each; the others are tables."""
-
-LOWER_IS_BETTER = frozenset({"loss", "ece"})
+__all__ = ["SCALARS", "classification_metrics", "log_softmax", "softmax"]
 
 ECE_BINS = 15
 
@@ -187,38 +164,3 @@ def _calibration(confidence_N: np.ndarray, correct_N: np.ndarray) -> tuple[list[
         for b in range(ECE_BINS)
     ]
     return bins, ece
-
-
-def check_gate(metrics: Mapping, minimum: Mapping[str, float], *, split: str) -> None:
-    """Compare one split's metrics with what the gate asks for.
-
-    Args:
-        metrics: what `classification_metrics` gave.
-        minimum: {metric: bound}: the least value, for loss and ece the most.
-        split: named in the message.
-    Raises:
-        ConfigError: a metric that does not exist; the nearest is named.
-        CheckFailed: bounds missed, each with its value.
-    """
-    unknown = [name for name in minimum if name not in SCALARS]
-    if unknown:
-        close = difflib.get_close_matches(unknown[0], SCALARS, n=1)
-        raise ConfigError(
-            f"there is no metric {unknown[0]!r}",
-            where="gate.minimum",
-            expected=", ".join(SCALARS),
-            remedy=f"did you mean {close[0]}?" if close else None,
-        )
-    missed = []
-    for name, bound in minimum.items():
-        value, lower = metrics[name], name in LOWER_IS_BETTER
-        if value is None or not (value <= bound if lower else value >= bound):
-            shown = "undefined" if value is None else f"{value:.6g}"
-            missed.append(f"{name} {shown} (asked: {'at most' if lower else 'at least'} {bound:g})")
-    if missed:
-        raise CheckFailed(
-            f"the model misses the gate on {split}",
-            where="gate.minimum",
-            got="; ".join(missed),
-            remedy="train longer or better, or lower the gate if it asks for too much",
-        )

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from howdah import __version__
-from howdah.cli import jobs, minicluster, work
+from howdah.cli import jobs, minicluster, models, work
 from howdah.cli.common import say
 from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, as_dict, render
 
@@ -30,6 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(work.app)
+app.add_typer(models.app)
 app.add_typer(jobs.app)
 app.add_typer(minicluster.minicluster_app, name="minicluster")
 

@@ -218,17 +218,20 @@ def evaluate(
         str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
     ] = None,
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
-    gate: Annotated[bool, typer.Option(help="Hold the metrics against `gate`; exit 1.")] = False,
+    gate: Annotated[
+        bool, typer.Option(help="Hold the metrics against gate.minimum; exit 1.")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a split of the dataset."""
-    from training.evaluate import check_gate, evaluate_run
+    from howdah.gate import check_minimum, require
+    from training.evaluate import evaluate_run
 
     checked = load(config, set)
     metrics = evaluate_run(checked, model=model, split=split, progress=say)
     # The gate speaks first: a refusal is the one JSON object, with the metrics in its message.
     if gate:
-        check_gate(checked.gate, metrics, split=split)
+        require(check_minimum(metrics, checked.gate.minimum), split, "gate.minimum")
         say("gate: passed")
     lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
     answer({"split": split, "metrics": metrics}, json, lines)
@@ -253,7 +256,9 @@ def export(
 
 @app.command()
 def predict(
-    model: Annotated[str, typer.Option(help="Export or run directory (any storage).")],
+    model: Annotated[
+        str, typer.Option(help="Published model, export or run directory (any storage).")
+    ],
     source: Annotated[str | None, typer.Option(help="CSV, JSON lines or Parquet file(s).")] = None,
     output: Annotated[
         str | None, typer.Option(help=".parquet, .jsonl or .csv file, or table:NAME (Hive).")
