@@ -87,6 +87,17 @@ def test_status_joins_yarns_report_and_the_drivers_own_account(job):
     assert "rank 1" in slow[0]
 
 
+def test_a_status_has_what_is_small_of_the_runs_figures(job):
+    assert watch.status(Manager(), job)["run"] is None
+    figures = {"validation": {"accuracy": 0.5, "per_class": [{"f1": 1.0}]}}
+    told = {"run_id": "r-1", "status": "finished", "mlflow_run_id": "m-1", "metrics": figures}
+    path = storage.join(job.directory, "run.json")
+    storage.write_whole(path, json.dumps({**told, "attempts": [{}]}).encode())
+    assert watch.status(Manager(), job)["run"] == {
+        **told, "metrics": {"validation": {"accuracy": 0.5}},
+    }  # fmt: skip
+
+
 def test_a_status_of_an_earlier_application_is_not_taken_for_this_ones(job):
     tell(job, **RUNNING)
     other = watch.Job("application_1_0002", job.directory)

@@ -109,7 +109,25 @@ def status(manager: ResourceManager, job: Job) -> dict[str, Any]:
         "containers": report.get("runningContainers"),
         "run_directory": job.directory,
         "job": told or None,
+        "run": _run(job),
     }
+
+
+def _run(job: Job) -> dict[str, Any] | None:
+    """What is small of run.json: whose figures they are, and what they are; None: not written."""
+    if job.directory is None:
+        return None
+    try:
+        told = storage.read_json(storage.join(job.directory, "run.json"))
+    except (NotFound, PermissionDenied):
+        return None
+    held = {key: told.get(key) for key in ("run_id", "status", "mlflow_run_id")}
+    metrics = {
+        split: {k: v for k, v in figures.items() if isinstance(v, int | float)}
+        for split, figures in (told.get("metrics") or {}).items()
+        if isinstance(figures, dict)
+    }
+    return {**held, "metrics": metrics}
 
 
 def status_lines(told: dict[str, Any]) -> list[str]:

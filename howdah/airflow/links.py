@@ -1,0 +1,145 @@
+"""Links of a task in Airflow's pages: pushed as soon as they are known, and there ever after.
+
+Airflow asks an operator for its links when the task has ended; what is pushed to a link's XCom key
+before that is shown while the task runs or is deferred, and stays after a failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from howdah.airflow import require
+
+require()
+
+from airflow.sdk import BaseOperatorLink  # noqa: E402
+from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
+from airflow.sdk.types import TaskInstanceKey  # noqa: E402
+
+__all__ = [
+    "ApplicationLink",
+    "JobPageLink",
+    "LogsLink",
+    "PushedLink",
+    "ReportLink",
+    "MlflowLink",
+    "directory_page",
+    "push",
+    "run_page",
+    "tracking_page",
+]
+
+_NAMENODE_PORT = 9870  # Hadoop's own default
+
+
+class PushedLink(BaseOperatorLink):
+    """A link whose URL the operator, or its trigger, pushes."""
+
+    def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
+        """What was pushed; "": nothing yet."""
+        return XCom.get_value(ti_key=ti_key, key=self.xcom_key) or ""
+
+
+class ApplicationLink(PushedLink):
+    """The application in YARN's ResourceManager."""
+
+    name = "YARN application"
+    xcom_key = "howdah_link_application"
+
+
+class LogsLink(PushedLink):
+    """The logs of the application's driver, and from there those of its containers."""
+
+    name = "Logs on YARN"
+    xcom_key = "howdah_link_logs"
+
+
+class JobPageLink(PushedLink):
+    """The job's own page: ranks, loss, events."""
+
+    name = "Training job"
+    xcom_key = "howdah_link_job"
+
+
+class ReportLink(PushedLink):
+    """The run directory with its report."""
+
+    name = "Report"
+    xcom_key = "howdah_link_report"
+
+
+class MlflowLink(PushedLink):
+    """The run in MLflow."""
+
+    name = "MLflow run"
+    xcom_key = "howdah_link_mlflow"
+
+
+def push(where: Mapping[str, Any], link: type[PushedLink], url: str | None) -> None:
+    """Show a link of a task from now on.
+
+    Args:
+        where: dag_id, run_id, task_id and map_index of the task.
+        link: which one.
+        url: where it leads; none: nothing is shown.
+    """
+    if url:
+        XCom.set(key=link.xcom_key, value=url, **where)
+
+
+def run_page(
+    settings: Any, run_root: str, directory: str, *, conf: Any = None, report: bool = False
+) -> str | None:
+    """Where a browser sees a run directory; None: nowhere.
+
+    Args:
+        settings: of the Connection; its `files_url` leads to what lies in `run_root`.
+        directory: the run directory.
+        conf: the cluster's HadoopConf; of a directory on HDFS, the NameNode has a page.
+        report: there is a report by now: lead to it where that can be shown.
+    """
+    inside = directory.removeprefix(run_root.rstrip("/") + "/")
+    if settings.files_url and inside != directory:
+        page = f"{settings.files_url.rstrip('/')}/{quote(inside)}/"
+        return page + "report.html" if report else page
+    return directory_page(conf, directory) if conf is not None else None
+
+
+def directory_page(conf: Any, directory: str) -> str | None:
+    """The NameNode's page of a directory; None: not on HDFS.
+
+    Not the report itself: WebHDFS gives files to be saved, and the directory is there from the
+    start.
+
+    Args:
+        conf: the cluster's HadoopConf.
+        directory: hdfs://, webhdfs:// or swebhdfs://.
+    """
+    parts = urlsplit(directory)
+    if parts.scheme == "hdfs" and not conf.is_name_service(parts.netloc):
+        told = conf.get("dfs.namenode.http-address")
+        urls = [f"http://{told or f'{parts.hostname}:{_NAMENODE_PORT}'}"]
+    elif parts.scheme in ("hdfs", "webhdfs", "swebhdfs"):
+        urls = conf.web_urls(parts.netloc, secure=parts.scheme == "swebhdfs")
+    else:
+        return None
+    return f"{urls[0]}/explorer.html#{quote(parts.path)}" if urls else None
+
+
+def tracking_page(config: Mapping[str, Any], run_id: str | None) -> str | None:
+    """The page of a run in MLflow; before its id is known, the server's; None: not tracked there.
+
+    Args:
+        config: the run configuration, nested.
+        run_id: MLflow's id of the run.
+    """
+    options = (config.get("tracking") or {}).get("mlflow") or {}
+    server = str(options.get("uri") or "")
+    if not server.startswith(("http://", "https://")):
+        return None
+    parts = urlsplit(server)
+    host = parts.netloc.rpartition("@")[2]  # a user and a password are no part of a link
+    base = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
+    return f"{base}/#/runs/{run_id}" if run_id else f"{base}/"

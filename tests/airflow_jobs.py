@@ -1,0 +1,164 @@
+"""Training tasks of a real Airflow on the mini cluster: started, looked at, and harmed for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from urllib.parse import urlsplit
+
+from howdah import storage
+from howdah.airflow.ownership import TaskKey
+from howdah.hadoop import conf as hadoop_conf
+from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from tests.yarn_jobs import settings
+
+LIMIT = 240.0  # seconds; a test that hangs waits longer than this
+TASK = "train"
+_DAG = """
+import datetime, os, signal
+
+from airflow.sdk import DAG
+
+from howdah.airflow.train import HowdahTrainOperator
+
+
+class DiesOnce(HowdahTrainOperator):
+    '''Its first try is killed after the submission, before the id is stored.'''
+
+    def submit_job(self, context):
+        there = super().submit_job(context)
+        if context["ti"].try_number == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return there
+
+
+def dag(name, kind=HowdahTrainOperator, **more):
+    with DAG(name, schedule=None, params={{"config": {{}}}}, render_template_as_native_obj=True):
+        kind(
+            task_id="{task}", conn_id="{connection}", config="{{{{{{{{ params.config }}}}}}}}",
+            backend="yarn", poll_seconds=1.0, retry_delay=datetime.timedelta(seconds=1), **more,
+        )
+
+
+dag("{name}", retries=0)
+dag("{name}_retries", retries=1)
+dag("{name}_dies", kind=DiesOnce, retries=1)
+dag("{name}_hurry", retries=0, execution_timeout=datetime.timedelta(seconds=45))
+"""
+
+
+class TrainingTasks:
+    """DAGs with one training task, and a Connection to the cluster.
+
+    Args:
+        airflow: the fixture `airflow_standalone`.
+        cluster: a MiniCluster.
+        data: directory on HDFS with `place_data`'s files.
+    """
+
+    NAME, CONNECTION = "training_task", "training_cluster"
+
+    def __init__(self, airflow, cluster, data):
+        self.airflow, self.cluster, self.data = airflow, cluster, data
+        self.manager = ResourceManager(hadoop_conf.load(cluster.env, names=hadoop_conf.YARN_FILES))
+        changed = {k: v for k, v in cluster.env.items() if os.environ.get(k) != v}
+        airflow.connection(
+            self.CONNECTION,
+            {"backend": "yarn", "environment": changed, "run_root": f"{data}/runs"},
+        )
+        text = _DAG.format(task=TASK, connection=self.CONNECTION, name=self.NAME)
+        airflow.add_dag(self.NAME, text)
+
+    def start(self, name, kind="", **sections):
+        """Trigger a run that trains for long enough to be harmed."""
+        dag = self.NAME + (f"_{kind}" if kind else "")
+        wanted = {
+            "training": {"max_steps": 400, "global_batch_size": 48, "per_device_max_tokens": 64},
+            "yarn": {"workers": 1, "worker": {"memory": "1536 MiB"},
+                     "driver": {"memory": "512 MiB"}},
+        }  # fmt: skip
+        for section, values in sections.items():
+            wanted[section] = {**wanted.get(section, {}), **values}
+        config = settings(self.data, name, **wanted)
+        return TrainingTask(self, dag, self.airflow.trigger(dag, {"config": config}), config)
+
+
+class TrainingTask:
+    """One run of such a DAG."""
+
+    def __init__(self, tasks, dag, run, config):
+        self.airflow, self.manager = tasks.airflow, tasks.manager
+        self.dag, self.run, self.config = dag, run, config
+        self.directory = config["run"]["directory"]
+        self.key = TaskKey(dag, run, TASK)
+
+    # ------------------------------------------------------------------------------ looking
+    @property
+    def task(self):
+        return self.airflow.task(self.dag, self.run, TASK)
+
+    def log(self, try_number=None):
+        return self.airflow.log(self.dag, self.run, TASK, try_number)
+
+    def applications(self, **filters):
+        """Of this task, newest first."""
+        return self.manager.applications(applicationTags=self.key.tag, **filters)
+
+    def story(self):
+        """What a failed test shows."""
+        apps = [(a["id"], a["state"], a.get("diagnostics")) for a in self.applications()]
+        number = self.task["try_number"]
+        logs = "\n".join(f"== try {n}\n{self.log(n)[-5000:]}" for n in range(1, number + 1))
+        return f"{self.task['state']} {apps}\n{logs}"
+
+    def wait(self, condition, what, seconds=LIMIT):
+        """Until `condition()` is something; that."""
+        deadline = time.monotonic() + seconds
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"{what}\n{self.story()}"
+            time.sleep(0.5)
+        return found
+
+    def deferred(self):
+        """Wait until the task waits in the triggerer; its application's id."""
+        self.airflow.wait_task(self.dag, self.run, TASK, ["deferred"], LIMIT)
+        return self.applications()[0]["id"]
+
+    def steps(self):
+        """Every step of metrics.jsonl in the order of its lines."""
+        text = storage.read_text(storage.join(self.directory, "metrics.jsonl"))
+        lines = [json.loads(line) for line in text.splitlines()]
+        return [line["step"] for line in lines if "lr" in line]
+
+    def trains(self):
+        """Wait until steps are done, and a checkpoint is there."""
+        path = storage.join(self.directory, "yarn", "status.json")
+
+        def saved():
+            if not storage.exists(path):
+                return None
+            return (storage.read_json(path).get("last_checkpoint") or {}).get("step")
+
+        return self.wait(saved, "a checkpoint")
+
+    def over(self, application, seconds=LIMIT):
+        """Wait until YARN says that an application has ended; its report."""
+
+        def ended():
+            report = self.manager.application(application)
+            return report if report["state"] in OVER else None
+
+        return self.wait(ended, f"the end of {application}", seconds)
+
+    def ends(self, state="success"):
+        """Wait until the run is over; what the task has answered with."""
+        self.airflow.wait_run(self.dag, self.run, LIMIT, state)
+        if state == "success":
+            return self.airflow.xcom(self.dag, self.run, TASK)
+        return None
+
+
+def host(url):
+    """host:port of a URL."""
+    return urlsplit(url).netloc

@@ -1,0 +1,254 @@
+"""Airflow and YARN, both real, while parts of them are killed: one application a task, none left.
+
+Whatever dies in Airflow, training on YARN does not notice; what a user ends is ended.
+"""
+
+import os
+import re
+import signal
+import time
+
+import pytest
+
+from howdah import storage
+from howdah.hadoop.resourcemanager import OVER
+from tests.airflow_jobs import LIMIT, TASK, TrainingTasks
+from tests.yarn_jobs import place_data
+
+pytestmark = [pytest.mark.airflow, pytest.mark.hadoop]
+
+LONG = {"training": {"max_steps": 100_000}}  # for what is ended before its end
+KILL_SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+def home(cluster, tiny_model_dir):
+    """A place on HDFS with the data."""
+    url = f"{cluster.hdfs_url}/test/airflow"
+    place_data(url, tiny_model_dir)
+    yield url
+    storage.remove(url, recursive=True)
+
+
+@pytest.fixture(scope="module")
+def made(airflow_standalone, cluster, home):
+    """The DAGs and the Connection."""
+    return TrainingTasks(airflow_standalone, cluster, home)
+
+
+@pytest.fixture
+def tasks(made, healthy_cluster, monkeypatch):
+    """The same with everything well; applications that a test leaves behind are ended."""
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(healthy_cluster.conf_dir))
+    for component in ("scheduler", "triggerer"):
+        if made.airflow.problem(names=[component]):
+            made.airflow.restart(component)
+    yield made
+    healthy_cluster.end_applications()
+
+
+def finished_as_one(task, told, *, tries=1):
+    """One application did each step once."""
+    steps = task.config["training"]["max_steps"]
+    assert [a["id"] for a in task.applications()] == [told["application"]], task.story()
+    assert task.steps() == list(range(1, steps + 1))
+    assert task.task["try_number"] == tries
+
+
+def rank_0s_lines(log):
+    return re.findall(r"^\[rank 0\] (.*)$", log, re.M)
+
+
+# --------------------------------------------------------------------------- from start to end
+def test_a_training_outlives_its_triggerer_and_is_followed_by_its_log_and_links(tasks):
+    task = tasks.start("followed")
+    application = task.deferred()
+    task.trains()
+    task.wait(lambda: rank_0s_lines(task.log()), "lines of rank 0 in the task's log")
+    links = task.airflow.links(task.dag, task.run, TASK)
+    urls = tasks.manager.urls[0]
+    assert links["YARN application"] == f"{urls}/cluster/app/{application}"
+    assert links["Training job"] == f"{urls}/proxy/{application}/"
+    assert application.removeprefix("application_") in links["Logs on YARN"]
+    assert "/explorer.html#" in links["Report"]
+
+    task.airflow.kill("triggerer", group=True)
+    task.airflow.restart("triggerer")
+    told = task.ends()
+    finished_as_one(task, told)
+    assert 0 <= told["metrics"]["validation"]["accuracy"] <= 1
+    assert told["run_directory"] == task.directory
+    log = task.log()
+    assert f"watching {application} again" in log
+    lines = [line for line in rank_0s_lines(log) if re.match(r"step \d+", line)]
+    assert lines
+    assert len(set(lines)) == len(lines), "told twice"
+    assert log.count(f"{application} is RUNNING") == 1
+    assert task.airflow.links(task.dag, task.run, TASK) == links
+    assert "Traceback" not in log
+
+
+def test_a_deferred_task_that_is_marked_failed_ends_its_application(tasks):
+    task = tasks.start("marked", **LONG)
+    application = task.deferred()
+    task.trains()
+    marked = time.monotonic()
+    task.airflow.mark(task.dag, task.run, TASK, "failed")
+    report = task.over(application, KILL_SECONDS)
+    assert report["state"] == "KILLED"
+    assert time.monotonic() - marked < KILL_SECONDS
+    assert task.key.tag in report["diagnostics"]
+    assert len(task.applications()) == 1
+
+
+# ------------------------------------------------------------------------------ what dies
+@pytest.mark.full
+def test_a_try_that_dies_between_submission_and_record_leaves_one_application(tasks):
+    task = tasks.start("unrecorded", "dies")
+    told = task.ends()
+    finished_as_one(task, told, tries=2)
+    assert "this task has an application already" in task.log(2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("away", [0.0, 40.0], ids=["back at once", "back after its threshold"])
+def test_a_scheduler_that_is_killed_costs_no_step(tasks, away):
+    task = tasks.start(f"scheduler-{away:.0f}", training={"max_steps": 900})
+    task.deferred()
+    task.trains()
+    task.airflow.kill("scheduler", group=True)
+    time.sleep(away)  # its own threshold, after which it takes tasks for orphans
+    task.airflow.restart("scheduler")
+    finished_as_one(task, task.ends())
+
+
+@pytest.mark.full
+def test_a_scheduler_that_is_killed_while_the_task_submits_leaves_one_application(tasks):
+    task = tasks.start("submitting", "retries")
+    task.airflow.wait_task(task.dag, task.run, TASK, ["running"], LIMIT)
+    task.wait(lambda: task.applications(), "an application")
+    task.airflow.kill("scheduler", group=True)
+    time.sleep(40)  # as above
+    task.airflow.restart("scheduler")
+    told = task.ends()
+    live = [a for a in task.applications() if a["state"] not in OVER]
+    assert live == []
+    done = [a["id"] for a in task.applications() if a["finalStatus"] == "SUCCEEDED"]
+    assert done == [told["application"]]
+    assert task.steps() == list(range(1, 401))
+
+
+@pytest.mark.full
+def test_a_resourcemanager_that_restarts_is_waited_for(tasks, healthy_cluster):
+    task = tasks.start("rm-restart", training={"max_steps": 900})
+    application = task.deferred()
+    task.trains()
+    healthy_cluster.kill("resourcemanager")
+    task.wait(lambda: "does not answer" in task.log(), "the log says so")
+    healthy_cluster.start("resourcemanager")
+    told = task.ends()
+    assert told["application"] == application
+    assert "answers again" in task.log()
+
+
+# ------------------------------------------------------------------------------ what users do
+@pytest.mark.full
+def test_a_task_that_is_cleared_while_deferred_goes_on_with_its_application(tasks):
+    task = tasks.start("cleared", training={"max_steps": 900})
+    task.deferred()
+    task.trains()
+    task.airflow.clear(task.dag, task.run, [TASK])
+    finished_as_one(task, task.ends(), tries=2)
+    assert "the next try goes on with" in task.log(1)
+
+
+@pytest.mark.full
+def test_what_nobody_takes_over_after_a_clear_is_ended_and_goes_on_from_its_checkpoint(tasks):
+    task = tasks.start("abandoned", training={"max_steps": 900})
+    application = task.deferred()
+    saved = task.trains()
+    task.airflow.pause(task.dag, paused=True)
+    task.airflow.clear(task.dag, task.run, [TASK])
+    assert task.over(application, KILL_SECONDS)["state"] == "KILLED"
+    task.airflow.pause(task.dag, paused=False)
+    told = task.ends()
+    assert told["application"] != application
+    assert f"step {saved - 1}" not in rank_0s_lines(task.log(2))
+    assert sorted(set(task.steps())) == list(range(1, 901))
+
+
+@pytest.mark.full
+def test_a_task_that_succeeded_and_is_cleared_is_submitted_anew(tasks):
+    task = tasks.start("again", training={"max_steps": 8})
+    first = task.ends()
+    task.airflow.clear(task.dag, task.run, [TASK])
+    second = task.ends()
+    assert second["application"] != first["application"]
+    assert second["metrics"] == first["metrics"]
+
+
+@pytest.mark.full
+def test_a_task_that_is_marked_failed_while_it_submits_leaves_nothing(tasks):
+    task = tasks.start("early", **LONG)
+    task.airflow.wait_task(task.dag, task.run, TASK, ["running"], LIMIT)
+    task.wait(lambda: task.applications(), "an application")
+    if task.task["state"] == "running":  # else it has deferred meanwhile, which is told above
+        task.airflow.mark(task.dag, task.run, TASK, "failed")
+    else:
+        task.airflow.mark(task.dag, task.run, TASK, "failed")
+    for report in task.applications():
+        task.over(report["id"], KILL_SECONDS + 30)
+
+
+@pytest.mark.full
+def test_a_time_limit_ends_the_application(tasks):
+    task = tasks.start("limited", "hurry", **LONG)
+    application = task.deferred()
+    report = task.over(application)
+    assert report["state"] == "KILLED"
+    task.ends("failed")
+    assert "execution_timeout" in task.log()
+
+
+@pytest.mark.full
+def test_two_runs_at_once_do_not_mix(tasks):
+    both = [tasks.start(name) for name in ("left", "right")]
+    told = [task.ends() for task in both]
+    for task, one in zip(both, told, strict=True):
+        finished_as_one(task, one)
+    assert told[0]["application"] != told[1]["application"]
+
+
+# ---------------------------------------------------------------------------- what goes wrong
+@pytest.mark.full
+def test_a_rank_that_dies_is_told_with_its_last_lines_and_the_retry_resumes(tasks):
+    task = tasks.start("crash", "retries", training={"max_steps": 900})
+    first = task.deferred()
+    saved = task.trains()
+    os.kill(rank_of(task), signal.SIGKILL)
+    told = task.ends()
+    log = task.log(1)
+    assert "rank 0" in log
+    assert "killed by signal 9" in log
+    assert "the last lines of its log" in log
+    assert "YARN's diagnostics" in log
+    assert told["application"] != first
+    again = task.steps()[task.steps().index(saved) :]
+    assert f"checkpoints/step-{saved}" in log or max(again) == 900
+    assert sorted(set(task.steps())) == list(range(1, 901))
+    assert task.task["try_number"] == 2
+
+
+@pytest.mark.full
+def test_what_a_retry_cannot_mend_is_not_retried(tasks):
+    task = tasks.start("hopeless", "retries", data={"dataset": f"{tasks.data}/no-such-set"})
+    task.ends("failed")
+    assert task.task["try_number"] == 1
+    assert "no-such-set" in task.log()
+    assert task.applications() == []
+
+
+def rank_of(task):
+    """The process of rank 0."""
+    path = storage.join(task.directory, "yarn", "status.json")
+    return storage.read_json(path)["ranks"][0]["pid"]
