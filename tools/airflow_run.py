@@ -60,7 +60,7 @@ def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
         "run": {"name": "first-run"},
         "data": {
             "source": data.source,
-            "dataset": str(home / "howdah" / "datasets" / "docstrings"),
+            "dataset": str(home / "output" / "datasets" / "docstrings"),
             "max_length": data.max_length,
             "quality": {"min_characters": data.quality.min_characters},
             "split": {"validation": data.split.validation, "test": data.split.test},
@@ -79,7 +79,7 @@ def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
         "evaluation": {"every_steps": STEPS // 2, "max_rows": 256, "metric": "macro_f1"},
         # Five times what guessing gives; what a run reaches is told in its report.
         "gate": {"minimum": {"accuracy": 0.3}},
-        "publish": {"directory": str(home / "howdah" / "models"), "name": "docstrings"},
+        "publish": {"directory": str(home / "output" / "models"), "name": "docstrings"},
     }
 
 

@@ -89,7 +89,7 @@ class Standalone:
         self.dags = Path(os.path.abspath(dags))
         self.wanted_port = port
         self.port: int | None = None
-        self.files = self.home / "howdah" / "runs"
+        self.files = self.home / "output" / "runs"
         self.files_port: int | None = None
         self.settings = settings or {}
         self.say = say
@@ -235,7 +235,7 @@ class Standalone:
         log.parent.mkdir(parents=True, exist_ok=True)
         with open(log, "ab") as out:
             code = subprocess.run(
-                [sys.executable, "-m", "airflow", "db", "migrate"],
+                [sys.executable, "-P", "-m", "airflow", "db", "migrate"],
                 env=self.env, cwd=self.home, stdin=subprocess.DEVNULL,
                 stdout=out, stderr=subprocess.STDOUT, check=False,
             ).returncode  # fmt: skip
@@ -248,7 +248,7 @@ class Standalone:
     def _spawn(self, name: str) -> None:
         self._children[name] = Child(
             name,
-            [sys.executable, "-m", "airflow", *COMPONENTS[name]],
+            [sys.executable, "-P", "-m", "airflow", *COMPONENTS[name]],
             log=self.log_of(name),
             env=self.env,
             cwd=self.home,
@@ -261,7 +261,7 @@ class Standalone:
         self._children["files"] = Child(
             "files",
             [
-                sys.executable, "-m", "http.server", "--bind", HOST,
+                sys.executable, "-P", "-m", "http.server", "--bind", HOST,
                 "--directory", str(self.files), str(self.files_port),
             ],
             log=self.log_of("files"),
