@@ -99,7 +99,7 @@ class HowdahHook(BaseHook):
     @property
     def run_root(self) -> str:
         """Where run directories lie."""
-        return self.settings.run_root or os.path.join(_airflow_home(), "howdah", "runs")
+        return self.settings.run_root or os.path.join(_airflow_home(), "howdah-runs")
 
     # ------------------------------------------------------------------------------- commands
     def runner(self) -> runners.Runner:
@@ -170,7 +170,7 @@ class HowdahHook(BaseHook):
             words = [*words, "--config", "-"]
         with refusals():
             return self.runner().run(
-                words, config=text, on_line=on_line or self._log, lock=task,
+                words, config=text, on_line=on_line or self._to_log, lock=task,
                 grace_seconds=grace_seconds,
             )  # fmt: skip
 
@@ -189,7 +189,7 @@ class HowdahHook(BaseHook):
             "got": "\n".join([f"exit code {done.code}", *done.tail]),
         }
 
-    def _log(self, line: str) -> None:
+    def _to_log(self, line: str) -> None:
         self.log.info("%s", line)
 
     def cancel(self, seconds: float = 60.0) -> None:

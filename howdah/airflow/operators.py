@@ -16,6 +16,7 @@ from airflow.sdk import BaseOperator, Context  # noqa: E402
 from howdah.airflow import failures  # noqa: E402
 from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
 from howdah.airflow.local_training import scalars  # noqa: E402
+from howdah.errors import ConfigError  # noqa: E402
 
 __all__ = [
     "CheckOperator",
@@ -122,15 +123,15 @@ class CheckOperator(HowdahOperator):
         from howdah.airflow import form
         from howdah.config import dump_yaml, from_dict
 
-        params = context["params"]
         ti = context["ti"]
+        directory = "/".join(
+            (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), safe_name(ti.run_id))
+        )
         with refusals():
-            nested = form.config(params)
+            params = form.sent(context)
             backend = self.backend or params.get("backend") or self.hook.backend
-            run = nested.setdefault("run", {})
-            run["directory"] = "/".join(
-                (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), safe_name(ti.run_id))
-            )
+            _reachable(directory, backend, self.conn_id)
+            nested = form.config(params, backend=backend, overrides={"run.directory": directory})
             checked = from_dict(nested, where="what the trigger form sent")
         self.log.info("backend: %s, Connection: %s", backend, self.conn_id)
         self.log.info("the whole configuration:\n%s", dump_yaml(checked))
@@ -140,6 +141,17 @@ class CheckOperator(HowdahOperator):
             "conn_id": self.conn_id,
             "run_directory": checked.run.directory,
         }
+
+
+def _reachable(directory: str, backend: str, conn_id: str) -> None:
+    """A job's containers do not see this machine's directories."""
+    if backend == "yarn" and ("://" not in directory or directory.startswith("file://")):
+        raise ConfigError(
+            "run directories of the backend yarn must lie where the cluster's nodes find them",
+            where=f"Airflow Connection {conn_id}, field run_root",
+            expected="such as hdfs:///user/me/howdah/runs",
+            got=directory,
+        )
 
 
 class PreflightOperator(HowdahOperator):

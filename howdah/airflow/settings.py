@@ -30,7 +30,7 @@ class ConnectionSettings(Section):
     resourcemanager: list[str] = Field(default=[])
     """URLs of YARN's ResourceManager (of both, of a pair); none: as HADOOP_CONF_DIR says."""
     run_root: str | None = None
-    """Where run directories lie, e.g. hdfs:///user/me/howdah/runs; none: howdah/runs in Airflow's
+    """Where run directories lie, e.g. hdfs:///user/me/howdah/runs; none: howdah-runs in Airflow's
     home directory."""
     files_url: str | None = None
     """URL under which run_root can be read in a browser, for links to reports; none: a cluster's
