@@ -264,12 +264,13 @@ class PredictOperator(HowdahOperator):
     """Classifies the rows of a source with a published model, a run's or an export.
 
     Args:
-        model, source, output: as `howdah predict` takes them.
+        model, source: as `howdah predict` takes them.
+        target: its --output.
         text_columns, id_column, master: likewise; none: its own defaults.
     """
 
     template_fields: Sequence[str] = (
-        "conn_id", "model", "source", "output", "text_columns", "id_column", "master",
+        "conn_id", "model", "source", "target", "text_columns", "id_column", "master",
     )  # fmt: skip
 
     def __init__(
@@ -277,7 +278,7 @@ class PredictOperator(HowdahOperator):
         *,
         model: str,
         source: str,
-        output: str,
+        target: str,
         text_columns: Sequence[str] | None = None,
         id_column: str | None = None,
         master: str | None = None,
@@ -286,14 +287,14 @@ class PredictOperator(HowdahOperator):
         super().__init__(**kwargs)
         self.model = model
         self.source = source
-        self.output = output
+        self.target = target
         self.text_columns = text_columns
         self.id_column = id_column
         self.master = master
 
     def execute(self, context: Context) -> dict[str, Any]:
         words = ["predict", "--model", self.model, "--source", self.source]
-        words += ["--output", self.output]
+        words += ["--output", self.target]
         for column in self.text_columns or []:
             words += ["--text-column", column]
         if self.id_column:
