@@ -17,7 +17,7 @@ from howdah import storage
 from howdah.config_model import Config
 from howdah.errors import ConfigError, HowdahError, UsageError
 
-__all__ = ["Config", "dump_yaml", "explain", "from_dict", "keys", "load", "starter_yaml"]
+__all__ = ["Config", "dump_yaml", "explain", "from_dict", "keys", "load", "read", "starter_yaml"]
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -56,13 +56,28 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
         ConfigError: with every problem at once; an unknown key names the nearest known one.
         NotFound: no such file.
     """
-    raw: Any = {}
+    raw = {} if path is None else read(path)
     if path == "-":
-        raw, path = _parse(sys.stdin.read(), "stdin"), "stdin"
-    elif path is not None:
-        raw = _parse(storage.read_text(path), path)
+        path = "stdin"
+    for override in overrides:
+        _apply(raw, override)
+    return from_dict(raw, where=path or "defaults")
+
+
+def read(path: str) -> dict[str, Any]:
+    """The sections in `path` as they are written, not checked; "-" is stdin.
+
+    Raises:
+        ConfigError: it is not YAML, or no mapping.
+        NotFound: no such file.
+    """
+    if path == "-":
+        path, text = "stdin", sys.stdin.read()
+    else:
+        text = storage.read_text(path)
+    raw = _parse(text, path)
     if raw is None:
-        raw = {}
+        return {}
     if not isinstance(raw, dict):
         raise ConfigError(
             "the configuration is not a mapping of sections",
@@ -71,9 +86,7 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
             got=type(raw).__name__,
             remedy="`howdah config init` writes one to start from",
         )
-    for override in overrides:
-        _apply(raw, override)
-    return from_dict(raw, where=path or "defaults")
+    return raw
 
 
 def from_dict(raw: dict, where: str = "configuration") -> Config:

@@ -59,7 +59,8 @@ def finished_run(
 
 
 def _metrics(accuracy: float) -> dict:
-    return dict.fromkeys(SCALARS, accuracy) | {"loss": 1 - accuracy, "ece": 1 - accuracy, "rows": 7}
+    lower = {"loss": 1 - accuracy, "ece": 1 - accuracy}
+    return dict.fromkeys(SCALARS, accuracy) | lower | {"rows": 7, "per_class": {}}
 
 
 def config_of(run: str, models: str, **sections: dict) -> Config:

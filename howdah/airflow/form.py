@@ -8,48 +8,42 @@ that no field has, and knows nothing of how keys hang together.
 
 from __future__ import annotations
 
-import functools
+import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from howdah import config as configs
-from howdah.config_types import parse_bytes
+from howdah.airflow import DEFAULT_CONNECTION
+from howdah.airflow.form_fields import (
+    MASTER,
+    NOT_SHOWN,
+    OPEN,
+    SECTIONS,
+    FormField,
+    all_fields,
+    bytes_text,
+)
 from howdah.errors import ConfigError, HowdahError
 
 if TYPE_CHECKING:
-    from airflow.sdk import Param
+    from airflow.sdk import Context, Param
 
-__all__ = ["BACKENDS", "OWN", "FormField", "config", "fields", "params"]
+__all__ = [
+    "BACKENDS", "OWN", "config", "fields", "installed_defaults", "params", "secrets", "sent",
+]  # fmt: skip
 
 BACKENDS = ("local", "yarn")
-
-OPEN = (
-    "run.name", "data.source", "data.format", "data.dataset", "model.base", "training.framework",
-    "training.num_train_epochs", "training.max_steps", "training.global_batch_size",
-    "training.learning_rate", "yarn.workers", "gate.minimum", "gate.better_than_published",
-    "publish.directory",
-)  # fmt: skip
-"""The keys that are not folded away."""
-
-SECTIONS = {
-    "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
-    "evaluation": "Evaluation", "gate": "Gate", "publish": "Publishing", "tracking": "Tracking",
-    "yarn": "YARN", "run": "Run",
-}  # fmt: skip
-"""The sections in the form's order, and their titles there."""
-
-NOT_SHOWN = frozenset({"run.directory"})
-"""Keys that are not the user's to choose: a DAG run has one run directory, whatever is retried."""
 
 OWN = ("backend", "conn_id", "np", "approval")
 """The form's own fields, which are no keys of the configuration."""
 
-MASTER = "data.spark.master"
-"""Left empty, Spark runs where training does."""
+DEFAULTS = "HOWDAH_AIRFLOW_DEFAULTS"
+"""Environment variable: a configuration file with this installation's defaults of the form."""
 
-_BYTES_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*([KkMmGgTt][Ii][Bb]|[Bb])?\s*$"
+EVENT_KEY = "howdah"
+"""In the extra of an Asset's event: {key: value} for the runs that it starts."""
 
 _SECRET_NAME = re.compile(
     r"(pass(word|wd)|secret([._-]?(key|access[._-]?key))?|access[._-]?key|private[._-]?key"
@@ -57,23 +51,6 @@ _SECRET_NAME = re.compile(
     re.IGNORECASE,
 )
 _SECRET_URL = re.compile(r"://[^/@\s:]*:[^/@\s]+@")
-
-
-@dataclass(frozen=True)
-class FormField:
-    """One field of the form.
-
-    `schema` is JSON Schema without $ref and anyOf, as Airflow's form takes it; `default` is JSON.
-    """
-
-    name: str
-    default: Any
-    help: str
-    section: str | None
-    """None: in the open group."""
-    schema: dict[str, Any] = field(default_factory=dict)
-    emptied: Any = None
-    """What an emptied field means, which the form sends as null."""
 
 
 # ------------------------------------------------------------------------------------ the fields
@@ -91,7 +68,7 @@ def fields(
     """
     chosen = configs.from_dict(dict(defaults or {}), where="the form's defaults")
     given = chosen.model_dump(mode="json")
-    found = [_with_default(each, given, defaults or {}) for each in _all_fields()]
+    found = [_with_default(each, given, defaults or {}) for each in all_fields()]
     if only is not None:
         wanted = tuple(only)
         for name in wanted:
@@ -110,6 +87,7 @@ def params(
     """The same as the `params` of a DAG, the form's own fields first.
 
     Args:
+        defaults: may hold the form's own fields too, beside the sections.
         own: which of the form's own fields it has.
     """
     from howdah.airflow import require
@@ -117,8 +95,13 @@ def params(
     require()
     from airflow.sdk import Param
 
-    made = {name: Param(default, text, **schema) for name, default, text, schema in _own(set(own))}
-    for each in fields(only=only, defaults=defaults):
+    given = dict(defaults or {})
+    mine = {name: given.pop(name) for name in OWN if name in given}
+    made = {}
+    for name, default, text, schema in _OWN_FIELDS:
+        if name in own:
+            made[name] = Param(mine.get(name, default), text, title=name, **schema)
+    for each in fields(only=only, defaults=given):
         schema = dict(each.schema, title=each.name)
         if each.section is not None:
             schema["section"] = each.section
@@ -126,36 +109,44 @@ def params(
     return made
 
 
-def _own(names: set[str]) -> list[tuple[str, Any, str, dict[str, Any]]]:
-    from howdah.airflow import DEFAULT_CONNECTION
+_OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
+    (
+        "backend",
+        None,
+        "Where it trains: local (this machine) or yarn; none: as the Connection says.",
+        {"type": ["string", "null"], "enum": [*BACKENDS, None]},
+    ),
+    (
+        "conn_id",
+        DEFAULT_CONNECTION,
+        "Airflow Connection of type howdah: where commands run, where run directories lie.",
+        {"type": "string", "minLength": 1},
+    ),
+    (
+        "np",
+        1,
+        "Ranks on this machine, with backend local (at least 1). On YARN: yarn.workers.",
+        {"type": "integer", "minimum": 1},
+    ),
+    (
+        "approval",
+        False,
+        "Wait for a person's approval between the gate and publishing.",
+        {"type": "boolean"},
+    ),
+)
 
-    known = [
-        (
-            "backend",
-            None,
-            "Where it trains: local (this machine) or yarn; none: as the Connection says.",
-            {"type": ["string", "null"], "enum": [*BACKENDS, None], "title": "backend"},
-        ),
-        (
-            "conn_id",
-            DEFAULT_CONNECTION,
-            "Airflow Connection of type howdah: where commands run, where run directories lie.",
-            {"type": "string", "minLength": 1, "title": "conn_id"},
-        ),
-        (
-            "np",
-            1,
-            "Ranks on this machine, with backend local (at least 1). On YARN: yarn.workers.",
-            {"type": "integer", "minimum": 1, "title": "np"},
-        ),
-        (
-            "approval",
-            False,
-            "Wait for a person's approval between the gate and publishing.",
-            {"type": "boolean", "title": "approval"},
-        ),
-    ]
-    return [each for each in known if each[0] in names]
+
+def installed_defaults() -> dict[str, Any]:
+    """This installation's defaults of the form: the file that $HOWDAH_AIRFLOW_DEFAULTS names.
+
+    A partial configuration; the form's own fields may stand beside its sections.
+
+    Raises:
+        ConfigError, NotFound: the file is no mapping, no YAML, or not there.
+    """
+    path = os.environ.get(DEFAULTS)
+    return configs.read(path) if path else {}
 
 
 def _is_below(name: str, key: str) -> bool:
@@ -177,145 +168,24 @@ def _with_default(each: FormField, given: dict, defaults: Mapping[str, Any]) -> 
         value = None
     if value is None and each.name.startswith("tracking.mlflow."):
         value = each.default
-    if isinstance(value, int) and each.schema.get("pattern") == _BYTES_PATTERN:
-        value = _bytes_text(value)
-    return FormField(each.name, value, each.help, each.section, each.schema, each.emptied)
-
-
-@functools.cache
-def _all_fields() -> tuple[FormField, ...]:
-    whole = configs.Config.model_json_schema(mode="validation")
-    return tuple(
-        _field(name, info, _leaf(whole, name))
-        for name, info in configs.keys()  # noqa: SIM118 - a module
-        if name not in NOT_SHOWN
-    )
-
-
-def _field(name: str, info: Any, leaf: dict[str, Any]) -> FormField:
-    default = None if info.is_required() else info.get_default(call_default_factory=True)
-    # An optional section is there once one of its keys is given: without it, all are empty.
-    optional = info.is_required()
-    help_text = " ".join((info.description or "").split())
-    if any(getattr(item, "func", None) is parse_bytes for item in info.metadata):
-        default = None if default is None else _bytes_text(default)
-        schema: dict[str, Any] = {"type": "string", "pattern": _BYTES_PATTERN}
-    else:
-        schema = _flat(leaf)
-    if name == MASTER:
-        default, optional = None, True
-        help_text += " None: local[*] with backend local, yarn with backend yarn."
-    emptied = default
-    kinds = _kinds(schema)
-    # The form sends null for a list, an object or a text that was emptied.
-    if optional or default in ([], {}):
-        kinds = [*kinds, "null"] if "null" not in kinds else kinds
-    if "null" in kinds and default not in ([], {}):
-        emptied = None
-    schema["type"] = kinds[0] if len(kinds) == 1 else kinds
-    if "enum" in schema and "null" in kinds and None not in schema["enum"]:
-        schema["enum"] = [*schema["enum"], None]
-    limits = _limits(schema)
-    return FormField(
-        name=name,
-        default=default,
-        help=f"{help_text} {limits}".strip(),
-        section=None if name in OPEN else SECTIONS[name.partition(".")[0]],
-        schema=schema,
-        emptied=emptied,
-    )
-
-
-def _leaf(whole: dict[str, Any], name: str) -> dict[str, Any]:
-    """The schema of a key, through the sections it lies in."""
-    at = whole
-    for part in name.split("."):
-        at = _section(whole, at)["properties"][part]
-    return _inlined(whole, at)
-
-
-def _section(whole: dict[str, Any], at: dict[str, Any]) -> dict[str, Any]:
-    """What a reference to a section (perhaps an optional one) leads to."""
-    for option in [at, *at.get("anyOf", [])]:
-        if "$ref" in option:
-            return whole["$defs"][option["$ref"].rpartition("/")[2]]
-    return at
-
-
-def _inlined(whole: dict[str, Any], schema: Any) -> Any:
-    if isinstance(schema, list):
-        return [_inlined(whole, item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(whole, whole["$defs"][schema["$ref"].rpartition("/")[2]])
-    return {key: _inlined(whole, value) for key, value in schema.items()}
-
-
-_KEPT = (
-    "type", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern",
-    "items", "additionalProperties", "minLength", "maxLength",
-)  # fmt: skip
-
-
-def _flat(leaf: dict[str, Any]) -> dict[str, Any]:
-    """One schema without alternatives: `type` is a list where several types are taken.
-
-    Limits of an alternative are the whole's: JSON Schema holds each against its own type alone. An
-    alternative that is a choice of texts beside another type loses its choice (`config` knows it).
-    """
-    options = leaf.get("anyOf") or [leaf]
-    flat: dict[str, Any] = {}
-    kinds: list[str] = []
-    for option in options:
-        kinds += [kind for kind in _kinds(option) if kind not in kinds]
-        for key in _KEPT[1:]:
-            if key in option:
-                flat[key] = option[key]
-    if "enum" in flat and len(set(kinds) - {"null"}) > 1:
-        del flat["enum"]
-    items = flat.get("items")
-    if items and "enum" in items:  # the form's choice of several
-        flat["examples"] = list(items["enum"])
-    if "integer" in kinds and "exclusiveMinimum" in flat:
-        flat["minimum"] = int(flat.pop("exclusiveMinimum")) + 1
-    return {"type": kinds, **flat}
-
-
-def _kinds(schema: dict[str, Any]) -> list[str]:
-    kinds = schema.get("type")
-    if kinds is None:  # const or enum alone
-        values = schema.get("enum", [schema.get("const")])
-        kinds = sorted({_JSON_TYPES[type(value)] for value in values})
-    return [kinds] if isinstance(kinds, str) else list(kinds)
-
-
-_JSON_TYPES = {
-    str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
-}  # fmt: skip
-
-
-def _limits(schema: Mapping[str, Any]) -> str:
-    """The limits in words: the form itself shows none."""
-    words = {
-        "minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most",
-        "exclusiveMaximum": "below",
-    }  # fmt: skip
-    said = [f"{text} {schema[key]:g}" for key, text in words.items() if key in schema]
-    return f"({', '.join(said)})" if said else ""
-
-
-def _bytes_text(value: int) -> str:
-    """`"4 GiB"` of 4294967296: what parse_bytes reads back the same."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if value % 2**power == 0:
-            return f"{value // 2**power} {unit}"
-    return f"{value} B"
+    if each.is_size:
+        value = bytes_text(value)
+    return replace(each, default=value)
 
 
 # ------------------------------------------------------------------------------- what was sent
+def sent(context: Context) -> dict[str, Any]:
+    """{key: value} that a DAG run was given: its params, and what the events of Assets say that
+    started it (their extra's "howdah"), the last one last."""
+    values = dict(context["params"])
+    for events in (context.get("triggering_asset_events") or {}).values():
+        for event in events:
+            values |= (event.extra or {}).get(EVENT_KEY) or {}
+    return values
+
+
 def config(
-    sent: Mapping[str, Any],
+    given: Mapping[str, Any],
     *,
     backend: str = "local",
     overrides: Mapping[str, Any] | None = None,
@@ -324,7 +194,7 @@ def config(
     """What the form (or the API) sent, as a whole configuration of plain sections.
 
     Args:
-        sent: {key: value}, the form's own fields among them.
+        given: {key: value}, the form's own fields among them.
         backend: where it trains, for what depends on it.
         overrides: {key: value} that the DAG run itself decides, such as run.directory.
         own: the form's own fields, which are left out.
@@ -332,17 +202,17 @@ def config(
         ConfigError: with every problem at once: unknown keys (with the nearest known one), values
             that their keys do not take, secrets, keys that contradict each other.
     """
-    known = {each.name: each for each in _all_fields()}
+    known = {each.name: each for each in all_fields()}
     problems: list[HowdahError] = []
     values: dict[str, Any] = {}
-    for name, value in sent.items():
+    for name, value in given.items():
         if name in own:
             continue
         if name not in known:
             problems.append(_unknown(name, known))
             continue
-        problems += _secrets(name, value)
-        emptied = value is None or value == "" or (value in ([], {}) and _nullable(known[name]))
+        problems += secrets(name, value)
+        emptied = value is None or value == "" or (value in ([], {}) and known[name].nullable)
         values[name] = known[name].emptied if emptied else value
     if values.get(MASTER) is None:
         values[MASTER] = "yarn" if backend == "yarn" else "local[*]"
@@ -365,10 +235,6 @@ def config(
     return checked.model_dump(mode="json")
 
 
-def _nullable(each: FormField) -> bool:
-    return "null" in _kinds(each.schema)
-
-
 def _unknown(name: str, known: Mapping[str, FormField]) -> HowdahError:
     if name in NOT_SHOWN:
         return HowdahError(f"{name} is the DAG run's own: it is not sent", where=name)
@@ -384,7 +250,7 @@ def _unknown(name: str, known: Mapping[str, FormField]) -> HowdahError:
     return HowdahError(f"unknown key {name!r}", where=name, remedy="send the key with its section")
 
 
-def _secrets(name: str, value: Any) -> list[HowdahError]:
+def secrets(name: str, value: Any) -> list[HowdahError]:
     """What is sent is kept in Airflow's database and shown in its pages: no place for secrets."""
     remedy = "put it into the environment of the howdah Connection, and change the secret:"
     remedy += " Airflow has kept what was sent"
@@ -397,9 +263,9 @@ def _secrets(name: str, value: Any) -> list[HowdahError]:
             for key in value
             if _SECRET_NAME.search(str(key))
         ]
-        return found + [p for key, item in value.items() for p in _secrets(f"{name}.{key}", item)]
+        return found + [p for key, item in value.items() for p in secrets(f"{name}.{key}", item)]
     if isinstance(value, list):
-        return [p for number, item in enumerate(value) for p in _secrets(f"{name}.{number}", item)]
+        return [p for number, item in enumerate(value) for p in secrets(f"{name}.{number}", item)]
     return []
 
 

@@ -1,0 +1,25 @@
+"""Batch scoring with a published model: wiring only."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG
+
+from howdah.airflow.operators import PredictOperator
+from howdah.airflow.scoring import CheckScoringOperator, params
+
+with DAG(
+    "howdah_score",
+    description="Classify the rows of files or of a table with a published model.",
+    doc_md="**check** what was sent, **predict**: id, label, scores and the model's run id.",
+    schedule=None,
+    catchup=False,
+    params=params(),
+    tags=["howdah"],
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+) as dag:
+    here = {"conn_id": "{{ params.conn_id }}"}
+    check = CheckScoringOperator(task_id="check", retries=0, multiple_outputs=True, **here)
+    names = ("model", "source", "target", "text_columns", "id_column", "master")
+    PredictOperator(task_id="predict", **{name: check.output[name] for name in names}, **here)

@@ -1,0 +1,86 @@
+"""What the ETL made, held against what the run is going to ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from howdah.airflow import require
+
+require()
+
+from airflow.sdk import Context  # noqa: E402
+
+from howdah.airflow import failures  # noqa: E402
+from howdah.airflow.operators import HowdahOperator  # noqa: E402
+
+__all__ = ["DatasetOperator", "shortcomings"]
+
+
+class DatasetOperator(HowdahOperator):
+    """Logs the dataset's quality figures; refuses one that the run could not end with.
+
+    A split without rows would show only when the training has ended, hours later.
+
+    Args:
+        made: the ETL task's output (templated).
+    Returns:
+        {"dataset", "state": "written"|"unchanged", "rows", "drops", "report"}.
+    """
+
+    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "made")
+
+    def __init__(self, *, made: Any = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.made = made
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        made, config = self.made, self.config
+        state = "unchanged" if made["unchanged"] else "written"
+        self.log.info("dataset %s: %s", state, made["dataset"])
+        for split, rows in made["rows"].items():
+            self.log.info("  %s: %s rows", split, f"{rows:,}")
+        for reason, rows in sorted(made["drops"].items(), key=lambda item: -item[1]):
+            self.log.info("  dropped, %s: %s rows", reason, f"{rows:,}")
+        self.log.info("labels: %s", ", ".join(made["labels"]))
+        self.log.info("report: %s", made["report"])
+        problems = shortcomings(made, config)
+        if problems:
+            raise failures.failed(
+                {
+                    "what": "the run cannot end well with this dataset",
+                    "where": made["dataset"],
+                    "problems": problems,
+                    "remedy": "see the report; data.split, data.quality and data.labels decide",
+                },
+                3,
+            )
+        small = {key: made[key] for key in ("dataset", "rows", "drops", "report")}
+        return {**small, "state": state}
+
+
+def shortcomings(made: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What is wrong with a dataset for a run: error objects; none: nothing."""
+    rows, gate, problems = made["rows"], config["gate"], []
+    if not rows.get("train"):
+        problems.append({"what": "there is nothing to train on", "got": "no rows in train"})
+    if len(made["labels"]) < 2:
+        problems.append(
+            {
+                "what": "there is nothing to tell apart",
+                "expected": "two labels or more",
+                "got": ", ".join(made["labels"]) or "none",
+            }
+        )
+    asks = bool(gate["minimum"]) or gate["better_than_published"]
+    if asks and not rows.get(gate["split"]):
+        problems.append(
+            {
+                "what": "the gate has nothing to judge",
+                "where": "gate.split",
+                "expected": f"rows in {gate['split']}",
+                "got": "none",
+                "remedy": f"give data.split.{gate['split']} a share, or judge another split",
+            }
+        )
+    return problems

@@ -1,0 +1,210 @@
+"""The DAGs of `dags/`: they parse fast and light, hang together, and do the whole work for real."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from howdah import storage
+
+pytestmark = pytest.mark.airflow
+
+ROOT = Path(__file__).resolve().parent.parent
+DAGS = ROOT / "dags"
+IDS = {"howdah_finetune", "howdah_finetune_on_data", "howdah_score"}
+PARSE_SECONDS = 0.3  # of CPU, beyond Airflow's own import
+HEAVY = {
+    "tensorflow", "torch", "transformers", "tokenizers", "pyspark", "horovod", "mlflow", "pandas",
+    "hdfs", "hdfs_native", "skein", "etl", "training", "yarn", "paramiko",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def dags(airflow_home):
+    """The DAGs by their ids, as the DAG processor finds them."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    bag = DagBag(str(DAGS), include_examples=False)
+    assert bag.import_errors == {}
+    return bag.dags
+
+
+# ------------------------------------------------------------------------------------- parsing
+_PARSE = """
+import json, runpy, sys, time
+import airflow.providers.standard.operators.hitl, airflow.sdk.execution_time.xcom, airflow.sdk.log
+from airflow.sdk import DAG, Asset, BaseHook, BaseOperator, BaseOperatorLink, Param, TaskGroup
+from airflow.sdk import ResumableJobMixin
+from airflow.triggers.base import BaseTrigger
+there, began = set(sys.modules), time.process_time()
+runpy.run_path(sys.argv[1])
+seconds = time.process_time() - began
+new = sorted({name.partition(".")[0] for name in set(sys.modules) - there})
+print(json.dumps({"seconds": seconds, "new": new}))
+"""
+
+
+@pytest.mark.parametrize("name", ["finetune.py", "score.py"])
+def test_a_file_parses_fast_and_loads_nothing_heavy(airflow_home, name):
+    done = subprocess.run(
+        [sys.executable, "-c", _PARSE, str(DAGS / name)],
+        capture_output=True, text=True, cwd=ROOT, timeout=120, check=True,
+    )  # fmt: skip
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert not set(told["new"]) & HEAVY
+    print(f"{name}: {told['seconds']:.3f} s of CPU")
+    assert told["seconds"] < 2 * PARSE_SECONDS  # to notice a heavy import that is not in the list
+
+
+def test_the_dags_are_there_without_import_errors(dags):
+    assert set(dags) == IDS
+
+
+def test_an_installation_whose_defaults_are_bad_is_told_so(airflow_home, tmp_path, monkeypatch):
+    from airflow.dag_processing.dagbag import DagBag
+
+    path = tmp_path / "defaults.yaml"
+    path.write_text("training: {sed: 3}\n")
+    monkeypatch.setenv("HOWDAH_AIRFLOW_DEFAULTS", str(path))
+    errors = DagBag(str(DAGS / "finetune.py"), include_examples=False).import_errors
+    assert "did you mean training.seed?" in str(errors)
+
+
+# ------------------------------------------------------------------------------------- the shape
+def test_the_tasks_in_their_order(dags):
+    for dag_id in ("howdah_finetune", "howdah_finetune_on_data"):
+        dag = dags[dag_id]
+        order = [task.task_id for task in dag.topological_sort()]
+        assert order == [
+            "check", "preflight", "etl.build", "etl.quality", "train", "evaluate", "gate",
+            "approve", "publish", "teardown",
+        ]  # fmt: skip
+        publish, teardown = dag.get_task("publish"), dag.get_task("teardown")
+        assert publish.trigger_rule == "none_failed"  # also when nobody had to be asked
+        assert publish.upstream_task_ids == {"check", "gate", "approve"}
+        assert [asset.name for asset in publish.outlets] == ["howdah_model"]
+        assert dag.get_task("preflight").is_setup
+        assert teardown.is_teardown
+        assert not teardown.on_failure_fail_dagrun
+
+
+def test_what_starts_them(dags):
+    assert dags["howdah_finetune"].schedule is None
+    (asset,) = dags["howdah_finetune_on_data"].schedule
+    assert asset.name == "howdah_data"
+
+
+# ------------------------------------------------------------------------------- for real
+WORDS = {
+    "sea": "wave tide salt shore ship sail gull coral reef foam",
+    "sky": "cloud wind star moon comet storm dawn dusk hail rain",
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> str:
+    """A CSV of two classes that a tiny model tells apart."""
+    rng = np.random.default_rng(5)
+    path = tmp_path_factory.mktemp("rows") / "rows.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        out = csv.writer(file)
+        out.writerow(["text", "label"])
+        for number in range(240):
+            label = ("sea", "sky")[number % 2]
+            words = rng.choice(WORDS[label].split(), 12)
+            out.writerow([" ".join([*words, f"number {number}"]), label])
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("place")
+
+
+@pytest.fixture
+def here(place, monkeypatch):
+    """The default Connection: this machine, run directories in `place`."""
+    extra = {"run_root": str(place / "runs"), "working_directory": str(place)}
+    told = json.dumps({"conn_type": "howdah", "extra": extra})
+    monkeypatch.setenv("AIRFLOW_CONN_HOWDAH_DEFAULT", told)
+    return place
+
+
+def sent(source: str, place: Path, model: str, **more) -> dict:
+    return {
+        "run.name": "words", "data.source": source, "data.dataset": str(place / "dataset"),
+        "data.spark.master": "local[1]", "data.spark.driver_memory": "1g", "data.dedup.near": False,
+        "model.base": model, "publish.directory": str(place / "models"),
+        "training.framework": "torch", "training.max_steps": 12, "training.learning_rate": 0.01,
+        "training.global_batch_size": 32, "training.logging_steps": 4,
+        "training.precision": "fp32", "training.threads_per_rank": 1,
+        "tracking.tensorboard": False, "gate.minimum": {"accuracy": 0.3, "loss": 2.0},
+    } | more  # fmt: skip
+
+
+def states(run) -> dict[str, str]:
+    return {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+
+
+def test_from_rows_to_a_published_model_and_its_predictions(
+    dags, here, source, tiny_model_dir, tmp_path
+):
+    run = dags["howdah_finetune"].test(run_conf=sent(source, here, tiny_model_dir))
+    done = states(run)
+    assert done.pop("approve") == "skipped"
+    assert set(done.values()) == {"success"}, done
+    assert run.state == "success"
+
+    model = str(here / "models" / "words")
+    now = storage.read_json(f"{model}/current.json")
+    assert now["version"] == 1
+    assert now["gate"]["passed"] is True
+    told = storage.read_json(f"{now['run_directory']}/run.json")
+    assert Path(now["run_directory"]).parent == here / "runs" / "howdah_finetune"
+    assert now["metrics"]["test"]["accuracy"] == told["metrics"]["test"]["accuracy"]
+    extra = last_event("howdah_model")
+    assert extra["version"] == 1
+    assert extra["run_id"] == told["run_id"]
+    assert extra["metrics"]["test"]["accuracy"] == told["metrics"]["test"]["accuracy"]
+
+    scored = dags["howdah_score"].test(run_conf={"model": model, "source": source})
+    assert set(states(scored).values()) == {"success"}
+    (output,) = (here / "runs" / "howdah_score").glob("*/predictions.parquet")
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(output)
+    assert table.num_rows == 240
+    assert set(table.column("run_id").to_pylist()) == {told["run_id"]}
+
+
+def last_event(asset: str) -> dict:
+    """The extra of an Asset's newest event."""
+    from airflow.models.asset import AssetEvent, AssetModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        return session.scalars(
+            select(AssetEvent)
+            .join(AssetModel, AssetModel.id == AssetEvent.asset_id)
+            .where(AssetModel.name == asset)
+            .order_by(AssetEvent.id.desc())
+        ).first().extra  # fmt: skip
+
+
+def test_what_was_sent_wrong_ends_in_the_first_task(dags, here, source, tiny_model_dir, capfd):
+    values = sent(source, here, tiny_model_dir, **{"training.learning_rte": 1, "seed": 2})
+    run = dags["howdah_finetune"].test(run_conf=values)
+    assert run.state == "failed"
+    done = states(run)
+    assert done["check"] == "failed"
+    assert set(done.values()) <= {"failed", "upstream_failed", "skipped"}, done
+    text = "".join(capfd.readouterr())
+    assert "did you mean training.learning_rate?" in text
+    assert "unknown key 'seed'" in text
