@@ -18,7 +18,13 @@ LABELS = ["cat", "dog"]
 
 
 def finished_run(
-    directory: str, base: str, *, run_id: str, accuracy: float = 0.9, dataset: str = "d1", **changes
+    directory: str,
+    base: str,
+    *,
+    run_id: str,
+    accuracy: float = 0.9,
+    dataset: str = "d1",
+    changes: dict | None = None,
 ) -> str:
     """Write run.json and export/ of a run; returns `directory`.
 
@@ -53,7 +59,7 @@ def finished_run(
         "run_id": run_id, "name": "zoo", "status": "finished", "framework": "torch", "steps": 20,
         "best_step": 12, "metrics": metrics,
     }  # fmt: skip
-    data = json.dumps(run | changes).encode()
+    data = json.dumps(run | (changes or {})).encode()
     storage.write_whole(storage.join(directory, "run.json"), data)
     return directory
 

@@ -53,7 +53,9 @@ def test_the_split_asked_for_is_judged(run, models):
 
 def test_an_undefined_metric_misses(tmp_path, models, tiny_model_dir):
     metrics = {"test": {"roc_auc": None, "accuracy": 1.0}}
-    run = finished_run(str(tmp_path / "x"), tiny_model_dir, run_id="x", metrics=metrics)
+    run = finished_run(
+        str(tmp_path / "x"), tiny_model_dir, run_id="x", changes={"metrics": metrics}
+    )
     with pytest.raises(CheckFailed) as caught:
         judge(config_of(run, models, gate={"minimum": {"roc_auc": 0.1}}), never).require("gate")
     assert caught.value.problems[0].got == "undefined"
@@ -88,7 +90,7 @@ def test_what_can_be_known_before_training_is_refused_then(sections, part):
     ],
 )
 def test_what_cannot_be_judged(tmp_path, models, tiny_model_dir, changes, part):
-    run = finished_run(str(tmp_path / "x"), tiny_model_dir, run_id="x", **changes)
+    run = finished_run(str(tmp_path / "x"), tiny_model_dir, run_id="x", changes=changes)
     with pytest.raises(ModelError) as caught:
         judge(config_of(run, models, gate={"minimum": {"loss": 1}}), never)
     assert part in caught.value.what
