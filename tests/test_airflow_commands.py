@@ -140,7 +140,9 @@ def test_connections_that_are_not_there_or_of_another_type(connection):
         _ = HowdahHook(connection("other", conn_type="http")).settings
 
 
-def test_the_resourcemanager_of_a_connection(hook, tmp_path):
+def test_the_resourcemanager_of_a_connection(hook, tmp_path, monkeypatch):
+    from howdah.airflow.failures import HowdahCommandRefused
+
     manager = hook(
         resourcemanager=["http://127.0.0.1:1", "http://127.0.0.1:2"],
         keytab="/x.keytab", principal="me@HERE",
@@ -155,6 +157,13 @@ def test_the_resourcemanager_of_a_connection(hook, tmp_path):
     )
     manager = hook(environment={"HADOOP_CONF_DIR": str(tmp_path)}).resource_manager()
     assert manager.urls == ["http://rm.example.org:8088"]
+    # An edge node's directory is not looked for here.
+    far = {"ssh_conn_id": "edge", "run_root": "hdfs:///runs", "resourcemanager": "http://a:1"}
+    hook(environment={"HADOOP_CONF_DIR": "/only/there"}, **far).resource_manager()
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    with pytest.raises(HowdahCommandRefused, match="field resourcemanager"):
+        hook().resource_manager()
 
 
 # ------------------------------------------------------------------------- commands run here

@@ -212,7 +212,16 @@ class HowdahHook(BaseHook):
 
         known = self.settings
         with refusals():
-            loaded = conf.load({**os.environ, **known.environment}, names=conf.YARN_FILES)
+            # An edge node's settings are not this machine's.
+            here = {} if known.ssh_conn_id else known.environment
+            loaded = conf.load({**os.environ, **here}, names=conf.YARN_FILES)
+            if not known.resourcemanager and not any(map(_of_yarn, loaded.values)):
+                raise ConfigError(
+                    "nothing says where YARN's ResourceManager is",
+                    where=f"Airflow Connection {self.conn_id}",
+                    expected="the field resourcemanager (http://host:8088), or HADOOP_CONF_DIR in"
+                    " the environment of Airflow's machines or in the field environment",
+                )
             if known.keytab is not None:
                 loaded = loaded.with_values({"hadoop.security.authentication": "kerberos"})
             return ResourceManager(
@@ -250,6 +259,10 @@ def refusals() -> Iterator[None]:
         yield
     except HowdahError as error:
         raise failures.of_error(error) from None
+
+
+def _of_yarn(name: str) -> bool:
+    return name.startswith("yarn.resourcemanager.")
 
 
 def _airflow_home() -> str:
