@@ -30,7 +30,7 @@ def dags(airflow_home):
     """The DAGs by their ids, as the DAG processor finds them."""
     from airflow.dag_processing.dagbag import DagBag
 
-    bag = DagBag(str(DAGS), include_examples=False)
+    bag = DagBag(str(DAGS))
     assert bag.import_errors == {}
     return bag.dags
 
@@ -72,7 +72,7 @@ def test_an_installation_whose_defaults_are_bad_is_told_so(airflow_home, tmp_pat
     path = tmp_path / "defaults.yaml"
     path.write_text("training: {sed: 3}\n")
     monkeypatch.setenv("HOWDAH_AIRFLOW_DEFAULTS", str(path))
-    errors = DagBag(str(DAGS / "finetune.py"), include_examples=False).import_errors
+    errors = DagBag(str(DAGS / "finetune.py")).import_errors
     assert "did you mean training.seed?" in str(errors)
 
 
