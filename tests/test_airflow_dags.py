@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
-import numpy as np
 import pytest
 
 from howdah import storage
+from tests.waiting import wait_until
+from tests.word_rows import write_rows
 
 pytestmark = pytest.mark.airflow
 
@@ -101,25 +102,10 @@ def test_what_starts_them(dags):
 
 
 # ------------------------------------------------------------------------------- for real
-WORDS = {
-    "sea": "wave tide salt shore ship sail gull coral reef foam",
-    "sky": "cloud wind star moon comet storm dawn dusk hail rain",
-}
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory) -> str:
     """A CSV of two classes that a tiny model tells apart."""
-    rng = np.random.default_rng(5)
-    path = tmp_path_factory.mktemp("rows") / "rows.csv"
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        out = csv.writer(file)
-        out.writerow(["text", "label"])
-        for number in range(240):
-            label = ("sea", "sky")[number % 2]
-            words = rng.choice(WORDS[label].split(), 12)
-            out.writerow([" ".join([*words, f"number {number}"]), label])
-    return str(path)
+    return write_rows(tmp_path_factory.mktemp("rows") / "rows.csv")
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +167,46 @@ def test_from_rows_to_a_published_model_and_its_predictions(
     table = pq.read_table(output)
     assert table.num_rows == 240
     assert set(table.column("run_id").to_pylist()) == {told["run_id"]}
+
+
+@pytest.mark.full
+def test_a_model_that_misses_the_gate_is_not_published_and_the_run_is_cleaned_up(
+    dags, here, source, tiny_model_dir
+):
+    """The dataset of the run before is found unchanged."""
+    minimum = {"gate.minimum": {"accuracy": 1.5}}
+    run = dags["howdah_finetune"].test(run_conf=sent(source, here, tiny_model_dir, **minimum))
+    done = states(run)
+    assert run.state == "failed"
+    assert done["gate"] == "failed"
+    assert done["evaluate"] == done["teardown"] == "success"
+    assert done["approve"] == done["publish"] == "upstream_failed"
+    quality = next(ti for ti in run.get_task_instances() if ti.task_id == "etl.quality")
+    assert quality.xcom_pull(task_ids="etl.quality")["state"] == "unchanged"
+    assert storage.read_json(f"{here}/models/words/current.json")["version"] == 1
+
+
+def test_new_data_starts_a_run_which_its_event_says_more_about(airflow_standalone):
+    airflow, dag_id = airflow_standalone, "howdah_finetune_on_data"
+    airflow.pause(dag_id, paused=False)
+    (asset,) = [
+        found
+        for found in airflow.api("GET", "/assets", params={"limit": 100})["assets"]
+        if found["name"] == "howdah_data"
+    ]
+    # A table that is not there: the run is to go no further than its first tasks.
+    extra = {"rows": 5, "howdah": {"data.format": "hive", "data.source": "no.such_table"}}
+    airflow.api("POST", "/assets/events", json={"asset_id": asset["id"], "extra": extra})
+    runs = wait_until(lambda: airflow.api("GET", f"/dags/{dag_id}/dagRuns")["dag_runs"])
+    run_id = runs[0]["dag_run_id"]
+    airflow.wait_task(dag_id, run_id, "check", {"success"}, 120)
+    told = airflow.xcom(dag_id, run_id, "check")
+    assert told["config"]["data"]["source"] == "no.such_table"
+    assert told["run_directory"].startswith(f"{airflow.files}/{dag_id}/")
+    path = f"/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"
+    airflow.api("PATCH", path, json={"state": "failed"})
+    airflow.wait_run(dag_id, run_id, 120, state="failed")
+    airflow.pause(dag_id, paused=True)
 
 
 def last_event(asset: str) -> dict:

@@ -25,7 +25,7 @@ from training.export import resolve_export
         "memory",
         "s3",
         pytest.param("hdfs", marks=pytest.mark.hadoop),
-        pytest.param("webhdfs", marks=pytest.mark.hadoop),
+        pytest.param("webhdfs", marks=[pytest.mark.hadoop, pytest.mark.full]),
     ]
 )
 def base(request, tmp_path):

@@ -33,11 +33,9 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     checked = load(config, set)
     verdict = judge(checked, _evaluator(checked))
     verdict.require("gate")
-    lines = [
-        f"{check.metric}: {check.got:.6g} ({check.wanted}, {check.against})"
-        for check in verdict.checks
-    ]
-    answer(verdict.as_dict(), json, [*lines, f"gate: passed on {verdict.split}"])
+    for check in verdict.checks:
+        say(f"{check.metric}: {check.got:.6g} ({check.wanted}, {check.against})")
+    answer(verdict.as_dict(), json, [f"gate: passed on {verdict.split}"])
 
 
 @app.command()
