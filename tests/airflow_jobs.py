@@ -13,6 +13,7 @@ from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from tests.yarn_jobs import settings
 
+ROWS = {"train": 7200, "validation": 24}  # an epoch has 300 steps
 LIMIT = 240.0  # seconds; a test that hangs waits longer than this
 TASK = "train"
 _DAG = """
@@ -36,7 +37,7 @@ class DiesOnce(HowdahTrainOperator):
 def dag(name, kind=HowdahTrainOperator, **more):
     with DAG(name, schedule=None, params={{"config": {{}}}}, render_template_as_native_obj=True):
         kind(
-            task_id="{task}", conn_id="{connection}", config="{{{{{{{{ params.config }}}}}}}}",
+            task_id="{task}", conn_id="{connection}", config="{{{{ params.config }}}}",
             backend="yarn", poll_seconds=1.0, retry_delay=datetime.timedelta(seconds=1), **more,
         )
 
@@ -54,7 +55,7 @@ class TrainingTasks:
     Args:
         airflow: the fixture `airflow_standalone`.
         cluster: a MiniCluster.
-        data: directory on HDFS with `place_data`'s files.
+        data: directory on HDFS with the files of `place_data(..., rows=ROWS)`.
     """
 
     NAME, CONNECTION = "training_task", "training_cluster"
@@ -74,7 +75,8 @@ class TrainingTasks:
         """Trigger a run that trains for long enough to be harmed."""
         dag = self.NAME + (f"_{kind}" if kind else "")
         wanted = {
-            "training": {"max_steps": 400, "global_batch_size": 48, "per_device_max_tokens": 64},
+            "training": {"max_steps": 300, "global_batch_size": 24, "per_device_max_tokens": 128},
+            "checkpoint": {"every_steps": 50},
             "yarn": {"workers": 1, "worker": {"memory": "1536 MiB"},
                      "driver": {"memory": "512 MiB"}},
         }  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 
 from howdah import storage
 from howdah.hadoop.resourcemanager import OVER
-from tests.airflow_jobs import LIMIT, TASK, TrainingTasks
+from tests.airflow_jobs import LIMIT, ROWS, TASK, TrainingTasks
 from tests.yarn_jobs import place_data
 
 pytestmark = [pytest.mark.airflow, pytest.mark.hadoop]
@@ -25,7 +25,7 @@ KILL_SECONDS = 30.0
 def home(cluster, tiny_model_dir):
     """A place on HDFS with the data."""
     url = f"{cluster.hdfs_url}/test/airflow"
-    place_data(url, tiny_model_dir)
+    place_data(url, tiny_model_dir, ROWS)
     yield url
     storage.remove(url, recursive=True)
 

@@ -34,7 +34,7 @@ def driver():
         return 200, "application/json", b'{"yes": true}'
 
     server = wire.Server(
-        "127.0.0.1", None, key, signed=signed, page=lambda path: (200, "text/html", b"hello"),
+        "127.0.0.1", None, key, signed=signed, page=lambda path: (200, "text/html", path.encode()),
         refused=told.append,
     )  # fmt: skip
     server.start()
@@ -130,7 +130,8 @@ def test_a_driver_that_is_gone_is_said_to_be(driver):
 
 
 def test_pages_are_open_to_be_read_and_nothing_else_is(driver):
-    assert plain(driver.port, "GET", "/page/x/") == (200, b"hello")
+    assert plain(driver.port, "GET", "/page/x/") == (200, b"/page/x/")
+    assert plain(driver.port, "GET", "/page/x/?user.name=me") == (200, b"/page/x/")  # YARN's proxy
     assert plain(driver.port, "PUT", "/page/x/", b"y")[0] == 403
     assert plain(driver.port, "GET", "/rendezvous/1/global/rank_0")[0] == 403
 

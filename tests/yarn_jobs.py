@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
@@ -18,11 +19,14 @@ ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 240.0  # seconds; a test that hangs waits longer than this
 
 
-def place_data(url: str, model_dir: str) -> None:
+ROWS = {"train": 96, "validation": 24}
+
+
+def place_data(url: str, model_dir: str, rows: Mapping[str, int] = ROWS) -> None:
     """A small dataset at `url`/set and the tiny model at `url`/model."""
     for name in os.listdir(model_dir):
         storage.upload(os.path.join(model_dir, name), f"{url}/model/{name}")
-    build_dataset(f"{url}/set/v=1", model_dir=model_dir, rows={"train": 96, "validation": 24})
+    build_dataset(f"{url}/set/v=1", model_dir=model_dir, rows=dict(rows))
 
 
 def settings(url: str, name: str, **sections) -> dict:

@@ -6,7 +6,7 @@ before that is shown while the task runs or is deferred, and stays after a failu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -24,6 +24,7 @@ __all__ = [
     "LogsLink",
     "PushedLink",
     "ReportLink",
+    "begin",
     "MlflowLink",
     "directory_page",
     "push",
@@ -85,8 +86,15 @@ def push(where: Mapping[str, Any], link: type[PushedLink], url: str | None) -> N
         link: which one.
         url: where it leads; none: nothing is shown.
     """
-    if url:
-        XCom.set(key=link.xcom_key, value=url, **where)
+    XCom.set(key=link.xcom_key, value=url or "", **where)
+
+
+def begin(where: Mapping[str, Any], links: Iterable[PushedLink]) -> None:
+    """Show none of these links yet. Airflow asks for all at the task's end, and complains of each
+    that was never pushed.
+    """
+    for link in links:
+        push(where, type(link), None)
 
 
 def run_page(

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 from howdah.airflow import require
@@ -23,10 +24,10 @@ from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
 from airflow.triggers.base import BaseTrigger, TriggerEvent  # noqa: E402
 
 from howdah.airflow import application as app  # noqa: E402
-from howdah.airflow import links  # noqa: E402
+from howdah.airflow import links, tickets  # noqa: E402
 from howdah.airflow.failures import HowdahCommandRefused  # noqa: E402
 from howdah.airflow.ownership import OWNER_KEY, TaskKey  # noqa: E402
-from howdah.errors import HowdahError, NotFound  # noqa: E402
+from howdah.errors import ConfigError, HowdahError, NotFound  # noqa: E402
 
 __all__ = ["ApplicationTrigger"]
 
@@ -38,6 +39,7 @@ _TAKE_OVER_SECONDS = 15.0
 """How long the next try may take to say that the application is its own; Airflow gives `on_kill`
 30 s in all."""
 _KILL_SECONDS = 10.0
+_ACCOUNT_SECONDS = 30.0
 _REMIND_SECONDS = 600.0
 """How often the log says that the ResourceManager still does not answer."""
 
@@ -87,7 +89,9 @@ class ApplicationTrigger(BaseTrigger):
         self._logs: str | None = None
         self._silent_since: float | None = None
         self._reminded = 0.0
+        self._hook: Any = None
         self._page_trouble = False
+        self._account_due = 0.0
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """For Airflow's database."""
@@ -127,6 +131,7 @@ class ApplicationTrigger(BaseTrigger):
                 return await self._timed_out()
             sight = await self._look()
             if sight is not None:
+                sight = await self._with_account(sight)
                 lines, now = app.told_lines(sight, place)
                 if now != place:
                     place = now
@@ -152,7 +157,7 @@ class ApplicationTrigger(BaseTrigger):
             if self._manager is None:
                 self._manager = await _in(_LOOKS, self._connect)
             sight = await _in(_LOOKS, app.look, self._manager, self.application)
-        except (NotFound, HowdahCommandRefused):
+        except (NotFound, ConfigError, HowdahCommandRefused):
             raise
         except (HowdahError, *_NO_ANSWER) as error:
             self._silent(str(error))
@@ -166,7 +171,29 @@ class ApplicationTrigger(BaseTrigger):
     def _connect(self) -> Any:
         from howdah.airflow.hook import HowdahHook
 
-        return HowdahHook(self.conn_id).resource_manager(user=self.user, patience=0.0)
+        self._hook = hook = HowdahHook(self.conn_id)
+        tickets.hold(hook.settings.keytab, hook.settings.principal, f"{self.conn_id}: keytab")
+        return hook.resource_manager(user=self.user, patience=0.0)
+
+    async def _with_account(self, sight: app.Sight) -> app.Sight:
+        """Where the job's page does not answer here: its account as `howdah status` has it, which
+        reads the run directory where the Connection's commands run. A process each time, so seldom.
+        """
+        if sight.page_trouble is None or time.monotonic() < self._account_due:
+            return sight
+        self._account_due = time.monotonic() + _ACCOUNT_SECONDS
+        words = ["status", self.application, "--json"]
+        try:
+            told = await _in(_LOOKS, self._hook.run, words, on_line=lambda line: None)
+        except (HowdahError, *_NO_ANSWER) as error:
+            if not self._page_trouble:
+                self.log.warning(
+                    "rank 0's lines are told at the end only: neither the job's page can be read"
+                    " here (%s), nor the run directory (%s)", sight.page_trouble, error,
+                )  # fmt: skip
+            self._page_trouble = True
+            return sight
+        return replace(sight, job=told.get("job"))
 
     def _silent(self, cause: str) -> None:
         now = time.monotonic()
@@ -181,16 +208,10 @@ class ApplicationTrigger(BaseTrigger):
             )
 
     async def _show(self, sight: app.Sight) -> None:
-        """Links that are known only by now; why there are no lines, once."""
+        """Links that are known only by now."""
         if sight.logs is not None and sight.logs != self._logs:
             self._logs = sight.logs
             await self._tolerant(links.push, self.key.as_dict(), links.LogsLink, sight.logs)
-        if sight.page_trouble is not None and not self._page_trouble:
-            self._page_trouble = True
-            self.log.warning(
-                "the job's page cannot be read from here, so rank 0's lines are told at the end"
-                " only: %s", sight.page_trouble,
-            )  # fmt: skip
 
     async def _timed_out(self) -> dict[str, Any]:
         self.log.error("the time limit is over: killing %s", self.application)
