@@ -116,6 +116,8 @@ class _Asker:
                 return None
             self.wait(_TURN_SECONDS, lines=False)
             line = self._line()
+        if line.strip() == b"stop":  # asked to end before it was told what to begin
+            return None
         try:
             made = _Order(**json.loads(line))
         except (ValueError, TypeError) as error:

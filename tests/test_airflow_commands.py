@@ -304,6 +304,51 @@ def test_nothing_outlives_a_task_that_is_ended(hook, endless, number):
     assert not running(endless)
 
 
+def test_a_crash_may_be_mended_by_a_retry_and_a_check_that_fails_may_not():
+    from howdah.airflow.failures import HowdahCommandRefused, failed
+
+    assert not isinstance(failed({"what": "no answer"}, 1), HowdahCommandRefused)
+    assert isinstance(failed({"error": "CheckFailed", "what": "no"}, 1), HowdahCommandRefused)
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "local", "yarn"),
+    [
+        ("disk", "fail", True, True),
+        ("Spark", "fail", True, True),
+        ("disk", "warn", False, False),
+        ("Horovod", "fail", True, False),  # an edge node trains nothing
+        ("MPI", "fail", False, False),  # horovodrun does without
+        ("ResourceManager", "fail", False, True),
+        ("HADOOP_CONF_DIR", "skip", False, True),  # it knows no cluster to submit to
+    ],
+)
+def test_which_findings_of_the_doctor_stop_a_run(hook, name, status, local, yarn, tmp_path):
+    """By a program that answers as `howdah doctor` does on such a machine."""
+    import logging
+
+    from howdah.airflow.failures import HowdahCommandRefused
+    from howdah.airflow.preflight import doctor
+
+    check = {"name": name, "status": status, "found": "this", "remedy": "that"}
+    answer = json.dumps({"ok": False, "checks": [check]})
+    program = tmp_path / "howdah"
+    program.write_text(
+        f"#!/bin/sh\necho 'howdah guard {howdah.__version__} pid 1' >&2\nread line\n"
+        f"echo '{answer}'\nexit 1\n"
+    )
+    program.chmod(0o755)
+    for backend, stops in (("local", local), ("yarn", yarn)):
+        asked = hook(command=str(program))
+        if not stops:
+            assert doctor(asked, backend, logging.getLogger())["ok"]
+            continue
+        with pytest.raises(HowdahCommandRefused) as caught:
+            doctor(asked, backend, logging.getLogger())
+        assert f"not fit for a run on backend {backend}" in str(caught.value)
+        assert f"- {name}" in str(caught.value)
+
+
 # ---------------------------------------------------------------------------- an edge node
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory):
@@ -438,6 +483,54 @@ def test_nothing_secret_is_in_a_command_line_and_it_is_blotted_out_of_lines(
     made.cancel()
     asking.join(60)
 
-    from airflow.sdk._shared.secrets_masker import redact
+    from howdah.airflow.hook import blotted
 
-    assert redact(f"it says {secret}") == "it says ***"
+    said = {"what": f"it says {secret}", "tokens": 7, "all": [("here", f"{secret}!")]}
+    assert blotted(said) == {"what": "it says ***", "tokens": 7, "all": [("here", "***!")]}
+
+
+# ------------------------------------------------------------------------------------- the ETL
+@pytest.mark.full
+@pytest.mark.spark
+def test_an_etl_whose_task_is_cancelled_leaves_no_java_and_no_dataset(
+    hook, tiny_model_dir, tmp_path
+):
+    from howdah.airflow.failures import HowdahCommandFailed
+
+    rows = (f"w{n} {n * 7919 % 10007} thing number {n},{'ab'[n % 2]}\n" for n in range(200_000))
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(rows))
+    config = {
+        "data": {
+            "source": str(tmp_path / "rows.csv"),
+            "dataset": str(tmp_path / "set"),
+            "spark": {"driver_memory": "1g"},
+        },
+        "model": {"base": tiny_model_dir},
+    }
+    made, below, raised = hook(), [], []
+
+    def ask():
+        try:
+            made.run(["etl", "--json"], config=config, on_line=lambda line: None)
+        except HowdahCommandFailed as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    # written into, not committed
+    wait_until(lambda: list(tmp_path.glob("set/*")) or not asking.is_alive(), 200)
+    below = [pid for pid in descendants(os.getpid()) if java(pid)]
+    assert below
+    made.cancel(200)
+    asking.join(200)
+    assert raised[0].code == 143
+    assert all(gone(pid) for pid in below)
+    assert not list(tmp_path.glob("set/**/manifest.json"))
+    assert not list(tmp_path.glob("set/**/*.tfrecord"))
+
+
+def java(pid):
+    try:
+        return Path(os.readlink(f"/proc/{pid}/exe")).name == "java"
+    except OSError:
+        return False

@@ -12,10 +12,12 @@ from howdah.processes import stat_fields
 from tests.edge_node import EdgeNode
 from tests.kerberos_users import become_alice
 from tests.waiting import wait_until
+from tests.word_rows import write_rows
 from tests.yarn_jobs import place_data, settings
 
 pytestmark = [pytest.mark.airflow, pytest.mark.hadoop, pytest.mark.mpi]
 
+ROOT = Path(__file__).resolve().parent.parent
 HOWDAH = str(Path(sys.executable).parent / "howdah")
 LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
 
@@ -121,6 +123,41 @@ def guard_processes():
 
 
 @pytest.mark.full
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_from_rows_to_a_published_model_all_by_the_edge_node(
+    airflow_home, hook, healthy_cluster, place, tiny_model_dir, tmp_path, monkeypatch
+):
+    """The whole DAG on a worker that reaches no HDFS: SSH and the ResourceManager's HTTP alone."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    write_rows(tmp_path / "rows.csv")
+    storage.upload(str(tmp_path / "rows.csv"), f"{place}/rows.csv")
+    told = json.loads(os.environ["AIRFLOW_CONN_HOWDAH_EDGE"])
+    told["extra"]["run_root"] = f"{place}/runs"
+    monkeypatch.setenv("AIRFLOW_CONN_HOWDAH_EDGE", json.dumps(told))
+    values = {
+        "conn_id": "howdah_edge", "run.name": "words", "data.source": f"{place}/rows.csv",
+        "data.dataset": f"{place}/words", "data.spark.master": "local[1]",
+        "data.spark.driver_memory": "1g", "data.dedup.near": False, "model.base": f"{place}/model",
+        "publish.directory": f"{place}/models", "training.framework": "torch",
+        "training.max_steps": 12, "training.learning_rate": 0.01,
+        "training.global_batch_size": 32, "training.precision": "fp32",
+        "tracking.tensorboard": False, "gate.minimum": {"accuracy": 0.3},
+        "yarn.environment": "path", "yarn.python": sys.executable, "yarn.workers": 2,
+        "yarn.worker.memory": "2 GiB", "yarn.attempts": 1,
+    }  # fmt: skip
+    dag = DagBag(str(ROOT / "dags" / "finetune.py")).dags["howdah_finetune"]
+    run = dag.test(run_conf=values)
+    done = {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
+    assert done.pop("approve") == "skipped"
+    assert set(done.values()) == {"success"}, done
+    now = storage.read_json(f"{place}/models/words/current.json")
+    assert now["version"] == 1
+    assert storage.read_json(f"{now['run_directory']}/run.json")["world_size"] == 2
+
+
+@pytest.mark.full
 def test_a_kerberised_resourcemanager_is_asked_with_the_connections_keytab(
     secure_cluster, secure_dir, tiny_model_dir, tmp_path, monkeypatch
 ):
@@ -168,4 +205,3 @@ def test_a_kerberised_resourcemanager_is_asked_with_the_connections_keytab(
         wait_until(
             lambda: made.resource_manager().application(told["application"])["state"] == "KILLED"
         )
-    storage.remove(f"{secure_dir}/runs", recursive=True)

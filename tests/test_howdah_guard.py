@@ -19,14 +19,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="by Linux' /proc
 class Asked:
     """A guard, and what it says."""
 
-    def __init__(self, *words, env=None, **order):
+    def __init__(self, *words, env=None, first=None, **order):
         self.process = subprocess.Popen(
             [sys.executable, "-m", "howdah.cli", "guard", "--", *words],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             env={**os.environ, **(env or {})}, bufsize=1,
         )  # fmt: skip
         self.hello = self.process.stderr.readline()
-        self.write(json.dumps(order))
+        self.write(first or json.dumps(order))
 
     def write(self, line):
         self.process.stdin.write(line + "\n")
@@ -210,6 +210,11 @@ def test_who_waits_for_a_lock_can_be_stopped(waiting, asked):
     assert second.end()[:2] == (143, "")
     first.write("stop")
     first.end()
+
+
+def test_asked_to_end_before_it_is_told_what_to_do(asked):
+    one = asked("config", "explain", "run.name", first="stop")
+    assert one.end()[:2] == (143, "")
 
 
 def test_a_first_line_that_is_none(asked):

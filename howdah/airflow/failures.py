@@ -39,8 +39,9 @@ class HowdahCommandRefused(HowdahCommandFailed, AirflowFailException):
 
 def failed(error: Mapping[str, Any], code: int) -> HowdahCommandFailed:
     """The exception to raise for an error object and exit code of a command."""
-    kind = HowdahCommandRefused if code in _HOPELESS else HowdahCommandFailed
-    return kind(error, code)
+    # A crash ends with 1 as well, without a word of its own: that may not happen again.
+    hopeless = code in _HOPELESS and (code != 1 or "error" in error)
+    return (HowdahCommandRefused if hopeless else HowdahCommandFailed)(error, code)
 
 
 def of_error(error: HowdahError) -> HowdahCommandFailed:

@@ -13,7 +13,7 @@ require()
 
 from airflow.sdk import BaseHook, Connection  # noqa: E402
 from airflow.sdk.exceptions import AirflowNotFoundException  # noqa: E402
-from airflow.sdk.log import amask_secret, mask_secret  # noqa: E402
+from airflow.sdk.log import amask_secret, mask_secret, redact  # noqa: E402
 
 from howdah.airflow import failures, runners, settings  # noqa: E402
 from howdah.errors import ConfigError, HowdahError  # noqa: E402
@@ -168,11 +168,13 @@ class HowdahHook(BaseHook):
         if config is not None:
             text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
             words = [*words, "--config", "-"]
+        tell = on_line or self._to_log
         with refusals():
-            return self.runner().run(
-                words, config=text, on_line=on_line or self._to_log, lock=task,
+            done = self.runner().run(
+                words, config=text, on_line=lambda line: tell(blotted(line)), lock=task,
                 grace_seconds=grace_seconds,
             )  # fmt: skip
+        return runners.Done(done.code, blotted(done.result), blotted(done.tail))
 
     def error_of(self, words: Sequence[str], done: runners.Done) -> dict[str, Any]:
         """The error object of a command that failed."""
@@ -259,6 +261,21 @@ def refusals() -> Iterator[None]:
         yield
     except HowdahError as error:
         raise failures.of_error(error) from None
+
+
+def blotted(value: Any) -> Any:
+    """The same with `***` for every secret that Airflow knows of.
+
+    Airflow blots them out of the task's log file, but not where the scheduler repeats the log on
+    its stdout (LocalExecutor). Names are not looked at: `tokens` are no secret here.
+    """
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {key: blotted(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(blotted(item) for item in value)
+    return value
 
 
 def _of_yarn(name: str) -> bool:

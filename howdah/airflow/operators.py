@@ -320,7 +320,7 @@ class CleanUpOperator(HowdahOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         if self.backend != "yarn" or not isinstance(self.config, Mapping):
             self.log.info("nothing to end: commands on a machine end with their tasks")
-            return {"ended": None}
+            return {"application": None}
         try:
             told = self.command(context, "kill")
         except failures.HowdahCommandFailed as error:
@@ -328,6 +328,6 @@ class CleanUpOperator(HowdahOperator):
                 self.log.info("nothing to end: no application was submitted for this run")
             else:  # told, and left to who looks after the cluster: the run itself is what it was
                 self.log.warning("could not look after the run's application: %s", error)
-            return {"ended": None}
+            return {"application": None}
         self.log.info("%s is %s", told["application"], told["state"])
-        return {"ended": told["application"], "state": told["state"]}
+        return {"application": told["application"], "state": told["state"]}

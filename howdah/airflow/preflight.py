@@ -34,6 +34,7 @@ def doctor(hook: HowdahHook, backend: str, log: Any) -> dict[str, Any]:
     if failing:
         raise failures.failed(
             {
+                "error": "CheckFailed",
                 "what": f"{hook.runner().where} is not fit for a run on backend {backend}",
                 "problems": [
                     {"what": check["name"], "got": check["found"], "remedy": check["remedy"]}

@@ -14,7 +14,6 @@ import shlex
 import subprocess
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -316,13 +315,9 @@ class _Talk:
 
 def _readable(handle: int, seconds: float) -> bool:
     """True once a pipe has something, or its writing end is closed."""
-    until = time.monotonic() + seconds
-    while True:
-        left = until - time.monotonic()
-        if select.select([handle], [], [], max(0.0, left))[0]:
-            return True
-        if left <= 0:
-            return False
+    watch = select.poll()  # not select(): a worker may have more open files than that counts
+    watch.register(handle, select.POLLIN)
+    return bool(watch.poll(seconds * 1000))
 
 
 # ------------------------------------------------------------------------------- this machine
