@@ -72,7 +72,14 @@ def cluster_web(monkeypatch):
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
-            status, kind, body = answers[self.path.partition("?")[0]]
+            self._send(answers[self.path.partition("?")[0]])
+
+        def do_PUT(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send(server.puts)
+
+        def _send(self, answer):
+            status, kind, body = answer() if callable(answer) else answer
             self.send_response(status)
             self.send_header("Content-Type", kind)
             self.end_headers()
@@ -124,6 +131,30 @@ def test_the_page_of_what_does_not_run_is_not_asked_for(cluster_web):
     report(cluster_web, state="KILLED", finalStatus="KILLED", diagnostics=" its words\n")
     seen = app.look(cluster_web.manager, APP)
     assert (seen.over, seen.succeeded, seen.diagnostics) == (True, False, "its words")
+
+
+def test_what_is_killed_is_seen_to_end_also_while_the_resourcemanager_starts(cluster_web):
+    states, app_states = iter(["INITIALIZING", "ACTIVE"]), iter(["RUNNING", "KILLED"])
+
+    def info():
+        return 200, "application/json", json.dumps({"clusterInfo": {"haState": next(states)}})
+
+    def put():
+        state = json.dumps({"state": next(app_states)})
+        report(cluster_web)  # it knows its applications by now
+        cluster_web.puts = put
+        return 200, "application/json", state
+
+    def unknown():
+        cluster_web.puts = put
+        return 404, "application/json", "{}"
+
+    cluster_web.answers["/ws/v1/cluster/info"] = info
+    cluster_web.answers[f"/ws/v1/cluster/apps/{APP}"] = 404, "application/json", "{}"
+    cluster_web.puts = unknown
+    pauses = []
+    assert app.end(cluster_web.manager, APP, "why", seconds=30.0, pause=pauses.append) == "KILLED"
+    assert len(pauses) == 2
 
 
 # ------------------------------------------------------------------------------------ whose it is

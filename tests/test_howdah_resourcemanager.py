@@ -117,6 +117,31 @@ def test_one_that_restarts_is_waited_for():
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("path", ["apps/application_1_0001", "apps"])
+def test_one_that_starts_is_asked_again_once_it_has_recovered_its_applications(path):
+    states = ["INITIALIZING", "INITIALIZING", "ACTIVE"]  # as it says each time, the last for good
+    app = {"id": "application_1_0001"}
+
+    def answer(method, asked):
+        if "/info" in asked:
+            state = states.pop(0) if len(states) > 1 else states[0]
+            return 200, {}, json.dumps({"clusterInfo": {"haState": state}})
+        one = "application_" in asked
+        if len(states) > 1:  # its web server answers before it has read what it knew
+            return (404, {}, "{}") if one else (200, {}, '{"apps": null}')
+        return 200, {}, json.dumps({"app": app} if one else {"apps": {"app": [app]}})
+
+    def ask(manager):
+        if path == "apps":
+            return manager.applications(applicationTags="x")
+        return [manager.application(app["id"])]
+
+    with server(answer) as (address, _):
+        with pytest.raises(ClusterError, match="is starting"):
+            ask(client(address))
+        assert ask(client(address, patience=30.0)) == [app]
+
+
 def test_where_none_answers_each_cause_is_told():
     with server(lambda *_: (503, {}, "")) as (first, _):
         manager = client(first, "127.0.0.1:1")

@@ -189,11 +189,23 @@ def end(
     while True:
         try:
             state = manager.kill(application, why)
-        except NotFound:
-            return state
+        except NotFound:  # also while the ResourceManager starts
+            if _forgotten(manager, application):
+                return state
         except HowdahError:
             if time.monotonic() > until:
                 raise
         if state in OVER or time.monotonic() > until:
             return state
         pause(_KILL_POLL_SECONDS)
+
+
+def _forgotten(manager: ResourceManager, application: str) -> bool:
+    """YARN says for certain that it does not know an application."""
+    try:
+        manager.application(application)
+    except NotFound:
+        return True
+    except HowdahError:
+        return False
+    return False

@@ -26,6 +26,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent  # noqa: E402
 from howdah.airflow import application as app  # noqa: E402
 from howdah.airflow import links, tickets  # noqa: E402
 from howdah.airflow.failures import HowdahCommandRefused  # noqa: E402
+from howdah.airflow.hook import HowdahHook, blotted  # noqa: E402
 from howdah.airflow.ownership import OWNER_KEY, TaskKey  # noqa: E402
 from howdah.errors import ConfigError, HowdahError, NotFound  # noqa: E402
 
@@ -137,13 +138,13 @@ class ApplicationTrigger(BaseTrigger):
                     place = now
                     await self._keep(place)
                 for line in lines:
-                    self.log.info("%s", line)
+                    self.log.info("%s", blotted(line))
                 await self._show(sight)
                 if sight.over:
                     return {
                         "state": sight.state,
                         "final_status": sight.report.get("finalStatus"),
-                        "diagnostics": sight.diagnostics[-4000:],
+                        "diagnostics": blotted(sight.diagnostics[-4000:]),
                     }
             await asyncio.sleep(self.poll_seconds)
 
@@ -169,8 +170,6 @@ class ApplicationTrigger(BaseTrigger):
         return sight
 
     def _connect(self) -> Any:
-        from howdah.airflow.hook import HowdahHook
-
         self._hook = hook = HowdahHook(self.conn_id)
         tickets.hold(hook.settings.keytab, hook.settings.principal, f"{self.conn_id}: keytab")
         return hook.resource_manager(user=self.user, patience=0.0)

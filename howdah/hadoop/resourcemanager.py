@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -92,9 +92,9 @@ class ResourceManager:
 
         Raises:
             NotFound: YARN has never had it, or has forgotten it.
-            ClusterError: none of the ResourceManagers answers.
+            ClusterError: none of the ResourceManagers answers, or it still starts.
         """
-        return self._call("GET", f"apps/{application}")["app"]
+        return self._recovered(lambda: self._call("GET", f"apps/{application}")["app"])
 
     def page(self, report: dict[str, Any]) -> str:
         """The URL of an application's page; before its master runs, where it will be."""
@@ -107,8 +107,37 @@ class ResourceManager:
         Args:
             filters: of YARN's: states, applicationTags, user, queue (each comma separated).
         """
-        found = (self._call("GET", "apps", params=filters).get("apps") or {}).get("app") or []
+
+        def ask() -> list[dict[str, Any]]:
+            return (self._call("GET", "apps", params=filters).get("apps") or {}).get("app") or []
+
+        found = self._recovered(ask)
         return sorted(found, key=lambda app: app.get("startedTime", 0), reverse=True)
+
+    def _recovered(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` finds. One that starts answers before it has read what it knew: that it knows
+        nothing of an application counts once it is active, as it says itself.
+        """
+        try:
+            if found := ask():
+                return found
+        except NotFound:
+            pass
+        until = time.monotonic() + self.patience
+        while (state := self._ha_state()) != "ACTIVE":
+            if time.monotonic() > until:
+                raise ClusterError(
+                    "YARN's ResourceManager is starting, and has not recovered its applications",
+                    where=self.urls[0],
+                    got=state,
+                    remedy="wait; its log says what it does",
+                )
+            time.sleep(_PAUSE_SECONDS)
+        return ask()  # again: it may have become active in between
+
+    def _ha_state(self) -> str:
+        told = self._call("GET", "info").get("clusterInfo") or {}
+        return str(told.get("haState") or "ACTIVE")
 
     def attempts(self, application: str) -> list[dict[str, Any]]:
         """Its attempts, the first first: appAttemptId, containerId, nodeHttpAddress, logsLink."""
