@@ -26,9 +26,10 @@ PARAMS = form.params(defaults=form.installed_defaults())
 POOL = os.environ.get("HOWDAH_AIRFLOW_POOL", "default_pool")
 
 DOC = """
-Fine-tunes DistilBERT: **check** what was sent, **preflight**, **etl** (Spark; finds an unchanged
-dataset and prepares nothing), **train** (Horovod, on this machine or on YARN), **evaluate** the
-export, **gate**, **approve** (only with the param `approval`), **publish**, **teardown**.
+Fine-tunes DistilBERT: **check** what was sent, **preflight**, **etl** (Spark; an unchanged dataset
+is found and not made again, without `data.source` it is taken as it is), **train** (Horovod, on
+this machine or on YARN), **evaluate** the export, **gate**, **approve** (only with the param
+`approval`), **publish**, **teardown**.
 
 A retried or cleared task goes on where it was: the run directory belongs to the DAG run. Fields
 are the keys of Howdah's configuration; `howdah config explain KEY` tells about each.
@@ -55,7 +56,8 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
         preflight = PreflightOperator(task_id="preflight", backend=backend, np=np, **run)
         with TaskGroup("etl") as etl:
             build = EtlOperator(task_id="build", **run)
-            DatasetOperator(task_id="quality", made=build.output, **run)
+            # Without a source `build` is skipped, and the dataset is taken as it is.
+            DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
         train = HowdahTrainOperator(
             task_id="train", backend=backend, np=np, pool=POOL, retries=3, **run
         )

@@ -23,9 +23,10 @@ class DatasetOperator(HowdahOperator):
     A split without rows would show only when the training has ended, hours later.
 
     Args:
-        made: the ETL task's output (templated).
+        made: the ETL task's output (templated); None: it was skipped, for want of a source, and the
+            dataset is taken as it is (preflight's and the training's to look at).
     Returns:
-        {"dataset", "state": "written"|"unchanged", "rows", "drops", "report"}.
+        {"dataset", "state": "written"|"unchanged"|"as it is", "rows", "drops", "report"}.
     """
 
     template_fields: Sequence[str] = (*HowdahOperator.template_fields, "made")
@@ -36,6 +37,10 @@ class DatasetOperator(HowdahOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         made, config = self.made, self.config
+        if made is None:
+            self.log.info("no data.source was given: %s as it is", config["data"]["dataset"])
+            nothing = dict.fromkeys(("rows", "drops", "report"))
+            return {"dataset": config["data"]["dataset"], "state": "as it is", **nothing}
         state = "unchanged" if made["unchanged"] else "written"
         self.log.info("dataset %s: %s", state, made["dataset"])
         for split, rows in made["rows"].items():
