@@ -99,15 +99,39 @@ def test_a_crash_of_pytest_fails_the_run(runner, capsys):
 
 def test_past_its_time_a_group_is_stopped(runner, capsys, monkeypatch):
     write(runner, "test_a.py", "import threading\ndef test_hang(): threading.Event().wait()\n")
-    monkeypatch.setattr(runner, "BUDGET_SECONDS", 1)
+    monkeypatch.setattr(runner, "LIMIT_SECONDS", 1)
     assert runner.main(["core"]) == 1
     out = capsys.readouterr().out
     assert "the time for all tests was used up" in out
     assert "1 error" in out.splitlines()[-1]
 
 
+def test_a_stopped_group_s_fixtures_end_what_they_started(runner, capsys, monkeypatch):
+    write(
+        runner,
+        "test_a.py",
+        "import pathlib, threading, pytest\n"
+        "@pytest.fixture\n"
+        "def daemon():\n"
+        "    yield\n"
+        "    pathlib.Path('ended').touch()\n"
+        "def test_hang(daemon):\n"
+        "    threading.Event().wait()\n",
+    )
+    monkeypatch.setattr(runner, "LIMIT_SECONDS", 5)
+    assert runner.main(["core"]) == 1
+    assert (runner.ROOT / "ended").exists()
+
+
+def test_more_than_the_budget_is_told_and_is_no_failure(runner, capsys, monkeypatch):
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    monkeypatch.setattr(runner, "BUDGET_SECONDS", 0)
+    assert runner.main(["core"]) == 0
+    assert "over the 0 that `make test` may take" in capsys.readouterr().out
+
+
 def test_what_is_stopped_takes_its_children_along(runner):
-    script = "sleep 600 & echo $!; trap '' TERM; wait; wait; sleep 600"
+    script = "sleep 600 & echo $!; trap '' INT TERM; wait; wait; sleep 600"
     process = subprocess.Popen(
         ["sh", "-c", script], stdout=subprocess.PIPE, text=True, process_group=0
     )
