@@ -212,6 +212,7 @@ def test_a_rank_killed_in_an_evaluation_costs_no_step(job, undisturbed, framewor
     assert set(run["metrics"]) == {"validation"}
 
 
+@pytest.mark.full  # in every run at fixed size: tests/test_training_faults.py
 @pytest.mark.parametrize("framework", either("torch"))
 def test_a_rank_0_killed_while_it_writes_a_checkpoint(job, undisturbed, framework):
     one = job(framework, {"where": "save", "rank": 0, "world": 1}, **{"evaluation.every_steps": 20})
@@ -256,6 +257,7 @@ def test_a_rank_0_killed_at_the_end_leaves_it_to_another(job, framework, where):
 
 
 # ----------------------------------------------------------------------- shrinking and growing
+@pytest.mark.full  # in every run with light workers: tests/test_yarn_local.py
 @pytest.mark.parametrize("framework", either("torch"))
 def test_a_job_grows_and_shrinks_on_request(job, framework):
     one = job(framework, **{"training.max_steps": 100_000, "evaluation.every_steps": 100_000})

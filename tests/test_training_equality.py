@@ -91,7 +91,12 @@ def test_any_world_learns_what_one_does(trained, framework, np_):
 
 
 # --------------------------------------------------------------------------------- resuming
-RESUMED = [("torch", 1), ("torch", 2), ("tensorflow", 1), ("tensorflow", 2)]
+RESUMED = [
+    pytest.param("torch", 1, marks=pytest.mark.full),
+    ("torch", 2),
+    ("tensorflow", 1),
+    pytest.param("tensorflow", 2, marks=pytest.mark.full),
+]
 
 
 @pytest.mark.parametrize(("framework", "np_"), RESUMED)
