@@ -166,6 +166,16 @@ def test_the_resourcemanager_of_a_connection(hook, tmp_path, monkeypatch):
         hook().resource_manager()
 
 
+def test_names_of_run_directories_are_safe_and_never_the_same():
+    from howdah.airflow.operators import safe_name
+
+    assert safe_name("manual_1") == "manual_1"
+    ids = ["manual__2026-01-01T00:00:00+00:00", "manual__2026-01-01T00-00-00-00-00", "..", "a/b"]
+    names = [safe_name(text) for text in ids]
+    assert len(set(names)) == len(ids)
+    assert all(name.strip(".") and not set(name) & set("/:+ ") for name in names)
+
+
 # ------------------------------------------------------------------------- commands run here
 def test_a_command_answers_and_its_lines_go_to_the_log(hook, tmp_path):
     lines = []
