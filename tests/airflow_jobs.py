@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
-from urllib.parse import urlsplit
+from pathlib import Path
 
 from howdah import storage
 from howdah.airflow.ownership import TaskKey
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from tests.yarn_jobs import settings
+from tools.airflow_standalone import MARK
 
 ROWS = {"train": 7200, "validation": 24}  # an epoch has 300 steps
 LIMIT = 240.0  # seconds; a test that hangs waits longer than this
@@ -96,6 +98,17 @@ class TrainingTask:
         self.key = TaskKey(dag, run, TASK)
 
     # ------------------------------------------------------------------------------ looking
+    def submitters(self):
+        """Processes of `howdah submit` that this Airflow's tasks have started."""
+        home, found = f"{MARK}={self.airflow.home}".encode(), []
+        for name in filter(str.isdigit, os.listdir("/proc")):
+            with contextlib.suppress(OSError):
+                words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+                ours = home in Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
+                if ours and b"submit" in words and b"guard" not in words:
+                    found.append(int(name))
+        return found
+
     @property
     def task(self):
         return self.airflow.task(self.dag, self.run, TASK)
@@ -159,8 +172,3 @@ class TrainingTask:
         if state == "success":
             return self.airflow.xcom(self.dag, self.run, TASK)
         return None
-
-
-def host(url):
-    """host:port of a URL."""
-    return urlsplit(url).netloc

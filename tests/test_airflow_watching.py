@@ -209,13 +209,16 @@ def test_a_run_directorys_page(monkeypatch):
 
 
 def test_a_page_in_mlflow_shows_no_password():
-    from howdah.airflow.links import tracking_page
+    from howdah.airflow.links import tracked_run, tracking_page
 
     config = {"tracking": {"mlflow": {"uri": "https://me:secret@tracking:5000/ml/"}}}
-    assert tracking_page(config, None) == "https://tracking:5000/ml/"
-    assert tracking_page(config, "abc") == "https://tracking:5000/ml/#/runs/abc"
-    assert tracking_page({"tracking": {"mlflow": {"uri": "/local/dir"}}}, "abc") is None
-    assert tracking_page({}, "abc") is None
+    page = tracking_page(config)
+    assert page == "https://tracking:5000/ml/"
+    assert tracked_run(page, "abc") == "https://tracking:5000/ml/#/runs/abc"
+    assert tracked_run(page, None) == page
+    assert tracking_page({"tracking": {"mlflow": {"uri": "/local/dir"}}}) is None
+    assert tracking_page({}) is None
+    assert tracked_run(None, "abc") is None
 
 
 # --------------------------------------------------------------------------------------- trigger
@@ -226,7 +229,15 @@ def test_a_trigger_is_made_again_from_what_airflow_keeps_of_it():
     from howdah.airflow.trigger import ApplicationTrigger
 
     first = ApplicationTrigger(
-        "yarn", APP, KEY.as_dict(), "0a1b", 3, user="alice", deadline=12.5, poll_seconds=1.0
+        "yarn",
+        APP,
+        KEY.as_dict(),
+        "0a1b",
+        3,
+        user="alice",
+        deadline=12.5,
+        poll_seconds=1.0,
+        tracking="http://mlflow/",
     )
     kept = json.loads(json.dumps(encode_trigger(first)))
     kwargs = {k: smart_decode_trigger_kwargs(v) for k, v in kept["kwargs"].items()}

@@ -408,6 +408,14 @@ def test_repeated_steps_replace_their_points_of_the_curve():
     assert chronicle.status(w.job)["state"] == "running"
 
 
+def test_the_run_in_mlflow_is_in_the_status():
+    w = World()
+    chronicle = driver_status.Chronicle("x", 1)
+    assert chronicle.status(w.job)["mlflow_run_id"] is None
+    assert chronicle.heard({"type": "tracking", "mlflow_run_id": "abc", "process": 1})
+    assert chronicle.status(w.job)["mlflow_run_id"] == "abc"
+
+
 # ----------------------------------------------------------------------------------- counts
 def test_consequences_count_with_their_cause():
     ledger = Ledger()

@@ -16,6 +16,7 @@ the agent is gone, and the process ends at once: nobody would know of it any mor
                 wait_seconds (in collectives)   at most every second
     commit      step                            the state is in memory
     checkpoint  step, path                      is whole on storage (rank 0)
+    tracking    mlflow_run_id                   of the run in MLflow (rank 0), at a world's begin
     say         line                            rank 0's console
     data        local_bytes, remote_bytes, fetches
     left        generation, reason, step        out of that world ("lost", "changed"), remembering

@@ -127,7 +127,7 @@ class Pulse:
         )
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """Tell something else: commit, checkpoint."""
+        """Tell something else: commit, checkpoint, tracking."""
         if self._link is not None:
             self._link.send(kind, **fields)
 

@@ -260,6 +260,8 @@ class Run:
         """
         if self._held is not None and self._held.track(state.step):
             self.save_times.taken()
+        if self._held is not None and (tracked := self._held.file.values.get("mlflow_run_id")):
+            self.pulse.tell("tracking", mlflow_run_id=tracked)
         self._signals.stepping(True)
         self.figures.begin(state.step, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
         self.pulse.begin(self.rank, state.step, total_steps)

@@ -36,6 +36,7 @@ class Chronicle:
         self._every = 1
         self._step: dict[str, Any] = {}
         self._checkpoint: dict[str, Any] | None = None
+        self._mlflow_run: str | None = None
         self.page: str | None = None
 
     def event(self, what: str) -> None:
@@ -50,6 +51,8 @@ class Chronicle:
         elif message["type"] == "checkpoint":
             self._checkpoint = {"step": message["step"], "path": message["path"]}
             self.event(f"checkpoint of step {message['step']}")
+        elif message["type"] == "tracking":
+            self._mlflow_run = message["mlflow_run_id"]
         else:
             return False
         return True
@@ -105,6 +108,7 @@ class Chronicle:
             "error": as_dict(job.error) if job.error is not None else None,
             "exit_code": exit_code(job) if job.mode == "over" else None,
             "page": self.page,
+            "mlflow_run_id": self._mlflow_run,
             "started": self._started,
             "updated": time.time(),
         }

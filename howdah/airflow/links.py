@@ -29,6 +29,7 @@ __all__ = [
     "directory_page",
     "push",
     "run_page",
+    "tracked_run",
     "tracking_page",
 ]
 
@@ -136,12 +137,11 @@ def directory_page(conf: Any, directory: str) -> str | None:
     return f"{urls[0]}/explorer.html#{quote(parts.path)}" if urls else None
 
 
-def tracking_page(config: Mapping[str, Any], run_id: str | None) -> str | None:
-    """The page of a run in MLflow; before its id is known, the server's; None: not tracked there.
+def tracking_page(config: Mapping[str, Any]) -> str | None:
+    """The MLflow server's pages; None: the run is not tracked on one.
 
     Args:
         config: the run configuration, nested.
-        run_id: MLflow's id of the run.
     """
     options = (config.get("tracking") or {}).get("mlflow") or {}
     server = str(options.get("uri") or "")
@@ -149,5 +149,14 @@ def tracking_page(config: Mapping[str, Any], run_id: str | None) -> str | None:
         return None
     parts = urlsplit(server)
     host = parts.netloc.rpartition("@")[2]  # a user and a password are no part of a link
-    base = f"{parts.scheme}://{host}{parts.path}".rstrip("/")
-    return f"{base}/#/runs/{run_id}" if run_id else f"{base}/"
+    return f"{parts.scheme}://{host}{parts.path}".rstrip("/") + "/"
+
+
+def tracked_run(page: str | None, run_id: str | None) -> str | None:
+    """The page of a run in MLflow; before its id is known, the server's.
+
+    Args:
+        page: of `tracking_page`.
+        run_id: MLflow's id of the run.
+    """
+    return f"{page}#/runs/{run_id}" if page and run_id else page

@@ -135,7 +135,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             trigger=ApplicationTrigger(
                 conn_id=self.conn_id, application=own.id, key=own.key.as_dict(), token=own.token,
                 try_number=own.try_number, user=own.user, deadline=self._deadline,
-                poll_seconds=self.poll_seconds,
+                poll_seconds=self.poll_seconds, tracking=links.tracking_page(self.config),
             ),
             method_name="execute_complete",
         )  # fmt: skip
@@ -164,7 +164,9 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
                 raise AirflowException(f"{application} cannot be watched: {event['problem']}")
             if event.get("timed_out"):
                 self._tell_rest(application)
-                raise AirflowTaskTimeout(f"execution_timeout is over: {application} was killed")
+                what = f"the task's execution_timeout is over: {application} was killed"
+                self.log.error(what)
+                raise AirflowTaskTimeout(what)
             self.log.info("%s is %s (%s)", application, event["state"], event["final_status"])
             if event["final_status"] == "SUCCEEDED":
                 return self.get_job_result({"application": application}, context)
@@ -193,7 +195,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def _train_here(self, context: Context) -> dict[str, Any]:
         key = ownership.TaskKey.of(context["ti"])
         self._push_report(key, None, report=False)
-        links.push(key.as_dict(), links.MlflowLink, links.tracking_page(self.config, None))
+        links.push(key.as_dict(), links.MlflowLink, links.tracking_page(self.config))
         told = train(
             self.hook, self.config, task=task_key(context), np=int(self.np),
             launcher=self.launcher, on_line=self._line,
@@ -212,7 +214,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         links.push(where, links.ApplicationLink, page)
         links.push(where, links.LogsLink, report.get("amContainerLogs") or page)
         links.push(where, links.JobPageLink, manager.page(report))
-        links.push(where, links.MlflowLink, links.tracking_page(self.config, None))
+        links.push(where, links.MlflowLink, links.tracking_page(self.config))
         self._push_report(own.key, manager.conf, report=False)
 
     def _push_report(self, key: ownership.TaskKey, conf: Any, *, report: bool) -> None:
@@ -238,7 +240,8 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             self.log.info("%s", line)
         XCom.set(key=PLACE_KEY, value=place.as_dict(), **where)
         run = (told.get("run") or {}).get("mlflow_run_id")
-        links.push(where, links.MlflowLink, links.tracking_page(self.config, run))
+        page = links.tracked_run(links.tracking_page(self.config), run)
+        links.push(where, links.MlflowLink, page)
         return told
 
     # ------------------------------------------------------------------------------- killing

@@ -68,6 +68,7 @@ class ApplicationTrigger(BaseTrigger):
         user: whom to act for; none: whom the Connection is for.
         deadline: seconds since 1970 after which the application is killed; none: never.
         poll_seconds: between two looks.
+        tracking: MLflow's page, of `links.tracking_page`.
     """
 
     def __init__(
@@ -80,14 +81,17 @@ class ApplicationTrigger(BaseTrigger):
         user: str | None = None,
         deadline: float | None = None,
         poll_seconds: float = 2.0,
+        tracking: str | None = None,
     ) -> None:
         super().__init__()
         self.conn_id, self.application, self.token = conn_id, application, token
         self.key, self.try_number = TaskKey(**key), try_number
         self.user, self.deadline, self.poll_seconds = user, deadline, poll_seconds
+        self.tracking = tracking
         self._manager: Any = None
         self._over = False
         self._logs: str | None = None
+        self._tracked: str | None = None
         self._silent_since: float | None = None
         self._reminded = 0.0
         self._hook: Any = None
@@ -102,6 +106,7 @@ class ApplicationTrigger(BaseTrigger):
                 "conn_id": self.conn_id, "application": self.application,
                 "key": self.key.as_dict(), "token": self.token, "try_number": self.try_number,
                 "user": self.user, "deadline": self.deadline, "poll_seconds": self.poll_seconds,
+                "tracking": self.tracking,
             },
         )  # fmt: skip
 
@@ -211,6 +216,11 @@ class ApplicationTrigger(BaseTrigger):
         if sight.logs is not None and sight.logs != self._logs:
             self._logs = sight.logs
             await self._tolerant(links.push, self.key.as_dict(), links.LogsLink, sight.logs)
+        run = (sight.job or {}).get("mlflow_run_id")
+        if run is not None and run != self._tracked:
+            self._tracked = run
+            page = links.tracked_run(self.tracking, run)
+            await self._tolerant(links.push, self.key.as_dict(), links.MlflowLink, page)
 
     async def _timed_out(self) -> dict[str, Any]:
         self.log.error("the time limit is over: killing %s", self.application)
