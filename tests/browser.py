@@ -66,7 +66,7 @@ class Browser:
             return None
 
         try:
-            return WebDriverWait(self.driver, seconds, poll_frequency=0.2).until(asked)
+            return WebDriverWait(self.driver, seconds, poll_frequency=0.05).until(asked)
         except WebDriverException as error:
             with contextlib.suppress(WebDriverException):
                 self.picture("failure")
@@ -93,13 +93,25 @@ class Browser:
         self.until(clicked, f"clickable {selector}")
 
     def fill(self, selector: str, text: str) -> None:
-        """Replace what an input holds, key by key as a person does."""
+        """Replace what an input holds: a short text key by key, as typed; a long one is pasted.
+
+        The form draws all its fields anew at each key: faster than that, and keys are lost.
+        """
         field = self.find(selector)
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
         field.click()
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(Keys.DELETE)
-        field.send_keys(text)
+        self.until(lambda: not field.get_attribute("value"), f"emptied {selector}")
+        if len(text) > 12:
+            self.driver.execute_cdp_cmd("Input.insertText", {"text": text})
+        else:
+            for end, key in enumerate(text, 1):
+                field.send_keys(key)
+                self.until(
+                    lambda typed=text[:end]: field.get_attribute("value") == typed,
+                    f"{text[:end]!r} in {selector}",
+                )
         self.until(lambda: field.get_attribute("value") == text, f"{text!r} in {selector}")
 
     def text(self) -> str:

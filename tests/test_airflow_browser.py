@@ -1,11 +1,11 @@
 """Airflow's pages in a real browser: log in, fill the form, watch the run, follow its links."""
 
-import itertools
 import json
 
 import pytest
 
 from tests.browser import Browser
+from tests.word_rows import write_rows
 
 pytestmark = pytest.mark.airflow
 
@@ -19,18 +19,6 @@ def browser(tmp_path, request):
     page = Browser(pictures, tmp_path / "profile")
     yield page
     page.quit()
-
-
-@pytest.fixture
-def rows(tmp_path):
-    """A CSV file of two classes that differ by their words."""
-    path = tmp_path / "rows.csv"
-    words = ("music album song band", "season game club team")
-    lines = ["text,label"]
-    for n, (number, label) in zip(range(80), itertools.cycle(enumerate("ab")), strict=False):
-        lines.append(f"{words[number]} number {n} of the year {1900 + 7 * n},{label}")
-    path.write_text("\n".join(lines) + "\n")
-    return path
 
 
 def field(name):
@@ -52,8 +40,8 @@ def choose(browser, name, value):
     browser.click(f'//*[@id="element_{name}"]//*[@role="option"][.="{value}"]')
 
 
-def test_from_the_form_to_the_report(airflow_standalone, browser, rows, tiny_model_dir, tmp_path):
-    airflow = airflow_standalone
+def test_from_the_form_to_the_report(airflow_standalone, browser, tiny_model_dir, tmp_path):
+    airflow, rows = airflow_standalone, write_rows(tmp_path / "rows.csv")
     airflow.wait_dags([DAG])
     log_in(browser, airflow)
     browser.open(f"{airflow.url}/dags/{DAG}")
@@ -61,7 +49,7 @@ def test_from_the_form_to_the_report(airflow_standalone, browser, rows, tiny_mod
     browser.find("[data-testid=trigger-dag-submit]")
 
     browser.fill(field("run.name"), "by-hand")
-    browser.fill(field("data.source"), str(rows))
+    browser.fill(field("data.source"), rows)
     browser.fill(field("data.dataset"), str(tmp_path / "dataset"))
     browser.fill(field("model.base"), tiny_model_dir)
     choose(browser, "training.framework", "torch")
@@ -77,7 +65,7 @@ def test_from_the_form_to_the_report(airflow_standalone, browser, rows, tiny_mod
     browser.until(lambda: "/runs/" in browser.driver.current_url, "page of the run")
     (run,) = airflow.api("GET", f"/dags/{DAG}/dagRuns", params={"limit": 5})["dag_runs"]
     sent = run["conf"]
-    assert sent["data.source"] == str(rows)
+    assert sent["data.source"] == rows
     assert sent["training.learning_rate"] == 0.0003  # typed key by key, the dot with it
     assert (sent["training.max_steps"], sent["training.framework"]) == (6, "torch")
     assert sent["evaluation.max_rows"] == 16
