@@ -22,7 +22,7 @@ from howdah.airflow.operators import (
 )
 from howdah.airflow.train import HowdahTrainOperator
 
-PARAMS = form.params(defaults=form.installed_defaults())
+DEFAULTS = form.installed_defaults()
 POOL = os.environ.get("HOWDAH_AIRFLOW_POOL", "default_pool")
 
 DOC = """
@@ -44,7 +44,6 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
         doc_md=DOC,
         schedule=schedule,
         catchup=False,
-        params=PARAMS,
         tags=["howdah"],
         default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
     ) as dag:
@@ -86,6 +85,8 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
         gate >> publish
         # A cleared task is looked after again: preflight before it, the teardown after it.
         teardown.as_teardown(setups=preflight)
+    # Not before: Airflow copies all of a DAG's params into each task that is made after them.
+    dag.params = form.params(defaults=DEFAULTS)
     return dag
 
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 import pytest
 
 from howdah import storage
+from howdah.airflow import form
 from tests.waiting import wait_until
 from tests.word_rows import write_rows
 
@@ -93,6 +94,15 @@ def test_the_tasks_in_their_order(dags):
         assert dag.get_task("preflight").is_setup
         assert teardown.is_teardown
         assert not teardown.on_failure_fail_dagrun
+
+
+def test_the_form_is_whole_and_its_defaults_are_checked(dags):
+    keys = [*form.OWN, *(each.name for each in form.fields())]
+    for dag_id in ("howdah_finetune", "howdah_finetune_on_data"):
+        assert list(dags[dag_id].params) == keys
+        dags[dag_id].params.validate()
+    one, other = (dags[dag_id].params for dag_id in ("howdah_finetune", "howdah_finetune_on_data"))
+    assert one.get_param("run.name") is not other.get_param("run.name")
 
 
 def test_what_starts_them(dags):
