@@ -13,7 +13,6 @@ from howdah.airflow.ownership import TaskKey
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from tests.yarn_jobs import settings
-from tools.airflow_standalone import MARK
 
 ROWS = {"train": 7200, "validation": 24}  # an epoch has 300 steps
 LIMIT = 240.0  # seconds; a test that hangs waits longer than this
@@ -36,6 +35,14 @@ class DiesOnce(HowdahTrainOperator):
         return there
 
 
+class LosesTrigger(HowdahTrainOperator):
+    '''Its triggerer has another version of Howdah, without that trigger.'''
+
+    def defer(self, *, trigger, **more):
+        trigger.serialize = lambda: ("howdah.airflow.trigger.OfAnotherVersion", {{}})
+        super().defer(trigger=trigger, **more)
+
+
 def dag(name, kind=HowdahTrainOperator, **more):
     with DAG(name, schedule=None, params={{"config": {{}}}}, render_template_as_native_obj=True):
         kind(
@@ -47,6 +54,7 @@ def dag(name, kind=HowdahTrainOperator, **more):
 dag("{name}", retries=0)
 dag("{name}_retries", retries=1)
 dag("{name}_dies", kind=DiesOnce, retries=1)
+dag("{name}_loses", kind=LosesTrigger, retries=0)
 dag("{name}_hurry", retries=0, execution_timeout=datetime.timedelta(seconds=45))
 """
 
@@ -100,7 +108,7 @@ class TrainingTask:
     # ------------------------------------------------------------------------------ looking
     def submitters(self):
         """Processes of `howdah submit` that this Airflow's tasks have started."""
-        home, found = f"{MARK}={self.airflow.home}".encode(), []
+        home, found = f"AIRFLOW_HOME={self.airflow.home}".encode(), []
         for name in filter(str.isdigit, os.listdir("/proc")):
             with contextlib.suppress(OSError):
                 words = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
@@ -145,6 +153,12 @@ class TrainingTask:
         text = storage.read_text(storage.join(self.directory, "metrics.jsonl"))
         lines = [json.loads(line) for line in text.splitlines()]
         return [line["step"] for line in lines if "lr" in line]
+
+    def submits(self):
+        """Wait until the task is about to submit."""
+        self.airflow.wait_task(self.dag, self.run, TASK, ["running"], LIMIT)
+        name = self.config["run"]["name"]
+        self.wait(lambda: f"submitting {name}" in self.log(1), "the submission")
 
     def trains(self):
         """Wait until steps are done, and a checkpoint is there."""

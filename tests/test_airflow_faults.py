@@ -126,7 +126,7 @@ def test_a_scheduler_that_is_killed_costs_no_step(tasks, late):
 @pytest.mark.full
 def test_a_scheduler_that_is_killed_while_the_task_submits_leaves_one_application(tasks):
     task = tasks.start("submitting", "retries")
-    task.wait(lambda: "submitting submitting" in task.log(1), "the submission")
+    task.submits()
     task.airflow.kill("scheduler", group=True)
     wait_until_missed(task)
     task.airflow.restart("scheduler")
@@ -190,7 +190,7 @@ def test_a_task_that_succeeded_and_is_cleared_is_submitted_anew(tasks):
 @pytest.mark.full
 def test_a_task_that_is_marked_failed_while_it_submits_leaves_nothing(tasks):
     task = tasks.start("early", **LONG)
-    task.wait(lambda: "submitting early" in task.log(1), "the submission")
+    task.submits()
     assert task.submitters(), "it should still submit"
     task.airflow.mark(task.dag, task.run, TASK, "failed")
     task.wait(lambda: not task.submitters(), "the end of howdah submit")
@@ -206,6 +206,14 @@ def test_a_time_limit_ends_the_application(tasks):
     assert report["state"] == "KILLED"
     task.ends("failed")
     assert "execution_timeout is over" in task.log()
+
+
+@pytest.mark.full
+def test_a_trigger_that_cannot_run_leaves_no_application_unattended(tasks):
+    task = tasks.start("unwatched", "loses", **LONG)
+    task.ends("failed")
+    assert [a["state"] for a in task.applications()] == ["KILLED"]
+    assert "its trigger could not run" in task.log()
 
 
 @pytest.mark.full

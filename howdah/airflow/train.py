@@ -19,7 +19,11 @@ from howdah.airflow import require
 require()
 
 from airflow.sdk import Context, ResumableJobMixin  # noqa: E402
-from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout  # noqa: E402
+from airflow.sdk.exceptions import (  # noqa: E402
+    AirflowException,
+    AirflowTaskTimeout,
+    TaskDeferralError,
+)
 from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
 
 from howdah.airflow import application as app  # noqa: E402
@@ -174,6 +178,21 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             self.log.warning("an earlier try has ended it: %s", event["diagnostics"])
             return self._go_on(context)
         raise self._death(event, self._tell_rest(application))
+
+    def resume_execution(self, next_method: str, next_kwargs: Any, context: Context) -> Any:
+        """Airflow's way back from a deferral. Where the triggerer could not make the trigger (of
+        another version of Howdah, say), nobody watches the application: it is ended.
+        """
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except TaskDeferralError:
+            stored = context["task_state_store"].get(self.external_id_key)
+            if stored:
+                own = self._application(context, ownership.new_token())
+                own.id = stored["application"]
+                with self.hook.logged_in():
+                    own.end("its trigger could not run")
+            raise
 
     def _death(
         self, event: Mapping[str, Any], told: Mapping[str, Any] | None
