@@ -1,5 +1,6 @@
 """What a task's log is told of an application, whose it is, and where its links lead."""
 
+import asyncio
 import http.server
 import json
 import threading
@@ -243,6 +244,86 @@ def test_a_trigger_is_made_again_from_what_airflow_keeps_of_it():
     kwargs = {k: smart_decode_trigger_kwargs(v) for k, v in kept["kwargs"].items()}
     assert kept["classpath"] == "howdah.airflow.trigger.ApplicationTrigger"
     assert ApplicationTrigger(**kwargs).serialize() == first.serialize()
+
+
+class Notes:
+    """Stands for the XComs of a task: a triggerer's line to Airflow is not there in a test."""
+
+    def __init__(self):
+        self.held = {}
+
+    def get_one(self, *, key, **task):
+        return self.held.get(key)
+
+    def set(self, *, key, value, **task):
+        self.held[key] = value
+
+
+@pytest.fixture
+def watching(cluster_web, monkeypatch):
+    """A trigger of an application of `cluster_web`; its events, and what it notes."""
+    from howdah.airflow import links, trigger
+
+    notes = Notes()
+    monkeypatch.setattr(trigger, "XCom", notes)
+    monkeypatch.setattr(links, "XCom", notes)
+
+    def made(**more):
+        one = trigger.ApplicationTrigger(
+            "yarn", APP, KEY.as_dict(), "0a1b", 1, poll_seconds=0.01, **more
+        )
+        one._manager = cluster_web.manager
+        return one
+
+    def run(one):
+        async def events():
+            return [event.payload async for event in one.run()]
+
+        return asyncio.run(events())
+
+    made.run, made.notes, made.web = run, notes.held, cluster_web
+    return made
+
+
+def away():
+    return 503, "text/html", "starting"
+
+
+def test_a_time_limit_is_kept_also_when_the_resourcemanager_is_away_then(watching):
+    web, asked = watching.web, []
+
+    def put():
+        asked.append(1)
+        if len(asked) < 3:
+            return away()
+        return 200, "application/json", '{"state": "KILLED"}'
+
+    web.answers[f"/ws/v1/cluster/apps/{APP}"] = away
+    web.puts = put
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("howdah.airflow.trigger._KILL_SECONDS", 0.0)
+        (event,) = watching.run(watching(deadline=1.0))
+    assert (event["timed_out"], event["state"], event["token"]) == (True, "KILLED", "0a1b")
+    assert len(asked) == 3
+
+
+def test_what_ended_well_as_its_time_ran_out_has_ended_well(watching):
+    report(watching.web, state="FINISHED", finalStatus="SUCCEEDED", diagnostics="done")
+    watching.web.puts = 200, "application/json", '{"state": "FINISHED"}'
+    (event,) = watching.run(watching(deadline=1.0))
+    assert (event["final_status"], event.get("timed_out")) == ("SUCCEEDED", None)
+    assert watching.notes["howdah_told"]["state"] == "FINISHED"
+
+
+def test_what_yarn_has_forgotten_is_told_to_the_worker(watching):
+    unknown = 404, "application/json", "{}"
+    watching.web.answers[f"/ws/v1/cluster/apps/{APP}"] = unknown
+    watching.web.answers["/ws/v1/cluster/info"] = (
+        200, "application/json", '{"clusterInfo": {"haState": "ACTIVE"}}',
+    )  # fmt: skip
+    (event,) = watching.run(watching())
+    assert "does not know it" in event["problem"]
+    assert "state" not in event
 
 
 def test_a_triggerer_holds_one_keytabs_ticket(monkeypatch):

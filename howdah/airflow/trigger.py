@@ -89,7 +89,7 @@ class ApplicationTrigger(BaseTrigger):
         self.user, self.deadline, self.poll_seconds = user, deadline, poll_seconds
         self.tracking = tracking
         self._manager: Any = None
-        self._over = False
+        self._over = self._late = False
         self._logs: str | None = None
         self._tracked: str | None = None
         self._silent_since: float | None = None
@@ -133,8 +133,17 @@ class ApplicationTrigger(BaseTrigger):
         if place.state is not None:
             self.log.info("watching %s again", self.application)
         while True:
-            if self.deadline is not None and time.time() > self.deadline:
-                return await self._timed_out()
+            if (
+                self.deadline is not None
+                and time.time() > self.deadline
+                and await self._ended_late()
+            ):
+                return {
+                    "state": "KILLED",
+                    "final_status": "KILLED",
+                    "diagnostics": "",
+                    "timed_out": True,
+                }
             sight = await self._look()
             if sight is not None:
                 sight = await self._with_account(sight)
@@ -222,10 +231,17 @@ class ApplicationTrigger(BaseTrigger):
             page = links.tracked_run(self.tracking, run)
             await self._tolerant(links.push, self.key.as_dict(), links.MlflowLink, page)
 
-    async def _timed_out(self) -> dict[str, Any]:
-        self.log.error("the time limit is over: killing %s", self.application)
-        state = await self._kill("its time limit is over")
-        return {"state": state, "final_status": "KILLED", "diagnostics": "", "timed_out": True}
+    async def _ended_late(self) -> bool:
+        """Kill it; False: it had ended by itself, or the kill is not confirmed: look again."""
+        if not self._late:
+            self._late = True
+            self.log.error("the time limit is over: killing %s", self.application)
+        try:
+            state = await self._kill("its time limit is over")
+        except (HowdahError, *_NO_ANSWER) as error:
+            self._silent(str(error))
+            return False
+        return state == "KILLED"
 
     # ------------------------------------------------------------------------------ killing
     async def on_kill(self) -> None:
