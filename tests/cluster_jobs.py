@@ -14,6 +14,7 @@ import yaml
 
 from howdah import storage
 from howdah.errors import NotFound
+from howdah.processes import stat_fields
 from tests.local_jobs import kill
 from tests.training_runs import NO_DROPOUT, SETTINGS, _nested
 from tests.watched_job import WatchedJob, in_step
@@ -196,6 +197,12 @@ def command(pid):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     except OSError:
         return "-"
+
+
+def runs(pid):
+    """Whether it is there: a dead one that its parent has not reaped yet is not."""
+    fields = stat_fields(pid)
+    return fields is not None and fields[0] not in "ZX"
 
 
 def stop(pid):
