@@ -133,7 +133,9 @@ class HaPair:
 
     def _plan_without_namenode(self):
         """The mini cluster's settings want the port of its one NameNode; none of it is kept."""
-        return dataclasses.replace(self.plan, ports={**self.plan.ports, "namenode": 0, "namenode-http": 0})
+        return dataclasses.replace(
+            self.plan, ports={**self.plan.ports, "namenode": 0, "namenode-http": 0}
+        )
 
     def _write(self, name, sites):
         place = self.directory / f"conf-{name}"
