@@ -359,6 +359,43 @@ def test_which_findings_of_the_doctor_stop_a_run(hook, name, status, local, yarn
         assert f"- {name}" in str(caught.value)
 
 
+def test_ranks_without_a_row_are_refused_before_anything_is_made():
+    from howdah.airflow.preflight import ranks
+
+    config = {"training": {"global_batch_size": 4}}
+    ranks(config, 4)
+    for np in (0, 5):
+        with pytest.raises(ConfigError, match="no row for each rank"):
+            ranks(config, np)
+
+
+def test_a_run_without_a_source_has_its_plan_looked_at_and_makes_no_dataset(
+    airflow_home, connection, tiny_dataset, tiny_model_dir, tmp_path
+):
+    """In a real DAG run, by dag.test()."""
+    from airflow.sdk import DAG
+
+    from howdah.airflow.operators import EtlOperator, PreflightOperator
+
+    extra = {"working_directory": str(tmp_path), "environment": {"HOWDAH_CACHE": str(tmp_path)}}
+    config = {
+        "data": {"dataset": tiny_dataset.path, "max_length": 64},
+        "model": {"base": tiny_model_dir},
+        "training": {"global_batch_size": 12, "num_train_epochs": 1},
+    }
+    run = {"conn_id": connection("howdah_plain", extra), "config": config, "retries": 0}
+    with DAG("without_source", schedule=None) as dag:
+        PreflightOperator(task_id="preflight", np=2, **run) >> EtlOperator(task_id="etl", **run)
+    done = dag.test()
+    states = {ti.task_id: str(ti.state) for ti in done.get_task_instances()}
+    assert states == {"preflight": "success", "etl": "skipped"}
+    told = done.get_task_instance("preflight").xcom_pull(task_ids="preflight")
+    assert told["job"] == {
+        "dataset": tiny_dataset.path, "rows": {"test": 25, "train": 96, "validation": 24},
+        "world_size": 2, "steps_per_epoch": 8, "steps": 8,
+    }  # fmt: skip
+
+
 # ---------------------------------------------------------------------------- an edge node
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory):

@@ -12,6 +12,7 @@ from howdah.airflow import DEFAULT_CONNECTION, require
 require()
 
 from airflow.sdk import BaseOperator, Context  # noqa: E402
+from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
 
 from howdah.airflow import failures  # noqa: E402
 from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
@@ -157,42 +158,59 @@ def _reachable(directory: str, backend: str, conn_id: str) -> None:
 class PreflightOperator(HowdahOperator):
     """Finds out before anything is spent whether the run can work.
 
+    The machine, the cluster, and whether the program takes the configuration; without a source for
+    the ETL the dataset is there, and the job itself is looked at: steps, queue, containers, room.
+
     Args:
         backend: "local" or "yarn".
         np: ranks of the local backend.
-        stage: "machine": the machine or cluster, and that the program takes the configuration;
-            "job": the job itself, with the dataset there: steps, queue, containers, room.
     """
 
     template_fields: Sequence[str] = ("conn_id", "config", "backend", "np")
 
-    def __init__(
-        self, *, backend: str = "local", np: int | str = 1, stage: str = "machine", **kwargs: Any
-    ) -> None:
+    def __init__(self, *, backend: str = "local", np: int | str = 1, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.backend = backend
         self.np = np
-        self.stage = stage
 
     def execute(self, context: Context) -> dict[str, Any]:
-        if self.stage == "job":
-            if self.backend == "yarn":
-                asked = self.command(context, "submit", "--dry-run")["application"]
-                return {key: asked.get(key) for key in ("name", "queue", "workers", "attempts")}
-            return self.command(context, "plan", "--np", str(int(self.np)))
-        self.command(context, "config", "check")
-        from howdah.airflow.preflight import doctor, resource_manager
+        from howdah.airflow import preflight
 
-        found = doctor(self.hook, self.backend, self.log)
+        self.command(context, "config", "check")
+        if self.backend == "local":
+            with refusals():
+                preflight.ranks(self.config, int(self.np))
+        found = preflight.doctor(self.hook, self.backend, self.log)
         if self.backend == "yarn":
-            found["yarn"] = resource_manager(self.hook, self.log)
+            found["yarn"] = preflight.resource_manager(self.hook, self.log)
+        if not has_source(self.config):
+            found["job"] = self._job(context)
         return found
+
+    def _job(self, context: Context) -> dict[str, Any]:
+        if self.backend == "yarn":
+            asked = self.command(context, "submit", "--dry-run")["application"]
+            return {key: asked.get(key) for key in ("name", "queue", "workers", "attempts")}
+        plan = self.command(context, "plan", "--np", str(int(self.np)))
+        keys = ("dataset", "rows", "world_size", "steps_per_epoch", "steps")
+        return {key: plan.get(key) for key in keys}
+
+
+def has_source(config: Mapping[str, Any]) -> bool:
+    """True if there is something to make a dataset of."""
+    data = config.get("data") or {}
+    return bool(data.get("source") or data.get("query_file"))
 
 
 class EtlOperator(HowdahOperator):
-    """Makes the dataset, or finds it unchanged: on this machine's Spark, or on YARN."""
+    """Makes the dataset, or finds it unchanged: on this machine's Spark, or on YARN.
+
+    Without a source it is skipped: the run takes the dataset that is there.
+    """
 
     def execute(self, context: Context) -> dict[str, Any]:
+        if isinstance(self.config, Mapping) and not has_source(self.config):
+            raise AirflowSkipException("no source is given: the dataset is taken as it is")
         # Killed, an application is ended by Spark's own client: a JVM starts first.
         made = self.command(context, "etl", grace_seconds=90.0)
         state = "unchanged" if made["unchanged"] else "written"

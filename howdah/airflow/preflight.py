@@ -7,8 +7,9 @@ from typing import Any
 
 from howdah.airflow import failures
 from howdah.airflow.hook import HowdahHook, refusals
+from howdah.errors import ConfigError
 
-__all__ = ["doctor", "resource_manager"]
+__all__ = ["doctor", "ranks", "resource_manager"]
 
 _TRAINING = {"packages", "Horovod", "shared memory"}
 """Checks of `howdah doctor` that a machine which trains must pass, not one that submits."""
@@ -16,6 +17,23 @@ _CLUSTER = {"HADOOP_CONF_DIR", "ResourceManager", "howdah submit"}
 """Those that a machine which submits must pass; skipped there is failed: it knows no cluster."""
 _NEVER = {"MPI"}
 """What only one launcher of two needs: `howdah train` itself refuses without it."""
+
+
+def ranks(config: Mapping[str, Any], np: int) -> None:
+    """Each rank needs a row of the global batch.
+
+    Raises:
+        ConfigError: there are more ranks than rows.
+    """
+    rows = config["training"]["global_batch_size"]
+    if not 1 <= np <= rows:
+        raise ConfigError(
+            "the global batch has no row for each rank",
+            where="np, training.global_batch_size",
+            expected=f"1 to {rows} ranks",
+            got=str(np),
+            remedy="start fewer ranks, or raise training.global_batch_size",
+        )
 
 
 def doctor(hook: HowdahHook, backend: str, log: Any) -> dict[str, Any]:
