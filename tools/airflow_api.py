@@ -144,7 +144,7 @@ class AirflowApi:
         """A value that a task has pushed."""
         path = f"{self._task_path(dag_id, run_id, task_id)}/xcomEntries/{key}"
         value = self.api("GET", path, params={"deserialize": "false"})["value"]
-        return json.loads(value) if isinstance(value, str) and value[:1] in "{[" else value
+        return json.loads(value) if isinstance(value, str) and value[:1] in ("{", "[") else value
 
     def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
         """The extra links of a task as the page shows them now: name -> URL."""
