@@ -213,10 +213,10 @@ def test_new_data_starts_a_run_which_its_event_says_more_about(airflow_standalon
     told = airflow.xcom(dag_id, run_id, "check")
     assert told["config"]["data"]["source"] == "no.such_table"
     assert told["run_directory"].startswith(f"{airflow.files}/{dag_id}/")
-    path = f"/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"
-    airflow.api("PATCH", path, json={"state": "failed"})
-    airflow.wait_run(dag_id, run_id, 120, state="failed")
     airflow.pause(dag_id, paused=True)
+    path = f"/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"
+    airflow.api("PATCH", path, json={"state": "failed"})  # skips what has not begun
+    wait_until(lambda: airflow.state(dag_id, run_id) in ("failed", "success"), 120)
 
 
 def last_event(asset: str) -> dict:
