@@ -112,8 +112,8 @@ def report(web, **more):
     ("answer", "job_there", "trouble"),
     [
         ((200, "application/json", json.dumps(job([1]))), True, None),
-        ((404, "text/plain", "no such page"), False, None),
-        ((503, "text/html", "it starts"), False, None),
+        ((404, "text/plain", "no such page"), False, "HTTP 404"),
+        ((503, "text/html", "it starts"), False, "HTTP 503"),
         ((401, "text/html", "who are you"), False, "HTTP 401"),
         ((200, "text/html", "<html>a login page</html>"), False, "no JSON"),
         ((200, "application/json", '{"application": "another"}'), False, "not this job's"),
@@ -287,6 +287,26 @@ def watching(cluster_web, monkeypatch):
 
 def away():
     return 503, "text/html", "starting"
+
+
+def test_where_the_jobs_page_does_not_answer_howdah_status_is_asked(watching, monkeypatch):
+    web, asked = watching.web, []
+    report(web)
+    web.answers[PAGE] = 500, "text/html", "the proxy does not reach it"
+
+    class Hook:
+        def run(self, words, *, on_line):
+            asked.append(words)
+            report(web, state="FINISHED", finalStatus="SUCCEEDED")
+            return {"job": job([1, 2], [1.5])}
+
+    one = watching()
+    one._hook = Hook()
+    monkeypatch.setattr("howdah.airflow.trigger._PAGE_SECONDS", 0.0)
+    (event,) = watching.run(one)
+    assert event["final_status"] == "SUCCEEDED"
+    assert asked == [["status", APP, "--json"]]
+    assert watching.notes["howdah_told"]["line"] == 2
 
 
 def test_a_time_limit_is_kept_also_when_the_resourcemanager_is_away_then(watching):

@@ -59,9 +59,9 @@ class Sight:
     report: dict[str, Any]
     """YARN's."""
     job: dict[str, Any] | None
-    """The driver's own account (status.json); None: it cannot be had, or not yet."""
+    """The driver's own account (status.json)."""
     page_trouble: str | None = None
-    """Why the job's page of a running application gave no answer."""
+    """Why `job` of a running application is None."""
     logs: str | None = None
     """URL of its driver's logs; None: it has not been started."""
 
@@ -104,12 +104,12 @@ def look(manager: ResourceManager, application: str) -> Sight:
 def _job(
     manager: ResourceManager, report: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str | None]:
-    """The page's status.json, or why there is none; (None, None) while the driver starts."""
+    """The page's status.json, or why there is none: the driver may only be starting."""
     import requests
 
     base = str(report.get("trackingUrl") or "")
     if not base:
-        return None, None
+        return None, "YARN names no page"
     url = f"{base.rstrip('/')}/{_PAGE}status.json"
     try:
         answer = web.session(manager.conf, url).get(
@@ -118,8 +118,6 @@ def _job(
         )  # fmt: skip
     except requests.RequestException as error:
         return None, f"{url}: {type(error).__name__}"
-    if answer.status_code == 404 or answer.status_code >= 500:
-        return None, None  # not there yet, or gone this moment
     if answer.status_code != 200:
         return None, f"{url}: HTTP {answer.status_code}"
     try:

@@ -40,6 +40,8 @@ _TAKE_OVER_SECONDS = 15.0
 """How long the next try may take to say that the application is its own; Airflow gives `on_kill`
 30 s in all."""
 _KILL_SECONDS = 10.0
+_PAGE_SECONDS = 60.0
+"""How long the job's page may not answer before its account is asked for in another way."""
 _ACCOUNT_SECONDS = 30.0
 _REMIND_SECONDS = 600.0
 """How often the log says that the ResourceManager still does not answer."""
@@ -192,7 +194,12 @@ class ApplicationTrigger(BaseTrigger):
         """Where the job's page does not answer here: its account as `howdah status` has it, which
         reads the run directory where the Connection's commands run. A process each time, so seldom.
         """
-        if sight.page_trouble is None or time.monotonic() < self._account_due:
+        if sight.page_trouble is None:
+            self._account_due = 0.0
+            return sight
+        if not self._account_due:  # the driver may be starting
+            self._account_due = time.monotonic() + _PAGE_SECONDS
+        if time.monotonic() < self._account_due:
             return sight
         self._account_due = time.monotonic() + _ACCOUNT_SECONDS
         words = ["status", self.application, "--json"]
