@@ -181,19 +181,23 @@ def test_from_rows_to_a_published_model_and_its_predictions(
 
 @pytest.mark.full
 def test_a_model_that_misses_the_gate_is_not_published_and_the_run_is_cleaned_up(
-    dags, here, source, tiny_model_dir
+    dags, here, source, tiny_model_dir, tmp_path
 ):
-    """The dataset of the run before is found unchanged."""
-    minimum = {"gate.minimum": {"accuracy": 1.5}}
-    run = dags["howdah_finetune"].test(run_conf=sent(source, here, tiny_model_dir, **minimum))
-    done = states(run)
-    assert run.state == "failed"
-    assert done["gate"] == "failed"
-    assert done["evaluate"] == done["teardown"] == "success"
-    assert done["approve"] == done["publish"] == "upstream_failed"
-    quality = next(ti for ti in run.get_task_instances() if ti.task_id == "etl.quality")
-    assert quality.xcom_pull(task_ids="etl.quality")["state"] == "unchanged"
-    assert storage.read_json(f"{here}/models/words/current.json")["version"] == 1
+    changes = {
+        "gate.minimum": {"accuracy": 1.5}, "data.dataset": str(tmp_path / "dataset"),
+        "publish.directory": str(tmp_path / "models"),
+    }  # fmt: skip
+    values = sent(source, here, tiny_model_dir, **changes)
+    for state in ("written", "unchanged"):  # the second run finds the first one's dataset
+        run = dags["howdah_finetune"].test(run_conf=values)
+        done = states(run)
+        assert run.state == "failed"
+        assert done["gate"] == "failed"
+        assert done["evaluate"] == done["teardown"] == "success"
+        assert done["approve"] == done["publish"] == "upstream_failed"
+        quality = next(ti for ti in run.get_task_instances() if ti.task_id == "etl.quality")
+        assert quality.xcom_pull(task_ids="etl.quality")["state"] == state
+        assert not (tmp_path / "models").exists()
 
 
 def test_new_data_starts_a_run_which_its_event_says_more_about(airflow_standalone):
