@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -370,10 +371,9 @@ def test_ranks_without_a_row_are_refused_before_anything_is_made():
 
 
 def test_a_run_without_a_source_has_its_plan_looked_at_and_makes_no_dataset(
-    airflow_home, connection, tiny_dataset, tiny_model_dir, tmp_path
+    connection, tiny_dataset, tiny_model_dir, tmp_path
 ):
-    """In a real DAG run, by dag.test()."""
-    from airflow.sdk import DAG
+    from airflow.sdk.exceptions import AirflowSkipException
 
     from howdah.airflow.operators import EtlOperator, PreflightOperator
 
@@ -383,17 +383,16 @@ def test_a_run_without_a_source_has_its_plan_looked_at_and_makes_no_dataset(
         "model": {"base": tiny_model_dir},
         "training": {"global_batch_size": 12, "num_train_epochs": 1},
     }
-    run = {"conn_id": connection("howdah_plain", extra), "config": config, "retries": 0}
-    with DAG("without_source", schedule=None) as dag:
-        PreflightOperator(task_id="preflight", np=2, **run) >> EtlOperator(task_id="etl", **run)
-    done = dag.test()
-    states = {ti.task_id: str(ti.state) for ti in done.get_task_instances()}
-    assert states == {"preflight": "success", "etl": "skipped"}
-    told = done.get_task_instance("preflight").xcom_pull(task_ids="preflight")
+    run = {"conn_id": connection("howdah_plain", extra), "config": config}
+    task = SimpleNamespace(dag_id="d", run_id="r", task_id="t", map_index=-1)
+    told = PreflightOperator(task_id="preflight", np=2, **run).execute({"ti": task})
+    assert told["ok"]
     assert told["job"] == {
         "dataset": tiny_dataset.path, "rows": {"test": 25, "train": 96, "validation": 24},
         "world_size": 2, "steps_per_epoch": 8, "steps": 8,
     }  # fmt: skip
+    with pytest.raises(AirflowSkipException, match="no source"):
+        EtlOperator(task_id="etl", **run).execute({"ti": task})
 
 
 # ---------------------------------------------------------------------------- an edge node
@@ -487,6 +486,37 @@ def test_a_lost_connection_ends_the_command_there(remote, edge, endless):
     assert "the connection was lost" in str(raised[0])
     assert not isinstance(raised[0], HowdahCommandRefused)
     wait_until(lambda: not running(endless))
+
+
+def test_a_network_that_swallows_everything_ends_the_command_there(
+    remote, edge, endless, monkeypatch
+):
+    """No pipe closes then: the guard misses the signs of life."""
+    from howdah.airflow import runners
+    from howdah.airflow.failures import HowdahCommandFailed
+    from howdah.airflow.runner_ssh import SshRunner
+
+    monkeypatch.setattr(runners, "_BEAT_SECONDS", 0.2)
+    monkeypatch.setattr(SshRunner, "silence_seconds", 3.0)
+    raised = []
+
+    def ask():
+        try:
+            remote().run(endless, on_line=lambda line: None)
+        except HowdahCommandFailed as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_for_start(endless)
+    sessions = edge.sessions()
+    for pid in sessions:
+        os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: not running(endless))
+    assert asking.is_alive()  # nobody has told it yet
+    edge.lose_connections()
+    asking.join(60)
+    assert "the connection was lost" in str(raised[0])
 
 
 def test_cancel_ends_a_command_on_the_edge_node(remote, endless):

@@ -30,6 +30,7 @@ OnLine = Callable[[str], None]
 _HELLO_SECONDS = 120.0
 """Within this long the guard has said hello, or it is an error (a login that asks)."""
 _BEAT_SECONDS = 10.0
+"""Between two signs of life; a guard by SSH waits for them SshRunner.silence_seconds."""
 _KEPT_LINES = 20
 _KEPT_BYTES = 64 * 2**20
 """Most that a command may write to stdout: its one JSON object is far smaller."""
@@ -128,7 +129,8 @@ class Runner(ABC):
             HowdahError: the program is not there, is another version, cannot be reached, or the
                 connection was lost.
         """
-        talk = _Talk(self.open([self.command, "guard", "--", *words]), on_line)
+        streams = self.open([self.command, "guard", "--", *words])
+        talk = _Talk(streams, on_line, beating=self.silence_seconds is not None)
         self._talk = talk
         try:
             self._check(talk)
@@ -210,8 +212,9 @@ class _Talk:
     thread is inside `until_over`.
     """
 
-    def __init__(self, streams: Streams, on_line: OnLine) -> None:
+    def __init__(self, streams: Streams, on_line: OnLine, *, beating: bool) -> None:
         self._streams = streams
+        self._beating = beating
         self._on_line = on_line
         self._out: list[bytes] = []
         self._size = 0
@@ -230,8 +233,8 @@ class _Talk:
         ]
         for reader in readers:
             reader.start()
-        beat = threading.Thread(target=self._beat, daemon=True)
-        beat.start()
+        if self._beating:
+            threading.Thread(target=self._beat, daemon=True).start()
         code = self._streams.wait()
         for reader in readers:
             reader.join()
@@ -240,7 +243,7 @@ class _Talk:
         os.close(self._end)
 
     def _beat(self) -> None:
-        """Signs of life, until it has ended."""
+        """Signs of life, until it has ended: the guard ends the command without them."""
         while not _readable(self._over, _BEAT_SECONDS):
             if self._version is not None and not self._closed:
                 self.say(b"\n")
