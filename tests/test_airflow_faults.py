@@ -3,10 +3,12 @@
 Whatever dies in Airflow, training on YARN does not notice; what a user ends is ended.
 """
 
+import contextlib
 import os
 import re
 import signal
 import time
+import urllib.request
 
 import pytest
 
@@ -68,7 +70,11 @@ def test_a_training_outlives_its_triggerer_and_is_followed_by_its_log_and_links(
     links = task.airflow.links(task.dag, task.run, TASK)
     urls = tasks.manager.urls[0]
     assert links["YARN application"] == f"{urls}/cluster/app/{application}"
-    assert links["Training job"] == f"{urls}/proxy/{application}/"
+    assert links["Training job"] == f"{urls}/proxy/{application}/pages/job/"
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        links["Training job"], timeout=30
+    ) as page:
+        assert b"<title>followed:" in page.read()
     assert application.removeprefix("application_") in links["Logs on YARN"]
     assert "/explorer.html#" in links["Report"]
 
@@ -169,10 +175,9 @@ def test_what_nobody_takes_over_after_a_clear_is_ended_and_goes_on_from_its_chec
     task = tasks.start("abandoned", training={"max_steps": 900})
     application = task.deferred()
     saved = task.trains()
-    task.airflow.pause(task.dag, paused=True)
-    task.airflow.clear(task.dag, task.run, [TASK])
-    assert task.over(application, KILL_SECONDS)["state"] == "KILLED"
-    task.airflow.pause(task.dag, paused=False)
+    with no_slots(task.airflow):
+        task.airflow.clear(task.dag, task.run, [TASK])
+        assert task.over(application, 2 * KILL_SECONDS)["state"] == "KILLED"
     told = task.ends()
     assert told["application"] != application
     again = [int(n) for n in re.findall(r"^\[rank 0\] step (\d+)/", task.log(2), re.M)]
@@ -255,6 +260,22 @@ def test_what_a_retry_cannot_mend_is_not_retried(tasks):
     assert task.task["try_number"] == 1
     assert "no-such-set" in task.log()
     assert task.applications() == []
+
+
+@contextlib.contextmanager
+def no_slots(airflow):
+    """No task is started."""
+
+    def set_slots(slots):
+        airflow.api("PATCH", "/pools/default_pool", json={"slots": slots},
+                    params={"update_mask": "slots"})  # fmt: skip
+
+    before = airflow.api("GET", "/pools/default_pool")["slots"]
+    set_slots(0)
+    try:
+        yield
+    finally:
+        set_slots(before)
 
 
 def wait_until_missed(task):

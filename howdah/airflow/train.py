@@ -232,7 +232,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         page = f"{manager.urls[0]}/cluster/app/{own.id}"
         links.push(where, links.ApplicationLink, page)
         links.push(where, links.LogsLink, report.get("amContainerLogs") or page)
-        links.push(where, links.JobPageLink, manager.page(report))
+        links.push(where, links.JobPageLink, app.job_page(manager, report))
         links.push(where, links.MlflowLink, links.tracking_page(self.config))
         self._push_report(own.key, manager.conf, report=False)
 
