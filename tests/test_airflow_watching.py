@@ -309,6 +309,49 @@ def test_where_the_jobs_page_does_not_answer_howdah_status_is_asked(watching, mo
     assert watching.notes["howdah_told"]["line"] == 2
 
 
+@pytest.mark.parametrize(
+    ("states", "owner", "killed"),
+    [
+        (["failed"], None, True),
+        ([None, None, "failed"], None, True),
+        ([None] * 9, "another", False),
+        (["running"] * 9, None, True),  # nobody comes in time
+    ],
+)
+def test_on_kill_ends_what_nobody_takes_over_however_often_it_is_cancelled(
+    watching, monkeypatch, states, owner, killed
+):
+    puts, told = [], iter(states)
+
+    def put():
+        puts.append(1)
+        return 200, "application/json", '{"state": "KILLED"}'
+
+    async def state(self):
+        return next(told, "running")
+
+    watching.web.puts = put
+    watching.notes["howdah_owner"] = {"token": "0a1b"}
+    monkeypatch.setattr("howdah.airflow.trigger.ApplicationTrigger._task_state", state)
+    monkeypatch.setattr("howdah.airflow.trigger._TAKE_OVER_SECONDS", 2.0)
+    one = watching()
+
+    async def ends():
+        from howdah.airflow import trigger
+
+        outer = asyncio.create_task(one.on_kill())
+        await asyncio.sleep(0)
+        outer.cancel()  # as Airflow does each second
+        with pytest.raises(asyncio.CancelledError):
+            await outer
+        if owner is not None:
+            watching.notes["howdah_owner"] = {"token": owner}
+        await asyncio.gather(*trigger._ENDING)
+
+    asyncio.run(ends())
+    assert bool(puts) == killed
+
+
 def test_a_time_limit_is_kept_also_when_the_resourcemanager_is_away_then(watching):
     web, asked = watching.web, []
 

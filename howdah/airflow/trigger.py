@@ -53,6 +53,9 @@ _NO_ANSWER = (AirflowException, AirflowRuntimeError, TypeError)
 _LOOKS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="howdah-look")
 _KILLS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="howdah-kill")
 
+_ENDING: set[asyncio.Task[None]] = set()
+"""Kills under way: asyncio itself holds its tasks by weak references."""
+
 
 async def _in(pool: ThreadPoolExecutor, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(pool, lambda: call(*args, **more))
@@ -256,9 +259,18 @@ class ApplicationTrigger(BaseTrigger):
 
         A cleared task is tried again: that try goes on with the application, if it comes in time.
         `cleanup` kills nothing: it is also called when a triggerer stops.
+
+        Airflow cancels a trigger anew each second until it is over, this method included: so what
+        is to be done is a task of its own, which nobody cancels.
         """
         if self._over:
             return
+        task = asyncio.create_task(self._end_unless_taken_over())
+        _ENDING.add(task)
+        task.add_done_callback(_ENDING.discard)
+        await asyncio.shield(task)
+
+    async def _end_unless_taken_over(self) -> None:
         try:
             if await self._taken_over():
                 self.log.info("the next try goes on with %s", self.application)
@@ -266,7 +278,12 @@ class ApplicationTrigger(BaseTrigger):
         except Exception:  # Airflow cannot be asked: an application must not run on unattended
             self.log.exception("whether another try has taken the application over is not known")
         self.log.info("killing %s", self.application)
-        self.log.info("%s is %s", self.application, await self._kill("its task was ended"))
+        try:
+            state = await self._kill("its task was ended")
+        except (HowdahError, *_NO_ANSWER) as error:
+            self.log.error("%s was not killed: %s", self.application, error)
+        else:
+            self.log.info("%s is %s", self.application, state)
 
     async def _taken_over(self) -> bool:
         until = time.monotonic() + _TAKE_OVER_SECONDS
