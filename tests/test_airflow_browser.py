@@ -1,7 +1,7 @@
 """Airflow's pages in a real browser: log in, fill the form, watch the run, follow its links."""
 
 import json
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import pytest
 
@@ -77,11 +77,13 @@ def test_from_the_form_to_the_report(
     browser.see("Success")
     browser.picture("run")
 
-    browser.open(f"{airflow.url}/dags/{DAG}/runs/{run_id}/tasks/train")
+    browser.open(f"{airflow.url}/dags/{DAG}/runs/{quote(run_id)}/tasks/train")
     browser.see("step 6")  # rank 0's lines are the task's log
     browser.picture("train")
-    browser.open(browser.find("//a[normalize-space()='Report']").get_attribute("href"))
-    browser.click("//a[.='report.html']")  # the run directory
+    browser.open(f"{airflow.url}/dags/{DAG}/runs/{quote(run_id)}/tasks/train/details")
+    report = browser.find("//a[normalize-space()='Report']").get_attribute("href")
+    assert report.startswith(airflow.files_url) and report.endswith("/report.html")
+    browser.open(report)
     browser.see("by-hand")
     browser.see("accuracy")
     browser.picture("report")
