@@ -151,7 +151,7 @@ def test_a_queue_that_does_not_take_the_user_is_named(job):
         ((8192, 8192), {"workers": 2, "max_workers": 4}, 7),  # what it may grow to
         ((8192, 8192), {"workers": 2, "max_workers": 400}, 29),  # of which 8 have room
         ((8192, 8192), {"workers": 3, "controller": "mpi", "environment": "path",
-                        "python": "x"}, 6),
+                        "python": "x"}, 4),
     ],
 )  # fmt: skip
 def test_a_range_of_ports_that_is_too_small_is_refused_with_both_numbers(job, hosts, yarn, needed):

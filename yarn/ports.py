@@ -15,8 +15,9 @@ __all__ = ["needed", "problem", "warning"]
 
 _DRIVER = 1
 """Its server, for the agents, the rendezvous and the page."""
-_MPI_DAEMON = 2
-"""That mpirun, and each of its daemons, are given (mpi_node.mpi_environment)."""
+_MPI_DAEMON = 1
+"""Of mpirun and of each of its daemons: of the two that they are given (mpi_node.mpi_environment)
+they do with the one that they get."""
 
 
 def needed(options: YarnSection, world: int, workers: int, *, driver: bool) -> int:
