@@ -164,8 +164,13 @@ def application(
             gpus=0,
             script=_driver_script(config, shipment),
             files=files,
-            # Java's own, for skein's master: /tmp may not be executable, or not ours to write.
-            env={"_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp", SUBMISSION: token},
+            # Java's own, for skein's master: /tmp may not be executable, or not ours to write; from
+            # Java 16 on its pages look into java.util by leave alone (Java 8 reads no JDK_...).
+            env={
+                "_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp",
+                "JDK_JAVA_OPTIONS": "--add-opens=java.base/java.util=ALL-UNNAMED",
+                SUBMISSION: token,
+            },
         ),
         worker=Asked(
             memory_mib=_mib(options.worker.memory),
@@ -272,7 +277,7 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
     tells what the driver said last. By its exit code skein would end the whole application.
     """
     return _preamble(config, shipment) + (
-        "unset _JAVA_OPTIONS\n"
+        "unset _JAVA_OPTIONS JDK_JAVA_OPTIONS\n"
         f"{_python(config)} -m yarn driver\n"
         "code=$?\n"
         f"if test ! -e {FINISHED}; then\n"
