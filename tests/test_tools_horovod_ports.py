@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from howdah import config
 from tests.gloo_ranks import Rendezvous, listening, run
+from yarn.ports import needed
 
 pytestmark = pytest.mark.mpi
 
@@ -81,6 +83,20 @@ def test_gloo_listens_on_ports_of_the_range_alone(framework):
     assert [code for code, _ in done] == [0, 0, 0], done
     assert all("sum 3.0" in text for _, text in done)
     assert len(seen) >= 2 and all(first <= port <= last for port in seen), (seen, first, last)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lacking", [0, 1])
+def test_as_many_ports_as_preflight_counts_are_needed_and_enough(lacking):
+    count = needed(config.from_dict({}).yarn, 3, 3, driver=False)
+    first, last = free_range(count)
+    rendezvous = Rendezvous()
+    env = environment(HOWDAH_PORT_RANGE=f"{first}-{last - lacking}")
+    try:
+        done = run([[sys.executable, "-c", _RANK, "torch"]] * 3, env, rendezvous)
+    finally:
+        rendezvous.close()
+    assert (count, all(code == 0 for code, _ in done)) == (6, not lacking), done
 
 
 def test_without_a_range_the_kernel_chooses():

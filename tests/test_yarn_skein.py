@@ -14,7 +14,7 @@ import pytest
 from howdah import storage
 from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.storage.faults import local_user
-from tests.yarn_jobs import LIMIT, ROOT, Jobs, place_data, settings
+from tests.yarn_jobs import LIMIT, ROOT, Jobs, access_lists, place_data, settings
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
 
@@ -76,8 +76,9 @@ def test_a_run_that_is_there_is_attached_to_or_refused_and_killed_in_time(jobs, 
 
     page = jobs.status(first["application"])["job"]["page"]
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(page, timeout=30) as answer:
-        assert b"<html" in answer.read().lower()
+    for url in (page, again["tracking_url"]):  # the job's own, and the application's of skein
+        with opener.open(url, timeout=30) as answer:
+            assert b"<html" in answer.read().lower()
     texts = jobs.json("logs", first["application"])["logs"]
     assert len(texts) == 3  # the driver's container and two workers'
     began = time.monotonic()
@@ -238,21 +239,14 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
     from yarn.minicluster import MiniCluster
 
     own = MiniCluster(tmp_path / "cluster")
-    own.start(
-        node_gpus=2,
-        extra={
-            "yarn-site": {
-                "yarn.cluster.max-application-priority": "10",
-                "yarn.acl.enable": "true",
-                "yarn.admin.acl": local_user(),  # by default everybody is
-            },
-            "capacity-scheduler": {
-                "yarn.scheduler.capacity.root.acl_submit_applications": " ",
-                "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",
-                "yarn.scheduler.capacity.root.default.acl_submit_applications": "*",
-            },
-        },
-    )
+    extra = access_lists(local_user())
+    extra["yarn-site"]["yarn.cluster.max-application-priority"] = "10"
+    extra["capacity-scheduler"] |= {
+        "yarn.scheduler.capacity.root.acl_submit_applications": " ",
+        "yarn.scheduler.capacity.root.batch.acl_submit_applications": "bob",
+        "yarn.scheduler.capacity.root.default.acl_submit_applications": "*",
+    }
+    own.start(node_gpus=2, extra=extra)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(own.conf_dir))
     try:
         place_data(f"{own.hdfs_url}/data", tiny_model_dir)

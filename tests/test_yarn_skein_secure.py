@@ -3,7 +3,7 @@
 import pytest
 
 from tests.kerberos_users import become_alice, ticket
-from tests.yarn_jobs import LIMIT, Jobs, place_data, settings
+from tests.yarn_jobs import LIMIT, Jobs, access_lists, place_data, settings
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
 
@@ -77,6 +77,7 @@ def test_acting_for_another_is_refused_by_name(jobs):
 
 @pytest.mark.full
 def test_only_who_may_can_kill(jobs):
+    jobs.cluster.reconfigure("resourcemanager", access_lists(jobs.cluster.plan.user))
     held = settings(jobs.url, "mine", training={"max_steps": 100_000})
     alice, bob = (ticket(jobs.cluster, jobs.directory, who, who) for who in ("alice", "bob"))
     application = jobs.json("submit", "--config", jobs.config(held), **alice)["application"]

@@ -52,6 +52,14 @@ def settings(url: str, name: str, **sections) -> dict:
     return held
 
 
+def access_lists(admin: str) -> dict[str, dict[str, str]]:
+    """A cluster's settings under which not everybody may end everything, as by default they may."""
+    return {
+        "yarn-site": {"yarn.acl.enable": "true", "yarn.admin.acl": admin},
+        "capacity-scheduler": {"yarn.scheduler.capacity.root.acl_administer_queue": " "},
+    }
+
+
 class Jobs:
     """The `howdah` command against one cluster.
 
