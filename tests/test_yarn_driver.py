@@ -254,6 +254,27 @@ def elastic(**limits):
     return World(**{"elastic": True, "fewest": 1, "most": 3, **limits})
 
 
+@pytest.mark.parametrize(("reason", "counts"), [("preempted", (0, 1)), ("killed", (1, 0))])
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_process_that_ends_with_its_container_is_one_loss(reason, counts, told_first):
+    w = elastic()
+    w.train("a", "b")
+    if told_first:  # the agent had a moment to tell of it
+        w.die("b", -15)
+    w.job.listed([Container("b", "n", "ended", None, reason)], w.now)
+    w.pass_time(1)
+    assert (w.job.ledger.restarts, w.job.ledger.preemptions) == counts
+
+
+def test_a_process_that_ended_long_before_its_container_is_another_loss():
+    w = elastic()
+    w.train("a", "b")
+    w.die("b")
+    w.pass_time(60)
+    w.job.listed([Container("b", "n", "ended", None, "preempted")], w.now)
+    assert (w.job.ledger.restarts, w.job.ledger.preemptions) == (1, 1)
+
+
 def test_the_others_are_told_of_a_loss_and_go_on_without_waiting():
     w = elastic()
     w.train("a", "b")
@@ -420,9 +441,9 @@ def test_the_run_in_mlflow_is_in_the_status():
 def test_consequences_count_with_their_cause():
     ledger = Ledger()
     consequence = Loss("a", "n", 0, "x", 6, failure={"consequence": True})
-    ledger.process_lost(consequence, 1)
-    ledger.process_lost(consequence, 1)
-    ledger.process_lost(consequence, 2)
+    ledger.process_lost(consequence, 1, 0.0)
+    ledger.process_lost(consequence, 1, 0.0)
+    ledger.process_lost(consequence, 2, 0.0)
     assert ledger.restarts == 2
 
 

@@ -279,7 +279,7 @@ class Job(JobWorlds):
         member.failures += 1
         if not self.limits.elastic or self.mode in ("ending", "over"):
             return
-        self.ledger.process_lost(loss, self.generation)
+        self.ledger.process_lost(loss, self.generation, now)
         if member.failures >= _PROCESS_FAILURES:
             member.phase = "gone"
             self.hands.event(f"container {member.id} on {member.node} is given back for another")

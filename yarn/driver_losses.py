@@ -10,6 +10,8 @@ from yarn.driver_members import Loss
 
 __all__ = ["Gang", "Ledger"]
 
+_SAME_SECONDS = 10.0
+"""A process that has ended so shortly before its container has ended with it."""
 _REASON_SECONDS = 15.0
 """How long the cluster may take to say why a container has ended."""
 
@@ -23,6 +25,8 @@ class Ledger:
         self.preemptions = 0
         self._open: dict[str, float] = {}
         self._told: set[int] = set()
+        self._counted: dict[str, float] = {}
+        """When a process's end was last counted, by its container."""
         self._seen_ended: set[str] = set()
         self.stillborn = 0
         """Containers in a row that have failed before their agent said a word."""
@@ -32,15 +36,23 @@ class Ledger:
         """The cluster has still to say why some container has ended."""
         return bool(self._open)
 
-    def process_lost(self, loss: Loss, generation: int) -> None:
+    def process_lost(self, loss: Loss, generation: int, now: float) -> None:
         """A training process has ended; consequences of another's end count as that one."""
         if loss.consequence and generation in self._told:
             return
         self._told.add(generation)
         self.restarts += 1
+        self._counted[loss.member] = now
 
     def container_lost(self, member: str, now: float) -> None:
-        """A container has gone; the cluster will say why."""
+        """A container has gone; the cluster will say why.
+
+        YARN ends all processes of a container at once, and the agent may have told of its training
+        process's end before it was ended itself: that is one loss, the container's.
+        """
+        counted = self._counted.pop(member, None)
+        if counted is not None and now - counted < _SAME_SECONDS:
+            self.restarts -= 1
         self._open.setdefault(member, now)
 
     def settle(self, containers: Iterable[Container], known: set[str], now: float) -> list[str]:
