@@ -200,6 +200,7 @@ def test_a_model_that_misses_the_gate_is_not_published_and_the_run_is_cleaned_up
         assert not (tmp_path / "models").exists()
 
 
+@pytest.mark.full  # two minutes, for tasks that other tests run
 def test_new_data_starts_a_run_which_its_event_says_more_about(airflow_standalone):
     airflow, dag_id = airflow_standalone, "howdah_finetune_on_data"
     airflow.pause(dag_id, paused=False)
@@ -220,7 +221,7 @@ def test_new_data_starts_a_run_which_its_event_says_more_about(airflow_standalon
     airflow.pause(dag_id, paused=True)
     path = f"/dags/{dag_id}/dagRuns/{quote(run_id, safe='')}"
     airflow.api("PATCH", path, json={"state": "failed"})  # skips what has not begun
-    wait_until(lambda: airflow.state(dag_id, run_id) in ("failed", "success"), 120)
+    wait_until(lambda: airflow.state(dag_id, run_id) in ("failed", "success"), 240)
 
 
 def last_event(asset: str) -> dict:
