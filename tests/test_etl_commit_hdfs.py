@@ -56,6 +56,7 @@ def _application(yarn_etl):
     return line.split()[0]
 
 
+@pytest.mark.full  # the driver's death is in every run
 def test_an_executor_that_dies_costs_no_row(yarn_etl):
     config = yarn_etl.config(source=yarn_etl.put_rows(ROWS), num_shards=4)
     process = yarn_etl.start(config)
@@ -114,6 +115,7 @@ def test_two_runs_of_one_dataset_make_it_once(yarn_etl):
     _whole(path, 400)
 
 
+@pytest.mark.full  # a quota is in every run of the storage's tests
 def test_a_full_quota_is_named_and_leaves_nothing(yarn_etl):
     source = yarn_etl.put_rows(400)
     where = yarn_etl.dataset.removeprefix(yarn_etl.cluster.hdfs_url)

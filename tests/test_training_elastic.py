@@ -162,7 +162,8 @@ def world_of(one: Elastic, pid: int) -> set[int]:
 @pytest.mark.parametrize(
     ("framework", "rank"),
     [
-        ("torch", 0),
+        # In every run on YARN: tests/test_yarn_faults.py
+        pytest.param("torch", 0, marks=pytest.mark.full),
         pytest.param("torch", 1, marks=pytest.mark.full),
         pytest.param("tensorflow", 0, marks=pytest.mark.full),
         ("tensorflow", 1),

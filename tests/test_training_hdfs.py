@@ -183,6 +183,7 @@ def _tree(top: str) -> set[str]:
 
 
 @pytest.mark.mpi
+@pytest.mark.full  # the cache's own tests are in every run
 def test_a_dataset_larger_than_the_cache_is_read_as_the_one_on_local_disk(
     start, tmp_path, tiny_model_dir, hdfs_dir
 ):

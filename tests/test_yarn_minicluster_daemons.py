@@ -1,5 +1,6 @@
 """The mini cluster's real daemons: clients, kills and restarts, start and stop, loopback only."""
 
+import contextlib
 import json
 import os
 import signal
@@ -24,14 +25,26 @@ def start_process(directory, *words: str) -> subprocess.Popen:
     )
 
 
+def sleepers(directory: str) -> list[int]:
+    """Process ids of the cluster's containers that sleep; others may end meanwhile."""
+    found = []
+    for pid in daemons.marked(directory):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            if process.name() == "sleep" and process.cmdline()[-1:] == ["1000"]:
+                found.append(pid)
+    return found
+
+
 def listening(directory: str) -> dict[str, set[str]]:
     """{address: names of processes} of everything of a cluster that takes connections."""
     found: dict[str, set[str]] = {}
     for pid in daemons.marked(directory):
-        process = psutil.Process(pid)
-        for connection in process.net_connections(kind="inet"):
-            if connection.status == psutil.CONN_LISTEN or connection.type == 2:  # UDP
-                found.setdefault(connection.laddr.ip, set()).add(f"{pid} {process.name()}")
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(pid)
+            for connection in process.net_connections(kind="inet"):
+                if connection.status == psutil.CONN_LISTEN or connection.type == 2:  # UDP
+                    found.setdefault(connection.laddr.ip, set()).add(f"{pid} {process.name()}")
     return found
 
 
@@ -93,8 +106,7 @@ def test_containers_outlive_yarn_daemons(healthy_cluster):
     application = yarn_applications.submit(cluster, "sleep 1000")
 
     def containers() -> list[int]:
-        mine = [psutil.Process(pid) for pid in daemons.marked(cluster.directory)]
-        return [p.pid for p in mine if p.name() == "sleep" and p.cmdline()[-1] == "1000"]
+        return sleepers(cluster.directory)
 
     try:
         yarn_applications.wait_for(
@@ -192,8 +204,7 @@ def test_a_cluster_started_on_the_command_line(tmp_path):
         application = yarn_applications.submit(cluster, "exec env -i sleep 1000")
 
         def sleeping() -> list[int]:
-            pids = daemons.marked(cluster.directory)
-            return [pid for pid in pids if psutil.Process(pid).name() == "sleep"]
+            return sleepers(cluster.directory)
 
         yarn_applications.wait_for(sleeping, lambda: yarn_applications.state(cluster, application))
         pids = daemons.marked(cluster.directory)
