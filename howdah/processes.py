@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 
-__all__ = ["die_with_parent", "environ", "stat_fields", "yield_to_other_threads"]
+__all__ = [
+    "adopt_orphans", "descendants", "die_with_parent", "environ", "marked", "stat_fields",
+    "yield_to_other_threads",
+]  # fmt: skip
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
 
@@ -49,6 +53,33 @@ def descendants(pid: int) -> list[int]:
     while new:
         new = [child for parent in new for child in children.get(parent, [])]
         found += new
+    return found
+
+
+def marked(name: str, value: str, *, working_in: re.Pattern[str] | None = None) -> list[int]:
+    """Process ids of all whose environment has a variable with this value, but our own.
+
+    A process that has ended and is not reaped is none of them.
+
+    Args:
+        working_in: those count too whose working directory's path begins so: a launcher may have
+            emptied its environment.
+    """
+    want = f"{name}={value}".encode()
+    found = []
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit() or int(entry) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/{entry}/environ", "rb") as file:
+                ours = want in file.read().split(b"\0")
+            if working_in is not None and not ours:
+                ours = bool(working_in.match(os.readlink(f"/proc/{entry}/cwd")))
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        fields = stat_fields(int(entry)) if ours else None
+        if fields is not None and fields[0] not in "ZX":
+            found.append(int(entry))
     return found
 
 

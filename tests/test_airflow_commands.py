@@ -467,20 +467,28 @@ def test_an_edge_node_that_cannot_be_used(remote, tmp_path, how, said, again, mo
     assert isinstance(caught.value, AirflowFailException) != again
 
 
-def test_a_lost_connection_ends_the_command_there(remote, edge, endless):
-    from howdah.airflow.failures import HowdahCommandFailed, HowdahCommandRefused
+def ask(hook, words):
+    """A thread that runs a command, which has started, and the list of what it will raise."""
+    from howdah.airflow.failures import HowdahCommandFailed
 
     raised = []
 
-    def ask():
+    def run():
         try:
-            remote().run(endless, on_line=lambda line: None)
+            hook.run(words, on_line=lambda line: None)
         except HowdahCommandFailed as error:
             raised.append(error)
 
-    asking = threading.Thread(target=ask)
+    asking = threading.Thread(target=run)
     asking.start()
-    wait_for_start(endless)
+    wait_for_start(words)
+    return asking, raised
+
+
+def test_a_lost_connection_ends_the_command_there(remote, edge, endless):
+    from howdah.airflow.failures import HowdahCommandRefused
+
+    asking, raised = ask(remote(), endless)
     edge.lose_connections()
     asking.join(60)
     assert "the connection was lost" in str(raised[0])
@@ -493,22 +501,11 @@ def test_a_network_that_swallows_everything_ends_the_command_there(
 ):
     """No pipe closes then: the guard misses the signs of life."""
     from howdah.airflow import runners
-    from howdah.airflow.failures import HowdahCommandFailed
     from howdah.airflow.runner_ssh import SshRunner
 
     monkeypatch.setattr(runners, "_BEAT_SECONDS", 0.2)
     monkeypatch.setattr(SshRunner, "silence_seconds", 3.0)
-    raised = []
-
-    def ask():
-        try:
-            remote().run(endless, on_line=lambda line: None)
-        except HowdahCommandFailed as error:
-            raised.append(error)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    wait_for_start(endless)
+    asking, raised = ask(remote(), endless)
     sessions = edge.sessions()
     for pid in sessions:
         os.kill(pid, signal.SIGSTOP)

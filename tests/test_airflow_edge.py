@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from howdah import storage
+from howdah.hadoop.resourcemanager import LIVE
 from howdah.processes import stat_fields
 from tests.edge_node import EdgeNode
 from tests.kerberos_users import become_alice
@@ -19,7 +20,6 @@ pytestmark = [pytest.mark.airflow, pytest.mark.hadoop, pytest.mark.mpi]
 
 ROOT = Path(__file__).resolve().parent.parent
 HOWDAH = str(Path(sys.executable).parent / "howdah")
-LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
 
 
 @pytest.fixture

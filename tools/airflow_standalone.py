@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Any
 
 from howdah.errors import ClusterError, UsageError
+from howdah.processes import marked
 from tools import airflow_home
 from tools.airflow_api import AirflowApi
-from tools.children import HOST, Child, end_marked, free_port, is_free, marked
+from tools.children import HOST, Child, end_marked, free_port, is_free
 from tools.postgres import Postgres
 
 COMPONENTS: dict[str, tuple[str, ...]] = {

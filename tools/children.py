@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from howdah.processes import stat_fields
+from howdah.processes import marked
 
 HOST = "127.0.0.1"
 _TAIL_BYTES = 4000
@@ -127,24 +127,6 @@ def _with_death_signal(argv: Sequence[str], number: str) -> list[str]:
     if argv[0] == "setpriv":
         return ["setpriv", *words, *argv[1:]]
     return ["setpriv", *words, "--", *argv]
-
-
-def marked(mark: str, value: str) -> list[int]:
-    """Process ids of all whose environment has a variable with this value, but our own."""
-    want = f"{mark}={value}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                ours = want in file.read().split(b"\0")
-        except OSError:  # it has ended, or is somebody else's
-            continue
-        fields = stat_fields(int(entry)) if ours else None
-        if fields is not None and fields[0] not in "ZX":
-            found.append(int(entry))
-    return found
 
 
 def end_marked(mark: str, value: str, *, grace: float) -> list[int]:

@@ -16,11 +16,10 @@ from typing import Any
 
 from howdah import storage
 from howdah.errors import AlreadyExists, ClusterError, NotFound
-from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 
 __all__ = ["Claim", "Owner", "held_by"]
 
-_LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
 _SUBMITTING_SECONDS = 600.0
 """How long a submission on another machine may take before it counts as given up."""
 _TAKING_SECONDS = 60.0
@@ -113,7 +112,7 @@ class Owner:
 
     # ------------------------------------------------------------------------------ others'
     def _live(self, tag: str) -> list[str]:
-        found = self._manager.applications(applicationTags=tag, states=_LIVE)
+        found = self._manager.applications(applicationTags=tag, states=LIVE)
         return [app["id"] for app in found]
 
     def _alive(self, there: Claim) -> str | None:

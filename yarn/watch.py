@@ -15,14 +15,12 @@ from howdah.config_model import Config
 from howdah.errors import HowdahError, NotFound, PermissionDenied, UsageError
 from howdah.hadoop import conf as settings
 from howdah.hadoop.kerberos import short_name
-from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 from howdah.hadoop.web import current_user
 from yarn import registry, spec
 from yarn.owner import held_by
 
 __all__ = ["Job", "find", "jobs", "oneself", "ps_lines", "status", "status_lines"]
-
-_LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
 
 
 @dataclass(frozen=True)
@@ -221,7 +219,7 @@ def jobs(manager: ResourceManager, *, user: str | None, finished: bool) -> list[
     """
     filters = {"applicationTags": spec.TAG}
     if not finished:
-        filters["states"] = _LIVE
+        filters["states"] = LIVE
     if user is not None:
         filters["user"] = user
     found = []

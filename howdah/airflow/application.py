@@ -17,8 +17,6 @@ from howdah.hadoop.resourcemanager import OVER, ResourceManager
 
 __all__ = ["Place", "Sight", "end", "job_lines", "job_page", "look", "told_lines"]
 
-LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
-"""States of an application that has not ended, as a filter for YARN."""
 _PAGE = "pages/job/"
 """Where the job's page lies below the application's proxied address."""
 _PAGE_SECONDS = 10.0

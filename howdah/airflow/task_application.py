@@ -18,7 +18,7 @@ from howdah.airflow import ownership  # noqa: E402
 from howdah.airflow.failures import HowdahCommandFailed  # noqa: E402
 from howdah.airflow.hook import HowdahHook  # noqa: E402
 from howdah.errors import HowdahError, NotFound  # noqa: E402
-from howdah.hadoop.resourcemanager import OVER, ResourceManager  # noqa: E402
+from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager  # noqa: E402
 
 __all__ = ["TaskApplication"]
 
@@ -129,7 +129,7 @@ class TaskApplication:
     def find(self) -> str | None:
         """An application of this task of which no id was kept; of others than ours none stays."""
         wanted, found = ownership.config_tag(self._hash), None
-        for report in self.manager.applications(applicationTags=self.key.tag, states=app.LIVE):
+        for report in self.manager.applications(applicationTags=self.key.tag, states=LIVE):
             tags = str(report.get("applicationTags") or "").lower().split(",")
             if found is None and wanted in tags:
                 found = report["id"]

@@ -34,6 +34,7 @@ from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
 from howdah.airflow.task_application import TaskApplication  # noqa: E402
 from howdah.airflow.trigger import PLACE_KEY, ApplicationTrigger  # noqa: E402
 from howdah.errors import ClusterError, ConfigError, HowdahError, as_dict  # noqa: E402
+from howdah.hadoop.resourcemanager import LIVE  # noqa: E402
 
 __all__ = ["HowdahTrainOperator"]
 
@@ -124,7 +125,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
     def is_job_active(self, status: str) -> bool:
         """It may be waited for."""
-        return status in app.LIVE.split(",")
+        return status in LIVE.split(",")
 
     def is_job_succeeded(self, status: str) -> bool:
         """It ended well, and only its result has not been taken."""

@@ -23,6 +23,8 @@ PATIENCE_SECONDS = 30.0
 """How long a ResourceManager is waited for that restarts, or whose partner takes over."""
 OVER = ("FINISHED", "FAILED", "KILLED")
 """States of an application that has ended."""
+LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
+"""All others, as `ResourceManager.applications(states=)` takes them."""
 _PAUSE_SECONDS = 0.5
 _JSON = "application/json"
 _REMEDY = "look whether it runs, and at yarn.resourcemanager.webapp.address in yarn-site.xml"

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
+from howdah import processes
 from howdah.processes import stat_fields
 from yarn.minicluster import classdata, kerberos, metastore, settings
 from yarn.minicluster.settings import HOST, MARK, Plan
@@ -181,21 +182,8 @@ def marked(directory: str) -> list[int]:
 
     A container is known by its working directory too: a launcher may have emptied its environment.
     """
-    want = f"{MARK}={directory}".encode()
     containers = re.compile(re.escape(directory) + r"/nodemanager-\d+/local/")
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit() or int(entry) == os.getpid():
-            continue
-        try:
-            with open(f"/proc/{entry}/environ", "rb") as file:
-                ours = want in file.read().split(b"\0")
-            ours = ours or bool(containers.match(os.readlink(f"/proc/{entry}/cwd")))
-        except OSError:  # it has ended, or is somebody else's
-            continue
-        if ours and process_start(int(entry)) is not None:
-            found.append(int(entry))
-    return found
+    return processes.marked(MARK, directory, working_in=containers)
 
 
 def end_all(directory: str, *, grace: float) -> list[int]:
