@@ -29,7 +29,8 @@ _CAUSES = (
     (re.compile(r"OutOfMemoryError"), -1),
     (re.compile(r"running beyond (?:physical|virtual) memory limits"), -1),
     (re.compile(r"QuotaExceededException|No space left on device"), -1),
-    (re.compile(r"^[\w.]*(?:Error|Exception): "), -1),
+    # Spark's wrapping of what went wrong elsewhere tells nothing itself.
+    (re.compile(r"^[\w.]*(?:Error|Exception): (?!Exception thrown in awaitResult)"), -1),
     (re.compile(r"^Caused by: "), -1),
     (re.compile(r"(?:Exception|Error): "), -1),
     (re.compile(r"^Error\b"), 0),  # Java's own, when it does not start

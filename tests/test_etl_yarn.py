@@ -255,5 +255,11 @@ Caused by: java.net.UnknownHostException: node-7: Name or service not known
     memory = log + "java.lang.OutOfMemoryError: Java heap space\n"
     assert yarn_apps.cause(memory).endswith("OutOfMemoryError: Java heap space")
     assert yarn_apps.cause("all is well") is None
+    wrapped = """
+org.apache.spark.SparkException: Exception thrown in awaitResult:
+\tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:53)
+Caused by: java.io.IOException: Failed to connect to node-7/10.0.0.7:4040
+"""
+    assert yarn_apps.cause(wrapped).endswith("Failed to connect to node-7/10.0.0.7:4040")
     text = "Reason: Container from a bad node: container_e17_1700000000000_0001_01_000002 on host"
     assert yarn_apps.failed_container(text) == "container_e17_1700000000000_0001_01_000002"
