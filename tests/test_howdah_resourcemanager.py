@@ -9,7 +9,7 @@ import pytest
 
 from howdah import doctor_yarn
 from howdah.errors import ClusterError, ConfigError, NotAuthenticated, NotFound, PermissionDenied
-from howdah.hadoop import conf
+from howdah.hadoop import conf, queue_access
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager, web_urls
 
@@ -227,6 +227,70 @@ def test_queues_nodes_and_access_as_yarn_tells_them():
         assert manager.labels() == ["fast"]
         assert manager.refused_submission("a", "alice") is None
         assert manager.refused_submission("a", "eve") == "no right"
+
+
+def lists(*texts, kind="SUBMIT_APP"):
+    """Queues one below the other, each with a list of who may submit; None: it does not tell."""
+    tree = {}
+    for depth, text in reversed(list(enumerate(texts))):
+        acls = [] if text is None else [{"accessType": kind, "accessControlList": text}]
+        acls.append({"accessType": "APPLICATION_MAX_PRIORITY", "accessControlList": "*"})
+        told = {} if text is None else {"queueAcls": {"queueAcl": acls}}
+        below = {"queues": {"queue": [tree]}} if tree else {}
+        name = "a" if depth == len(texts) - 1 else f"above-{depth}"
+        tree = {"queueName": name} | told | below
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("texts", "allowed"),
+    [
+        ((" ", " "), False),
+        ((" ", "bob"), False),
+        ((" ", "bob,eve "), True),
+        (("eve", "bob"), True),  # a right holds below as well
+        (("*", " "), True),
+        ((" ", "bob staff"), True),  # YARN alone knows who is of the staff
+        ((None, "bob"), True),
+        ((None, None), True),
+    ],
+)
+def test_who_may_not_ask_reads_the_access_lists(texts, allowed):
+    enforced = True
+
+    def answer(method, path):
+        if path.startswith("/conf"):
+            told = f"<property><name>yarn.acl.enable</name><value>{enforced}</value></property>"
+            page = f"<configuration>{told}</configuration>"
+            return 200, {"Content-Type": "text/xml;charset=utf-8"}, page
+        if "/access" in path:
+            return 403, {}, json.dumps({"RemoteException": {"message": "no administrator"}})
+        return 200, {}, json.dumps({"scheduler": {"schedulerInfo": lists(*texts)}})
+
+    with server(answer) as (address, seen):
+        why = client(address).refused_submission("a", "eve")
+        assert (why is None) == allowed, why
+        assert allowed or why == "no access list of above-0 > a has eve"
+        enforced = False  # by default YARN does not look at them
+        assert client(address).refused_submission("a", "eve") is None
+    assert seen[0][1].startswith("/conf?name=yarn.acl.enable")
+
+
+def test_access_lists_count_only_where_it_is_known_that_yarn_looks_at_them():
+    def answer(method, path):
+        if path.startswith("/conf") or "/access" in path:
+            return 403, {}, json.dumps({"RemoteException": {"message": "no administrator"}})
+        return 200, {}, json.dumps({"scheduler": {"schedulerInfo": lists(" ", " ")}})
+
+    with server(answer) as (address, _):
+        assert client(address).refused_submission("a", "eve") is None
+
+
+def test_who_administers_a_queue_may_submit_to_it():
+    tree = lists(" ", "eve", kind="ADMINISTER_QUEUE")
+    assert queue_access.refused(tree, "a", "eve") is None
+    assert "has bob" in queue_access.refused(tree, "a", "bob")
+    assert queue_access.refused(tree, "b", "bob") is None  # no such queue: said elsewhere
 
 
 @pytest.mark.parametrize("times", [1, 2])  # YARN sends the header twice

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from howdah.errors import ClusterError, ConfigError, NotAuthenticated, NotFound, PermissionDenied
 from howdah.hadoop import conf as settings
-from howdah.hadoop import web
+from howdah.hadoop import queue_access, web
 from howdah.hadoop.conf import HadoopConf
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
@@ -187,11 +187,17 @@ class ResourceManager:
 
     def queues(self) -> list[dict[str, Any]]:
         """All queues (parents too), as the scheduler tells; those without children have none."""
+        return list(queue_access.every(self._queue_tree()))
+
+    def _queue_tree(self) -> dict[str, Any]:
         top = self._call("GET", "scheduler")["scheduler"]["schedulerInfo"]
-        return list(_flat(top.get("rootQueue", top)))
+        return top.get("rootQueue", top)
 
     def refused_submission(self, queue: str, user: str) -> str | None:
-        """Why a user may not submit to a queue; None: allowed, or not told (before Hadoop 3.1)."""
+        """Why a user may not submit to a queue; None: allowed, or not told: YARN refuses later."""
+        enforced = self._setting("yarn.acl.enable")
+        if enforced == "false":
+            return None
         asked = {"user": user, "queue-acl-type": "SUBMIT_APPLICATIONS"}
         path = f"queues/{queue}/access"
         try:
@@ -199,7 +205,9 @@ class ResourceManager:
             text = self._answer("GET", path, params=asked, accept="application/xml").text
             told = ElementTree.fromstring(text)
         except (ClusterError, NotFound, PermissionDenied, ElementTree.ParseError):
-            return None  # only administrators may ask about others; YARN itself refuses later
+            # Only the queue's administrators are told; its lists are for everybody to read.
+            listed = queue_access.refused(self._queue_tree(), queue, user)
+            return listed if enforced == "true" else None
         if (told.findtext("allowed") or "true").strip().lower() == "true":
             return None
         return told.findtext("diagnostics") or "its access list does not have the user"
@@ -216,6 +224,17 @@ class ResourceManager:
         from email.utils import parsedate_to_datetime
 
         return parsedate_to_datetime(self._answer("GET", "info").headers["Date"]).timestamp()
+
+    def _setting(self, name: str) -> str | None:
+        """A setting as the ResourceManager itself has it; None: it does not tell."""
+        try:
+            # As XML: old ones write nothing else, and all settings at once.
+            text = self._answer("GET", "/conf", params={"name": name}, accept="text/xml").text
+            told = ElementTree.fromstring(text)
+        except (ClusterError, NotFound, PermissionDenied, ElementTree.ParseError):
+            return None
+        found = [p.findtext("value") for p in told.iter("property") if p.findtext("name") == name]
+        return (found[-1] or "").strip().lower() if found else None
 
     # ------------------------------------------------------------------------------ calling
     def _call(self, method: str, path: str, *, params=None, body=None) -> dict[str, Any]:
@@ -248,10 +267,11 @@ class ResourceManager:
         """One request to one of them: its answer, or why this one cannot be used now."""
         import requests
 
+        place = urljoin(f"{url}/ws/v1/cluster/", path)
         try:
             answer = self._session().request(
                 method,
-                f"{url}/ws/v1/cluster/{path}",
+                place,
                 params={**(params or {}), **web.identity(self.conf, self.user)},
                 json=body,
                 headers={"Accept": accept},
@@ -272,7 +292,7 @@ class ResourceManager:
         if answer.status_code in (502, 503, 504) and not _remote(answer):
             return None, f"HTTP {answer.status_code}"
         if answer.status_code >= 300:
-            raise _refusal(answer, f"{url}/ws/v1/cluster/{path}")
+            raise _refusal(answer, place)
         if answer.content and accept not in answer.headers.get("Content-Type", ""):
             return None, "its answer is not the ResourceManager's"
         return answer, ""
@@ -320,13 +340,6 @@ def _refusal(answer: Any, where: str) -> Exception:
     return ClusterError(
         "the ResourceManager refused", where=where, got=f"HTTP {answer.status_code} {text}"
     )
-
-
-def _flat(queue: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    yield dict(queue)
-    inner = queue.get("queues") or queue.get("childQueues") or {}
-    for child in inner.get("queue") or [] if isinstance(inner, Mapping) else inner:
-        yield from _flat(child)
 
 
 def _short(error: Exception) -> str:
