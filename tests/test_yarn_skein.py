@@ -185,7 +185,7 @@ def test_an_archive_is_all_that_nodes_need(jobs, home, framework):
         home, f"archive-{framework}", training={"framework": framework},
         yarn={"environment": "archive", "python": None, "staging": f"{home}/staging"},
     )  # fmt: skip
-    held["training"]["max_steps"] = 400
+    held["training"]["max_steps"] = 1500  # it must still run when its processes are looked at
     config = jobs.config(held)
     submitted = jobs.run("submit", "--config", config, "--json", limit=900)
     assert f"uploaded howdah-{framework}-" in submitted.stderr
@@ -250,7 +250,8 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
     monkeypatch.setenv("HADOOP_CONF_DIR", str(own.conf_dir))
     try:
         place_data(f"{own.hdfs_url}/data", tiny_model_dir)
-        own.make_home("alice")
+        for name in ("alice", "eve"):  # for what is staged
+            own.make_home(name)
         own.make_dir("/data")
         own.make_dir("/data/runs")
         yield own
