@@ -464,8 +464,10 @@ def view(rank=0, phase="wait", seconds=100.0, silent=0.5, **more):
 @pytest.mark.parametrize(
     ("other", "word"),
     [
-        (view(1, "compute", 50.0), "in phase compute"),
-        (view(1, "compute", 10.0), None),
+        (view(1, "compute", 50.0, step_seconds=0.1), "in phase compute"),
+        (view(1, "compute", 10.0, step_seconds=0.1), None),
+        (view(1, "compute", 50.0), None),  # its first step compiles
+        (view(1, "compute", 500.0), "in phase compute"),
         (view(1, "compute", 50.0, step_seconds=20.0), None),  # its steps are that long
         (view(1, "save", 100.0), None),
         (view(1, "save", 500.0), "in phase save"),

@@ -16,7 +16,8 @@ __all__ = ["LONG_PHASES", "Pace", "Verdict", "View", "blocked", "hanging", "stra
 LONG_PHASES = ("import", "join", "prepare", "evaluate", "save", "end")
 """Phases in which a rank may rightly be for minutes while others wait: storage, many batches."""
 _LONG_FACTOR = 10
-"""How many times `hang_seconds` a rank may be in one of these."""
+"""How many times `hang_seconds` a rank may be in one of these, or at its process's first step: that
+one traces and compiles the model, and fetches the first shards."""
 _STEP_FACTOR = 10
 """How many of its usual steps a rank may spend on one."""
 _SLOWER = 1.5
@@ -42,7 +43,7 @@ class View:
     stopped: bool = False
     """The kernel says that it is stopped (SIGSTOP, a debugger)."""
     step_seconds: float = 0.0
-    """Its own work of a step, usually."""
+    """Its own work of a step, usually; 0: its process has not taken one."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def _standstill(view: View, hang_seconds: float) -> str | None:
     if view.silent_seconds >= hang_seconds and not view.busy:
         how = "stopped by a signal" if view.stopped else "silent"
         return f"{how} for {view.silent_seconds:.0f} s, last in phase {view.phase}"
-    if view.phase in LONG_PHASES or view.silent_seconds >= _QUIET_SECONDS:
+    first_step = view.phase == "compute" and not view.step_seconds
+    if first_step or view.phase in LONG_PHASES or view.silent_seconds >= _QUIET_SECONDS:
         limit = hang_seconds * _LONG_FACTOR
     elif view.phase == "compute":
         limit = max(hang_seconds, view.step_seconds * _STEP_FACTOR)
