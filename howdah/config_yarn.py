@@ -82,7 +82,8 @@ class YarnSection(Section):
     gang_attempts: int = Field(default=10, ge=1)
     """How often the workers are asked for again, after a random pause."""
     hang_seconds: float = Field(default=45.0, ge=5, allow_inf_nan=False)
-    """Silence or standstill after which a worker is taken to hang, and is replaced."""
+    """Silence or standstill after which a worker is taken to hang, and is replaced; ten times this
+    in what may take long: imports, evaluations, checkpoints, a process's first step."""
     gloo_timeout_seconds: float = Field(default=120.0, ge=1, allow_inf_nan=False)
     """How long a rank waits for others when a world is formed (HOROVOD_GLOO_TIMEOUT_SECONDS)."""
     staging: str | None = None
