@@ -133,7 +133,8 @@ def yarn_site(plan: Plan) -> dict[str, str]:
         "yarn.resourcemanager.connect.retry-interval.ms": "1000",
         "yarn.resourcemanager.nodemanagers.heartbeat-interval-ms": "500",
         "yarn.nm.liveness-monitor.expiry-interval-ms": "15000",
-        "yarn.am.liveness-monitor.expiry-interval-ms": "60000",
+        # From its container's start to its first word: Spark's takes minutes where others compute.
+        "yarn.am.liveness-monitor.expiry-interval-ms": "300000",
         "yarn.scheduler.minimum-allocation-mb": "128",
         "yarn.scheduler.maximum-allocation-mb": str(plan.node_memory_mb),
         "yarn.scheduler.maximum-allocation-vcores": str(plan.node_vcores),
