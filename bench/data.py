@@ -1,9 +1,12 @@
-"""Rows like real ones, for benches that need no text: log-normal lengths, WordPiece-like ids."""
+"""Datasets for the benches: rows like real ones (log-normal lengths), and real texts."""
 
 from __future__ import annotations
 
+import csv
+
 import numpy as np
 
+from etl import docstrings
 from howdah.encode import Encoder
 from howdah.manifest import (
     Dataset,
@@ -16,6 +19,7 @@ from howdah.manifest import (
 )
 from howdah.record import RecordLayout, ShardWriter
 
+_LABELS = 8
 COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}
 
 
@@ -24,7 +28,7 @@ def rows(count: int, seed: int = 0, max_length: int = 128) -> tuple[list, np.nda
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(40), 0.6, count), 4, max_length).astype(int)
     ids = [rng.integers(1000, 30522, n).astype(np.uint16) for n in lengths]
-    return ids, rng.integers(0, 8, count), [b"%016x" % n for n in range(count)]
+    return ids, rng.integers(0, _LABELS, count), [b"%016x" % n for n in range(count)]
 
 
 def commit_dataset(
@@ -37,7 +41,7 @@ def commit_dataset(
             dataset_hash="bench",
             created="2026-01-01T00:00:00Z",
             etl_version="bench",
-            labels=[str(n) for n in range(8)],
+            labels=[str(n) for n in range(_LABELS)],
             max_length=max_length,
             tokenizer=TokenizerEntry(
                 hash=tokenizer.hash if tokenizer else "bench",
@@ -60,9 +64,42 @@ def write_dataset(
     path: str, count: int, shards: int = 4, tokenizer: Encoder | None = None
 ) -> Dataset:
     """`count` rows in `shards` shards at a local path."""
-    ids, labels, keys = rows(count)
+    return _write(path, *rows(count), shards, tokenizer)
+
+
+def write_texts(path: str, texts: str, count: int, tokenizer: Encoder) -> Dataset:
+    """`count` real texts, tokenized and cut at 128 tokens, in random order.
+
+    Args:
+        texts: `docstrings` (of the installed packages), or the path of AG News' CSV (class, title,
+            description, no header).
+    """
+    pairs = _docstrings() if texts == "docstrings" else _ag_news(texts)
+    rng = np.random.default_rng(0)
+    chosen = [pairs[n] for n in rng.permutation(len(pairs))[:count]]
+    names = sorted({label for _, label in chosen})
+    if len(names) > _LABELS:
+        raise ValueError(f"{len(names)} labels: a dataset of the benches has {_LABELS}")
+    ids = [part.astype(np.uint16) for part in tokenizer.encode([t for t, _ in chosen], 128)]
+    labels = np.array([names.index(label) for _, label in chosen])
+    return _write(path, ids, labels, [b"%016x" % n for n in range(count)], 4, tokenizer)
+
+
+def _docstrings() -> list[tuple[str, str]]:
+    corpus = docstrings.corpus(docstrings.default_packages()[:_LABELS])
+    return [(text, label) for _, text, label in corpus if len(text) >= 20]
+
+
+def _ag_news(path: str) -> list[tuple[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return [(f"{title} {text}", label) for label, title, text in csv.reader(file)]
+
+
+def _write(
+    path: str, ids: list, labels: np.ndarray, keys: list[bytes], shards: int, tokenizer
+) -> Dataset:
     entries = []
-    for n, part in enumerate(np.array_split(np.arange(count), shards)):
+    for n, part in enumerate(np.array_split(np.arange(len(ids)), shards)):
         name = f"train-{n:05d}-of-{shards:05d}.tfrecord"
         with open(f"{path}/{name}", "wb") as file:
             writer = ShardWriter(file, RecordLayout())

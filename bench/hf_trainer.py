@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from howdah.manifest import load_dataset
+from training.place import process_age
 from training.shards import ShardSet
 
 
@@ -62,10 +63,13 @@ def collate(rows: list[dict], width: int | None) -> dict[str, torch.Tensor]:
 
 
 class StepTimes(TrainerCallback):
-    """Seconds of each optimizer step."""
+    """Seconds of each optimizer step, and of the way to the first one's end."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
+        self.to_first: float | None = None
+        """From this process's start; the warm-up is left out."""
+        self.warmed_up = 0.0
         self.between: list[float] = []
         """From one step's end to the next one's: with what happens in between, such as a save."""
         self._ended = time.perf_counter()
@@ -75,9 +79,22 @@ class StepTimes(TrainerCallback):
 
     def on_step_end(self, *args, **kwargs) -> None:
         now = time.perf_counter()
+        if self.to_first is None:
+            self.to_first = process_age() - self.warmed_up
         self.seconds.append(now - self._begun)
         self.between.append(now - self._ended)
         self._ended = now
+
+
+def warm_up(model: torch.nn.Module, batch: int, width: int, steps: int = 4) -> None:
+    """Backward passes that leave no trace but warm code and memory."""
+    state = torch.get_rng_state()
+    model.train()
+    for _ in range(steps):
+        ids = torch.ones(batch, width, dtype=torch.int64)
+        model(input_ids=ids, attention_mask=ids, labels=ids[:, 0]).loss.backward()
+    model.zero_grad()
+    torch.set_rng_state(state)
 
 
 def main() -> None:
@@ -90,6 +107,7 @@ def main() -> None:
         ("threads", int, 2), ("save-steps", int, 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+    parser.add_argument("--warm-up", action="store_true", help="some steps before the first one")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--group-by-length", action="store_true")
     words = parser.parse_args()
@@ -100,7 +118,16 @@ def main() -> None:
     model = DistilBertForSequenceClassification.from_pretrained(
         words.base, num_labels=len(dataset.manifest.labels)
     )
-    times = StepTimes()
+    times, tokens = StepTimes(), []
+    if words.warm_up:
+        begun = time.perf_counter()
+        warm_up(model, words.batch, words.pad_to or 64)
+        times.warmed_up = time.perf_counter() - begun
+
+    def collated(rows: list[dict]) -> dict[str, torch.Tensor]:
+        tokens.append(sum(len(row["input_ids"]) for row in rows))
+        return collate(rows, words.pad_to or None)
+
     train_rows = Rows(dataset, "train")
     with tempfile.TemporaryDirectory() as folder:
         trainer = Trainer(
@@ -126,7 +153,7 @@ def main() -> None:
                 logging_steps=10,
             ),
             train_dataset=train_rows,
-            data_collator=lambda rows: collate(rows, words.pad_to or None),
+            data_collator=collated,
             callbacks=[times],
         )
         begun = time.perf_counter()
@@ -137,6 +164,8 @@ def main() -> None:
             "steps": trained.global_step,
             "train_seconds": seconds,
             "step_seconds": times.seconds,
+            "step_tokens": tokens[: trained.global_step],
+            "seconds_to_first_step": times.to_first,
             "between_steps": times.between,
             "train_loss": trained.training_loss,
             "examples_per_second": trained.global_step * words.batch / seconds,

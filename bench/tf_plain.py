@@ -1,7 +1,7 @@
 """The plain TensorFlow loop: TFDistilBert, one tf.function, fp32, every row padded to the maximum.
 
     python -m bench.tf_plain --dataset D --base B --steps N --batch 32 --threads 2
-Prints one JSON line: seconds of each step.
+Prints one JSON line: seconds and real tokens of each step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def main() -> None:
     dataset = load_dataset(words.dataset)
     shards = ShardSet(dataset, "train")
     width = dataset.manifest.max_length
-    rows = [shards.example(0, n) for n in range(min(len(shards.lengths[0]), 4096))]
+    rows = [
+        shards.example(shard, n)
+        for shard, lengths in enumerate(shards.lengths)
+        for n in range(len(lengths))
+    ]
     model = TFDistilBertForSequenceClassification(
         DistilBertConfig.from_pretrained(words.base, num_labels=len(dataset.manifest.labels))
     )
@@ -50,10 +54,11 @@ def main() -> None:
         return loss
 
     rng = np.random.default_rng(0)
-    seconds = []
-    for _ in range(words.steps):
+    seconds, tokens = [], []
+    order = np.concatenate([rng.permutation(len(rows)) for _ in range(1 + words.steps)])
+    for number in range(words.steps):
         begun = time.perf_counter()
-        picked = [rows[n] for n in rng.integers(0, len(rows), words.batch)]
+        picked = [rows[n] for n in order[number * words.batch : (number + 1) * words.batch]]
         ids = np.zeros((words.batch, width), np.int32)
         mask = np.zeros_like(ids)
         for n, row in enumerate(picked):
@@ -63,7 +68,8 @@ def main() -> None:
             tf.constant(ids), tf.constant(mask), tf.constant([row.label for row in picked])
         ).numpy()
         seconds.append(time.perf_counter() - begun)
-    print(json.dumps(seconds))
+        tokens.append(sum(len(row.input_ids) for row in picked))
+    print(json.dumps({"step_seconds": seconds, "step_tokens": tokens}))
 
 
 if __name__ == "__main__":

@@ -35,8 +35,10 @@ def main(framework: str, directory: str, given_path: str, out_path: str) -> None
 def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) -> dict:
     import torch
     import torch.nn.functional as F
+    from transformers import DistilBertForSequenceClassification
 
     from training import model_torch
+    from training.distilbert_torch import dropout_factors
     from training.parameters import decays
 
     def build(model: ModelSection):
@@ -50,18 +52,45 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     out["bf16"] = model_torch.forward_fn(net, "bf16")(given["ids_BT"], given["mask_BT"])
     out |= {f"start/{name}": array.copy() for name, array in model_torch.weights(net)}
     net.train()
-    logits_BC = net(
-        input_ids=torch.from_numpy(given["ids_BT"]).long(),
-        attention_mask=torch.from_numpy(given["mask_BT"]),
-    ).logits
-    labels_B = torch.from_numpy(given["labels_B"]).long()
-    loss_B = F.cross_entropy(logits_BC, labels_B, label_smoothing=SMOOTHING, reduction="none")
-    (loss_B * torch.from_numpy(given["weights_B"])).sum().div(
-        float(given["global_weight"])
-    ).backward()
-    for name, parameter in net.named_parameters():
-        gradient = parameter.grad
-        out[f"gradient/{name}"] = (gradient.to_dense() if gradient.is_sparse else gradient).numpy()
+    ids_BT, mask_BT = torch.from_numpy(given["ids_BT"]).long(), torch.from_numpy(given["mask_BT"])
+    logits_BC = net(ids_BT, mask_BT)
+
+    def gradients(net: torch.nn.Module, logits_BC: torch.Tensor) -> dict[str, np.ndarray]:
+        labels_B = torch.from_numpy(given["labels_B"]).long()
+        loss_B = F.cross_entropy(logits_BC, labels_B, label_smoothing=SMOOTHING, reduction="none")
+        weights_B = torch.from_numpy(given["weights_B"])
+        net.zero_grad()
+        (loss_B * weights_B).sum().div(float(given["global_weight"])).backward()
+        return {
+            name: (p.grad.to_dense() if p.grad.is_sparse else p.grad).numpy().copy()
+            for name, p in net.named_parameters()
+        }
+
+    out |= {f"gradient/{name}": array for name, array in gradients(net, logits_BC).items()}
+
+    # -- transformers' own forward pass, as it is
+    plain = DistilBertForSequenceClassification(net.config).train()
+    plain.load_state_dict(net.state_dict())
+    logits_BC = plain(input_ids=ids_BT, attention_mask=mask_BT).logits
+    out["transformers/logits"] = logits_BC.detach().numpy()
+    for name, array in gradients(plain, logits_BC).items():
+        out[f"transformers/gradient/{name}"] = array
+
+    # -- dropout: of the seed alone, also where activations are computed twice
+    dropping = ModelSection(dropout=0.5, attention_dropout=0.5)
+    again = training.model_copy(update={"gradient_checkpointing": True})
+    for label, section in (("kept", training), ("again", again)):
+        net = model_torch.build(
+            config, weights, num_labels=CLASSES, training=section, model=dropping
+        ).train()
+        drawn = []
+        for seed in (1, 1, 2):
+            torch.manual_seed(seed)
+            drawn.append(gradients(net, net(ids_BT, mask_BT))["classifier.weight"])
+        out[f"dropout/{label}"] = np.stack(drawn)
+    ones = torch.ones(4, 100_001)  # not a multiple of what one draw is for
+    torch.manual_seed(3)
+    out["dropped"] = np.stack([dropout_factors(ones, 0.1).numpy() for _ in range(2)])
 
     named = {name: torch.nn.Parameter(torch.from_numpy(given[name])) for name in _updated(given)}
     optimizer = torch.optim.AdamW(
@@ -124,8 +153,8 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     # -- dropout: of the seed alone
     dropping, _ = steps_of(build(ModelSection(dropout=0.5, attention_dropout=0.5)))
     losses = [float(_backward(dropping, given, micro=0, seed=seed)) for seed in (1, 1, 2)]
-    out["dropout_losses"] = np.array(losses)
-    ones = tf.ones([4, 100_000])
+    out["dropout/kept"] = np.array(losses)
+    ones = tf.ones([4, 100_001])  # not a multiple of what one draw is for
     dropped = model_tf.Dropouts(tf.constant([3, 0], tf.int64))
     out["dropped"] = np.stack([dropped(ones, 0.1).numpy(), dropped(ones, 0.1).numpy()])
 

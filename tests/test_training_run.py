@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 import types
+from dataclasses import replace
 
 import pytest
 
@@ -91,7 +92,7 @@ def test_a_run_directory_holds_what_scripts_rely_on(directory):
     lines = read_metrics(directory)
     assert [line["step"] for line in lines] == [5, 10, 15, 20, 20]
     wanted = {"step", "epoch", "loss", "lr", "examples_per_second", "tokens_per_second",
-              "padding_ratio", "attempt"}  # fmt: skip
+              "padding_ratio", "input_wait", "attempt"}  # fmt: skip
     assert wanted <= set(lines[0])
     assert lines[0]["padding_ratio"] == pytest.approx(1.02)
     assert lines[-1]["metrics"]["roc_auc"] is None
@@ -334,6 +335,21 @@ FIGURES = StepFigures(
 def test_the_progress_line():
     expected = "step 120/900 loss 0.5120 lr 4.10e-05 123 ex/s 8,812 tok/s pad 1.02 eta 3m12s"
     assert FIGURES.line(900, 192.0) == expected
+    hungry = replace(FIGURES, input_wait=0.123).line(900, 192.0)
+    assert hungry == expected.replace(" eta", " waits for input 12% eta")
+
+
+def test_the_wait_for_input_is_that_of_the_steps_since_the_last_line(tmp_path):
+    run = open_run(str(tmp_path / "run"), io.StringIO(), training={"logging_steps": 1})
+    state = TrainState()
+    run.begin(state, total_steps=3, steps_per_epoch=10)
+    # Far longer than the steps themselves, then nothing: the first line has all of it.
+    for waited in (1000.0, 1000.0, 2000.0):
+        state.step += 1
+        run.step_done(state, loss=1.0, **STEP, input_seconds=waited)
+    run.close("finished")
+    waits = [line["input_wait"] for line in read_metrics(str(tmp_path / "run"))]
+    assert waits == [1.0, 0.0, 1.0]
 
 
 def test_a_terminal_gets_a_bar_with_the_same_figures(monkeypatch):

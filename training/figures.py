@@ -43,7 +43,7 @@ class Figures:
         self._total_steps = 1
         self._steps_per_epoch = 1
         self._marked: float | None = None
-        self._own_seconds = 0.0
+        self._own_seconds = self._input_seconds = 0.0
         self._window = _Window()
 
     # ---------------------------------------------------------------------- where they go
@@ -102,7 +102,7 @@ class Figures:
         self._total_steps, self._steps_per_epoch = total_steps, steps_per_epoch
         if self._progress is not None:
             self._progress.begin(step, total_steps)
-        self._own_seconds, self._window = 0.0, _Window()
+        self._own_seconds, self._input_seconds, self._window = 0.0, 0.0, _Window()
         self._marked = time.perf_counter()
 
     def end(self) -> None:
@@ -135,6 +135,7 @@ class Figures:
         rows: int,
         real_tokens: int,
         padded_tokens: int,
+        input_seconds: float = 0.0,
     ) -> float:
         """A step is done; every `logging_steps` its figures are shown. Returns its seconds.
 
@@ -146,6 +147,7 @@ class Figures:
             rows: rows of the global batch, padding rows not counted.
             real_tokens: tokens of the global batch.
             padded_tokens: the same with padding.
+            input_seconds: for which this rank has waited for batches, since the steps began.
         """
         now = time.perf_counter()
         seconds = 0.0 if self._marked is None else now - self._marked
@@ -155,11 +157,13 @@ class Figures:
         state.train_seconds += seconds
         self._own_seconds += seconds
         self._window.add(seconds, rows, real_tokens, padded_tokens)
+        self._window.input_seconds = input_seconds - self._input_seconds
         if self._progress is not None:
             self._progress.step(state.step)
         if state.step % self._logging_steps and state.step != self._total_steps:
             return seconds
         window, self._window = self._window, _Window()
+        self._input_seconds = input_seconds
         figures = StepFigures(
             step=state.step,
             epoch=self.epoch(state),
@@ -169,6 +173,7 @@ class Figures:
             examples_per_second=window.rows / max(window.seconds, 1e-9),
             tokens_per_second=window.real_tokens / max(window.seconds, 1e-9),
             padding_ratio=window.padded_tokens / max(window.real_tokens, 1),
+            input_wait=min(1.0, window.input_seconds / max(window.seconds, 1e-9)),
         )
         self._show(figures)
         return seconds
@@ -204,6 +209,7 @@ class _Window:
 
     def __init__(self) -> None:
         self.seconds, self.rows, self.real_tokens, self.padded_tokens = 0.0, 0, 0, 0
+        self.input_seconds = 0.0
 
     def add(self, seconds: float, rows: int, real_tokens: int, padded_tokens: int) -> None:
         self.seconds += seconds

@@ -92,7 +92,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 milestones.catch_up()
             over = state.step >= last or state.stopped_early
             losses, counts, ids = [], np.zeros(3), []
-            for batch in () if over else job.train_source(comm, PlanState.from_json(state.plan)):
+            source = job.train_source(comm, PlanState.from_json(state.plan))
+            for batch in () if over else source:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 losses.append(steps.backward(batch, seed=seed, scale=scale.value))
@@ -135,6 +136,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     rows=int(totals[3]),
                     real_tokens=int(totals[4]),
                     padded_tokens=int(totals[5]),
+                    input_seconds=source.waited,
                 )
                 losses, counts, ids = [], np.zeros(3), []
 

@@ -87,16 +87,15 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             net.train()
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
-            for batch in () if over else job.train_source(comm, PlanState.from_json(state.plan)):
+            source = job.train_source(comm, PlanState.from_json(state.plan))
+            for batch in () if over else source:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 torch.manual_seed(
                     parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 )
                 ids_BT = torch.from_numpy(batch.ids_BT).to(device, torch.int64)
                 with model_torch.autocast(device, job.precision):
-                    logits_BC = net(
-                        input_ids=ids_BT, attention_mask=torch.from_numpy(batch.mask_BT).to(device)
-                    ).logits
+                    logits_BC = net(ids_BT, torch.from_numpy(batch.mask_BT).to(device))
                 loss_B = F.cross_entropy(
                     logits_BC.float(),
                     torch.from_numpy(batch.labels_B).to(device, torch.int64),
@@ -148,6 +147,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     rows=int(totals[3]),
                     real_tokens=int(totals[4]),
                     padded_tokens=int(totals[5]),
+                    input_seconds=source.waited,
                 )
                 loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
 

@@ -18,6 +18,7 @@ import tensorflow as tf
 from howdah.config_model import ModelSection, TrainingSection
 from howdah.errors import ModelError
 from training.distilbert import PREFIX
+from training.kernels_tf import gelu, layer_norm
 from training.parameters import dropout_rates, start_weights, trainable_names
 
 __all__ = [
@@ -31,7 +32,8 @@ __all__ = [
 
 _EPSILON = 1e-12  # of every LayerNorm
 _BLOCKED = -1e9  # added to attention scores of padding
-_ACTIVATIONS = {"gelu": lambda x: tf.nn.gelu(x, approximate=False), "relu": tf.nn.relu}
+_ACTIVATIONS = {"gelu": gelu, "relu": tf.nn.relu}
+_DRAWS = 2**16  # values of dropout's draw: a rate is met to 1 in 65,536
 
 
 class DistilBertClassifier:
@@ -130,11 +132,10 @@ class DistilBertClassifier:
         return tf.reshape(product, tf.concat([shape[:-1], [weight_OI.shape[0]]], 0))
 
     def _norm(self, x: tf.Tensor, name: str) -> tf.Tensor:
-        x = tf.cast(x, tf.float32)
-        mean, variance = tf.nn.moments(x, [-1], keepdims=True)
-        scale = tf.math.rsqrt(variance + _EPSILON) * self.variables[name + ".weight"]
-        result = (x - mean) * scale + self.variables[name + ".bias"]
-        return tf.cast(result, self.compute_dtype)
+        weight_D, bias_D = self.variables[name + ".weight"], self.variables[name + ".bias"]
+        flat_ND = tf.reshape(tf.cast(x, tf.float32), [-1, weight_D.shape[0]])
+        result_ND = layer_norm(flat_ND, tf.identity(weight_D), tf.identity(bias_D), _EPSILON)
+        return tf.cast(tf.reshape(result_ND, tf.shape(x)), self.compute_dtype)
 
 
 class Dropouts:
@@ -149,8 +150,15 @@ class Dropouts:
             return x
         self._count += 1
         seed_2 = tf.stack([self._seed_2[0], self._seed_2[1] + self._count])
-        keep = tf.random.stateless_uniform(tf.shape(x), seed_2) >= rate
-        return tf.where(keep, x * tf.cast(1.0 / (1.0 - rate), x.dtype), tf.zeros([], x.dtype))
+        # Two elements of 16 bits to a draw; one product, whose gradient is one product as well.
+        count = tf.size(x)
+        draws = tf.random.stateless_uniform(
+            [(count + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32
+        )
+        values = tf.reshape(tf.bitcast(draws, tf.int16), [-1])[:count]
+        dropped = round(rate * _DRAWS)
+        kept = tf.cast(values >= dropped - _DRAWS // 2, x.dtype)
+        return x * tf.reshape(kept * (_DRAWS / (_DRAWS - dropped)), tf.shape(x))
 
 
 def build(

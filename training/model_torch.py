@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
-from transformers import DistilBertConfig, DistilBertForSequenceClassification
+from transformers import DistilBertConfig
 
 from howdah.config_model import ModelSection, TrainingSection
 from training import parameters
+from training.distilbert_torch import DistilBertClassifier
 
 __all__ = ["build", "forward_fn", "import_weights", "weights"]
 
@@ -22,7 +23,7 @@ def build(
     training: TrainingSection,
     model: ModelSection,
     device: str = "cpu",
-) -> DistilBertForSequenceClassification:
+) -> DistilBertClassifier:
     """The model, in float32, with the run's dropouts and frozen parts.
 
     Args:
@@ -40,7 +41,7 @@ def build(
     )
     config._attn_implementation = "sdpa"
     with torch.device("meta"):  # no random start that the weights would overwrite
-        net = DistilBertForSequenceClassification(config)
+        net = DistilBertClassifier(config)
     net.to_empty(device=device)
     positions = torch.arange(config.max_position_embeddings, device=device)
     net.distilbert.embeddings.position_ids = positions.expand((1, -1))  # no weight: in no file
@@ -96,9 +97,9 @@ def forward_fn(
         try:
             with torch.inference_mode(), autocast(device.type, precision):
                 logits_BC = net(
-                    input_ids=torch.from_numpy(ids_BT).to(device, torch.int64),
-                    attention_mask=torch.from_numpy(mask_BT).to(device),
-                ).logits
+                    torch.from_numpy(ids_BT).to(device, torch.int64),
+                    torch.from_numpy(mask_BT).to(device),
+                )
         finally:
             net.train(training)
         return logits_BC.float().cpu().numpy()

@@ -1,6 +1,6 @@
 """AdamW on TensorFlow variables: the same update as `torch.optim.AdamW`.
 
-    p -= lr * weight_decay * p                  (not on biases and LayerNorm)
+    p *= 1 - lr * weight_decay                  (not on biases and LayerNorm)
     m  = beta1 * m + (1 - beta1) * g
     v  = beta2 * v + (1 - beta2) * g^2
     p -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + epsilon)
@@ -57,7 +57,7 @@ class AdamW:
             tf.constant(factor, tf.float32),
             tf.constant(lr * root_2 / correction_1, tf.float32),
             tf.constant(self._epsilon * root_2, tf.float32),
-            tf.constant(lr * self._weight_decay, tf.float32),
+            tf.constant(1.0 - lr * self._weight_decay, tf.float32),
         )
 
     @tf.function(autograph=False)
@@ -67,13 +67,13 @@ class AdamW:
         factor: tf.Tensor,
         size: tf.Tensor,
         epsilon: tf.Tensor,
-        decay: tf.Tensor,
+        keep: tf.Tensor,
     ) -> None:
         zero = tf.zeros([])
         beta1, beta2 = (tf.constant(beta, tf.float32) for beta in self._betas)
         for (name, variable), handle in zip(self._variables.items(), handles, strict=True):
             if self._weight_decay and decays(name):
-                variable.assign_sub(decay * variable)
+                variable.assign(variable * keep)
             gradient = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
             # One kernel, in place. Its powers of beta are 0: the corrections are in `size` and
             # `epsilon` already, where sqrt(1 - beta2^t) is pulled out of the denominator.

@@ -26,15 +26,19 @@ class StepFigures:
     """Real tokens, padding not counted."""
     padding_ratio: float
     """Padded tokens / real tokens."""
+    input_wait: float = 0.0
+    """Share of the time for which this rank waited for its batches."""
 
     def line(self, total: int, seconds_left: float) -> str:
         """`step 120/900 loss 0.5120 lr 4.10e-05 123 ex/s 8,812 tok/s pad 1.02 eta 3m12s`"""
         return f"step {self.step}/{total} {self._figures()} eta {clock(seconds_left)}"
 
     def _figures(self) -> str:
+        # Said only where it counts: steps that wait are slow for want of data.
+        waits = f" waits for input {self.input_wait:.0%}" if self.input_wait >= 0.05 else ""
         return (
             f"loss {self.loss:.4f} lr {self.lr:.2e} {self.examples_per_second:,.0f} ex/s"
-            f" {self.tokens_per_second:,.0f} tok/s pad {self.padding_ratio:.2f}"
+            f" {self.tokens_per_second:,.0f} tok/s pad {self.padding_ratio:.2f}{waits}"
         )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -133,6 +134,8 @@ class BatchSource:
         self._prefetch = prefetch
         self._row_ids = row_ids
         self._urgent: Callable[[], bool] = lambda: True
+        self.waited = 0.0
+        """Seconds, so far, for which whoever takes the batches has waited for one."""
 
     def __iter__(self) -> Iterator[Batch]:
         if self._prefetch:
@@ -270,7 +273,12 @@ class BatchSource:
         thread = threading.Thread(target=work, name="batches", daemon=True)
         thread.start()
         try:
-            while (item := ready.get()) is not None:
+            while True:
+                begun = time.perf_counter()
+                item = ready.get()
+                self.waited += time.perf_counter() - begun
+                if item is None:
+                    return
                 if isinstance(item, BaseException):
                     raise item
                 yield from item

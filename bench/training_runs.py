@@ -1,0 +1,221 @@
+"""Runs of ours and of the peers for the training benches: a process each, as users start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+
+import numpy as np
+
+from bench.data import write_dataset, write_texts
+from howdah import config
+from howdah.encode import Encoder
+from tools import minilm
+
+BATCH = 32
+CORES = len(os.sched_getaffinity(0))
+SIZES = ("minilm", "base")
+_WARM = 8
+_BASE = {"dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Steps:
+    """The timed steps of a run."""
+
+    seconds: list[float]
+    tokens: float
+    """Real tokens in all of them."""
+    to_first: float | None = None
+    """Seconds from the start of the command to the end of the first step."""
+    input_wait: float | None = None
+    """Share of the time for which steps waited for their batch."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Real tokens: whatever the mix of lengths was, runs can be compared by it."""
+        return self.tokens / sum(self.seconds)
+
+
+class Bench:
+    """A dataset and a base model in a folder, and runs on them.
+
+    Args:
+        folder: where everything goes.
+        size: `minilm` (pretrained), or `base`: DistilBERT-base's shape with random weights.
+        texts: `lengths` (log-normal ones without text), `docstrings`, or the path of AG News' CSV.
+        rows: of the dataset.
+        steps: timed ones.
+    """
+
+    def __init__(self, folder: str, *, size: str, texts: str, rows: int, steps: int) -> None:
+        self.folder, self.steps = folder, steps
+        small, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
+        self.base = small if size == "minilm" else _random_base(small, f"{folder}/base")
+        with open(f"{self.base}/config.json", encoding="utf-8") as file:
+            self.shape = json.load(file)
+        os.mkdir(f"{folder}/data")
+        encoder = Encoder.load(self.base)
+        if texts == "lengths":
+            dataset = write_dataset(f"{folder}/data", rows, tokenizer=encoder)
+        else:
+            dataset = write_texts(f"{folder}/data", texts, rows, encoder)
+        from training.shards import ShardSet
+
+        lengths = np.concatenate(ShardSet(dataset, "train").lengths).astype(np.int64)
+        self.mean_length = float(lengths.mean())
+        self.seen_length = float((lengths**2).sum() / lengths.sum())
+        """Tokens that a token's attention looks at, on average."""
+
+    # ------------------------------------------------------------------------------------ runs
+    def ours(
+        self, framework: str, *, ranks: int = 1, launcher: str = "mpirun", batch: int = BATCH,
+        set_: tuple[str, ...] = (),
+    ) -> Steps:  # fmt: skip
+        """`howdah train`; the first steps of the process are not counted."""
+        directory = tempfile.mkdtemp(dir=self.folder)
+        settings = {
+            "run": {"name": "bench", "directory": directory},
+            "data": {"dataset": f"{self.folder}/data"},
+            "model": {"base": self.base},
+            "training": {
+                "framework": framework, "global_batch_size": batch,
+                "max_steps": _WARM + self.steps, "logging_steps": 1,
+            },
+            "checkpoint": {"every_minutes": None, "every_epoch": False},
+            "evaluation": {"splits": []},
+            "tracking": {"tensorboard": False},
+        }  # fmt: skip
+        with open(f"{directory}.yaml", "w", encoding="utf-8") as file:
+            file.write(config.dump_yaml(config.from_dict(settings)))
+        words = [word for one in set_ for word in ("--set", one)]
+        _run(
+            "howdah.cli", "train", "--config", f"{directory}.yaml", "--np", str(ranks),
+            "--launcher", launcher, *words,
+        )  # fmt: skip
+        with open(f"{directory}/metrics.jsonl", encoding="utf-8") as file:
+            lines = [json.loads(line) for line in file]
+        lines = [line for line in lines if line.get("examples_per_second")][_WARM:]
+        with open(f"{directory}/run.json", encoding="utf-8") as file:
+            attempt = json.load(file)["attempts"][0]
+        seconds = [batch / line["examples_per_second"] for line in lines]
+        waits = [s * line["input_wait"] for s, line in zip(seconds, lines, strict=True)]
+        return Steps(
+            seconds=seconds,
+            tokens=sum(
+                s * line["tokens_per_second"] for s, line in zip(seconds, lines, strict=True)
+            ),
+            to_first=attempt["seconds_to_first_step"],
+            input_wait=sum(waits) / sum(seconds),
+        )
+
+    def hf_trainer(self, *words: str) -> Steps:
+        """Hugging Face's Trainer, its code warm before the first step.
+
+        group_by_length sorts each 50 batches, the longest first: only all steps of such a stretch
+        have its mix of lengths.
+        """
+        out = f"{self.folder}/hf.json"
+        _run(
+            "bench.hf_trainer", "--dataset", f"{self.folder}/data", "--base", self.base,
+            "--out", out, "--max-steps", str(self.steps), "--threads", str(CORES), "--warm-up",
+            *words,
+        )  # fmt: skip
+        with open(out, encoding="utf-8") as file:
+            found = json.load(file)
+        return Steps(
+            seconds=found["step_seconds"],
+            tokens=sum(found["step_tokens"]),
+            to_first=found["seconds_to_first_step"],
+        )
+
+    def tf_plain(self) -> Steps:
+        """The plain tf.function loop."""
+        found = json.loads(
+            _run(
+                "bench.tf_plain", "--dataset", f"{self.folder}/data", "--base", self.base,
+                "--steps", str(4 + self.steps), "--batch", str(BATCH), "--threads", str(CORES),
+            ).splitlines()[-1]
+        )  # fmt: skip
+        return Steps(seconds=found["step_seconds"][4:], tokens=sum(found["step_tokens"][4:]))
+
+    def ddp(self, world: int, batch: int) -> list[float]:
+        """Seconds of each step of torch's DDP over gloo, the first ones left out."""
+        meet = tempfile.mktemp(dir=self.folder)  # a name for the ranks to meet at
+        found = _run(
+            "bench.ddp_gloo", "--dataset", f"{self.folder}/data", "--base", self.base,
+            "--meet", meet, "--world", str(world), "--steps", str(_WARM + self.steps),
+            "--batch", str(batch), "--threads", "1",
+        )  # fmt: skip
+        return json.loads(found.splitlines()[-1])[_WARM:]
+
+    # -------------------------------------------------------------------------------- arithmetic
+    def flops_per_token(self) -> float:
+        """Of a real token's matrix products, forward and backward."""
+        width, inner, layers = (self.shape[key] for key in ("dim", "hidden_dim", "n_layers"))
+        products = 4 * width**2 + 2 * width * inner + 2 * width * self.seen_length
+        return 3 * 2.0 * layers * products
+
+
+def gemm_peak(precision: str) -> float:
+    """FLOP/s of a large matrix product in torch on all cores, the best of several; a process."""
+    return float(_run("bench.training_runs", precision).splitlines()[-1])
+
+
+def _measure_peak(precision: str) -> float:
+    import time
+
+    import torch
+
+    torch.set_num_threads(CORES)
+    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
+    best = 0.0
+    for rows, width, inner in ((1536, 768, 3072), (2048, 2048, 2048)):
+        a, b = torch.randn(rows, width).to(dtype), torch.randn(width, inner).to(dtype)
+        for _ in range(20):
+            begun = time.perf_counter()
+            torch.mm(a, b)
+            best = max(best, 2.0 * rows * width * inner / (time.perf_counter() - begun))
+    return best
+
+
+def _random_base(like: str, target: str) -> str:
+    """A base of DistilBERT-base's shape with random weights, and the small one's tokenizer."""
+    from safetensors.numpy import save_file
+
+    from training.distilbert import encoder_shapes
+
+    with open(f"{like}/config.json", encoding="utf-8") as file:
+        shape = json.load(file) | _BASE
+    rng = np.random.default_rng(0)
+    weights = {}
+    for name, size in encoder_shapes(shape).items():
+        weights[name] = (0.02 * rng.standard_normal(size)).astype(np.float32)
+        if len(size) == 1:
+            weights[name][:] = float(name.endswith("LayerNorm.weight") or "norm.weight" in name)
+    os.mkdir(target)
+    for name in os.listdir(like):
+        if name.endswith((".json", ".txt")) and name != "config.json":
+            os.symlink(os.path.join(like, name), os.path.join(target, name))
+    with open(f"{target}/config.json", "w", encoding="utf-8") as file:
+        json.dump(shape, file)
+    save_file(weights, f"{target}/model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+def _run(module: str, *words: str) -> str:
+    """A module's stdout; what it says besides is shown only where it fails."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *words], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{module} ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    print(_measure_peak(sys.argv[1]))
