@@ -48,7 +48,7 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
         default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
     ) as dag:
         here = {"conn_id": "{{ params.conn_id }}"}
-        check = CheckOperator(task_id="check", retries=0, multiple_outputs=True, **here)
+        check = CheckOperator(task_id="check", multiple_outputs=True, **here)
         backend, np = check.output["backend"], "{{ params.np }}"
         run = {**here, "config": check.output["config"]}
 

@@ -20,6 +20,6 @@ with DAG(
     default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
 ) as dag:
     here = {"conn_id": "{{ params.conn_id }}"}
-    check = CheckScoringOperator(task_id="check", retries=0, multiple_outputs=True, **here)
+    check = CheckScoringOperator(task_id="check", multiple_outputs=True, **here)
     names = ("model", "source", "target", "text_columns", "id_column", "master")
     PredictOperator(task_id="predict", **{name: check.output[name] for name in names}, **here)

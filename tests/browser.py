@@ -1,9 +1,13 @@
-"""A headless Chromium for tests of Airflow's pages: waits for conditions, keeps screenshots."""
+"""A headless Chromium for tests of Airflow's pages: waits for conditions, keeps screenshots.
+
+Below: what a person does with those pages.
+"""
 
 import contextlib
 import os
 import shutil
 from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
 
 from selenium.common.exceptions import (
     ElementClickInterceptedException,
@@ -129,3 +133,54 @@ class Browser:
         path = self.pictures / f"{name}.png"
         self.driver.save_screenshot(str(path))
         return path
+
+
+# -------------------------------------------------------------------------------- Airflow's pages
+def field(name: str) -> str:
+    """The form's field of a key of the configuration."""
+    return f'input[name="element_{name}"]'
+
+
+def log_in(browser: Browser, airflow) -> None:
+    """As the user admin."""
+    browser.open(airflow.url)
+    browser.fill("input[name=username]", "admin")
+    browser.fill("input[name=password]", airflow.password)
+    browser.click("button[type=submit]")
+    browser.find("[data-testid=nav-home-link]")
+
+
+def open_form(browser: Browser, airflow, dag: str) -> None:
+    """A DAG's trigger form."""
+    browser.open(f"{airflow.url}/dags/{dag}")
+    browser.click("[data-testid=trigger-dag-button]")
+    browser.find("[data-testid=trigger-dag-submit]")
+
+
+def unfold(browser: Browser, section: str) -> None:
+    """Show the fields of a section of the form."""
+    browser.click(f"//button[normalize-space()='{section}']")
+
+
+def choose(browser: Browser, name: str, value: str) -> None:
+    """Choose in a field that has a list."""
+    browser.click(f'[id="element_{name}"]')
+    browser.click(f'//*[@id="element_{name}"]//*[@role="option"][.="{value}"]')
+
+
+def send(browser: Browser) -> str:
+    """Send the form; the run's id."""
+    browser.click("[data-testid=trigger-dag-submit]")
+    browser.until(lambda: "/runs/" in browser.driver.current_url, "page of the run")
+    return unquote(urlsplit(browser.driver.current_url).path.split("/runs/")[1].split("/")[0])
+
+
+def task_page(airflow, dag: str, run: str, task: str, tab: str = "") -> str:
+    """The URL of a task's page: its log, or another tab."""
+    return f"{airflow.url}/dags/{dag}/runs/{quote(run)}/tasks/{task}" + (f"/{tab}" if tab else "")
+
+
+def link_of(browser: Browser, page: str, name: str) -> str:
+    """Where a task's link leads, from its page of details."""
+    browser.open(page)
+    return browser.find(f"//a[normalize-space()='{name}']").get_attribute("href")

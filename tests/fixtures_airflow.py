@@ -7,6 +7,9 @@ test module can import it: no test reads or writes the Airflow of whoever runs t
 import atexit
 import os
 import shutil
+import signal
+import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -102,3 +105,46 @@ def airflow_standalone():
         yield airflow
     finally:
         airflow.stop(remove=True)
+
+
+@pytest.fixture
+def browser(tmp_path, request):
+    """A headless Chromium (tests/browser.py); its screenshots go to build/screenshots/."""
+    from tests.browser import Browser
+
+    pictures = request.config.rootpath / "build" / "screenshots"
+    page = Browser(pictures, tmp_path / "profile")
+    yield page
+    page.quit()
+
+
+@pytest.fixture
+def mlflow_server(tmp_path):
+    """The URL of a real MLflow tracking server on loopback."""
+    from tests.waiting import wait_until
+    from tools.children import HOST, Child, free_port
+
+    place = tmp_path / "mlflow"
+    place.mkdir()
+    port = free_port()
+    child = Child(
+        "mlflow",
+        [
+            sys.executable, "-m", "mlflow", "server", "--host", HOST, "--port", str(port),
+            "--workers", "1", "--backend-store-uri", f"sqlite:///{place}/mlflow.db",
+            "--artifacts-destination", str(place / "artifacts"),
+        ],
+        log=place / "server.log",
+        env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"},
+    )  # fmt: skip
+
+    def serves():
+        assert child.alive, child.tail()
+        with socket.socket() as line:
+            return line.connect_ex((HOST, port)) == 0
+
+    try:
+        wait_until(serves, 240)
+        yield f"http://{HOST}:{port}"
+    finally:
+        child.end(signal.SIGTERM, 10)

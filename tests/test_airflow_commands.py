@@ -371,11 +371,14 @@ def test_ranks_without_a_row_are_refused_before_anything_is_made():
 
 
 def test_a_run_without_a_source_has_its_plan_looked_at_and_makes_no_dataset(
-    connection, tiny_dataset, tiny_model_dir, tmp_path
+    connection, tiny_dataset, tiny_model_dir, tmp_path, monkeypatch
 ):
     from airflow.sdk.exceptions import AirflowSkipException
 
+    from howdah.airflow import links
     from howdah.airflow.operators import EtlOperator, PreflightOperator
+
+    monkeypatch.setattr(links, "push", lambda where, link, url: None)  # no worker is here
 
     extra = {"working_directory": str(tmp_path), "environment": {"HOWDAH_CACHE": str(tmp_path)}}
     config = {

@@ -180,6 +180,7 @@ def test_from_rows_to_a_published_model_and_its_predictions(
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)  # two whole runs of the DAG
 def test_a_model_that_misses_the_gate_is_not_published_and_the_run_is_cleaned_up(
     dags, here, source, tiny_model_dir, tmp_path
 ):

@@ -1,71 +1,143 @@
-"""The whole DAG on YARN: rows, dataset, run and published model on HDFS, the training deferred."""
+"""The whole DAG on YARN from the form: the ETL and the training are applications, all on HDFS."""
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from howdah import storage
 from howdah.models import resolve
+from tests.browser import choose, field, link_of, log_in, open_form, send, task_page, unfold
+from tests.waiting import wait_until
 from tests.word_rows import write_rows
+from tools.file_pages import Pages
 
-pytestmark = [pytest.mark.airflow, pytest.mark.hadoop, pytest.mark.full]
+pytestmark = [
+    pytest.mark.airflow, pytest.mark.hadoop, pytest.mark.full, pytest.mark.timeout(1800),
+]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
 DAG, CONNECTION = "howdah_finetune", "whole_dag_cluster"
 LIMIT = 900.0  # to detect a hang
 
 
-def test_from_rows_to_a_published_model(
-    airflow_standalone, cluster, hdfs_dir, tiny_model_dir, tmp_path
-):
-    airflow = airflow_standalone
+@pytest.fixture
+def place(airflow_standalone, cluster, hdfs_dir, tiny_model_dir, tmp_path):
+    """A directory on HDFS with rows and a base model, a Connection to the cluster."""
     storage.upload(write_rows(tmp_path / "rows.csv"), f"{hdfs_dir}/rows.csv")
     for name in os.listdir(tiny_model_dir):
         storage.upload(os.path.join(tiny_model_dir, name), f"{hdfs_dir}/model/{name}")
+    pages = Pages(hdfs_dir, 0)
+    threading.Thread(target=pages.serve_forever, daemon=True).start()
     changed = {key: value for key, value in cluster.env.items() if os.environ.get(key) != value}
-    airflow.connection(
+    airflow_standalone.connection(
         CONNECTION,
         {
             "backend": "yarn",
             "environment": changed | {"HOWDAH_CACHE": str(tmp_path / "cache")},
-            "run_root": f"{hdfs_dir}/runs",
+            "run_root": hdfs_dir,
+            # As `make airflow` has it: the mini cluster's NameNode has no pages of its own.
+            "files_url": f"http://127.0.0.1:{pages.server_port}",
             "working_directory": str(ROOT),
         },
     )
-    run_id = airflow.trigger(
-        DAG,
-        {
-            "conn_id": CONNECTION, "run.name": "words",
-            "data.source": f"{hdfs_dir}/rows.csv", "data.dataset": f"{hdfs_dir}/dataset",
-            "data.spark.master": "local[1]", "data.spark.driver_memory": "1g",
-            "data.dedup.near": False, "model.base": f"{hdfs_dir}/model",
-            "training.framework": "torch", "training.max_steps": 12,
-            "training.learning_rate": 0.01, "training.precision": "fp32",
-            "tracking.tensorboard": False, "yarn.workers": 2, "yarn.worker.memory": "1536 MiB",
-            "yarn.environment": "path", "yarn.python": sys.executable,
-            "publish.directory": f"{hdfs_dir}/models", "gate.minimum": {"accuracy": 0.3},
-        },
-    )  # fmt: skip
-    airflow.wait_run(DAG, run_id, LIMIT)
-    states = {name: task["state"] for name, task in airflow.tasks(DAG, run_id).items()}
+    yield hdfs_dir
+    pages.shutdown()
+    pages.server_close()
+
+
+def fill(browser, place, mlflow):
+    """What differs from the form's defaults, typed and chosen section by section."""
+    for section in ("Data", "Training", "Tracking", "YARN"):
+        unfold(browser, section)
+    for name, text in {
+        "conn_id": CONNECTION, "run.name": "words",
+        "data.source": f"{place}/rows.csv", "data.dataset": f"{place}/dataset",
+        "data.spark.driver_memory": "640 MiB", "data.spark.executors": "1",
+        "data.spark.executor_memory": "512 MiB",
+        "model.base": f"{place}/model",
+        "training.max_steps": "400", "training.global_batch_size": "24",
+        "training.learning_rate": "0.003", "tracking.mlflow.uri": mlflow,
+        "yarn.worker.memory": "1536 MiB", "yarn.python": sys.executable,
+        "publish.directory": f"{place}/models",
+    }.items():  # fmt: skip
+        browser.fill(field(name), text)
+    for name, value in {
+        "data.spark.deploy_mode": "cluster", "training.framework": "torch",
+        "training.precision": "fp32", "yarn.environment": "path",
+    }.items():  # fmt: skip
+        choose(browser, name, value)
+
+
+def opens(browser, airflow, run, task, name, *texts):
+    """A task's link leads to a page that shows these texts; its URL."""
+    page = link_of(browser, task_page(airflow, DAG, run, task, "details"), name)
+    browser.open(page)
+    for text in texts:
+        browser.see(text)
+    return page
+
+
+def test_from_the_form_to_a_published_model(
+    airflow_standalone, cluster, place, browser, mlflow_server
+):
+    airflow = airflow_standalone
+    airflow.wait_dags([DAG])
+    log_in(browser, airflow)
+    open_form(browser, airflow, DAG)
+    fill(browser, place, mlflow_server)
+    browser.picture("yarn-form")
+    run = send(browser)
+    browser.open("about:blank")  # the run's page asks all the time
+
+    # ------------------------------------------------------------------ the ETL, while it runs
+    wait_until(lambda: links(airflow, run, "etl.build").get("YARN application"), LIMIT)
+    page = opens(browser, airflow, run, "etl.build", "YARN application", "howdah etl")
+    made = page.rpartition("/")[2]
+
+    # ------------------------------------------------------------- the training, while it runs
+    airflow.wait_task(DAG, run, "train", {"deferred"}, LIMIT)
+    wait_until(lambda: "#/runs/" in links(airflow, run, "train")["MLflow run"], LIMIT)
+    job = opens(browser, airflow, run, "train", "Training job", "words", "rank")
+    page = opens(browser, airflow, run, "train", "YARN application", "RUNNING")
+    trained = page.rpartition("/")[2]
+    assert trained != made and f"/proxy/{trained}/" in job
+    opens(browser, airflow, run, "train", "Logs on YARN", "application.driver.log")
+    opens(browser, airflow, run, "train", "Report", "run.json", "metrics.jsonl")
+    opens(browser, airflow, run, "train", "MLflow run", "words")
+    browser.picture("yarn-mlflow")
+    assert airflow.task(DAG, run, "train")["state"] == "deferred"
+
+    # ------------------------------------------------------------------------------ afterwards
+    airflow.wait_run(DAG, run, LIMIT)
+    states = {name: task["state"] for name, task in airflow.tasks(DAG, run).items()}
     assert states.pop("approve") == "skipped"
     assert set(states.values()) == {"success"}
+    assert airflow.xcom(DAG, run, "etl.build")["application"] == made
+    told = airflow.xcom(DAG, run, "train")
+    assert told["application"] == trained
+    published = airflow.xcom(DAG, run, "publish")
+    assert published["path"] == f"{place}/models/words/v=1" == resolve(f"{place}/models/words")
+    found = storage.read_json(f"{told['run_directory']}/run.json")
+    assert found["status"] == "finished"
+    assert found["world_size"] == 2
+    assert published["run_id"] == found["run_id"]
+    # The reports; YARN's page and the logs of what has ended; MLflow's run.
+    opens(browser, airflow, run, "etl.build", "Report", "240")
+    opens(browser, airflow, run, "etl.build", "YARN application", "SUCCEEDED")
+    page = opens(browser, airflow, run, "train", "Report", "words", "accuracy")
+    assert page.endswith("/report.html")
+    browser.picture("yarn-report")
+    opens(browser, airflow, run, "train", "YARN application", "SUCCEEDED")
+    opens(browser, airflow, run, "train", "Logs on YARN", "application.driver.log")
+    page = opens(browser, airflow, run, "train", "MLflow run", "words", "Finished")
+    assert page.endswith(found["mlflow_run_id"])
 
-    trained = airflow.xcom(DAG, run_id, "train")
-    assert trained["application"].startswith("application_")
-    published = airflow.xcom(DAG, run_id, "publish")
-    assert (
-        published["path"] == f"{hdfs_dir}/models/words/v=1" == resolve(f"{hdfs_dir}/models/words")
-    )
-    run = storage.read_json(f"{trained['run_directory']}/run.json")
-    assert run["status"] == "finished"
-    assert run["world_size"] == 2
-    assert published["run_id"] == run["run_id"]
-    assert storage.exists(f"{trained['run_directory']}/report.html")
-    links = airflow.links(DAG, run_id, "train")
-    assert trained["application"] in links["YARN application"]
-    assert links["Report"]
+
+def links(airflow, run, task):
+    """The task's links as the page shows them now; "": not yet."""
+    return {name: url or "" for name, url in airflow.links(DAG, run, task).items()}

@@ -99,6 +99,8 @@ def settings(home: Path, *, url: str, dags: Path, user: str, database: str) -> S
         "api_auth": {"jwt_secret": keys["jwt"]},
         "logging": {"base_log_folder": home / "logs"},
         "dag_processor": {"parsing_processes": 1},
+        # A machine that also trains is slow to answer at times; a task that is not heard is failed.
+        "workers": {"execution_api_timeout": 60},
         "usage_data_collection": {"enabled": False},
     }
 

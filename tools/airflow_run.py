@@ -146,7 +146,7 @@ def fill_cluster(found: Mapping[str, Any], base: str) -> str:
 
 
 # ---------------------------------------------------------------------------------------- Airflow
-def connections(airflow: Standalone, found: Mapping[str, Any] | None, root: str | None) -> None:
+def connections(airflow: Standalone, found: Mapping[str, Any] | None) -> None:
     """howdah_default: where commands run; left alone where a user has made it their own."""
     local = {
         "backend": "local",
@@ -158,7 +158,8 @@ def connections(airflow: Standalone, found: Mapping[str, Any] | None, root: str 
     if found is not None:
         on_yarn = {
             "backend": "yarn",
-            "run_root": f"{root}/runs",
+            "run_root": airflow.remote_files,
+            "files_url": airflow.remote_files_url,
             "environment": dict(found["environment"]),
             "working_directory": str(ROOT),
         }
@@ -242,9 +243,10 @@ def serve(arguments: argparse.Namespace) -> None:
         airflow.check_port()
         base, _ = minilm.base_model(say)
         with cluster(arguments.directory, wanted=arguments.cluster) as found:
-            values, root = defaults(home, base, arguments.framework), None
+            values = defaults(home, base, arguments.framework)
             if found is not None:
                 root = fill_cluster(found, base)
+                airflow.remote_files = root
                 values = on_cluster(values, root, arguments.framework)
                 values["model"]["base"] = f"{root}/base/{storage.name(base)}"
             airflow.extra_env[DEFAULTS] = str(write_defaults(home, values))
@@ -252,7 +254,7 @@ def serve(arguments: argparse.Namespace) -> None:
             try:
                 airflow.start()
                 airflow.wait_dags([DAG])
-                connections(airflow, found, root)
+                connections(airflow, found)
                 if airflow.new_password:  # a new home; later the user decides
                     airflow.client.pause(DAG, paused=False)
                 banner(airflow, found)

@@ -59,6 +59,9 @@ def _quiet(_line: str) -> None:
     pass
 
 
+_ROOT = Path(__file__).resolve().parent.parent
+
+
 class Standalone:
     """An Airflow whose state is a directory.
 
@@ -72,7 +75,8 @@ class Standalone:
         say: told of progress.
 
     What lies in `files` is served to browsers, reports of runs for instance: for reading alone, on
-    loopback like everything else.
+    loopback like everything else; likewise what lies in `remote_files`, a directory of any storage,
+    if it is set before the start.
     """
 
     def __init__(
@@ -91,7 +95,8 @@ class Standalone:
         self.wanted_port = port
         self.port: int | None = None
         self.files = self.home / "output" / "runs"
-        self.files_port: int | None = None
+        self.remote_files: str | None = None
+        self._ports: dict[str, int] = {}
         self.settings = settings or {}
         self.say = say
         self.new_password = False
@@ -112,7 +117,12 @@ class Standalone:
     @property
     def files_url(self) -> str:
         """Where what lies in `files` can be read."""
-        return f"http://{HOST}:{self.files_port}"
+        return f"http://{HOST}:{self._ports['files']}"
+
+    @property
+    def remote_files_url(self) -> str:
+        """Where what lies in `remote_files` can be read."""
+        return f"http://{HOST}:{self._ports['remote-files']}"
 
     @property
     def env(self) -> dict[str, str]:
@@ -256,18 +266,20 @@ class Standalone:
         )
 
     def _serve_files(self) -> None:
-        """A plain file server, which has nothing to do with Airflow's own components."""
+        """Plain file servers, which have nothing to do with Airflow's own components."""
         self.files.mkdir(parents=True, exist_ok=True)
-        self.files_port = self.files_port or free_port()
-        self._children["files"] = Child(
-            "files",
-            [
-                sys.executable, "-P", "-m", "http.server", "--bind", HOST,
-                "--directory", str(self.files), str(self.files_port),
-            ],
-            log=self.log_of("files"),
-            env=self.env,
-        )  # fmt: skip
+        self._serve("files")
+        if self.remote_files is not None:
+            self._serve("remote-files")
+
+    def _serve(self, name: str) -> None:
+        port = str(self._ports.setdefault(name, free_port()))
+        words = ["-P", "-m", "http.server", "--bind", HOST, "--directory", str(self.files), port]
+        if name == "remote-files":  # a program of this repository, found from its root
+            words = ["-m", "tools.file_pages", str(self.remote_files), "--port", port]
+        self._children[name] = Child(
+            name, [sys.executable, *words], log=self.log_of(name), env=self.env, cwd=_ROOT
+        )
 
     def _wait_well(self, begun: datetime.datetime, names: Any) -> None:
         deadline = time.monotonic() + _START_SECONDS
@@ -357,8 +369,8 @@ class Standalone:
         if child.alive:
             child.end(signal.SIGTERM, _REST_SECONDS)
         begun = _now()
-        if component == "files":
-            self._serve_files()
+        if component in self._ports:
+            self._serve(component)
             return
         self._spawn(component)
         self._wait_well(begun, [component])

@@ -136,4 +136,6 @@ class RunDirectory:
             )
             self._figures.track(tracker)
             self.file.update(mlflow_run_id=tracker.run_id)
+            # Airflow's link is made of this line (howdah/airflow/links.py).
+            self._figures.say(f"MLflow run: {tracker.run_id}")
         return True

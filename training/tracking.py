@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -95,6 +96,8 @@ class MlflowTracker(Tracker):
         run_name: str,
         say: Callable[[str], None],
     ) -> None:
+        # Nothing of a run is told to MLflow's makers, unless the user says so.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         import mlflow
         from mlflow.exceptions import MlflowException
 

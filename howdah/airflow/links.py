@@ -6,6 +6,7 @@ before that is shown while the task runs or is deferred, and stays after a failu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -15,6 +16,7 @@ from howdah.airflow import require
 require()
 
 from airflow.sdk import BaseOperatorLink  # noqa: E402
+from airflow.sdk.exceptions import AirflowException, AirflowRuntimeError  # noqa: E402
 from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
 from airflow.sdk.types import TaskInstanceKey  # noqa: E402
 
@@ -24,16 +26,20 @@ __all__ = [
     "LogsLink",
     "PushedLink",
     "ReportLink",
-    "begin",
     "MlflowLink",
+    "application_page",
+    "begin",
     "directory_page",
     "push",
+    "push_meanwhile",
     "run_page",
+    "told_run",
     "tracked_run",
     "tracking_page",
 ]
 
 _NAMENODE_PORT = 9870  # Hadoop's own default
+_TOLD_RUN = re.compile(r"MLflow run: ([0-9a-f]{32})$")
 
 
 class PushedLink(BaseOperatorLink):
@@ -90,12 +96,27 @@ def push(where: Mapping[str, Any], link: type[PushedLink], url: str | None) -> N
     XCom.set(key=link.xcom_key, value=url or "", **where)
 
 
+def push_meanwhile(
+    where: Mapping[str, Any], link: type[PushedLink], url: str | None, log: Any
+) -> None:
+    """The same while a command runs, which must not end for want of a link."""
+    try:
+        push(where, link, url)
+    except (AirflowException, AirflowRuntimeError, OSError, TypeError) as error:
+        log.warning("Airflow did not take the link %s: %s", link.name, error)
+
+
 def begin(where: Mapping[str, Any], links: Iterable[PushedLink]) -> None:
     """Show none of these links yet. Airflow asks for all at the task's end, and complains of each
     that was never pushed.
     """
     for link in links:
         push(where, type(link), None)
+
+
+def application_page(manager: Any, application: str) -> str:
+    """The ResourceManager's page of an application."""
+    return f"{manager.urls[0]}/cluster/app/{application}"
 
 
 def run_page(
@@ -150,6 +171,12 @@ def tracking_page(config: Mapping[str, Any]) -> str | None:
     parts = urlsplit(server)
     host = parts.netloc.rpartition("@")[2]  # a user and a password are no part of a link
     return f"{parts.scheme}://{host}{parts.path}".rstrip("/") + "/"
+
+
+def told_run(line: str) -> str | None:
+    """MLflow's id of the run, in the line by which rank 0 tells it; None: another line."""
+    found = _TOLD_RUN.search(line)
+    return found and found.group(1)
 
 
 def tracked_run(page: str | None, run_id: str | None) -> str | None:

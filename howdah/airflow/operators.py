@@ -14,7 +14,7 @@ require()
 from airflow.sdk import BaseOperator, Context  # noqa: E402
 from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
 
-from howdah.airflow import failures  # noqa: E402
+from howdah.airflow import failures, links, ownership  # noqa: E402
 from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
 from howdah.airflow.local_training import scalars  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
@@ -32,6 +32,9 @@ __all__ = [
     "safe_name",
     "task_key",
 ]
+
+
+_APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
 
 
 def task_key(context: Context) -> str:
@@ -208,14 +211,45 @@ class EtlOperator(HowdahOperator):
     Without a source it is skipped: the run takes the dataset that is there.
     """
 
+    operator_extra_links = (links.ApplicationLink(), links.ReportLink())
+
     def execute(self, context: Context) -> dict[str, Any]:
+        where = ownership.TaskKey.of(context["ti"]).as_dict()
+        links.begin(where, self.operator_extra_links)
         if isinstance(self.config, Mapping) and not has_source(self.config):
             raise AirflowSkipException("no source is given: the dataset is taken as it is")
+        shown = False
+
+        def tell(line: str) -> None:
+            nonlocal shown
+            self.log.info("%s", line)
+            if not shown and (found := _APPLICATION.search(line)):
+                shown = True
+                self._show_application(where, found.group())
+
         # Killed, an application is ended by Spark's own client: a JVM starts first.
-        made = self.command(context, "etl", grace_seconds=90.0)
+        made = self.command(context, "etl", grace_seconds=90.0, on_line=tell)
         state = "unchanged" if made["unchanged"] else "written"
         self.log.info("dataset %s: %s, rows: %s", state, made["dataset"], made["rows"])
+        manager = self._manager()
+        page = links.run_page(
+            self.hook.settings, self.hook.run_root, made["dataset"],
+            conf=manager and manager.conf, report=True,
+        )  # fmt: skip
+        links.push(where, links.ReportLink, page)
         return made
+
+    def _show_application(self, where: Mapping[str, Any], application: str) -> None:
+        if manager := self._manager():
+            page = links.application_page(manager, application)
+            links.push_meanwhile(where, links.ApplicationLink, page, self.log)
+
+    def _manager(self) -> Any:
+        """YARN's ResourceManager; None: the Connection knows of no cluster."""
+        try:
+            return self.hook.resource_manager()
+        except failures.HowdahCommandFailed:
+            return None
 
 
 class EvaluateOperator(HowdahOperator):

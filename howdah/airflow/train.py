@@ -215,10 +215,18 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def _train_here(self, context: Context) -> dict[str, Any]:
         key = ownership.TaskKey.of(context["ti"])
         self._push_report(key, None, report=False)
-        links.push(key.as_dict(), links.MlflowLink, links.tracking_page(self.config))
+        tracking = links.tracking_page(self.config)
+        links.push(key.as_dict(), links.MlflowLink, tracking)
+
+        def tell(line: str) -> None:
+            self._line(line)
+            if tracking and (run := links.told_run(line)):
+                page = links.tracked_run(tracking, run)
+                links.push_meanwhile(key.as_dict(), links.MlflowLink, page, self.log)
+
         told = train(
             self.hook, self.config, task=task_key(context), np=int(self.np),
-            launcher=self.launcher, on_line=self._line,
+            launcher=self.launcher, on_line=tell,
         )  # fmt: skip
         self._push_report(key, None, report=True)
         return told
@@ -230,7 +238,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
     def _push_links(self, own: TaskApplication) -> None:
         manager, where = own.manager, own.key.as_dict()
         report = manager.application(own.id)
-        page = f"{manager.urls[0]}/cluster/app/{own.id}"
+        page = links.application_page(manager, own.id)
         links.push(where, links.ApplicationLink, page)
         links.push(where, links.LogsLink, report.get("amContainerLogs") or page)
         links.push(where, links.JobPageLink, app.job_page(manager, report))
