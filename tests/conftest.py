@@ -13,6 +13,7 @@ pytest_plugins = [
         "fixtures_etl_yarn",
         "fixtures_spark35",
         "fixtures_storage",
+        "fixtures_httpfs",
         "fixtures_airflow",
     )
     if importlib.util.find_spec(f"tests.{module}")

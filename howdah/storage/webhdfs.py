@@ -1,8 +1,10 @@
 """webhdfs:// and swebhdfs://: HDFS over HTTP, for networks that let nothing else through.
 
 The `hdfs` package's clients, with what it lacks: renames that never move INTO a directory
-(`renameoptions`, which the NameNode's own WebHDFS takes and HttpFS does not), writes that hold no
-file in memory, names with '#' taken as they are.
+(`renameoptions`), writes that hold no file in memory, names with '#' taken as they are.
+
+HttpFS, the gateway of guarded clusters, speaks most of WebHDFS: it is read from; writing is refused
+before anything is written or moved, since it ignores `renameoptions`.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import http.client
 import json
 import logging
 import os
+import secrets
 import socket
 import threading
 import time
@@ -19,7 +22,13 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
-from howdah.errors import ConfigError, NotAuthenticated, NotFound, StorageError
+from howdah.errors import (
+    ConfigError,
+    NotAuthenticated,
+    NotFound,
+    StorageError,
+    StorageUnavailable,
+)
 from howdah.hadoop import conf, tokens
 from howdah.storage import retry
 from howdah.storage.base import Entry, RenamingBackend
@@ -62,6 +71,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         self._urls = self._conf.web_urls(authority, secure=secure)
         self._made: Any = None
         self._lock = threading.Lock()
+        self._takes_options: bool | None = None
         umask = int(self._conf.get("fs.permissions.umask-mode") or "022", 8)
         self._file_mode, self._dir_mode = f"{0o666 & ~umask:o}", f"{0o777 & ~umask:o}"
 
@@ -214,19 +224,23 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         if info["type"] == "DIRECTORY":
             raise StorageError("cannot read: it is a directory", where=path)
         # By its inode: each window is a request of its own, and the name may be another file's
-        # by then.
-        place = f"/.reserved/.inodes/{info['fileId']}"
+        # by then. Where no inode is told, each window is followed by a look whether it is.
+        inode = info.get("fileId")
+        place = inner(path) if inode is None else f"/.reserved/.inodes/{inode}"
 
         def attempt(offset: int, length: int) -> bytes:
             try:
                 with self._typed(path, "read"):
                     with self._client()._open(place, offset=offset, length=length) as answer:
                         data = answer.raw.read(length)  # .content would take it 10 kB at a time
-                    if len(data) < length:
-                        raise ConnectionError(f"the answer ended after {len(data):,} bytes")
-                    return data
+                    same = inode is not None or _same(info, self._client().status(place))
             except NotFound:
                 raise replaced(path) from None
+            if not same:
+                raise replaced(path)
+            if len(data) < length:
+                raise ConnectionError(f"the answer ended after {len(data):,} bytes")
+            return data
 
         def fetch(offset: int, length: int) -> bytes:
             return retry.run(path, lambda: attempt(offset, length))
@@ -234,7 +248,35 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         return RangeReader(fetch, info["length"], path=path)
 
     # ------------------------------------------------------------------------------ writing
+    def _refuse_gateway(self, path: str) -> None:
+        """Ask once, by a rename of what is not there, whether the server takes renameoptions.
+
+        A NameNode says what is missing; HttpFS does its old rename, whose answer is a boolean.
+        """
+        if self._takes_options is None:
+            nothing = f"{inner(path)}.{secrets.token_hex(6)}"
+            try:
+                with self._typed(path, "write"):
+                    answer = self._client()._rename(
+                        f"{nothing}.none", destination=f"{nothing}.new", renameoptions="NONE"
+                    )
+                self._takes_options = not answer.content.strip()
+            except NotFound:
+                self._takes_options = True
+            except StorageUnavailable:
+                raise
+            except StorageError:
+                return  # no permission, an impossible name: what was asked for meets it as well
+        if not self._takes_options:
+            raise StorageError(
+                "this server does not take renameoptions, so nothing can be published safely",
+                where=path,
+                got="an answer as HttpFS gives it",
+                remedy="give the NameNode's own WebHDFS address; HttpFS can only be read from",
+            )
+
     def open_write(self, path: str) -> BinaryIO:
+        self._refuse_gateway(path)
         with self._typed(path, "write"):
             answer = self._client()._create(
                 inner(path), overwrite="true", permission=self._file_mode
@@ -254,20 +296,20 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
             raise NotFound("cannot remove: it is not there", where=path)
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
+        self._refuse_gateway(target)
         with self._typed(target, "write" if replace else "create"):
-            answer = self._client()._rename(
+            self._client()._rename(
                 inner(source),
                 destination=inner(target),
                 # Without options it is HDFS' old rename, which moves INTO a directory.
                 renameoptions="OVERWRITE" if replace else "NONE",
             )
-        if answer.content.strip():  # the old rename answers with a boolean
-            raise StorageError(
-                "this server does not take renameoptions, so nothing can be published safely",
-                where=target,
-                got=answer.text[:200],
-                remedy="give the NameNode's own WebHDFS address, not HttpFS'",
-            )
+
+
+def _same(before: dict, now: dict) -> bool:
+    """Whether two answers tell of one file that nobody has replaced or changed in between."""
+    keys = ("type", "length", "modificationTime", "owner")
+    return all(before.get(key) == now.get(key) for key in keys)
 
 
 class _Put:

@@ -1,7 +1,8 @@
-"""Hadoop's jars, fetched once with Maven, held to a committed list of hashes, kept in the cache."""
+"""Jars fetched once with Maven, held to a committed list of hashes, kept in the cache: Hadoop's."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -14,6 +15,7 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from howdah.cache import cache_root
@@ -32,28 +34,45 @@ SAY_EVERY = 5.0  # seconds
 Say = Callable[[str], None]
 
 
-def fetch(say: Say) -> Path:
+@dataclass(frozen=True)
+class Wanted:
+    """A set of jars: what resolves to it, and the list that it is held to."""
+
+    name: str
+    pom: Path
+    hashes: Path
+    pages: str | None = None
+    """The jar that is there for its web pages alone."""
+
+
+def fetch(say: Say, wanted: Wanted | None = None) -> Path:
     """The directory with `lib/*.jar` and `webapps/`: fetched and verified where it is not there.
 
     It gets its name in one rename, when everything in it has been held to its hash: it is whole or
     absent, however a fetch ends.
 
+    Args:
+        wanted: the mini cluster's own, if not given.
+
     Raises:
         ClusterError: no mvn, mvn failed, or a jar is not the one listed.
     """
-    listed = HASHES.read_bytes()
-    home = Path(cache_root()) / f"hadoop-{HADOOP_VERSION}-{hashlib.sha256(listed).hexdigest()[:12]}"
+    wanted = wanted or Wanted(f"hadoop-{HADOOP_VERSION}", POM, HASHES, WEB_PAGES)
+    listed = wanted.hashes.read_bytes()
+    home = Path(cache_root()) / f"{wanted.name}-{hashlib.sha256(listed).hexdigest()[:12]}"
     if home.is_dir():
         return home
     home.parent.mkdir(parents=True, exist_ok=True)
     attempt = Path(tempfile.mkdtemp(prefix=f".{home.name}-", dir=home.parent))
     try:
         lib = attempt / "lib"
-        _copy_dependencies(attempt, lib, say)
-        verify(lib, parse_hashes(listed.decode()))
-        _unpack_web_pages(lib / WEB_PAGES, attempt)
-        # Its classes are shaded copies of those in the other jars: it was wanted for its pages.
-        (lib / WEB_PAGES).unlink()
+        say(f"fetching {wanted.name} with Maven (once; up to 160 MB)")
+        _copy_dependencies(attempt, lib, say, wanted.pom)
+        verify(lib, parse_hashes(listed.decode()), wanted.hashes)
+        if wanted.pages is not None:
+            _unpack_web_pages(lib / wanted.pages, attempt)
+            # Its classes are shaded copies of those in the other jars: it was wanted for its pages.
+            (lib / wanted.pages).unlink()
         attempt.chmod(0o755)
         try:
             attempt.rename(home)
@@ -70,7 +89,7 @@ def parse_hashes(text: str) -> dict[str, str]:
     return {name: digest for digest, name in (line.split() for line in text.splitlines() if line)}
 
 
-def verify(lib: Path, listed: dict[str, str]) -> None:
+def verify(lib: Path, listed: dict[str, str], hashes: Path = HASHES) -> None:
     """Hold the files of a directory to a list: the same names, the same bytes.
 
     Raises:
@@ -87,15 +106,15 @@ def verify(lib: Path, listed: dict[str, str]) -> None:
     if wrong:
         raise ClusterError(
             "Hadoop's jars are not the ones that this version was made with; none was kept",
-            where=str(HASHES),
+            where=str(hashes),
             got="\n".join(wrong[:5] + ([f"... {len(wrong) - 5} more"] if len(wrong) > 5 else [])),
             remedy="remove org/apache/hadoop from Maven's local repository (~/.m2/repository) and "
             "try again; behind a mirror, see that it passes files on unchanged",
         )
 
 
-def _copy_dependencies(place: Path, lib: Path, say: Say) -> None:
-    """Let Maven resolve pom.xml into `lib`, saying now and then how far it has come."""
+def _copy_dependencies(place: Path, lib: Path, say: Say, source: Path) -> None:
+    """Let Maven resolve a pom.xml into `lib`, saying now and then how far it has come."""
     maven = shutil.which("mvn")
     if maven is None:
         raise ClusterError(
@@ -104,9 +123,8 @@ def _copy_dependencies(place: Path, lib: Path, say: Say) -> None:
             remedy="apt-get install maven (`make hadoop` does it), or put mvn on PATH",
         )
     pom = place / "pom.xml"
-    shutil.copyfile(POM, pom)
+    shutil.copyfile(source, pom)
     argv = [maven, "-B", "-f", str(pom), GOAL, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"]
-    say(f"fetching Hadoop {HADOOP_VERSION} with Maven (once; 160 MB)")
     log: list[str] = []
     process = subprocess.Popen(
         argv,
@@ -153,17 +171,18 @@ def _unpack_web_pages(jar: Path, target: Path) -> None:
         raise ClusterError("the jar holds no web pages", where=str(jar), expected="webapps/hdfs")
 
 
-def main() -> None:
-    """Write jars.sha256 anew from what pom.xml resolves to; for who changes pom.xml."""
+def main(pom: str | Path = POM, hashes: str | Path = HASHES) -> None:
+    """Write the list of hashes anew from what a pom.xml resolves to; for who changes that."""
     with tempfile.TemporaryDirectory() as place:
         lib = Path(place, "lib")
-        _copy_dependencies(Path(place), lib, lambda line: print(line, file=sys.stderr))
+        say = functools.partial(print, file=sys.stderr)
+        _copy_dependencies(Path(place), lib, say, Path(pom))
         lines = []
         for path in sorted(lib.iterdir()):
             with open(path, "rb") as file:
                 lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
-    HASHES.write_text("".join(lines))
+    Path(hashes).write_text("".join(lines))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
