@@ -1,6 +1,6 @@
 # Howdah's entry points; `make` alone lists them.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu demo hadoop airflow test test-all lint format lock bench doctor clean
+.PHONY: help setup setup-gpu demo hadoop airflow test test-all lint format lock bench bench-gpu doctor clean
 
 PYTHON_ENV := .venv/bin/python
 FRAMEWORK ?= tensorflow
@@ -48,6 +48,10 @@ lock: setup ## resolve requirements*.txt into lock files with hashes
 
 bench: setup ## benchmarks, each beside its peer (AG_NEWS=path for the accuracy bench)
 	@$(PYTHON_ENV) -m bench
+
+bench-gpu: setup ## the training bench on this machine's GPU, all in one (needs a CUDA toolkit)
+	@tools/setup.sh --gpu torch --cuda-archs "$(CUDA_ARCHS)"
+	@BENCH_BATCH=256 BENCH_FRAMEWORKS=torch .venv-gpu-torch/bin/python -m bench training
 
 doctor: setup ## check this machine; a remedy for each failing line
 	@.venv/bin/howdah doctor

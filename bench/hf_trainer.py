@@ -89,9 +89,9 @@ class StepTimes(TrainerCallback):
 def warm_up(model: torch.nn.Module, batch: int, width: int, steps: int = 4) -> None:
     """Backward passes that leave no trace but warm code and memory."""
     state = torch.get_rng_state()
-    model.train()
+    model.to("cuda" if torch.cuda.is_available() else "cpu").train()
     for _ in range(steps):
-        ids = torch.ones(batch, width, dtype=torch.int64)
+        ids = torch.ones(batch, width, dtype=torch.int64, device=model.device)
         model(input_ids=ids, attention_mask=ids, labels=ids[:, 0]).loss.backward()
     model.zero_grad()
     torch.set_rng_state(state)
@@ -144,7 +144,7 @@ def main() -> None:
                 seed=words.seed,
                 bf16=words.bf16,
                 group_by_length=words.group_by_length,
-                use_cpu=True,
+                use_cpu=not torch.cuda.is_available(),
                 save_strategy="steps" if words.save_steps else "no",
                 save_steps=words.save_steps or 500,
                 save_total_limit=2,

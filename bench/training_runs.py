@@ -16,7 +16,7 @@ from howdah import config
 from howdah.encode import Encoder
 from tools import minilm
 
-BATCH = 32
+BATCH = int(os.environ.get("BENCH_BATCH", "32"))
 CORES = len(os.sched_getaffinity(0))
 SIZES = ("minilm", "base")
 _WARM = 8
@@ -161,26 +161,48 @@ class Bench:
         return 3 * 2.0 * layers * products
 
 
-def gemm_peak(precision: str) -> float:
-    """FLOP/s of a large matrix product in torch on all cores, the best of several; a process."""
-    return float(_run("bench.training_runs", precision).splitlines()[-1])
+@dataclass(frozen=True, kw_only=True)
+class Device:
+    """What the frameworks train on."""
+
+    name: str
+    gpu: bool
+    peaks: dict[str, float]
+    """FLOP/s of a large matrix product in torch, the best of several, by precision."""
 
 
-def _measure_peak(precision: str) -> float:
+def device() -> Device:
+    """Measured now, in a process of its own."""
+    return Device(**json.loads(_run("bench.training_runs").splitlines()[-1]))
+
+
+def _measured() -> dict:
     import time
 
     import torch
 
+    gpu = torch.cuda.is_available()
     torch.set_num_threads(CORES)
-    dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[precision]
-    best = 0.0
-    for rows, width, inner in ((1536, 768, 3072), (2048, 2048, 2048)):
-        a, b = torch.randn(rows, width).to(dtype), torch.randn(width, inner).to(dtype)
-        for _ in range(20):
-            begun = time.perf_counter()
-            torch.mm(a, b)
-            best = max(best, 2.0 * rows * width * inner / (time.perf_counter() - begun))
-    return best
+    peaks = {}
+    for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        best = 0.0
+        for rows, width, inner in ((8192,) * 3,) if gpu else ((1536, 768, 3072), (2048,) * 3):
+            a, b = (
+                torch.randn(*shape, device="cuda" if gpu else "cpu").to(dtype)
+                for shape in ((rows, width), (width, inner))
+            )
+            for _ in range(20):
+                begun = time.perf_counter()
+                torch.mm(a, b)
+                if gpu:
+                    torch.cuda.synchronize()
+                best = max(best, 2.0 * rows * width * inner / (time.perf_counter() - begun))
+        peaks[name] = best
+    return {
+        "name": torch.cuda.get_device_name() if gpu else f"{CORES} cores",
+        "gpu": gpu,
+        "peaks": peaks,
+    }
 
 
 def _random_base(like: str, target: str) -> str:
@@ -218,4 +240,4 @@ def _run(module: str, *words: str) -> str:
 
 
 if __name__ == "__main__":
-    print(_measure_peak(sys.argv[1]))
+    print(json.dumps(_measured()))

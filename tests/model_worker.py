@@ -35,10 +35,9 @@ def main(framework: str, directory: str, given_path: str, out_path: str) -> None
 def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) -> dict:
     import torch
     import torch.nn.functional as F
-    from transformers import DistilBertForSequenceClassification
+    from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
     from training import model_torch
-    from training.distilbert_torch import dropout_factors
     from training.parameters import decays
 
     def build(model: ModelSection):
@@ -69,12 +68,23 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     out |= {f"gradient/{name}": array for name, array in gradients(net, logits_BC).items()}
 
     # -- transformers' own forward pass, as it is
-    plain = DistilBertForSequenceClassification(net.config).train()
+    plain = DistilBertForSequenceClassification(
+        DistilBertConfig(
+            **config | {"num_labels": CLASSES, "dropout": 0.0, "attention_dropout": 0.0,
+                        "seq_classif_dropout": 0.0}
+        )
+    ).train()  # fmt: skip
     plain.load_state_dict(net.state_dict())
     logits_BC = plain(input_ids=ids_BT, attention_mask=mask_BT).logits
     out["transformers/logits"] = logits_BC.detach().numpy()
     for name, array in gradients(plain, logits_BC).items():
         out[f"transformers/gradient/{name}"] = array
+
+    # -- the kernels that a GPU's attention has, here on the CPU
+    net._attend_plainly = net._attend_fused
+    out["fused"] = forward(given["ids_BT"], given["mask_BT"])
+    for name, array in gradients(net, net(ids_BT, mask_BT)).items():
+        out[f"fused/gradient/{name}"] = array
 
     # -- dropout: of the seed alone, also where activations are computed twice
     dropping = ModelSection(dropout=0.5, attention_dropout=0.5)
@@ -88,9 +98,11 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
             torch.manual_seed(seed)
             drawn.append(gradients(net, net(ids_BT, mask_BT))["classifier.weight"])
         out[f"dropout/{label}"] = np.stack(drawn)
+    out |= {f"activation/{n}": act(torch.linspace(-4, 4, 99)).numpy()
+            for n, act in model_torch._ACTIVATIONS.items()}  # fmt: skip
     ones = torch.ones(4, 100_001)  # not a multiple of what one draw is for
     torch.manual_seed(3)
-    out["dropped"] = np.stack([dropout_factors(ones, 0.1).numpy() for _ in range(2)])
+    out["dropped"] = np.stack([model_torch.dropout_factors(ones, 0.1).numpy() for _ in range(2)])
 
     named = {name: torch.nn.Parameter(torch.from_numpy(given[name])) for name in _updated(given)}
     optimizer = torch.optim.AdamW(
@@ -154,6 +166,8 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     dropping, _ = steps_of(build(ModelSection(dropout=0.5, attention_dropout=0.5)))
     losses = [float(_backward(dropping, given, micro=0, seed=seed)) for seed in (1, 1, 2)]
     out["dropout/kept"] = np.array(losses)
+    out |= {f"activation/{n}": act(tf.linspace(-4.0, 4.0, 99)).numpy()
+            for n, act in model_tf._ACTIVATIONS.items()}  # fmt: skip
     ones = tf.ones([4, 100_001])  # not a multiple of what one draw is for
     dropped = model_tf.Dropouts(tf.constant([3, 0], tf.int64))
     out["dropped"] = np.stack([dropped(ones, 0.1).numpy(), dropped(ones, 0.1).numpy()])

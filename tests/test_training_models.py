@@ -10,11 +10,17 @@ import numpy as np
 import pytest
 
 from howdah.config_model import ModelSection
-from howdah.errors import ConfigError
+from howdah.errors import ConfigError, ModelError
 from tests.model_worker import CLASSES, LEARNING_RATES, WEIGHT_DECAY
 from training import parameters
 from training.basemodel import load_base
-from training.distilbert import HEAD_NAMES, encoder_shapes, head_shapes
+from training.distilbert import (
+    ACTIVATIONS,
+    HEAD_NAMES,
+    check_activation,
+    encoder_shapes,
+    head_shapes,
+)
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 FRAMEWORKS = ("torch", "tensorflow")
@@ -76,19 +82,34 @@ def test_logits_are_the_same_in_both_frameworks(results):
     np.testing.assert_allclose(tensorflow, torch, atol=1e-6, rtol=1e-5)
 
 
-def test_logits_and_gradients_are_those_of_transformers(results):
+@pytest.mark.parametrize("kind", ["", "fused/"])
+def test_logits_and_gradients_are_those_of_transformers(results, kind):
     result = results["torch"]
-    np.testing.assert_allclose(
-        result["logits"], result["transformers/logits"], atol=1e-6, rtol=1e-5
-    )
+    logits = result["fused"] if kind else result["logits"]
+    np.testing.assert_allclose(logits, result["transformers/logits"], atol=1e-6, rtol=1e-5)
     theirs = part(result, "transformers/gradient/")
-    assert theirs.keys() == part(result, "gradient/").keys()
-    for name, array in part(result, "gradient/").items():
+    ours = part(result, f"{kind}gradient/")
+    assert theirs.keys() == ours.keys()
+    for name, array in ours.items():
         if UNDEFINED in name:
             assert np.abs(array).max() < 1e-6
             continue
         scale = np.abs(theirs[name]).max()
+        assert scale > 0, name
         np.testing.assert_allclose(array, theirs[name], atol=2e-5 * scale, rtol=1e-4, err_msg=name)
+
+
+def test_activations_are_the_same_in_both_frameworks(results):
+    torch, tensorflow = (part(results[name], "activation/") for name in FRAMEWORKS)
+    assert set(torch) == set(tensorflow) == set(ACTIVATIONS)
+    for name, array in torch.items():
+        np.testing.assert_allclose(tensorflow[name], array, atol=1e-6, rtol=1e-5, err_msg=name)
+
+
+def test_an_activation_that_distilbert_has_not_is_refused():
+    with pytest.raises(ModelError) as raised:
+        check_activation({"activation": "mish"})
+    assert raised.value.got == "mish"
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

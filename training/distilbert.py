@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from howdah.errors import ModelError
+
 __all__ = [
+    "ACTIVATIONS",
     "CONFIG_DEFAULTS",
     "HEAD_NAMES",
     "PREFIX",
+    "check_activation",
     "encoder_shapes",
     "head_shapes",
     "label_names_of",
@@ -23,6 +27,9 @@ HEAD_NAMES = (
     "classifier.weight",
     "classifier.bias",
 )
+
+ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
+"""What DistilBertConfig documents for `activation`."""
 
 # transformers' DistilBertConfig: what a config.json leaves out has these values.
 CONFIG_DEFAULTS = {
@@ -88,3 +95,18 @@ def label_names_of(config: Mapping) -> list[str] | None:
         return [by_number[number] for number in range(len(by_number))]
     except (ValueError, KeyError):
         return None
+
+
+def check_activation(config: Mapping) -> None:
+    """Refuse a base with an activation that the models do not have.
+
+    Raises:
+        ModelError: it is none of ACTIVATIONS.
+    """
+    if config["activation"] not in ACTIVATIONS:
+        raise ModelError(
+            "the base model's activation is not known",
+            where="config.json: activation",
+            expected=" or ".join(ACTIVATIONS),
+            got=str(config["activation"]),
+        )

@@ -11,13 +11,13 @@ Source: transformers' `modeling_distilbert.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 
 from howdah.config_model import ModelSection, TrainingSection
-from howdah.errors import ModelError
-from training.distilbert import PREFIX
+from training.distilbert import PREFIX, check_activation
 from training.kernels_tf import gelu, layer_norm
 from training.parameters import dropout_rates, start_weights, trainable_names
 
@@ -32,7 +32,12 @@ __all__ = [
 
 _EPSILON = 1e-12  # of every LayerNorm
 _BLOCKED = -1e9  # added to attention scores of padding
-_ACTIVATIONS = {"gelu": gelu, "relu": tf.nn.relu}
+_ACTIVATIONS = {
+    "gelu": gelu,
+    "gelu_new": partial(tf.nn.gelu, approximate=True),
+    "relu": tf.nn.relu,
+    "silu": tf.nn.silu,
+}
 _DRAWS = 2**16  # values of dropout's draw: a rate is met to 1 in 65,536
 
 
@@ -176,13 +181,7 @@ def build(
         ModelError: an activation that DistilBERT does not have.
         ConfigError: more layers are to be frozen than there are.
     """
-    if base_config["activation"] not in _ACTIVATIONS:
-        raise ModelError(
-            "the base model's activation is not known",
-            where="config.json: activation",
-            expected=" or ".join(_ACTIVATIONS),
-            got=str(base_config["activation"]),
-        )
+    check_activation(base_config)
     return DistilBertClassifier(
         base_config,
         start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),

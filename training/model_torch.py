@@ -1,18 +1,203 @@
-"""DistilBERT for classification in torch, from plain arrays under Hugging Face's names."""
+"""DistilBERT for sequence classification in torch, from plain arrays under Hugging Face's names.
+
+Our own forward pass rather than transformers' class, as in training/model_tf.py. Importing that
+class takes each rank some seconds, twice as long as torch itself; and on a CPU a quarter of its
+step is spent on drawing dropout's numbers on one thread and on a softmax that looks out for rows
+without any token, of which there are none here (docs/decisions/training-speed.md).
+
+Source: transformers' `modeling_distilbert.py`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import torch
-from transformers import DistilBertConfig
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from howdah.config_model import ModelSection, TrainingSection
 from training import parameters
-from training.distilbert_torch import DistilBertClassifier
+from training.distilbert import PREFIX, check_activation
 
-__all__ = ["build", "forward_fn", "import_weights", "weights"]
+__all__ = [
+    "DistilBertClassifier",
+    "build",
+    "dropout_factors",
+    "forward_fn",
+    "import_weights",
+    "weights",
+]
+
+_EPSILON = 1e-12  # of every LayerNorm
+_BLOCKED = -1e9  # added to attention scores of padding
+_DRAWS = 2**16  # values of dropout's draw: a rate is met to 1 in 65,536
+_ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+
+
+class DistilBertClassifier(torch.nn.Module):
+    """The model: float32 parameters under Hugging Face's names.
+
+    Args:
+        config: the base's config.json, defaults filled in.
+        weights: float32 by name, all of them; the memory is this model's from now on.
+        trainable: names that training changes.
+        rates: dropout of the transformer, the attention weights, and before the classifier.
+        recompute: activations inside layers are computed again in the backward pass, not kept.
+        device: where it is.
+    """
+
+    def __init__(
+        self,
+        config: Mapping,
+        weights: Mapping[str, np.ndarray],
+        *,
+        trainable: list[str],
+        rates: tuple[float, float, float],
+        recompute: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config = dict(config)
+        self.rates = rates
+        self._recompute = recompute
+        self._named: dict[str, torch.nn.Parameter] = {}
+        for name, array in weights.items():
+            tensor = torch.from_numpy(np.array(array, np.float32)).to(device)
+            parameter = torch.nn.Parameter(tensor, requires_grad=name in trainable)
+            _room_of(self, name).register_parameter(name.rpartition(".")[2], parameter)
+            self._named[name] = parameter
+
+    def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, C].
+
+        Args:
+            ids_BT: int64.
+            mask_BT: integers, 1 for tokens, 0 for padding; a row has one token at least.
+        """
+        dropout, _, classifier_dropout = self.rates
+        blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
+        blocked_BT.masked_fill_(mask_BT == 0, _BLOCKED)
+        hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
+        for number in range(self.config["n_layers"]):
+            layer = partial(self._layer, f"{PREFIX}transformer.layer.{number}.")
+            if self._recompute and self.training:
+                hidden_BTD = checkpoint(layer, hidden_BTD, blocked_BT, use_reentrant=False)
+            else:
+                hidden_BTD = layer(hidden_BTD, blocked_BT)
+        first_BD = F.relu(self._linear(hidden_BTD[:, 0], "pre_classifier"))
+        return self._linear(self._dropped(first_BD, classifier_dropout), "classifier")
+
+    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        embeddings = PREFIX + "embeddings."
+        # The gradient is the rows that a batch touches, not a dense table of zeros.
+        words_BTD = F.embedding(
+            ids_BT, self._named[embeddings + "word_embeddings.weight"], sparse=True
+        )
+        places_TD = self._named[embeddings + "position_embeddings.weight"][: ids_BT.shape[1]]
+        return self._norm(words_BTD + places_TD, embeddings + "LayerNorm")
+
+    def _layer(
+        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor
+    ) -> torch.Tensor:
+        attended_BTD = self._attend(hidden_BTD, blocked_BT, layer + "attention.")
+        hidden_BTD = self._norm(attended_BTD + hidden_BTD, layer + "sa_layer_norm")
+        inner_BTH = self._linear(hidden_BTD, layer + "ffn.lin1")
+        inner_BTH = _ACTIVATIONS[self.config["activation"]](inner_BTH)
+        outer_BTD = self._dropped(self._linear(inner_BTH, layer + "ffn.lin2"), self.rates[0])
+        return self._norm(outer_BTD + hidden_BTD, layer + "output_layer_norm")
+
+    def _attend(
+        self, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, attention: str
+    ) -> torch.Tensor:
+        rows, tokens, width = hidden_BTD.shape
+        heads = self.config["n_heads"]
+
+        def split(name: str) -> torch.Tensor:  # [B, heads, T, D / heads]
+            projected_BTD = self._linear(hidden_BTD, attention + name)
+            return projected_BTD.view(rows, tokens, heads, width // heads).transpose(1, 2)
+
+        query, key, value = split("q_lin"), split("k_lin"), split("v_lin")
+        attend = self._attend_fused if hidden_BTD.is_cuda else self._attend_plainly
+        context = attend(query, key, value, blocked_BT).transpose(1, 2)
+        return self._linear(context.reshape(rows, tokens, width), attention + "out_lin")
+
+    def _attend_fused(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        blocked_BT: torch.Tensor,
+    ) -> torch.Tensor:
+        """By the GPU's own kernels, dropout included."""
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=blocked_BT[:, None, None].to(query.dtype),
+            dropout_p=self.rates[1] if self.training else 0.0,
+        )
+
+    def _attend_plainly(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        blocked_BT: torch.Tensor,
+    ) -> torch.Tensor:
+        """Step by step: the CPU's fused kernel knows no dropout."""
+        rows, heads, tokens, size = query.shape
+        joined = (rows * heads, tokens, size)
+        query, key, value = (part.reshape(joined) for part in (query, key, value))
+        blocked_N1T = blocked_BT[:, None].repeat_interleave(heads, dim=0)
+        scores_NTT = torch.baddbmm(blocked_N1T, query, key.transpose(1, 2), alpha=size**-0.5)
+        weights_NTT = self._dropped(scores_NTT.softmax(-1), self.rates[1])
+        return torch.bmm(weights_NTT, value).view(rows, heads, tokens, size)
+
+    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        return F.linear(x, self._named[name + ".weight"], self._named[name + ".bias"])
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        weight_D, bias_D = self._named[name + ".weight"], self._named[name + ".bias"]
+        return F.layer_norm(x, weight_D.shape, weight_D, bias_D, _EPSILON)
+
+    def _dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
+        if not self.training or rate == 0.0:
+            return x
+        return F.dropout(x, rate) if x.is_cuda else x * dropout_factors(x, rate)
+
+
+def _room_of(net: torch.nn.Module, name: str) -> torch.nn.Module:
+    """The module that a parameter of this dotted name lies in; made where there is none yet."""
+    room = net
+    for part in name.split(".")[:-1]:
+        if part not in room._modules:
+            room.add_module(part, torch.nn.Module())
+        room = room._modules[part]
+    return room
+
+
+def dropout_factors(like: torch.Tensor, rate: float) -> torch.Tensor:
+    """What dropout multiplies each element by: 0, or 1 / (1 - rate). Drawn from torch's generator.
+
+    Args:
+        like: the shape and dtype; on a CPU.
+        rate: share of zeros, met to 1 in 65,536.
+    """
+    count = like.numel()
+    # Four elements of 16 bits to a draw: drawing is what one thread does alone.
+    draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    values = draws.view(torch.int16)[:count].view(like.shape)
+    dropped = round(rate * _DRAWS)
+    kept = values >= dropped - _DRAWS // 2
+    return kept.to(like.dtype).mul_(_DRAWS / (_DRAWS - dropped))
 
 
 def build(
@@ -33,35 +218,19 @@ def build(
         num_labels: classes.
         training, model: the configuration's sections.
         device: where it goes.
+    Raises:
+        ModelError: an activation that DistilBERT does not have.
+        ConfigError: more layers are to be frozen than there are.
     """
-    config = DistilBertConfig(
-        **{key: value for key, value in base_config.items() if key not in _NOT_OURS}
-        | dict(zip(_DROPOUTS, parameters.dropout_rates(base_config, model), strict=True)),
-        num_labels=num_labels,
-    )
-    config._attn_implementation = "sdpa"
-    with torch.device("meta"):  # no random start that the weights would overwrite
-        net = DistilBertClassifier(config)
-    net.to_empty(device=device)
-    positions = torch.arange(config.max_position_embeddings, device=device)
-    net.distilbert.embeddings.position_ids = positions.expand((1, -1))  # no weight: in no file
-    import_weights(
-        net,
+    check_activation(base_config)
+    return DistilBertClassifier(
+        base_config,
         parameters.start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),
+        trainable=parameters.trainable_names(base_config, model),
+        rates=parameters.dropout_rates(base_config, model),
+        recompute=training.gradient_checkpointing,
+        device=device,
     )
-    # Rows that a batch touches instead of a dense table of zeros: added to a dense gradient.
-    net.distilbert.embeddings.word_embeddings.sparse = True
-    trainable = parameters.trainable_names(base_config, model)
-    for name, parameter in net.named_parameters():
-        parameter.requires_grad_(name in trainable)
-    if training.gradient_checkpointing:
-        net.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    return net
-
-
-_DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
-# id2label and its like are the base's own task's, not this run's.
-_NOT_OURS = {"id2label", "label2id", "num_labels", "problem_type", "architectures", "model_type"}
 
 
 def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
