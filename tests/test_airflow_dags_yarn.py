@@ -8,10 +8,13 @@ import threading
 from pathlib import Path
 
 import pytest
+import yaml
 
 from howdah import storage
+from howdah.airflow import form
 from howdah.models import resolve
-from tests.browser import choose, field, link_of, log_in, open_form, send, task_page, unfold
+from tests.browser import link_of, log_in, open_form, send, task_page
+from tests.fixtures_etl_yarn import SPARK
 from tests.waiting import wait_until
 from tests.word_rows import write_rows
 from tools.file_pages import Pages
@@ -21,7 +24,7 @@ pytestmark = [
 ]  # fmt: skip
 
 ROOT = Path(__file__).resolve().parent.parent
-DAG, CONNECTION = "howdah_finetune", "whole_dag_cluster"
+DAG, CONNECTION = "finetune_on_yarn", "whole_dag_cluster"
 LIMIT = 900.0  # to detect a hang
 
 
@@ -50,27 +53,40 @@ def place(airflow_standalone, cluster, hdfs_dir, tiny_model_dir, tmp_path):
     pages.server_close()
 
 
-def fill(browser, place, mlflow):
-    """What differs from the form's defaults, typed and chosen section by section."""
-    for section in ("Data", "Training", "Tracking", "YARN"):
-        unfold(browser, section)
-    for name, text in {
-        "conn_id": CONNECTION, "run.name": "words",
-        "data.source": f"{place}/rows.csv", "data.dataset": f"{place}/dataset",
-        "data.spark.driver_memory": "640 MiB", "data.spark.executors": "1",
-        "data.spark.executor_memory": "512 MiB",
-        "model.base": f"{place}/model",
-        "training.max_steps": "400", "training.global_batch_size": "24",
-        "training.learning_rate": "0.003", "tracking.mlflow.uri": mlflow,
-        "yarn.worker.memory": "1536 MiB", "yarn.python": sys.executable,
-        "publish.directory": f"{place}/models",
-    }.items():  # fmt: skip
-        browser.fill(field(name), text)
-    for name, value in {
-        "data.spark.deploy_mode": "cluster", "training.framework": "torch",
-        "training.precision": "fp32", "yarn.environment": "path",
-    }.items():  # fmt: skip
-        choose(browser, name, value)
+def defaults(place, mlflow):
+    """What the form shows at first, as `make airflow CLUSTER=1` has it."""
+    return {
+        "conn_id": CONNECTION,
+        "run": {"name": "words"},
+        "data": {
+            "source": f"{place}/rows.csv", "dataset": f"{place}/dataset",
+            "spark": {**SPARK, "deploy_mode": "cluster"},
+        },
+        "model": {"base": f"{place}/model"},
+        "training": {
+            "framework": "torch", "max_steps": 400, "global_batch_size": 24,
+            "learning_rate": 0.003, "precision": "fp32",
+        },
+        "tracking": {"mlflow": {"uri": mlflow}},
+        "gate": {"minimum": {"accuracy": 0.3}},
+        "publish": {"directory": f"{place}/models"},
+        "yarn": {
+            "environment": "path", "python": sys.executable, "worker": {"memory": "1536 MiB"},
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture
+def dag(airflow_standalone, place, mlflow_server, tmp_path):
+    """The DAG with this installation's defaults of the form."""
+    path = tmp_path / "defaults.yaml"
+    path.write_text(yaml.safe_dump(defaults(place, mlflow_server)))
+    text = (ROOT / "dags" / "finetune.py").read_text()
+    line = "DEFAULTS = form.installed_defaults()"
+    assert line in text
+    text = text.replace(line, f'os.environ["{form.DEFAULTS}"] = {str(path)!r}\n{line}')
+    airflow_standalone.add_dag(DAG, text.replace("howdah_finetune", DAG))
+    airflow_standalone.pause(DAG, paused=False)
 
 
 def opens(browser, airflow, run, task, name, *texts):
@@ -82,14 +98,10 @@ def opens(browser, airflow, run, task, name, *texts):
     return page
 
 
-def test_from_the_form_to_a_published_model(
-    airflow_standalone, cluster, place, browser, mlflow_server
-):
+def test_from_the_form_to_a_published_model(airflow_standalone, place, dag, browser):
     airflow = airflow_standalone
-    airflow.wait_dags([DAG])
     log_in(browser, airflow)
     open_form(browser, airflow, DAG)
-    fill(browser, place, mlflow_server)
     browser.picture("yarn-form")
     run = send(browser)
     browser.open("about:blank")  # the run's page asks all the time

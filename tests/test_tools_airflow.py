@@ -123,6 +123,18 @@ def test_a_taken_port_and_a_taken_home_are_told_before_anything_starts(open_dir)
     assert not airflow.postgres.exists
 
 
+def test_a_file_server_s_address_outlives_a_start_for_links_lead_there(tmp_path):
+    first = Standalone(tmp_path, dags=ROOT / "dags")._kept_port("files")
+    other = Standalone(tmp_path, dags=ROOT / "dags")._kept_port("remote-files")
+    assert other != first
+    assert Standalone(tmp_path, dags=ROOT / "dags")._kept_port("files") == first
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first))
+        taken.listen()
+        third = Standalone(tmp_path, dags=ROOT / "dags")._kept_port("files")
+    assert third not in (first, other)
+
+
 @pytest.mark.parametrize("framework", ["tensorflow", "torch"])
 def test_the_form_s_defaults_are_a_configuration_on_either_backend(tmp_path, framework):
     local = airflow_run.defaults(tmp_path, "/base", framework)

@@ -273,13 +273,25 @@ class Standalone:
             self._serve("remote-files")
 
     def _serve(self, name: str) -> None:
-        port = str(self._ports.setdefault(name, free_port()))
+        if name not in self._ports:
+            self._ports[name] = self._kept_port(name)
+        port = str(self._ports[name])
         words = ["-P", "-m", "http.server", "--bind", HOST, "--directory", str(self.files), port]
         if name == "remote-files":  # a program of this repository, found from its root
             words = ["-m", "tools.file_pages", str(self.remote_files), "--port", port]
         self._children[name] = Child(
             name, [sys.executable, *words], log=self.log_of(name), env=self.env, cwd=_ROOT
         )
+
+    def _kept_port(self, name: str) -> int:
+        """The port of an earlier start, if it is free: links that Airflow has kept lead there."""
+        file = self.home / "ports.json"
+        kept = json.loads(file.read_text()) if file.is_file() else {}
+        port = kept.get(name)
+        if port is None or not is_free(port):
+            port = free_port()
+            file.write_text(json.dumps({**kept, name: port}) + "\n")
+        return port
 
     def _wait_well(self, begun: datetime.datetime, names: Any) -> None:
         deadline = time.monotonic() + _START_SECONDS
