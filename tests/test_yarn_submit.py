@@ -6,12 +6,13 @@ import multiprocessing
 import os
 import socket
 import subprocess
+import types
 
 import pytest
 
 from howdah import config, storage
 from howdah.errors import ClusterError, ConfigError, NotFound, UsageError
-from yarn import capacity, registry, sealed, shipping, spec
+from yarn import capacity, registry, sealed, shipping, spec, watch
 from yarn.backend_skein import _client_environment, _reason, application_of, attempt_of
 from yarn.owner import Claim, Owner, held_by
 
@@ -418,6 +419,25 @@ def test_a_run_directory_is_found_by_its_applications_id(tmp_path):
     assert registry.run_directory(staging, "application_1_0002") is None
     with pytest.raises(UsageError):
         registry.run_directory(staging, "../../etc/passwd")
+
+
+def test_a_job_is_found_by_its_id_wherever_it_stages(tmp_path, monkeypatch):
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    given = config.from_dict(
+        {"run": {"directory": "hdfs://nn/runs/a"}, "yarn": {"staging": f"file://{tmp_path}/else"}}
+    )
+    manager = types.SimpleNamespace(application=lambda application: {"user": "alice"})
+
+    def site(default_fs):
+        value = f"<property><name>fs.defaultFS</name><value>{default_fs}</value></property>"
+        (tmp_path / "core-site.xml").write_text(f"<configuration>{value}</configuration>")
+
+    site(f"file://{tmp_path}/fs")
+    assert registry.announce(given, APP) is None
+    assert watch.find(manager, APP).directory == "hdfs://nn/runs/a"
+    (tmp_path / "core-site.xml").write_text("<configuration/>")
+    assert f"{APP} need --config" in registry.announce(given, APP)
 
 
 def test_a_containers_name_tells_application_and_attempt():

@@ -18,8 +18,7 @@ from howdah.config import Config
 from howdah.errors import ClusterError, HowdahError, UsageError, render
 from yarn import spec
 from yarn.owner import held_by
-from yarn.registry import register
-from yarn.shipping import staging
+from yarn.registry import announce
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -94,7 +93,7 @@ def _own(config: Config, application: str) -> None:
         )
     if claim.application is None:
         storage.write_whole(path, replace(claim, application=application).as_json())
-    register(staging(config), application, config.run.directory)
+    announce(config, application)
 
 
 def _agent() -> int:

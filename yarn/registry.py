@@ -1,4 +1,4 @@
-"""Where an application's run directory is: one small file each in its owner's staging directory.
+"""Where an application's run directory is: one small file each in .howdah of its owner's home.
 
 YARN knows nothing of run directories (a tag is too short for a path), and `howdah status APP` is
 asked with the application's id alone.
@@ -10,12 +10,27 @@ import json
 import re
 
 from howdah import storage
-from howdah.errors import NotFound, UsageError
+from howdah.config_model import Config
+from howdah.errors import ConfigError, NotFound, PermissionDenied, UsageError
+from yarn import shipping
 
-__all__ = ["register", "run_directory"]
+__all__ = ["announce", "register", "run_directory"]
 
 _APPLICATION = re.compile(r"application_\d+_\d+")
 _KEPT = 1000
+
+
+def announce(config: Config, application: str) -> str | None:
+    """Register a job in its owner's home, also where `yarn.staging` is elsewhere.
+
+    Returns:
+        Why that cannot be: a user needs no home, but `--config` beside the id then; else None.
+    """
+    try:
+        register(shipping.home(config), application, config.run.directory)
+    except (ConfigError, PermissionDenied) as error:
+        return f"howdah status, logs and kill of {application} need --config: {error.what}"
+    return None
 
 
 def register(staging: str, application: str, directory: str) -> None:

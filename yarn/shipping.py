@@ -30,8 +30,15 @@ def staging(config: Config) -> str:
     Raises:
         ConfigError: neither is known.
     """
-    if config.yarn.staging is not None:
-        return config.yarn.staging
+    return home(config) if config.yarn.staging is None else config.yarn.staging
+
+
+def home(config: Config) -> str:
+    """.howdah in the user's home on HDFS: where clients look who know an application's id alone.
+
+    Raises:
+        ConfigError: fs.defaultFS is not known.
+    """
     default_fs = settings.load().known_default_fs()
     return storage.join(default_fs, "user", user(config), ".howdah")
 

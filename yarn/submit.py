@@ -26,7 +26,7 @@ from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
 from howdah.manifest import content_hash
 from yarn import locality, preflight, sealed, shipping, spec, steer, watch
 from yarn.owner import Claim, Owner
-from yarn.registry import register
+from yarn.registry import announce
 
 __all__ = ["Submitted", "dry_run", "submit"]
 
@@ -167,7 +167,9 @@ def _new(
                 asked, keytab=config.yarn.keytab, principal=config.yarn.principal
             )
         owner.complete(claim, application)
-        register(shipping.staging(config), application, config.run.directory)
+        unknown = announce(config, application)
+        if unknown is not None:
+            progress(unknown)
     except BaseException:
         _undo(manager, owner, claim, progress)
         raise
