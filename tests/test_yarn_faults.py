@@ -266,25 +266,27 @@ PREEMPTION = {
 
 
 @full
+@pytest.mark.timeout(900)  # two jobs
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_preempted_by_another_queue(submit, cluster, framework):
     """Three workers have three quarters of the cluster; the other queue wants its half back."""
     cluster.reconfigure("resourcemanager", {"yarn-site": PREEMPTION})
     large = {"yarn.worker.memory": "3 GiB"}
     job = submit(framework, **large, **{"yarn.workers": 3, "yarn.queue": "default"})
-    status = job.trains(3, seconds=180)
+    status = job.trains(3, seconds=240)
     started = time.monotonic()
     other = submit(framework, elastic=False, **{
         "yarn.workers": 1, "yarn.worker.memory": "2560 MiB", "yarn.queue": "batch",
         "training.max_steps": 20, "evaluation.splits": [],
     })  # fmt: skip
-    after = job.wait(lambda s: s["preemptions"] and s["world_size"] in (1, 2), "preemption", 90)
+    after = job.wait(lambda s: s["preemptions"] and s["world_size"] in (1, 2), "preemption", 240)
     seconds = time.monotonic() - started
     step = after["step"]
     job.wait(lambda s: s["step"] > step, "steps of those that are left")
     assert after["restarts"] == 0
-    other.end(180)
-    whole = job.trains(3, status["generation"], 180)
+    report, _ = other.end(240)
+    assert "Final-State : SUCCEEDED" in report, other.story()
+    whole = job.trains(3, status["generation"], 240)
     assert whole["restarts"] == 0
     fault = "container preempted (from the other queue's submission)"
     row = fault_table.Row(framework, fault, None, round(seconds, 1), None, IN_MEMORY, None)
