@@ -209,6 +209,8 @@ def _command(
         "spark.yarn.tags": f"howdah,{tag}",
         "spark.yarn.appMasterEnv." + shipping.RUN: directory,
         "spark.yarn.submit.waitAppCompletion": "true",
+        # How long the driver may take to its Spark session: 100 s are too few on a busy node.
+        "spark.yarn.am.waitTime": "10min",
         **options.conf,
     }
     argv = [os.path.join(home, "bin", "spark-submit"), "--master", "yarn"]
