@@ -2,62 +2,160 @@
 
 With a keytab Spark's driver gets new tokens long before the old ones end, and hands them to its
 executors' JVMs. Python reads the file that YARN gave its container at the start, and those tokens
-end for good after 7 days (dfs.namenode.delegation.token.max-lifetime). So the tasks that write are
-given the driver's, and each process keeps them in a file of its own.
+end for good after 7 days (dfs.namenode.delegation.token.max-lifetime). Nor does anybody renew the
+new ones: they end a day after they were made (...renew-interval), and others take their place.
+
+So a thread of the driver looks for new ones, for its own process and for the tasks. A task gets
+those of the time when its job was planned, and the path of a file that always holds the newest:
+in the application's staging directory, as Spark's keytab is, readable by its user alone. Each
+container keeps what it has found in a file of its own, for all its tasks.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from howdah.errors import NotAuthenticated
+from howdah import storage
+from howdah.errors import NotAuthenticated, StorageError
 from howdah.hadoop import tokens
 
 _LEAST_SECONDS = 60.0
 """Storage opens no connection with tokens that have less left."""
+_LOOK_SECONDS = 10.0
+_FILE = "howdah-tokens"
 
 
-def renewed(spark: SparkSession, progress: Callable[[str], None]) -> bytes | None:
-    """The tokens that Spark's driver holds now, in Hadoop's format; used by this process as well.
+@dataclass(frozen=True)
+class Secrets:
+    """What a task writes with: tokens in Hadoop's format, and the file of the newest, if any."""
 
-    None without Kerberos, and where the driver holds no tokens for HDFS.
+    data: bytes
+    newest: str | None = None
 
-    Raises:
-        NotAuthenticated: they end within a minute: nothing could be written any more.
+
+class Keeper:
+    """Context in which this process, and a file for the tasks, have the tokens that Spark has.
+
+    Outside a secure cluster it does nothing.
     """
-    jvm = spark.sparkContext._jvm
-    users = jvm.org.apache.hadoop.security.UserGroupInformation
-    if not users.isSecurityEnabled():
-        return None
-    stream = jvm.java.io.ByteArrayOutputStream()
-    held = users.getCurrentUser().getCredentials()
-    held.writeTokenStorageToStream(jvm.java.io.DataOutputStream(stream))
-    data = bytes(stream.toByteArray())
-    end = ends(tokens.parse(data))
-    if end is None:
-        return None
-    told = datetime.fromtimestamp(end, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
-    if end < time.time() + _LEAST_SECONDS:
-        raise NotAuthenticated(
-            "the delegation tokens come to the end of their life before the shards are written",
-            where="the Spark application's tokens for HDFS",
-            got=f"they end at {told} UTC",
-            remedy="give data.spark.keytab and data.spark.principal: Spark gets new tokens then;"
-            " or make the dataset of less at a time (data.partitions), or with more executors:"
-            " reading and cleaning the source must take less than the tokens' greatest life"
-            " (dfs.namenode.delegation.token.max-lifetime)",
-        )
-    progress(f"the tokens of the tasks that write end at {told} UTC")
-    use(data)
-    return data
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._spark = spark
+        self._secure = _users(spark).isSecurityEnabled()
+        self._data: bytes | None = None
+        self._newest: str | None = None
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+
+    def __enter__(self) -> Keeper:
+        if self._secure:
+            threading.Thread(target=self._watch, name="etl-tokens", daemon=True).start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._over.set()  # not waited for: after an interrupt its call to the JVM may have no end
+
+    def _watch(self) -> None:
+        while not self._over.wait(_LOOK_SECONDS):
+            # What fails is tried again soon; the tokens there live on for hours meanwhile.
+            with contextlib.suppress(Exception):
+                self._take(_held(self._spark))
+
+    def _take(self, data: bytes) -> None:
+        with self._lock:
+            if data != self._data:
+                use(data)
+                self._newest = _publish(self._spark, data)
+                self._data = data
+
+    def secrets(self, progress: Callable[[str], None] = lambda line: None) -> Secrets | None:
+        """The tokens that Spark's driver holds now; used by this process as well.
+
+        None without Kerberos, and where the driver holds no tokens for HDFS.
+
+        Raises:
+            NotAuthenticated: they end within a minute: nothing could be written any more.
+        """
+        if not self._secure:
+            return None
+        data = _held(self._spark)
+        end = ends(tokens.parse(data))
+        if end is None:
+            return None
+        told = datetime.fromtimestamp(end, UTC).isoformat(" ", "seconds").removesuffix("+00:00")
+        if end < time.time() + _LEAST_SECONDS:
+            raise NotAuthenticated(
+                "the delegation tokens come to the end of their life before the shards are written",
+                where="the Spark application's tokens for HDFS",
+                got=f"they end at {told} UTC",
+                remedy="give data.spark.keytab and data.spark.principal: Spark gets new tokens"
+                " then; or make the dataset of less at a time (data.partitions), or with more"
+                " executors: reading and cleaning the source must take less than the tokens'"
+                " greatest life (dfs.namenode.delegation.token.max-lifetime)",
+            )
+        progress(f"the tokens of the tasks that write end at {told} UTC")
+        # Without the file the tasks have what is given to them here.
+        with contextlib.suppress(Py4JError, PySparkException, StorageError, ValueError):
+            self._take(data)
+        return Secrets(data, self._newest)
 
 
+def _users(spark: SparkSession):
+    return spark.sparkContext._jvm.org.apache.hadoop.security.UserGroupInformation
+
+
+def _held(spark: SparkSession) -> bytes:
+    """The credentials of Spark's driver."""
+    stream = spark.sparkContext._jvm.java.io.ByteArrayOutputStream()
+    held = _users(spark).getCurrentUser().getCredentials()
+    held.writeTokenStorageToStream(spark.sparkContext._jvm.java.io.DataOutputStream(stream))
+    return bytes(stream.toByteArray())
+
+
+def _publish(spark: SparkSession, data: bytes) -> str | None:
+    """Put the tokens where every task of this application finds them, in one rename.
+
+    Returns the path; None where there is no such place that Python's storage reads.
+    """
+    context = spark.sparkContext
+    hadoop = context._jvm.org.apache.hadoop.fs
+    if context.master != "yarn":
+        return None
+    conf = context._jsc.hadoopConfiguration()
+    place = os.environ.get("SPARK_YARN_STAGING_DIR")  # that of the driver's own container
+    if place is None:
+        top = context.getConf().get("spark.yarn.stagingDir")
+        top = top or hadoop.FileSystem.get(conf).getHomeDirectory().toString()
+        place = f"{top}/.sparkStaging/{context.applicationId}"
+    directory = hadoop.Path(place)
+    files = directory.getFileSystem(conf)
+    path = files.makeQualified(hadoop.Path(directory, _FILE))
+    if not path.toString().startswith("hdfs://") or not files.exists(directory):
+        return None
+    new = path.suffix(".new")
+    stream = hadoop.FileSystem.create(files, new, hadoop.permission.FsPermission("600"))
+    try:
+        stream.write(bytearray(data))
+    finally:
+        stream.close()
+    options = context._gateway.new_array(hadoop.Options.Rename, 1)
+    options[0] = hadoop.Options.Rename.OVERWRITE
+    hadoop.FileContext.getFileContext(path.toUri(), conf).rename(new, path, options)
+    return path.toString()
+
+
+# ------------------------------------------------------------------------------ in any process
 def ends(held: Iterable[tokens.Token]) -> float | None:
     """Seconds since 1970 at which the first of the tokens for HDFS ends; None if there is none."""
     return min((token.expires for token in held if token.kind == tokens.HDFS_KIND), default=None)
@@ -70,22 +168,56 @@ def use(data: bytes | None) -> None:
     """
     if data is None or not os.environ.get(tokens.ENVIRONMENT):
         return
-    end, held = ends(tokens.parse(data)), ends(tokens.load())
-    if end is None or (held is not None and held >= end):
-        return
-    path = os.path.join(os.getcwd(), f"howdah-tokens-{os.getpid()}")
-    handle = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as file:
-        file.write(data)
-    os.replace(f"{path}.new", path)
-    os.environ[tokens.ENVIRONMENT] = path
+    path = os.path.join(os.getcwd(), _FILE)
+    if os.path.exists(path):  # of another process of this container
+        _use_file(path)
+    if _outlives(tokens.parse(data), tokens.load()):
+        temporary = f"{path}-{os.getpid()}"
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        os.replace(temporary, path)
+        os.environ[tokens.ENVIRONMENT] = path
 
 
-def using(function: Callable[..., Iterator], data: bytes | None) -> Callable[..., Iterator]:
-    """The same function of batches for a task, with these tokens."""
-    return function if data is None else partial(_with, function, data)
+def _use_file(path: str) -> None:
+    if _outlives(tokens.load({tokens.ENVIRONMENT: path}), tokens.load()):
+        os.environ[tokens.ENVIRONMENT] = path
 
 
-def _with(function: Callable[..., Iterator], data: bytes, batches: Iterable) -> Iterator:
-    use(data)
+def _outlives(new: Iterable[tokens.Token], held: Iterable[tokens.Token]) -> bool:
+    end, before = ends(new), ends(held)
+    return end is not None and (before is None or before < end)
+
+
+# ------------------------------------------------------------------------------------ in a task
+_looked = float("-inf")
+
+
+def using(function: Callable[..., Iterator], secrets: Secrets | None) -> Callable[..., Iterator]:
+    """The same function of batches for a task, with these tokens or newer ones."""
+    return function if secrets is None else partial(_with, function, secrets)
+
+
+def _with(function: Callable[..., Iterator], secrets: Secrets, batches: Iterable) -> Iterator:
+    # First with what is there: the container's own tokens are renewed up to their greatest life,
+    # those given here by nobody, and the stages before this one may have taken long.
+    if not _use_newest(secrets.newest):
+        use(secrets.data)
+        _use_newest(secrets.newest)
     yield from function(batches)
+
+
+def _use_newest(path: str | None) -> bool:
+    """Take the tokens of the file that the driver keeps; False where it cannot be read."""
+    global _looked
+    if path is None or not os.environ.get(tokens.ENVIRONMENT):
+        return False
+    if time.monotonic() - _looked < _LOOK_SECONDS:
+        return True
+    # Where none of the tokens there is good any more, the task's own work tells.
+    with contextlib.suppress(StorageError, ValueError, IndexError):
+        use(storage.read_bytes(path))
+        _looked = time.monotonic()
+        return True
+    return False

@@ -233,10 +233,11 @@ def _make(
         stack.push(lease)
         try:
             lease.__enter__()
-            with Kept() as kept, translated("run the ETL"):
+            with Kept() as kept, translated("run the ETL"), credentials.Keeper(spark) as keeper:
                 manifest = _write(
-                    spark, config, source, encoder, version, hash_, lease.token, kept, progress
-                )
+                    spark, config, source, encoder, version, hash_, lease.token, kept, keeper,
+                    progress,
+                )  # fmt: skip
             commit(version, manifest)
         except BaseException as error:
             discard(version, lease.token)
@@ -260,6 +261,7 @@ def _write(
     hash_: str,
     token: str,
     kept: Kept,
+    keeper: credentials.Keeper,
     progress: Progress,
 ) -> DatasetManifest:
     """Everything but the commit: shards, reject table, report; returns the manifest to commit."""
@@ -297,15 +299,14 @@ def _write(
         bytes_per_token=layout.itemsize or 3,
     )
     placed = shards.place(encoded, plan, data.shuffle_seed)
-    secrets = credentials.renewed(spark, progress)
+    secrets = keeper.secrets(progress)
     splits = shards.write(
         placed, version, token, plan, layout, data.compression, encoder.vocab_size, secrets
     )
     progress(f"wrote {sum(len(s) for s in splits.values())} shards")
     quality = built.quality
     quality["at_max_length"] = sum(cut for _, _, cut in table.values())
-    secrets = credentials.renewed(spark, lambda line: None)
-    quality["reject_files"] = shards.write_rejects(built.rejected, version, token, secrets)
+    quality["reject_files"] = shards.write_rejects(built.rejected, version, token, keeper.secrets())
     if data.rejects_table is not None:
         hive_write.write_rejects(spark, data.rejects_table, hash_, version, quality["reject_files"])
         progress(f"rejected rows are in {data.rejects_table}, dataset={hash_}")

@@ -208,7 +208,7 @@ def write(
     layout: RecordLayout,
     compression: str,
     vocab_size: int,
-    secrets: bytes | None = None,
+    secrets: credentials.Secrets | None = None,
 ) -> dict[str, list[ShardEntry]]:
     """Write all shards into a version directory and check that what was written is all of it.
 
@@ -335,7 +335,7 @@ def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[tuple, pa.Recor
 
 # ------------------------------------------------------------------------------------ rejects
 def write_rejects(
-    rows: DataFrame, directory: str, token: str, secrets: bytes | None = None
+    rows: DataFrame, directory: str, token: str, secrets: credentials.Secrets | None = None
 ) -> list[str]:
     """Write rejected rows (id, text, label, reason, detail) as Parquet; return the names.
 

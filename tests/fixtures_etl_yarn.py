@@ -1,14 +1,18 @@
 """The ETL on the mini cluster's YARN: small containers, a small source, real commands."""
 
 import json
+import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from howdah import config as config_module
 from howdah import storage
+from howdah.manifest import load_dataset
+from howdah.record import RecordLayout, decode_example, read_frames
 
 SPARK = {
     "master": "yarn",
@@ -112,6 +116,37 @@ def wait_for(condition, process=None, seconds=240):
         if time.monotonic() > deadline:
             pytest.fail("it never came to that")
         time.sleep(0.2)
+    return found
+
+
+def whole(path, rows):
+    """Each row of the source is in the dataset once, and nothing lies beside what it lists."""
+    dataset = load_dataset(path)
+    layout = RecordLayout(ids_dtype=dataset.manifest.record.ids_dtype)
+    ids, named = [], {"manifest.json", "report.json", "report.html"}
+    for entries in dataset.manifest.splits.values():
+        for entry in entries:
+            data = storage.read_bytes(dataset.shard_path(entry))
+            assert len(data) == entry.bytes
+            ids += [decode_example(p, layout).id for _, p in read_frames(data, entry.name)]
+            named |= {entry.name, entry.index_name}
+    assert len(ids) == len(set(ids)) == rows
+    there = {e.name for e in storage.list_dir(path, unfinished=True) if not e.is_dir}
+    assert there == named
+
+
+def containers(mark, main):
+    """Pids of JVMs of a main class whose working directory, which YARN gave, has `mark` in it: an
+    application, a cluster's directory."""
+    found = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit():
+            try:
+                line = (place / "cmdline").read_bytes().decode(errors="replace")
+                if mark in os.readlink(place / "cwd") and main in line:
+                    found.append(int(place.name))
+            except OSError:
+                continue
     return found
 
 

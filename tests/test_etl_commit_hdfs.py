@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -12,43 +11,12 @@ from etl import shards
 from etl.staging import attempt_name, sweep
 from howdah import storage
 from howdah.encode import Encoder
-from howdah.manifest import load_dataset
-from howdah.record import Columns, RecordLayout, decode_example, ids_dtype_for, read_frames
-from tests.fixtures_etl_yarn import wait_for
+from howdah.record import Columns, RecordLayout, ids_dtype_for
+from tests.fixtures_etl_yarn import containers, wait_for, whole
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.spark]
 ROWS = 3000
 LOCAL = {"master": "local[2]"}
-
-
-def _whole(path, rows):
-    """Each row of the source is in the dataset once, and nothing lies beside what it lists."""
-    dataset = load_dataset(path)
-    layout = RecordLayout(ids_dtype=dataset.manifest.record.ids_dtype)
-    ids, named = [], {"manifest.json", "report.json", "report.html"}
-    for entries in dataset.manifest.splits.values():
-        for entry in entries:
-            data = storage.read_bytes(dataset.shard_path(entry))
-            assert len(data) == entry.bytes
-            ids += [decode_example(p, layout).id for _, p in read_frames(data, entry.name)]
-            named |= {entry.name, entry.index_name}
-    assert len(ids) == len(set(ids)) == rows
-    there = {e.name for e in storage.list_dir(path, unfinished=True) if not e.is_dir}
-    assert there == named
-
-
-def _containers(application, main):
-    """Pids of an application's JVMs of a main class, by the working directory that YARN gave."""
-    found = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit():
-            try:
-                line = (place / "cmdline").read_bytes().decode(errors="replace")
-                if application in os.readlink(place / "cwd") and main in line:
-                    found.append(int(place.name))
-            except OSError:
-                continue
-    return found
 
 
 def _application(yarn_etl):
@@ -64,14 +32,14 @@ def test_an_executor_that_dies_costs_no_row(yarn_etl):
         wait_for(lambda: any("/_run-" in name for name in yarn_etl.left()), process)
         application = _application(yarn_etl)
         main = "YarnCoarseGrainedExecutorBackend"
-        executors = wait_for(lambda: _containers(application, main))
+        executors = wait_for(lambda: containers(application, main))
         for pid in executors:
             os.kill(pid, signal.SIGKILL)
         code, answer, err = yarn_etl.finish(process)
     finally:
         process.kill()
     assert code == 0, err
-    _whole(answer["dataset"], ROWS)
+    whole(answer["dataset"], ROWS)
 
 
 @pytest.mark.parametrize("mode", ["cluster", pytest.param("client", marks=pytest.mark.full)])
@@ -84,7 +52,7 @@ def test_a_driver_that_dies_commits_nothing_and_the_next_run_does(yarn_etl, mode
             process.kill()
             process.communicate()
         else:
-            masters = _containers(_application(yarn_etl), "deploy.yarn.ApplicationMaster")
+            masters = containers(_application(yarn_etl), "deploy.yarn.ApplicationMaster")
             assert masters
             for pid in masters:
                 os.kill(pid, signal.SIGKILL)
@@ -98,7 +66,7 @@ def test_a_driver_that_dies_commits_nothing_and_the_next_run_does(yarn_etl, mode
     assert not any(name.endswith("manifest.json") for name in yarn_etl.left())
     code, answer, err = yarn_etl.run(yarn_etl.config(source=source, spark=LOCAL))
     assert code == 0, err
-    _whole(answer["dataset"], ROWS)
+    whole(answer["dataset"], ROWS)
 
 
 def test_two_runs_of_one_dataset_make_it_once(yarn_etl):
@@ -112,7 +80,7 @@ def test_two_runs_of_one_dataset_make_it_once(yarn_etl):
         [False, True],
         [True, True],  # never both: who finds the other's manifest says so
     )
-    _whole(path, 400)
+    whole(path, 400)
 
 
 @pytest.mark.full  # a quota is in every run of the storage's tests
@@ -130,7 +98,7 @@ def test_a_full_quota_is_named_and_leaves_nothing(yarn_etl):
     yarn_etl.cluster.run("hdfs", "dfsadmin", "-clrQuota", where)
     code, answer, err = yarn_etl.run(config)
     assert code == 0, err
-    _whole(answer["dataset"], 400)
+    whole(answer["dataset"], 400)
 
 
 def test_two_attempts_of_one_task_do_not_meet(hdfs_dir, tiny_model_dir, monkeypatch):

@@ -1,10 +1,18 @@
-"""The ETL on a Kerberised cluster: a keytab, no ticket, acting for another user."""
+"""The ETL on a Kerberised cluster: a keytab, no ticket, acting for another, the end of tokens."""
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
 
 import pytest
 
 from howdah import storage
+from howdah.hadoop import tokens
 from howdah.manifest import load_dataset
-from tests.fixtures_etl_yarn import YarnEtl
+from tests.fixtures_cluster import fresh_dir, running
+from tests.fixtures_etl_yarn import YarnEtl, containers, wait_for, whole
 from tests.kerberos_users import become_alice, ticket
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.spark]
@@ -95,3 +103,109 @@ def test_the_proxied_user_owns_application_and_files(secure_etl, mode):
         "yarn", "application", "-status", answer["application"], env={**cluster.env, **env}
     )
     assert "User : bob" in status.stdout
+
+
+# ------------------------------------------------------------------ longer than the tokens live
+RENEWED_SECONDS, GREATEST_SECONDS = 150, 300
+"""How long a token lives that nobody renews, and how long with renewals. Python's storage opens
+nothing with the last minute; the rest is what a busy machine may take to start a driver."""
+ROWS, SHARDS = 4000, 400
+STILL_SECONDS = 25
+"""Much less than what is left of tokens when new ones come, as a task is on a cluster."""
+
+
+@pytest.fixture(scope="module")
+def short_lives(tmp_path_factory):
+    """A secure cluster of its own, whose HDFS tokens live minutes."""
+    lives = {"token_renew_seconds": RENEWED_SECONDS, "token_max_seconds": GREATEST_SECONDS}
+    # A driver that a busy machine is slow to start is no dead one.
+    extra = {"yarn-site": {"yarn.am.liveness-monitor.expiry-interval-ms": "600000"}}
+    with running(None, tmp_path_factory, "short", secure=True, extra=extra, **lives) as found:
+        yield found
+
+
+def _pause(pids):
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def _resume(pids):
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def _shards(etl):
+    return {name for name in etl.left() if name.endswith(".tfrecord")}
+
+
+def _slowly(etl, process, pids, ends):
+    """Let some shards be written now and again, up to a time."""
+    while time.time() < ends:
+        since = time.time()
+        wait_for(lambda since=since: time.time() > since + STILL_SECONDS, process)
+        before = _shards(etl)
+        _resume(pids)
+        wait_for(lambda before=before: _shards(etl) - before, process)
+        _pause(pids)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1800)  # it waits for the end of tokens
+@pytest.mark.parametrize(
+    ("mode", "paused"),
+    [("cluster", "writing"), ("client", "writing"), ("cluster", "reading")],
+)
+def test_it_goes_on_beyond_the_greatest_life_of_its_tokens(
+    short_lives, tiny_model_dir, tmp_path, monkeypatch, mode, paused
+):
+    """Its executor stands still, now and again or all the time, until the tokens that it was
+    started with and those that its first tasks had are dead; the NameNode forgets its connections.
+    """
+    cluster = short_lives
+    become_alice(cluster, tmp_path, monkeypatch)
+    with fresh_dir(cluster) as directory:
+        etl = YarnEtl(cluster, directory, tiny_model_dir, tmp_path)
+        spark = {
+            "deploy_mode": mode,
+            "keytab": str(cluster.keytab("alice")),
+            "principal": cluster.principal("alice"),
+            "executor_cores": 1,
+            "conf": {
+                # new tokens at half of a token's life, not at three quarters: some seconds at
+                # least are left here, as hours are on a cluster
+                "spark.security.credentials.renewalRatio": "0.5",
+                "spark.security.credentials.retryWait": "5s",
+                "spark.network.timeout": "900s",  # an executor that stands still is not given up
+            },
+        }
+        config = etl.config(source=etl.put_rows(ROWS), spark=spark, num_shards=SHARDS)
+        none = {"KRB5CCNAME": f"FILE:{tmp_path}/none", "KRB5_CLIENT_KTNAME": "/none"}
+        sign = {"reading": "/_run-", "writing": ".tfrecord"}[paused]
+        process, executors = etl.start(config, **none), []
+        try:
+            wait_for(lambda: any(sign in name for name in etl.left()), process, seconds=600)
+            main = "YarnCoarseGrainedExecutorBackend"
+            executors = wait_for(lambda: containers(cluster.directory, main), process)
+            _pause(executors)
+            ends = max(time.time() + RENEWED_SECONDS, *map(_tokens_end, executors))
+            if paused == "writing":
+                _slowly(etl, process, executors, ends)
+            wait_for(lambda: time.time() > ends, process, seconds=900)
+            assert len(_shards(etl)) < SHARDS
+            cluster.stop("namenode")
+            cluster.start("namenode")
+            cluster.wait_healthy()
+            _resume(executors)
+            code, answer, err = etl.finish(process, seconds=600)
+        finally:
+            _resume(executors)
+            process.kill()
+        assert code == 0, (answer, err)
+        whole(answer["dataset"], ROWS)
+
+
+def _tokens_end(pid):
+    """When the tokens for HDFS that YARN gave a container can be renewed no longer."""
+    held = tokens.parse(Path(f"/proc/{pid}/cwd/container_tokens").read_bytes())
+    return max(token.expires for token in held if token.kind == tokens.HDFS_KIND)
