@@ -29,6 +29,9 @@ class FlatGradients:
             named[name].grad = self._flat[start : start + size].view_as(named[name])
             start += size
         self._words = named[order[-1]].grad if order[-1] == WORD_EMBEDDINGS else None
+        self._dense = self._flat if self._words is None else self._flat[: start - self._sizes[-1]]
+        self._touched: torch.Tensor | None = None
+        """Ids, each once, of all rows of the table that are not zero; None: any may be."""
         self.arrange(None, sparse_embeddings=False)
 
     def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
@@ -45,10 +48,17 @@ class FlatGradients:
         for size, group in zip(dense, split_evenly(dense, groups), strict=True):
             lengths[group] = lengths.get(group, 0) + size
         self._messages = list(self._flat[: sum(dense)].split(list(lengths.values())))
+        self._touched = None
 
     def zero_(self) -> None:
         """Begin a step."""
-        self._flat.zero_()
+        if self._touched is None:
+            self._flat.zero_()
+            return
+        # Half of a small model is its table of words, and a batch touches a hundredth of it.
+        self._dense.zero_()
+        self._words.index_fill_(0, self._touched, 0.0)
+        self._touched = None
 
     def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
         """Sum over all ranks. Every rank enters.
@@ -57,6 +67,8 @@ class FlatGradients:
             ids: token ids of this rank's micro-batches of the step.
         """
         if comm.size == 1:
+            if self._words is not None:
+                self._touched = _unique(ids)
             return
         for message, reduced in zip(
             self._messages, comm.reduce_gradients(self._messages), strict=True
@@ -64,18 +76,33 @@ class FlatGradients:
             if reduced is not message:
                 message.copy_(reduced)
         if self._table is not None:
-            self._reduce_rows(comm, torch.unique(torch.cat([part.reshape(-1) for part in ids])))
+            self._reduce_rows(comm, _unique(ids))
 
     def _reduce_rows(self, comm: Comm, own_ids_U: torch.Tensor) -> None:
         ids, values = comm.reduce_rows(own_ids_U, self._table[own_ids_U])
-        self._table.zero_()
+        self._table.index_fill_(0, own_ids_U, 0.0)
         self._table.index_add_(0, ids, values)
+        self._touched = torch.unique(ids)
 
     def norm(self) -> torch.Tensor:
         """Global L2 norm, a scalar tensor."""
-        return torch.linalg.vector_norm(self._flat)
+        if self._touched is None:
+            return torch.linalg.vector_norm(self._flat)
+        rows = self._words[self._touched]
+        return torch.linalg.vector_norm(
+            torch.stack([torch.linalg.vector_norm(self._dense), torch.linalg.vector_norm(rows)])
+        )
 
     def scale_(self, factor: float) -> None:
         """Multiply all of them."""
-        if factor != 1.0:
+        if factor == 1.0:
+            return
+        if self._touched is None:
             self._flat.mul_(factor)
+            return
+        self._dense.mul_(factor)
+        self._words.index_copy_(0, self._touched, self._words[self._touched] * factor)
+
+
+def _unique(ids: list[torch.Tensor]) -> torch.Tensor:
+    return torch.unique(torch.cat([part.reshape(-1) for part in ids]))

@@ -1,0 +1,125 @@
+"""The flat gradients in torch: a table of which few rows are touched, held against plain sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from training.comm import SoloComm
+from training.gradients_torch import FlatGradients
+from training.parameters import WORD_EMBEDDINGS
+
+
+class TwoRanks(SoloComm):
+    """A second rank that has the same dense gradients, and rows of its own."""
+
+    size = 2
+
+    def __init__(self, ids: list[int], width: int) -> None:
+        super().__init__()
+        self._ids, self._values = torch.tensor(ids), torch.ones(len(ids), width)
+
+    def reduce_gradients(self, gradients):
+        return [2 * gradient for gradient in gradients]
+
+    def reduce_rows(self, ids_U, values_UD):
+        return torch.cat([ids_U, self._ids]), torch.cat([values_UD, self._values])
+
+
+@pytest.fixture
+def named() -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
+    shapes = {WORD_EMBEDDINGS: (50, 4), "classifier.weight": (3, 4), "classifier.bias": (3,)}
+    return {
+        name: torch.nn.Parameter(torch.randn(shape, generator=generator))
+        for name, shape in shapes.items()
+    }
+
+
+def backward(named: dict[str, torch.nn.Parameter], ids: torch.Tensor) -> None:
+    words = F.embedding(ids, named[WORD_EMBEDDINGS], sparse=True)
+    out = F.linear(words, named["classifier.weight"], named["classifier.bias"])
+    out.square().sum().backward()
+
+
+def expected(named: dict[str, torch.nn.Parameter], batches: list[torch.Tensor]) -> dict:
+    """The gradients that torch finds without us, summed over batches."""
+    copies = {name: torch.nn.Parameter(p.detach().clone()) for name, p in named.items()}
+    for ids in batches:
+        words = copies[WORD_EMBEDDINGS][ids]
+        out = F.linear(words, copies["classifier.weight"], copies["classifier.bias"])
+        out.square().sum().backward()
+    return {name: p.grad.numpy() for name, p in copies.items()}
+
+
+def check(named: dict, gradients: FlatGradients, wanted: dict[str, np.ndarray]) -> None:
+    for name, array in wanted.items():
+        np.testing.assert_allclose(named[name].grad.numpy(), array, rtol=1e-5, atol=1e-6)
+    norm = np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in wanted.values()))
+    assert gradients.norm().item() == pytest.approx(norm, rel=1e-5)
+
+
+STEPS = [[[1, 7, 7, 49], [2, 7]], [[3, 1]], [[40]]]
+"""Ids of the micro-batches of three steps: rows that come again, and rows that do not."""
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_one_rank_adds_up_scales_and_begins_anew(named, sparse):
+    gradients = FlatGradients(named)
+    gradients.arrange(None, sparse_embeddings=sparse)
+    gradients.zero_()
+    for step in STEPS:
+        batches = [torch.tensor(ids) for ids in step]
+        for ids in batches:
+            backward(named, ids)
+        gradients.reduce_(SoloComm(), batches)
+        wanted = expected(named, batches)
+        check(named, gradients, wanted)
+        gradients.scale_(0.25)
+        check(named, gradients, {name: 0.25 * array for name, array in wanted.items()})
+        gradients.zero_()
+        assert not any(p.grad.any() for p in named.values())
+
+
+def test_rows_of_two_ranks(named):
+    gradients = FlatGradients(named)
+    gradients.arrange(None, sparse_embeddings=True)
+    gradients.zero_()
+    theirs = [7, 30]
+    for step in STEPS:
+        batches = [torch.tensor(ids) for ids in step]
+        for ids in batches:
+            backward(named, ids)
+        gradients.reduce_(TwoRanks(theirs, 4), batches)
+        wanted = expected(named, batches)
+        wanted = {n: a if n == WORD_EMBEDDINGS else 2 * a for n, a in wanted.items()}
+        wanted[WORD_EMBEDDINGS][theirs] += 1
+        check(named, gradients, wanted)
+        gradients.zero_()
+        assert not any(p.grad.any() for p in named.values())
+
+
+def test_a_world_that_was_left_in_the_middle_leaves_nothing(named):
+    gradients = FlatGradients(named)
+    gradients.arrange(None, sparse_embeddings=True)
+    gradients.zero_()
+    backward(named, torch.tensor([5, 6]))
+    gradients.reduce_(SoloComm(), [torch.tensor([5, 6])])
+    backward(named, torch.tensor([8]))  # of a step that was never finished
+    gradients.arrange(None, sparse_embeddings=True)
+    gradients.zero_()
+    assert not any(p.grad.any() for p in named.values())
+
+
+def test_frozen_words(named):
+    del named[WORD_EMBEDDINGS]
+    gradients = FlatGradients(named)
+    gradients.zero_()
+    for parameter in named.values():
+        parameter.grad.fill_(2.0)
+    gradients.reduce_(SoloComm(), [torch.tensor([1])])
+    assert gradients.norm().item() == pytest.approx(2.0 * np.sqrt(15))
+    gradients.zero_()
+    assert gradients.norm().item() == 0.0
