@@ -64,7 +64,7 @@ def defaults(place, mlflow):
         },
         "model": {"base": f"{place}/model"},
         "training": {
-            "framework": "torch", "max_steps": 400, "global_batch_size": 24,
+            "framework": "torch", "max_steps": 1500, "global_batch_size": 24,
             "learning_rate": 0.003, "precision": "fp32",
         },
         "tracking": {"mlflow": {"uri": mlflow}},
