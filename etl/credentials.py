@@ -105,9 +105,11 @@ class Keeper:
                 " greatest life (dfs.namenode.delegation.token.max-lifetime)",
             )
         progress(f"the tokens of the tasks that write end at {told} UTC")
-        # Without the file the tasks have what is given to them here.
-        with contextlib.suppress(Py4JError, PySparkException, StorageError, ValueError):
+        try:
             self._take(data)
+        except (Py4JError, PySparkException, StorageError, ValueError) as error:
+            reason = str(error).splitlines()[0]
+            progress(f"newer tokens do not reach the tasks, which go on with these: {reason}")
         return Secrets(data, self._newest)
 
 
@@ -144,7 +146,9 @@ def _publish(spark: SparkSession, data: bytes) -> str | None:
     if not path.toString().startswith("hdfs://") or not files.exists(directory):
         return None
     new = path.suffix(".new")
-    stream = hadoop.FileSystem.create(files, new, hadoop.permission.FsPermission("600"))
+    mode, buffer = hadoop.permission.FsPermission("600"), 4096
+    copies, block = files.getDefaultReplication(new), files.getDefaultBlockSize(new)
+    stream = files.create(new, mode, True, buffer, copies, block, None)
     try:
         stream.write(bytearray(data))
     finally:
