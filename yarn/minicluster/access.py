@@ -9,7 +9,7 @@ from typing import Any
 
 from howdah.errors import ClusterError
 from yarn.minicluster import daemons, kerberos
-from yarn.minicluster.contents import Contents, RestContents, ShellContents
+from yarn.minicluster.contents import Contents, RestContents, SecureContents
 from yarn.minicluster.daemons import Record
 from yarn.minicluster.settings import Plan
 from yarn.minicluster.state import State
@@ -168,7 +168,7 @@ class Access:
         plan = self.plan
         if plan.kerberos is None:
             return RestContents(plan)
-        return ShellContents(plan, lambda *argv: self.run_as_superuser(*argv).stdout)
+        return SecureContents(plan, lambda *argv: self.run_as_superuser(*argv).stdout)
 
     def make_dir(self, path: str, mode: str = "1777") -> None:
         """Make a directory on HDFS (a path without scheme)."""

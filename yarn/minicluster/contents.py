@@ -1,7 +1,8 @@
 """What lies in a mini cluster's HDFS and runs on its YARN: made at start, wiped between tests.
 
-Over the REST interfaces, in milliseconds; in a secure cluster these want SPNEGO, so there the
-command-line clients do it, in seconds.
+Over the REST interfaces, in milliseconds. In a secure cluster these want SPNEGO, and one process
+has one ticket: there a child with the superuser's does it for HDFS, and YARN's own command for the
+applications.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import abc
 import http.client
 import json
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +19,7 @@ from urllib.parse import quote
 from howdah.errors import ClusterError
 from yarn.minicluster.settings import HOST, Plan
 
-__all__ = ["Contents", "RestContents", "ShellContents"]
+__all__ = ["Contents", "RestContents", "SecureContents"]
 
 FINAL = {"FINISHED", "FAILED", "KILLED"}
 END_LIMIT = 60.0  # seconds for applications to end
@@ -166,8 +168,26 @@ class RestContents(Contents):
         return json.loads(text) if text else {}
 
 
-class ShellContents(Contents):
-    """By the command-line clients.
+_CHILD = """
+import json, sys
+from hdfs_native import Client
+client, answers = Client(sys.argv[1]), []
+for kind, path, value in json.loads(sys.argv[2]):
+    if kind == "make":
+        client.mkdirs(path, 0o755, True)
+        client.set_permission(path, int(value, 8))
+    elif kind == "give":
+        client.set_owner(path, value)
+    elif kind == "remove":
+        client.delete(path, True)
+    elif kind == "list":
+        answers.append([entry.path.rpartition("/")[2] for entry in client.list_status(path)])
+print(json.dumps(answers))
+"""
+
+
+class SecureContents(Contents):
+    """By child processes that have the superuser's ticket.
 
     Args:
         run: runs a command as the superuser; its output.
@@ -177,22 +197,21 @@ class ShellContents(Contents):
         super().__init__(plan)
         self.run = run
 
+    def _hdfs(self, *steps: tuple[str, str, str | None]) -> list[list[str]]:
+        url = f"hdfs://{self.plan.address('namenode')}"
+        return json.loads(self.run(sys.executable, "-c", _CHILD, url, json.dumps(steps)))
+
     def make_dirs(self, modes: dict[str, str]) -> None:
-        self.run("hdfs", "dfs", "-mkdir", "-p", *modes)
-        for mode in sorted(set(modes.values())):
-            paths = [path for path, wanted in modes.items() if wanted == mode]
-            self.run("hdfs", "dfs", "-chmod", mode, *paths)
+        self._hdfs(*(("make", path, mode) for path, mode in modes.items()))
 
     def give(self, path: str, user: str) -> None:
-        self.run("hdfs", "dfs", "-chown", user, path)
+        self._hdfs(("give", path, user))
 
     def remove(self, *paths: str) -> None:
-        if paths:
-            self.run("hdfs", "dfs", "-rm", "-r", "-f", "-skipTrash", *paths)
+        self._hdfs(*(("remove", path, None) for path in paths))
 
     def children(self, path: str) -> list[str]:
-        listed = self.run("hdfs", "dfs", "-ls", "-C", path).splitlines()
-        return [line.rpartition("/")[2] for line in listed if line.startswith("/")]
+        return self._hdfs(("list", path, None))[0]
 
     def applications(self) -> list[str]:
         told = self.run("yarn", "application", "-list", "-appStates", "ALL").splitlines()
