@@ -102,8 +102,13 @@ class Browser:
         The form draws all its fields anew at each key: faster than that, and keys are lost.
         """
         field = self.find(selector)
-        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
-        field.click()
+
+        def clicked():
+            self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", field)
+            field.click()
+            return True
+
+        self.until(clicked, f"clickable {selector}")  # a section that unfolds may still cover it
         field.send_keys(Keys.CONTROL, "a")
         field.send_keys(Keys.DELETE)
         self.until(lambda: not field.get_attribute("value"), f"emptied {selector}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -98,15 +99,25 @@ def run_demo(
 ) -> str:
     """What the demo prints as its result."""
     sets = [word for key, value in overrides.items() for word in ("--set", f"{key}={value}")]
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", module, *words, *sets],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+        cwd=ROOT, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        start_new_session=True,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert "NO PRETRAINED WEIGHTS" in done.stderr
-    assert "RANDOM base" in done.stdout
-    assert all(text in done.stdout for text in demo.SAMPLES)
-    return done.stdout
+    try:
+        stdout, stderr = process.communicate(timeout=timeout)
+    except BaseException:  # a hang, or Ctrl-C: the demo's own commands end with it
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, stderr[-4000:]
+    assert "NO PRETRAINED WEIGHTS" in stderr
+    assert "RANDOM base" in stdout
+    assert all(text in stdout for text in demo.SAMPLES)
+    return stdout
 
 
 def check_run(runs: str, framework: str, shown: str) -> None:
