@@ -32,9 +32,6 @@ class Kind:
 
     def wants(self, distribution: str, entry: str) -> bool:
         """Whether a distribution's file (its path below site-packages) is taken."""
-        if distribution == "transformers" and entry.startswith("transformers/models/"):
-            # 400 architectures in 2,800 files; what is listed there is read from the directory.
-            return entry.count("/") == 2 or entry.split("/")[2] in ("auto", "distilbert")
         if distribution == "torch" and entry.startswith(("torch/bin/", "torch/share/")):
             return entry == "torch/bin/torch_shm_manager"  # not to be started, but looked for
         return True
@@ -51,7 +48,7 @@ KINDS: dict[str, Kind] = {
         compressed=False,
     ),
     "torch": Kind(
-        roots=(*_JOB, "torch", "transformers"),
+        roots=(*_JOB, "torch"),
         framework="torch",
         without=frozenset({"triton", "cuda-bindings", "cuda-pathfinder"}),
         compressed=False,

@@ -199,7 +199,7 @@ def test_an_archive_is_all_that_nodes_need(jobs, home, framework):
         assert str(jobs.cluster.directory) in program, (pythons[pid], program)
         maps = Path(f"/proc/{pid}/maps").read_text()
         assert str(ROOT / ".venv") not in maps
-    assert jobs.wait_for_end(application)["final_status"] == "SUCCEEDED"
+    assert jobs.wait_for_end(application, limit=900)["final_status"] == "SUCCEEDED"
     again = jobs.run("submit", "--config", config, "--dry-run", "--json", limit=900)
     assert json.loads(again.stdout)["uploads"] == []
 

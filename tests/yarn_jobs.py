@@ -119,9 +119,9 @@ class Jobs:
             application, lambda told: ((told["job"] or {}).get("step") or 0) >= step, f"step {step}"
         )
 
-    def wait_for_end(self, application: str) -> dict:
+    def wait_for_end(self, application: str, limit: float = LIMIT) -> dict:
         over = ("FINISHED", "FAILED", "KILLED")
-        deadline = time.monotonic() + LIMIT
+        deadline = time.monotonic() + limit
         while (told := self.status(application))["state"] not in over:
             assert time.monotonic() < deadline, told
             time.sleep(0.5)
