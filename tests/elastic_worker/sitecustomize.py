@@ -60,6 +60,10 @@ if "HOWDAH_LINK_FD" in os.environ:
         def __init__(self, source, comm, per_epoch):
             self._source, self._comm, self._per_epoch = source, comm, per_epoch
 
+        @property
+        def waited(self):
+            return self._source.waited
+
         def __iter__(self):
             path = os.path.join(ROWS, f"rows-{os.getpid()}.jsonl")
             with open(path, "a", encoding="utf-8") as file:
