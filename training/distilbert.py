@@ -11,7 +11,9 @@ from howdah.errors import ModelError
 
 __all__ = [
     "ACTIVATIONS",
+    "BLOCKED",
     "CONFIG_DEFAULTS",
+    "EPSILON",
     "HEAD_NAMES",
     "PREFIX",
     "check_activation",
@@ -27,6 +29,9 @@ HEAD_NAMES = (
     "classifier.weight",
     "classifier.bias",
 )
+
+EPSILON = 1e-12  # of every LayerNorm
+BLOCKED = -1e9  # added to attention scores of padding
 
 ACTIVATIONS = ("gelu", "gelu_new", "relu", "silu")
 """What DistilBertConfig documents for `activation`."""

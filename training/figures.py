@@ -157,13 +157,12 @@ class Figures:
         state.train_seconds += seconds
         self._own_seconds += seconds
         self._window.add(seconds, rows, real_tokens, padded_tokens)
-        self._window.input_seconds = input_seconds - self._input_seconds
         if self._progress is not None:
             self._progress.step(state.step)
         if state.step % self._logging_steps and state.step != self._total_steps:
             return seconds
         window, self._window = self._window, _Window()
-        self._input_seconds = input_seconds
+        waited, self._input_seconds = input_seconds - self._input_seconds, input_seconds
         figures = StepFigures(
             step=state.step,
             epoch=self.epoch(state),
@@ -173,7 +172,7 @@ class Figures:
             examples_per_second=window.rows / max(window.seconds, 1e-9),
             tokens_per_second=window.real_tokens / max(window.seconds, 1e-9),
             padding_ratio=window.padded_tokens / max(window.real_tokens, 1),
-            input_wait=min(1.0, window.input_seconds / max(window.seconds, 1e-9)),
+            input_wait=min(1.0, waited / max(window.seconds, 1e-9)),
         )
         self._show(figures)
         return seconds
@@ -209,7 +208,6 @@ class _Window:
 
     def __init__(self) -> None:
         self.seconds, self.rows, self.real_tokens, self.padded_tokens = 0.0, 0, 0, 0
-        self.input_seconds = 0.0
 
     def add(self, seconds: float, rows: int, real_tokens: int, padded_tokens: int) -> None:
         self.seconds += seconds

@@ -17,9 +17,9 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config_model import ModelSection, TrainingSection
-from training.distilbert import PREFIX, check_activation
+from training.distilbert import BLOCKED, EPSILON, PREFIX, check_activation
 from training.kernels_tf import gelu, layer_norm
-from training.parameters import dropout_rates, start_weights, trainable_names
+from training.parameters import dropout_draw, dropout_rates, start_weights, trainable_names
 
 __all__ = [
     "DistilBertClassifier",
@@ -30,15 +30,12 @@ __all__ = [
     "weights",
 ]
 
-_EPSILON = 1e-12  # of every LayerNorm
-_BLOCKED = -1e9  # added to attention scores of padding
 _ACTIVATIONS = {
     "gelu": gelu,
     "gelu_new": partial(tf.nn.gelu, approximate=True),
     "relu": tf.nn.relu,
     "silu": tf.nn.silu,
 }
-_DRAWS = 2**16  # values of dropout's draw: a rate is met to 1 in 65,536
 
 
 class DistilBertClassifier:
@@ -81,7 +78,7 @@ class DistilBertClassifier:
         """
         dropout, attention_dropout, classifier_dropout = self.rates
         dropouts = Dropouts(seed_2)
-        blocked_B11T = (1.0 - tf.cast(mask_BT, tf.float32))[:, None, None, :] * _BLOCKED
+        blocked_B11T = (1.0 - tf.cast(mask_BT, tf.float32))[:, None, None, :] * BLOCKED
         hidden_BTD = self._embed(ids_BT)
         hidden_BTD = dropouts(hidden_BTD, dropout)
         for number in range(self.config["n_layers"]):
@@ -139,7 +136,7 @@ class DistilBertClassifier:
     def _norm(self, x: tf.Tensor, name: str) -> tf.Tensor:
         weight_D, bias_D = self.variables[name + ".weight"], self.variables[name + ".bias"]
         flat_ND = tf.reshape(tf.cast(x, tf.float32), [-1, weight_D.shape[0]])
-        result_ND = layer_norm(flat_ND, tf.identity(weight_D), tf.identity(bias_D), _EPSILON)
+        result_ND = layer_norm(flat_ND, tf.identity(weight_D), tf.identity(bias_D), EPSILON)
         return tf.cast(tf.reshape(result_ND, tf.shape(x)), self.compute_dtype)
 
 
@@ -161,9 +158,9 @@ class Dropouts:
             [(count + 1) // 2], seed_2, minval=None, maxval=None, dtype=tf.int32
         )
         values = tf.reshape(tf.bitcast(draws, tf.int16), [-1])[:count]
-        dropped = round(rate * _DRAWS)
-        kept = tf.cast(values >= dropped - _DRAWS // 2, x.dtype)
-        return x * tf.reshape(kept * (_DRAWS / (_DRAWS - dropped)), tf.shape(x))
+        least, factor = dropout_draw(rate)
+        kept = tf.cast(values >= least, x.dtype)
+        return x * tf.reshape(kept * factor, tf.shape(x))
 
 
 def build(

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 
 from howdah.config_model import ModelSection, TrainingSection
 from training import parameters
-from training.distilbert import PREFIX, check_activation
+from training.distilbert import BLOCKED, EPSILON, PREFIX, check_activation
 
 __all__ = [
     "DistilBertClassifier",
@@ -31,9 +31,6 @@ __all__ = [
     "weights",
 ]
 
-_EPSILON = 1e-12  # of every LayerNorm
-_BLOCKED = -1e9  # added to attention scores of padding
-_DRAWS = 2**16  # values of dropout's draw: a rate is met to 1 in 65,536
 _ACTIVATIONS = {
     "gelu": F.gelu,
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -84,7 +81,7 @@ class DistilBertClassifier(torch.nn.Module):
         """
         dropout, _, classifier_dropout = self.rates
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
-        blocked_BT.masked_fill_(mask_BT == 0, _BLOCKED)
+        blocked_BT.masked_fill_(mask_BT == 0, BLOCKED)
         hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
         for number in range(self.config["n_layers"]):
             layer = partial(self._layer, f"{PREFIX}transformer.layer.{number}.")
@@ -166,7 +163,7 @@ class DistilBertClassifier(torch.nn.Module):
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight_D, bias_D = self._named[name + ".weight"], self._named[name + ".bias"]
-        return F.layer_norm(x, weight_D.shape, weight_D, bias_D, _EPSILON)
+        return F.layer_norm(x, weight_D.shape, weight_D, bias_D, EPSILON)
 
     def _dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
         if not self.training or rate == 0.0:
@@ -195,9 +192,8 @@ def dropout_factors(like: torch.Tensor, rate: float) -> torch.Tensor:
     # Four elements of 16 bits to a draw: drawing is what one thread does alone.
     draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     values = draws.view(torch.int16)[:count].view(like.shape)
-    dropped = round(rate * _DRAWS)
-    kept = values >= dropped - _DRAWS // 2
-    return kept.to(like.dtype).mul_(_DRAWS / (_DRAWS - dropped))
+    least, factor = parameters.dropout_draw(rate)
+    return (values >= least).to(like.dtype).mul_(factor)
 
 
 def build(

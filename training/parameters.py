@@ -18,6 +18,7 @@ from training.distilbert import HEAD_NAMES, PREFIX, encoder_shapes, head_shapes
 __all__ = [
     "WORD_EMBEDDINGS",
     "decays",
+    "dropout_draw",
     "dropout_rates",
     "dropout_seed",
     "start_weights",
@@ -87,6 +88,17 @@ def dropout_rates(config: Mapping, model: ModelSection) -> tuple[float, float, f
         (model.classifier_dropout, "seq_classif_dropout"),
     )
     return tuple(float(config[key] if value is None else value) for value, key in chosen)
+
+
+def dropout_draw(rate: float) -> tuple[int, float]:
+    """How dropout reads a draw of 16 bits, signed: (the least that keeps an element, its factor).
+
+    Args:
+        rate: share of zeros, met to 1 in 65,536; the factor makes up for that very share.
+    """
+    draws = 2**16
+    dropped = round(rate * draws)
+    return dropped - draws // 2, draws / (draws - dropped)
 
 
 def dropout_seed(seed: int, step: int, micro: int, rank: int) -> int:

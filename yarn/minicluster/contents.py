@@ -208,7 +208,8 @@ class SecureContents(Contents):
         self._hdfs(("give", path, user))
 
     def remove(self, *paths: str) -> None:
-        self._hdfs(*(("remove", path, None) for path in paths))
+        if paths:
+            self._hdfs(*(("remove", path, None) for path in paths))
 
     def children(self, path: str) -> list[str]:
         return self._hdfs(("list", path, None))[0]
