@@ -13,6 +13,7 @@ from howdah import config as config_module
 from howdah import storage
 from howdah.manifest import load_dataset
 from howdah.record import RecordLayout, decode_example, read_frames
+from tests.fixtures_spark import SHORT_JVM
 
 SPARK = {
     "master": "yarn",
@@ -25,6 +26,7 @@ SPARK = {
         "spark.sql.shuffle.partitions": "2",
         "spark.default.parallelism": "2",
         "spark.ui.enabled": "false",
+        **{f"spark.{who}.extraJavaOptions": SHORT_JVM for who in ("driver", "executor", "yarn.am")},
     },
 }
 
