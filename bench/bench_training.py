@@ -7,17 +7,20 @@ processor, bf16 with AMX, else fp32, for both sides. On a GPU (`make bench-gpu`)
 but for HF Trainer as it comes, batch 256.
 
 BENCH_ROUNDS (5), BENCH_STEPS (100: a multiple of 50, group_by_length sorts each 50 batches),
-BENCH_SIZES ("minilm base"), BENCH_FRAMEWORKS ("torch tensorflow"), BENCH_BATCH (32).
+BENCH_SIZES ("minilm base"), BENCH_FRAMEWORKS ("torch tensorflow"), BENCH_BATCH (32). All of it
+takes hours: rounds are kept as they end, and a second start of the same sources goes on with the
+next one.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import tempfile
 
 from bench import harness
-from bench.training_runs import SIZES, Bench, Device, Steps, device
+from bench.training_runs import BATCH, SIZES, Bench, Device, Steps, device
 from training.prepare import cpu_gains_by_bf16
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -25,6 +28,11 @@ STEPS = int(os.environ.get("BENCH_STEPS", "100"))
 WANTED_SIZES = os.environ.get("BENCH_SIZES", " ".join(SIZES)).split()
 FRAMEWORKS = os.environ.get("BENCH_FRAMEWORKS", "torch tensorflow").split()
 ROWS = 3_200
+SOURCES = (
+    "training",
+    *(f"bench/{name}.py" for name in ("training_runs", "hf_trainer", "tf_plain")),
+)
+PADDED_STEPS = min(STEPS, 60)  # padded to one length, each step costs the same
 _PAIRS = (
     ("torch", "as it comes", "HF Trainer as it comes, padded to 128"),
     ("torch", "group_by_length", "HF Trainer, group_by_length"),
@@ -46,17 +54,33 @@ def _round(bench: Bench, on: Device) -> dict[str, Steps]:
     bf16 = ["--bf16"] if on.gpu or cpu_gains_by_bf16() else []
     found = {}
     if "torch" in FRAMEWORKS:
-        found["as it comes"] = bench.hf_trainer("--pad-to", "128")
+        found["as it comes"] = bench.hf_trainer("--pad-to", "128", steps=PADDED_STEPS)
         found["group_by_length"] = bench.hf_trainer("--group-by-length", *bf16)
         found["torch"] = bench.ours("torch")
     if "tensorflow" in FRAMEWORKS:
-        found["plain"] = bench.tf_plain()
+        found["plain"] = bench.tf_plain(steps=PADDED_STEPS)
         found["tensorflow"] = bench.ours("tensorflow")
     return found
 
 
+def _rounds(bench: Bench, size: str, texts: str, on: Device) -> list[dict[str, Steps]]:
+    journal = harness.Rounds(
+        "training", sources=SOURCES, device=on.name, steps=STEPS, batch=BATCH,
+        rows=ROWS, frameworks=FRAMEWORKS,
+    )  # fmt: skip
+    what = f"{size}, {texts}"
+    while len(journal.kept(what)) < ROUNDS:
+        found = {name: dataclasses.asdict(steps) for name, steps in _round(bench, on).items()}
+        journal.keep(what, found)
+        print(f"{what}: round {len(journal.kept(what))} of {ROUNDS}", flush=True)
+    return [
+        {name: Steps(**steps) for name, steps in kept.items()}
+        for kept in journal.kept(what)[:ROUNDS]
+    ]
+
+
 def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:
-    rounds = [_round(bench, on) for _ in range(ROUNDS)]
+    rounds = _rounds(bench, size, texts, on)
 
     def rates(name: str) -> list[float]:
         return [found[name].tokens_per_second / bench.mean_length for found in rounds]

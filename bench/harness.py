@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -154,6 +155,44 @@ def report(name: str, rows: Sequence[Row], **more: object) -> None:
     path = RESULTS / f"{name}.json"
     path.write_text(json.dumps(saved, indent=1) + "\n")
     print(f"saved: {path}", file=sys.stderr)
+
+
+class Rounds:
+    """Rounds of a bench of hours, kept as they end: a run that was stopped goes on with the next.
+
+    What was kept of other settings, other sources or another machine is not taken up.
+
+    Args:
+        name: of the bench; the file is bench/results/<name>.rounds.jsonl.
+        sources: of what is measured, in the repository: files, or directories with Python files.
+        settings: whatever else makes rounds comparable.
+    """
+
+    def __init__(self, name: str, *, sources: Sequence[str], **settings: object) -> None:
+        self._path = RESULTS / f"{name}.rounds.jsonl"
+        here = machine()
+        parts = [here["cpu"], here["cores"], here["python"], here["versions"], settings]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
+        for source in sources:
+            place = RESULTS.parent.parent / source
+            for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+                digest.update(path.read_bytes())
+        self._key = digest.hexdigest()[:16]
+
+    def kept(self, what: str) -> list[dict]:
+        """The rounds of `what` that are there."""
+        if not self._path.exists():
+            return []
+        lines = [json.loads(line) for line in self._path.read_text().splitlines()]
+        return [line["found"] for line in lines if (line["key"], line["what"]) == (self._key, what)]
+
+    def keep(self, what: str, found: dict) -> None:
+        """One more of `what`, with the time and the load it ended at."""
+        RESULTS.mkdir(exist_ok=True)
+        taken = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        line = {"key": self._key, "what": what, "taken": taken, "load": os.getloadavg()[0]}
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps({**line, "found": found}) + "\n")
 
 
 def rows_from_child(module: str, *words: str) -> list[Row]:

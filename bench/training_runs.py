@@ -113,8 +113,8 @@ class Bench:
             input_wait=sum(waits) / sum(seconds),
         )
 
-    def hf_trainer(self, *words: str) -> Steps:
-        """Hugging Face's Trainer, its code warm before the first step.
+    def hf_trainer(self, *words: str, steps: int | None = None) -> Steps:
+        """Hugging Face's Trainer, its code warm before the first of `steps` (the bench's).
 
         group_by_length sorts each 50 batches, the longest first: only all steps of such a stretch
         have its mix of lengths.
@@ -122,8 +122,8 @@ class Bench:
         out = f"{self.folder}/hf.json"
         _run(
             "bench.hf_trainer", "--dataset", f"{self.folder}/data", "--base", self.base,
-            "--out", out, "--max-steps", str(self.steps), "--threads", str(CORES), "--warm-up",
-            *words,
+            "--out", out, "--max-steps", str(steps or self.steps), "--threads", str(CORES),
+            "--warm-up", *words,
         )  # fmt: skip
         with open(out, encoding="utf-8") as file:
             found = json.load(file)
@@ -133,12 +133,13 @@ class Bench:
             to_first=found["seconds_to_first_step"],
         )
 
-    def tf_plain(self) -> Steps:
-        """The plain tf.function loop."""
+    def tf_plain(self, *, steps: int | None = None) -> Steps:
+        """The plain tf.function loop, `steps` timed ones (the bench's)."""
+        steps = 4 + (steps or self.steps)
         found = json.loads(
             _run(
                 "bench.tf_plain", "--dataset", f"{self.folder}/data", "--base", self.base,
-                "--steps", str(4 + self.steps), "--batch", str(BATCH), "--threads", str(CORES),
+                "--steps", str(steps), "--batch", str(BATCH), "--threads", str(CORES),
             ).splitlines()[-1]
         )  # fmt: skip
         return Steps(seconds=found["step_seconds"][4:], tokens=sum(found["step_tokens"][4:]))
