@@ -21,6 +21,7 @@ def runner(monkeypatch, tmp_path):
     monkeypatch.setattr(run_tests, "REPORTS", tmp_path / "build" / "reports")
     monkeypatch.setattr(run_tests, "STATE", tmp_path / "build" / "test-all.json")
     monkeypatch.setattr(run_tests, "has_gpu", lambda: False)
+    monkeypatch.setattr(run_tests, "has_room", lambda: True)
     (tmp_path / "tests").mkdir()
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a second less for each process
     marks = ", ".join(f"'{mark}'" for mark in (*MARKS, "full"))
@@ -71,6 +72,66 @@ def test_groups_are_run_and_summed(runner, capsys):
     assert runner.main([]) == 0
     out = capsys.readouterr().out
     assert "===== 2 passed, 1 skipped in " in out.splitlines()[-1]
+
+
+# Ends well only where the other kind of test runs at the same time.
+MEETING = """
+import pathlib, time
+def meet(own, other):
+    pathlib.Path(own).touch()
+    deadline = time.monotonic() + 30
+    while not pathlib.Path(other).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
+
+
+def test_the_daemons_tests_run_beside_the_others(runner, capfd):
+    write(runner, "test_a.py", MEETING + "def test_one(): meet('one', 'two')\n")
+    write(
+        runner,
+        "test_b.py",
+        MEETING + "@pytest.mark.hadoop\ndef test_two(): print('said', 'it'); meet('two', 'one')\n",
+    )
+    assert runner.main(["--pytest=-s"]) == 0
+    out = capfd.readouterr().out
+    assert "===== 2 passed in " in out.splitlines()[-1]
+    assert "said it" in out and "--- hadoop: ran beside the others" in out
+
+
+def test_where_there_is_no_room_groups_run_in_turn(runner, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "has_room", lambda: False)
+    write(runner, "test_a.py", "import pathlib\ndef test_one(): pathlib.Path('one').touch()\n")
+    write(
+        runner,
+        "test_b.py",
+        "import pathlib\n@pytest.mark.hadoop\n"
+        "def test_two(): assert pathlib.Path('one').exists()\n",
+    )
+    assert runner.main([]) == 0
+    assert "beside" not in capsys.readouterr().out
+
+
+def test_an_interrupt_stops_both_groups(runner, monkeypatch):
+    """The one beside too, its fixtures first."""
+    write(
+        runner,
+        "test_b.py",
+        MEETING + "@pytest.fixture\n"
+        "def daemon():\n    yield\n    pathlib.Path('ended').touch()\n"
+        "@pytest.mark.hadoop\ndef test_two(daemon): meet('two', 'never')\n",
+    )
+    write(runner, "test_a.py", MEETING + "def test_one(): meet('one', 'two')\n")
+    finish = runner.Running.finish
+
+    def interrupted(running, limit):
+        finish(running, limit)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner.Running, "finish", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.main([])
+    assert (runner.ROOT / "ended").exists()
 
 
 def test_a_failure_is_named_and_fails_the_run(runner, capsys):

@@ -1,4 +1,4 @@
-"""Run the tests in groups, one process after the other, and close with one pytest-like line.
+"""Run the tests in groups, a process each, and close with one pytest-like line.
 
     python tools/run_tests.py            every test once (`make test`)
     python tools/run_tests.py --all      the full matrix as well (`make test-all`); goes on where an
@@ -7,11 +7,16 @@
 
 A process may hold one framework, so tests that import TensorFlow or PyTorch themselves live in
 files named `*_tf.py` and `*_torch.py` and get a process each. Standard library only.
+
+Tests on Hadoop's daemons wait most of their time: `make test` runs them beside the other groups
+where two processors and the memory are there. The full matrix times its faults, so one after the
+other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -32,6 +37,8 @@ REPORTS = ROOT / "build" / "test-reports"
 STATE = ROOT / "build" / "test-all.json"
 BUDGET_SECONDS = 40 * 60  # of `make test` on 2 cores with nothing beside it; more is told
 LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or the machine does
+BESIDE = "hadoop"  # the group that runs beside the others
+BESIDE_MEMORY = 15 * 2**30  # bytes that both together may need
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
 FRAMEWORK_FILES = {
     "tensorflow": re.compile(r"_(tf|tensorflow)(_\w+)?\.py$"),
@@ -127,47 +134,134 @@ def test_environment() -> dict[str, str]:
     return env
 
 
-def run_group(group: Group, *, full: bool, limit: float | None, extra: Sequence[str]) -> Outcome:
-    """Run one group in a process of its own.
+class Running:
+    """A group's tests in a process of their own, from here on.
 
     Args:
         group: which.
         full: also tests marked `full`.
-        limit: seconds after which it is stopped; None for no limit.
         extra: more words for pytest.
+        log: a file for what pytest says; None: it says it here.
     """
-    tests = sorted((ROOT / "tests").glob("test_*.py"))
-    files = [str(path.relative_to(ROOT)) for path in files_of(group, tests)]
-    if not files:
-        return Outcome()
-    marks = group.marks if full else f"({group.marks}) and not full"
-    report = REPORTS / f"{group.name}.xml"
-    report.unlink(missing_ok=True)
-    argv = [
-        sys.executable, "-m", "pytest", "-q", "-m", marks, "--durations=10",
-        "--junitxml", str(report), *extra, *files,
-    ]  # fmt: skip
-    shown = shlex.join([*argv[: -len(files)], f"({len(files)} files)"])
-    print(f"\n--- {group.name}: {shown}", flush=True)
-    env = test_environment()
-    if group.name != "gpu":
-        env["CUDA_VISIBLE_DEVICES"] = ""
-    started = time.monotonic()
-    # A group of its own: what is stopped is stopped with the ranks and daemons it started.
-    process = subprocess.Popen(argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0)
-    problem = None
+
+    def __init__(
+        self, group: Group, *, full: bool, extra: Sequence[str], log: Path | None = None
+    ) -> None:
+        self.name = group.name
+        self._process: subprocess.Popen | None = None
+        self._log = log
+        tests = sorted((ROOT / "tests").glob("test_*.py"))
+        files = [str(path.relative_to(ROOT)) for path in files_of(group, tests)]
+        if not files:
+            return
+        marks = group.marks if full else f"({group.marks}) and not full"
+        self._report = REPORTS / f"{group.name}.xml"
+        self._report.unlink(missing_ok=True)
+        argv = [
+            sys.executable, "-m", "pytest", "-q", "-m", marks, "--durations=10",
+            "--junitxml", str(self._report), *extra, *files,
+        ]  # fmt: skip
+        shown = shlex.join([*argv[: -len(files)], f"({len(files)} files)"])
+        place = f"\n    beside the others; what it says is shown at its end: {log}" if log else ""
+        print(f"\n--- {group.name}: {shown}{place}", flush=True)
+        env = test_environment()
+        if group.name != "gpu":
+            env["CUDA_VISIBLE_DEVICES"] = ""
+        self._started = time.time()
+        with contextlib.ExitStack() as stack:
+            out = stack.enter_context(open(log, "wb")) if log else None
+            # A group of its own: what is stopped is stopped with the ranks and daemons it started.
+            self._process = subprocess.Popen(
+                argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0,
+                stdout=out, stderr=subprocess.STDOUT if out else None,
+            )  # fmt: skip
+
+    def finish(self, limit: float | None) -> Outcome:
+        """Wait for its end.
+
+        Args:
+            limit: seconds after which it is stopped; None for no limit.
+        """
+        if self._process is None:
+            return Outcome()
+        problem = None
+        try:
+            code = self._process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            problem = f"stopped after {limit:.0f} s: the time for all tests was used up"
+            code = stop(self._process)
+        except BaseException:
+            stop(self._process)
+            raise
+        outcome = read_report(self._report, code)
+        outcome.problem = problem or outcome.problem
+        # The report is pytest's last word: it may have ended before it was waited for.
+        ended = self._report.stat().st_mtime if self._report.exists() else time.time()
+        outcome.seconds = ended - self._started
+        if self._log:
+            print(f"\n--- {self.name}: ran beside the others", flush=True)
+            print(self._log.read_text(encoding="utf-8", errors="replace"), flush=True)
+        return outcome
+
+    def cut_short(self) -> None:
+        """Stop it, where it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            stop(self._process)
+
+
+def has_room() -> bool:
+    """Whether two groups may run at once: two processors, and memory for both."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return len(os.sched_getaffinity(0)) > 1 and memory >= BESIDE_MEMORY
+
+
+def run_all(groups: Sequence[Group], extra: Sequence[str]) -> dict[str, Outcome]:
+    """Every test once, within LIMIT_SECONDS; BESIDE's beside the others where there is room."""
+    ends = time.monotonic() + LIMIT_SECONDS
+
+    def left() -> float:
+        return max(1.0, ends - time.monotonic())
+
+    beside = None
+    if len(groups) > 1 and has_room():
+        aside = next((group for group in groups if group.name == BESIDE), None)
+        if aside is not None:
+            beside = Running(aside, full=False, extra=extra, log=REPORTS / f"{aside.name}.log")
+    outcomes = {}
     try:
-        code = process.wait(timeout=limit)
-    except subprocess.TimeoutExpired:
-        problem = f"stopped after {limit:.0f} s: the time for all tests was used up"
-        code = stop(process)
-    except BaseException:
-        stop(process)
-        raise
-    outcome = read_report(report, code)
-    outcome.problem = problem or outcome.problem
-    outcome.seconds = time.monotonic() - started
-    return outcome
+        for group in groups:
+            if beside is None or group.name != beside.name:
+                running = Running(group, full=False, extra=extra)
+                outcomes[group.name] = running.finish(left())
+        if beside is not None:
+            outcomes[beside.name] = beside.finish(left())
+    finally:
+        if beside is not None:
+            beside.cut_short()
+    return outcomes
+
+
+def run_matrix(
+    groups: Sequence[Group], extra: Sequence[str], *, resume: bool
+) -> dict[str, Outcome]:
+    """Tests marked `full` as well, one group after the other, however long.
+
+    Args:
+        resume: leave out the groups that passed before with the same sources.
+    """
+    sources = sources_hash()
+    passed = read_state(sources) if resume else {}
+    outcomes = {}
+    for group in groups:
+        if group.name in passed:
+            print(f"\n--- {group.name}: passed before with the same sources; not run again")
+            outcomes[group.name] = Outcome(**passed[group.name])
+            continue
+        outcomes[group.name] = outcome = Running(group, full=True, extra=extra).finish(None)
+        if outcome.good:
+            now = {**read_state(sources), group.name: dataclasses.asdict(outcome)}
+            STATE.write_text(json.dumps({"sources": sources, "passed": now}, indent=2) + "\n")
+    return outcomes
 
 
 def stop(process: subprocess.Popen, patience: float = 60) -> int:
@@ -218,10 +312,11 @@ def read_state(sources: str) -> dict[str, dict]:
     return state.get("passed", {}) if state.get("sources") == sources else {}
 
 
-def closing_lines(outcomes: dict[str, Outcome], budget: float | None) -> list[str]:
+def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | None) -> list[str]:
     """A line for each group, the failed tests, and the sum as pytest writes it.
 
     Args:
+        seconds: that all took.
         budget: seconds that all may take; more is said, and is no failure: machines differ.
     """
     lines = [""]
@@ -240,7 +335,6 @@ def closing_lines(outcomes: dict[str, Outcome], budget: float | None) -> list[st
         "error": sum(o.errors + (o.problem is not None) for o in outcomes.values()),
     }
     counts = ", ".join(f"{count} {word}" for word, count in total.items() if count)
-    seconds = sum(o.seconds for o in outcomes.values())
     if budget is not None and seconds > budget:
         lines.append(
             f"{seconds / 60:.0f} minutes: over the {budget / 60:.0f} that `make test` may take"
@@ -267,22 +361,15 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     REPORTS.mkdir(parents=True, exist_ok=True)
-    sources = sources_hash() if options.all else ""
-    passed = read_state(sources) if options.all and not options.groups else {}
-    ends = None if options.all else time.monotonic() + LIMIT_SECONDS
-    outcomes: dict[str, Outcome] = {}
-    for group in chosen:
-        if group.name in passed:
-            print(f"\n--- {group.name}: passed before with the same sources; not run again")
-            outcomes[group.name] = Outcome(**passed[group.name])
-            continue
-        limit = None if ends is None else max(1.0, ends - time.monotonic())
-        outcome = run_group(group, full=options.all, limit=limit, extra=shlex.split(options.pytest))
-        outcomes[group.name] = outcome
-        if options.all and outcome.good:
-            passed = {**read_state(sources), group.name: dataclasses.asdict(outcome)}
-            STATE.write_text(json.dumps({"sources": sources, "passed": passed}, indent=2) + "\n")
-    print("\n".join(closing_lines(outcomes, None if options.all else BUDGET_SECONDS)), flush=True)
+    extra = shlex.split(options.pytest)
+    started = time.monotonic()
+    if options.all:
+        outcomes = run_matrix(chosen, extra, resume=not options.groups)
+    else:
+        outcomes = run_all(chosen, extra)
+    budget = None if options.all else BUDGET_SECONDS
+    lines = closing_lines(outcomes, time.monotonic() - started, budget)
+    print("\n".join(lines), flush=True)
     ran = sum(o.passed + o.failed + o.errors for o in outcomes.values())
     return 0 if ran and all(outcome.good for outcome in outcomes.values()) else 1
 
