@@ -156,10 +156,14 @@ class Bench:
 
     # -------------------------------------------------------------------------------- arithmetic
     def flops_per_token(self) -> float:
-        """Of a real token's matrix products, forward and backward."""
+        """Of a real token's matrix products as ours does them, forward and backward.
+
+        Of the last layer: keys and values of all tokens, the rest of a row's first token.
+        """
         width, inner, layers = (self.shape[key] for key in ("dim", "hidden_dim", "n_layers"))
-        products = 4 * width**2 + 2 * width * inner + 2 * width * self.seen_length
-        return 3 * 2.0 * layers * products
+        whole = 4 * width**2 + 2 * width * inner + 2 * width * self.seen_length
+        last = 2 * width**2 + 2 * width + (2 * width**2 + 2 * width * inner) / self.mean_length
+        return 3 * 2.0 * ((layers - 1) * whole + last)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -83,8 +83,12 @@ class DistilBertClassifier:
         hidden_BTD = dropouts(hidden_BTD, dropout)
         for number in range(self.config["n_layers"]):
             layer = f"{PREFIX}transformer.layer.{number}."
-            attended = self._attend(hidden_BTD, blocked_B11T, layer, dropouts, attention_dropout)
-            hidden_BTD = self._norm(attended + hidden_BTD, layer + "sa_layer_norm")
+            # Q: the tokens that the layer computes, of the last one those that are read.
+            own_BQD = hidden_BTD[:, :1] if number == self.config["n_layers"] - 1 else hidden_BTD
+            attended = self._attend(
+                own_BQD, hidden_BTD, blocked_B11T, layer, dropouts, attention_dropout
+            )
+            hidden_BTD = self._norm(attended + own_BQD, layer + "sa_layer_norm")
             inner_BTH = self._linear(hidden_BTD, layer + "ffn.lin1")
             inner_BTH = _ACTIVATIONS[self.config["activation"]](inner_BTH)
             outer_BTD = dropouts(self._linear(inner_BTH, layer + "ffn.lin2"), dropout)
@@ -101,6 +105,7 @@ class DistilBertClassifier:
 
     def _attend(
         self,
+        own_BQD: tf.Tensor,
         hidden_BTD: tf.Tensor,
         blocked_B11T: tf.Tensor,
         layer: str,
@@ -109,20 +114,21 @@ class DistilBertClassifier:
     ) -> tf.Tensor:
         heads = self.config["n_heads"]
         size = self.config["dim"] // heads
-        shape = tf.shape(hidden_BTD)
-        rows, tokens = shape[0], shape[1]
 
-        def split(name: str) -> tf.Tensor:  # [B, T, D] -> [B, heads, T, D / heads]
-            projected = self._linear(hidden_BTD, f"{layer}attention.{name}")
-            return tf.transpose(tf.reshape(projected, [rows, tokens, heads, size]), [0, 2, 1, 3])
+        def split(x: tf.Tensor, name: str) -> tf.Tensor:  # [B, T, D] -> [B, heads, T, D / heads]
+            projected = self._linear(x, f"{layer}attention.{name}")
+            shape = tf.shape(x)
+            by_head = tf.reshape(projected, [shape[0], shape[1], heads, size])
+            return tf.transpose(by_head, [0, 2, 1, 3])
 
-        query, key, value = split("q_lin"), split("k_lin"), split("v_lin")
-        scores_BHTT = tf.matmul(query * size**-0.5, key, transpose_b=True)
-        weights_BHTT = tf.nn.softmax(tf.cast(scores_BHTT, tf.float32) + blocked_B11T)
-        weights_BHTT = dropouts(tf.cast(weights_BHTT, self.compute_dtype), rate)
-        context = tf.transpose(tf.matmul(weights_BHTT, value), [0, 2, 1, 3])
-        joined_BTD = tf.reshape(context, [rows, tokens, heads * size])
-        return self._linear(joined_BTD, layer + "attention.out_lin")
+        query = split(own_BQD, "q_lin")
+        key, value = split(hidden_BTD, "k_lin"), split(hidden_BTD, "v_lin")
+        scores_BHQT = tf.matmul(query * size**-0.5, key, transpose_b=True)
+        weights_BHQT = tf.nn.softmax(tf.cast(scores_BHQT, tf.float32) + blocked_B11T)
+        weights_BHQT = dropouts(tf.cast(weights_BHQT, self.compute_dtype), rate)
+        context = tf.transpose(tf.matmul(weights_BHQT, value), [0, 2, 1, 3])
+        joined_BQD = tf.reshape(context, tf.shape(own_BQD))
+        return self._linear(joined_BQD, layer + "attention.out_lin")
 
     def _linear(self, x: tf.Tensor, name: str) -> tf.Tensor:
         weight_OI = tf.cast(self.variables[name + ".weight"], self.compute_dtype)

@@ -84,7 +84,11 @@ class DistilBertClassifier(torch.nn.Module):
         blocked_BT.masked_fill_(mask_BT == 0, BLOCKED)
         hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
         for number in range(self.config["n_layers"]):
-            layer = partial(self._layer, f"{PREFIX}transformer.layer.{number}.")
+            layer = partial(
+                self._layer,
+                f"{PREFIX}transformer.layer.{number}.",
+                first_only=number == self.config["n_layers"] - 1,
+            )
             if self._recompute and self.training:
                 hidden_BTD = checkpoint(layer, hidden_BTD, blocked_BT, use_reentrant=False)
             else:
@@ -102,29 +106,33 @@ class DistilBertClassifier(torch.nn.Module):
         return self._norm(words_BTD + places_TD, embeddings + "LayerNorm")
 
     def _layer(
-        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor
+        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, *, first_only: bool
     ) -> torch.Tensor:
-        attended_BTD = self._attend(hidden_BTD, blocked_BT, layer + "attention.")
-        hidden_BTD = self._norm(attended_BTD + hidden_BTD, layer + "sa_layer_norm")
-        inner_BTH = self._linear(hidden_BTD, layer + "ffn.lin1")
-        inner_BTH = _ACTIVATIONS[self.config["activation"]](inner_BTH)
-        outer_BTD = self._dropped(self._linear(inner_BTH, layer + "ffn.lin2"), self.rates[0])
-        return self._norm(outer_BTD + hidden_BTD, layer + "output_layer_norm")
+        """[B, Q, D]: all tokens, or the first one, which is all that is read of the last layer."""
+        own_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
+        attended_BQD = self._attend(own_BQD, hidden_BTD, blocked_BT, layer + "attention.")
+        own_BQD = self._norm(attended_BQD + own_BQD, layer + "sa_layer_norm")
+        inner_BQH = self._linear(own_BQD, layer + "ffn.lin1")
+        inner_BQH = _ACTIVATIONS[self.config["activation"]](inner_BQH)
+        outer_BQD = self._dropped(self._linear(inner_BQH, layer + "ffn.lin2"), self.rates[0])
+        return self._norm(outer_BQD + own_BQD, layer + "output_layer_norm")
 
     def _attend(
-        self, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, attention: str
+        self,
+        own_BQD: torch.Tensor,
+        hidden_BTD: torch.Tensor,
+        blocked_BT: torch.Tensor,
+        attention: str,
     ) -> torch.Tensor:
-        rows, tokens, width = hidden_BTD.shape
-        heads = self.config["n_heads"]
+        def split(x: torch.Tensor, name: str) -> torch.Tensor:  # [B, heads, T, D / heads]
+            by_head = self._linear(x, attention + name).unflatten(-1, (self.config["n_heads"], -1))
+            return by_head.transpose(1, 2)
 
-        def split(name: str) -> torch.Tensor:  # [B, heads, T, D / heads]
-            projected_BTD = self._linear(hidden_BTD, attention + name)
-            return projected_BTD.view(rows, tokens, heads, width // heads).transpose(1, 2)
-
-        query, key, value = split("q_lin"), split("k_lin"), split("v_lin")
+        query = split(own_BQD, "q_lin")
+        key, value = split(hidden_BTD, "k_lin"), split(hidden_BTD, "v_lin")
         attend = self._attend_fused if hidden_BTD.is_cuda else self._attend_plainly
         context = attend(query, key, value, blocked_BT).transpose(1, 2)
-        return self._linear(context.reshape(rows, tokens, width), attention + "out_lin")
+        return self._linear(context.flatten(-2), attention + "out_lin")
 
     def _attend_fused(
         self,
@@ -150,13 +158,14 @@ class DistilBertClassifier(torch.nn.Module):
         blocked_BT: torch.Tensor,
     ) -> torch.Tensor:
         """Step by step: the CPU's fused kernel knows no dropout."""
-        rows, heads, tokens, size = query.shape
-        joined = (rows * heads, tokens, size)
-        query, key, value = (part.reshape(joined) for part in (query, key, value))
-        blocked_N1T = blocked_BT[:, None].repeat_interleave(heads, dim=0)
-        scores_NTT = torch.baddbmm(blocked_N1T, query, key.transpose(1, 2), alpha=size**-0.5)
-        weights_NTT = self._dropped(scores_NTT.softmax(-1), self.rates[1])
-        return torch.bmm(weights_NTT, value).view(rows, heads, tokens, size)
+        by_head = query.shape
+        query, key, value = (part.flatten(0, 1) for part in (query, key, value))
+        blocked_N1T = blocked_BT[:, None].repeat_interleave(by_head[1], dim=0)
+        scores_NQT = torch.baddbmm(
+            blocked_N1T, query, key.transpose(1, 2), alpha=by_head[-1] ** -0.5
+        )
+        weights_NQT = self._dropped(scores_NQT.softmax(-1), self.rates[1])
+        return torch.bmm(weights_NQT, value).view(by_head)
 
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
         return F.linear(x, self._named[name + ".weight"], self._named[name + ".bias"])
