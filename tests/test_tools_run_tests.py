@@ -93,10 +93,31 @@ def test_the_daemons_tests_run_beside_the_others(runner, capfd):
         "test_b.py",
         MEETING + "@pytest.mark.hadoop\ndef test_two(): print('said', 'it'); meet('two', 'one')\n",
     )
+    write(runner, "test_c.py", "@pytest.mark.airflow\ndef test_three(): print('and', 'that')\n")
     assert runner.main(["--pytest=-s"]) == 0
     out = capfd.readouterr().out
-    assert "===== 2 passed in " in out.splitlines()[-1]
-    assert "said it" in out and "--- hadoop: ran beside the others" in out
+    assert "===== 3 passed in " in out.splitlines()[-1]
+    assert out.index("--- hadoop: ran beside the others") < out.index("said it")
+    assert out.index("--- airflow: ran beside the others") < out.index("and that")
+
+
+def test_a_failure_beside_the_others_fails_the_run(runner, capfd):
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    write(runner, "test_b.py", "@pytest.mark.hadoop\ndef test_two(): raise ValueError('lost')\n")
+    assert runner.main([]) == 1
+    out = capfd.readouterr().out
+    assert "FAILED (hadoop) tests.test_b::test_two" in out and "ValueError: lost" in out
+
+
+def test_past_their_time_both_are_stopped_and_none_is_begun(runner, capsys, monkeypatch):
+    hang = "import threading\n{}def test_hang(): threading.Event().wait()\n"
+    write(runner, "test_a.py", hang.format(""))
+    write(runner, "test_b.py", hang.format("@pytest.mark.hadoop\n"))
+    write(runner, "test_c.py", "@pytest.mark.mpi\ndef test_late(): pass\n")
+    monkeypatch.setattr(runner, "LIMIT_SECONDS", 5)
+    assert runner.main([]) == 1
+    out = capsys.readouterr().out
+    assert out.count("stopped after") == 2 and "not begun" in out
 
 
 def test_where_there_is_no_room_groups_run_in_turn(runner, capsys, monkeypatch):
@@ -122,13 +143,14 @@ def test_an_interrupt_stops_both_groups(runner, monkeypatch):
         "@pytest.mark.hadoop\ndef test_two(daemon): meet('two', 'never')\n",
     )
     write(runner, "test_a.py", MEETING + "def test_one(): meet('one', 'two')\n")
-    finish = runner.Running.finish
+    goes_on = runner.Lane.goes_on
 
-    def interrupted(running, limit):
-        finish(running, limit)
-        raise KeyboardInterrupt
+    def interrupted(lane):
+        if (runner.ROOT / "one").exists() and (runner.ROOT / "two").exists():
+            raise KeyboardInterrupt
+        return goes_on(lane)
 
-    monkeypatch.setattr(runner.Running, "finish", interrupted)
+    monkeypatch.setattr(runner.Lane, "goes_on", interrupted)
     with pytest.raises(KeyboardInterrupt):
         runner.main([])
     assert (runner.ROOT / "ended").exists()

@@ -8,9 +8,9 @@
 A process may hold one framework, so tests that import TensorFlow or PyTorch themselves live in
 files named `*_tf.py` and `*_torch.py` and get a process each. Standard library only.
 
-Tests on Hadoop's daemons wait most of their time: `make test` runs them beside the other groups
-where two processors and the memory are there. The full matrix times its faults, so one after the
-other.
+Tests on Hadoop's daemons and Airflow's wait much of their time: `make test` runs them beside the
+other groups where two processors and the memory are there. The full matrix times its faults, so
+one group after the other.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ REPORTS = ROOT / "build" / "test-reports"
 STATE = ROOT / "build" / "test-all.json"
 BUDGET_SECONDS = 40 * 60  # of `make test` on 2 cores with nothing beside it; more is told
 LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or the machine does
-BESIDE = "hadoop"  # the group that runs beside the others
-BESIDE_MEMORY = 15 * 2**30  # bytes that both together may need
+BESIDE = ("hadoop", "airflow")  # groups that run beside the others, in this order
+BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
 FRAMEWORK_FILES = {
     "tensorflow": re.compile(r"_(tf|tensorflow)(_\w+)?\.py$"),
@@ -167,7 +167,7 @@ class Running:
         env = test_environment()
         if group.name != "gpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
-        self._started = time.time()
+        self._started = time.monotonic()
         with contextlib.ExitStack() as stack:
             out = stack.enter_context(open(log, "wb")) if log else None
             # A group of its own: what is stopped is stopped with the ranks and daemons it started.
@@ -176,37 +176,78 @@ class Running:
                 stdout=out, stderr=subprocess.STDOUT if out else None,
             )  # fmt: skip
 
-    def finish(self, limit: float | None) -> Outcome:
-        """Wait for its end.
+    @property
+    def ended(self) -> bool:
+        """Nothing of it runs."""
+        return self._process is None or self._process.poll() is not None
 
-        Args:
-            limit: seconds after which it is stopped; None for no limit.
-        """
+    def finish(self) -> Outcome:
+        """Wait for its end; an exception on the way stops it."""
         if self._process is None:
             return Outcome()
-        problem = None
         try:
-            code = self._process.wait(timeout=limit)
-        except subprocess.TimeoutExpired:
-            problem = f"stopped after {limit:.0f} s: the time for all tests was used up"
-            code = stop(self._process)
+            code = self._process.wait()
         except BaseException:
             stop(self._process)
             raise
         outcome = read_report(self._report, code)
-        outcome.problem = problem or outcome.problem
-        # The report is pytest's last word: it may have ended before it was waited for.
-        ended = self._report.stat().st_mtime if self._report.exists() else time.time()
-        outcome.seconds = ended - self._started
-        if self._log:
-            print(f"\n--- {self.name}: ran beside the others", flush=True)
-            print(self._log.read_text(encoding="utf-8", errors="replace"), flush=True)
+        outcome.seconds = time.monotonic() - self._started
         return outcome
 
+    def cut_short(self) -> Outcome:
+        """Stop it where it still runs."""
+        if self.ended:
+            return self.finish()
+        stop(self._process)
+        outcome = self.finish()
+        spent = f"stopped after {outcome.seconds:.0f} s"
+        outcome.problem = f"{spent}: the time for all tests was used up"
+        return outcome
+
+    def show(self) -> None:
+        """What it said into its file."""
+        print(f"\n--- {self.name}: ran beside the others", flush=True)
+        if self._log is not None and self._log.exists():
+            print(self._log.read_text(encoding="utf-8", errors="replace"), flush=True)
+
+
+class Lane:
+    """Groups that run one after the other, beside those of another lane.
+
+    Args:
+        groups: in their order.
+        extra: more words for pytest.
+        logged: what they say goes into files, to be shown at the end.
+    """
+
+    def __init__(self, groups: Sequence[Group], extra: Sequence[str], *, logged: bool) -> None:
+        self._waiting = list(groups)
+        self._extra = extra
+        self._logged = logged
+        self._now: Running | None = None
+        self.begun: list[Running] = []
+        self.outcomes: dict[str, Outcome] = {}
+
+    def goes_on(self) -> bool:
+        """Begin the next group where the last has ended; whether one runs."""
+        if self._now is not None and self._now.ended:
+            self.outcomes[self._now.name] = self._now.finish()
+            self._now = None
+        if self._now is None and self._waiting:
+            group = self._waiting.pop(0)
+            log = REPORTS / f"{group.name}.log" if self._logged else None
+            self._now = Running(group, full=False, extra=self._extra, log=log)
+            self.begun.append(self._now)
+        return self._now is not None
+
     def cut_short(self) -> None:
-        """Stop it, where it still runs."""
-        if self._process is not None and self._process.poll() is None:
-            stop(self._process)
+        """Stop what runs; what waits does not begin."""
+        late = "not begun: the time for all tests was used up"
+        self.outcomes |= {group.name: Outcome(problem=late) for group in self._waiting}
+        self._waiting = []
+        if self._now is not None:
+            self.outcomes[self._now.name] = self._now.cut_short()
+            self._now = None
 
 
 def has_room() -> bool:
@@ -218,27 +259,24 @@ def has_room() -> bool:
 def run_all(groups: Sequence[Group], extra: Sequence[str]) -> dict[str, Outcome]:
     """Every test once, within LIMIT_SECONDS; BESIDE's beside the others where there is room."""
     ends = time.monotonic() + LIMIT_SECONDS
-
-    def left() -> float:
-        return max(1.0, ends - time.monotonic())
-
-    beside = None
-    if len(groups) > 1 and has_room():
-        aside = next((group for group in groups if group.name == BESIDE), None)
-        if aside is not None:
-            beside = Running(aside, full=False, extra=extra, log=REPORTS / f"{aside.name}.log")
-    outcomes = {}
+    aside = [group for name in BESIDE for group in groups if group.name == name]
+    if len(aside) == len(groups) or not has_room():
+        aside = []
+    ahead = [group for group in groups if group not in aside]
+    lanes = [Lane(aside, extra, logged=True), Lane(ahead, extra, logged=False)]
     try:
-        for group in groups:
-            if beside is None or group.name != beside.name:
-                running = Running(group, full=False, extra=extra)
-                outcomes[group.name] = running.finish(left())
-        if beside is not None:
-            outcomes[beside.name] = beside.finish(left())
+        while time.monotonic() < ends:
+            running = [lane.goes_on() for lane in lanes]
+            if not any(running):
+                break
+            time.sleep(0.05)
     finally:
-        if beside is not None:
-            beside.cut_short()
-    return outcomes
+        for lane in lanes:
+            lane.cut_short()
+    for running in lanes[0].begun:
+        running.show()
+    outcomes = lanes[0].outcomes | lanes[1].outcomes
+    return {group.name: outcomes[group.name] for group in groups}
 
 
 def run_matrix(
@@ -257,7 +295,7 @@ def run_matrix(
             print(f"\n--- {group.name}: passed before with the same sources; not run again")
             outcomes[group.name] = Outcome(**passed[group.name])
             continue
-        outcomes[group.name] = outcome = Running(group, full=True, extra=extra).finish(None)
+        outcomes[group.name] = outcome = Running(group, full=True, extra=extra).finish()
         if outcome.good:
             now = {**read_state(sources), group.name: dataclasses.asdict(outcome)}
             STATE.write_text(json.dumps({"sources": sources, "passed": now}, indent=2) + "\n")
