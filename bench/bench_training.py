@@ -69,14 +69,14 @@ def _rounds(bench: Bench, size: str, texts: str, on: Device) -> list[dict[str, S
         rows=ROWS, frameworks=FRAMEWORKS,
     )  # fmt: skip
     what = f"{size}, {texts}"
-    while len(journal.kept(what)) < ROUNDS:
-        found = {name: dataclasses.asdict(steps) for name, steps in _round(bench, on).items()}
+    kept = journal.kept(what)
+    rounds = [{name: Steps(**steps) for name, steps in found.items()} for found in kept[:ROUNDS]]
+    while len(rounds) < ROUNDS:
+        rounds.append(_round(bench, on))
+        found = {name: dataclasses.asdict(steps) for name, steps in rounds[-1].items()}
         journal.keep(what, found)
-        print(f"{what}: round {len(journal.kept(what))} of {ROUNDS}", flush=True)
-    return [
-        {name: Steps(**steps) for name, steps in kept.items()}
-        for kept in journal.kept(what)[:ROUNDS]
-    ]
+        print(f"{what}: round {len(rounds)} of {ROUNDS}", flush=True)
+    return rounds
 
 
 def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:

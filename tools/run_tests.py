@@ -6,7 +6,7 @@
     python tools/run_tests.py mpi spark  these groups only
 
 A process may hold one framework, so tests that import TensorFlow or PyTorch themselves live in
-files named `*_tf.py` and `*_torch.py` and get a process each. Standard library only.
+files named `*_tf.py` and `*_torch.py` and get a process each. Standard library and howdah.machine.
 
 Tests on Hadoop's daemons and Airflow's wait much of their time: `make test` runs them beside the
 other groups where two processors and the memory are there. The full matrix times its faults, so
@@ -31,6 +31,8 @@ import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
+
+from howdah import machine
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
@@ -149,12 +151,13 @@ class Running:
     ) -> None:
         self.name = group.name
         self._process: subprocess.Popen | None = None
-        self._log = log
+        self._log: Path | None = None
         tests = sorted((ROOT / "tests").glob("test_*.py"))
         files = [str(path.relative_to(ROOT)) for path in files_of(group, tests)]
         if not files:
             return
         marks = group.marks if full else f"({group.marks}) and not full"
+        self._log = log
         self._report = REPORTS / f"{group.name}.xml"
         self._report.unlink(missing_ok=True)
         argv = [
@@ -205,9 +208,9 @@ class Running:
         return outcome
 
     def show(self) -> None:
-        """What it said into its file."""
-        print(f"\n--- {self.name}: ran beside the others", flush=True)
-        if self._log is not None and self._log.exists():
+        """What it said into its file, where it has one."""
+        if self._log is not None:
+            print(f"\n--- {self.name}: ran beside the others", flush=True)
             print(self._log.read_text(encoding="utf-8", errors="replace"), flush=True)
 
 
@@ -252,8 +255,8 @@ class Lane:
 
 def has_room() -> bool:
     """Whether two groups may run at once: two processors, and memory for both."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return len(os.sched_getaffinity(0)) > 1 and memory >= BESIDE_MEMORY
+    limit, _ = machine.memory_bytes()
+    return machine.cores() > 1 and limit >= BESIDE_MEMORY
 
 
 def run_all(groups: Sequence[Group], extra: Sequence[str]) -> dict[str, Outcome]:
