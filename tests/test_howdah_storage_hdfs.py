@@ -23,6 +23,7 @@ from howdah.errors import (
     StorageError,
     StorageUnavailable,
 )
+from howdah.processes import yield_to_other_threads
 
 pytestmark = pytest.mark.hadoop
 
@@ -404,7 +405,29 @@ def test_wrong_addresses_are_told_at_once(cluster, monkeypatch, tmp_path, second
         storage.read_bytes(cluster.hdfs_url + "/x")
 
 
-# ---------------------------------------------------------------------------------- processes
+# ---------------------------------------------------------------------- threads and processes
+def _threads() -> dict[int, int]:
+    """Niceness of each of this process' threads."""
+    return {int(t): os.getpriority(os.PRIO_PROCESS, int(t)) for t in os.listdir("/proc/self/task")}
+
+
+def test_what_writes_in_the_background_has_no_thread_of_full_priority(hdfs_dir):
+    storage.write_whole(storage.join(hdfs_dir, "first"), b"x")  # threads of full priority
+    before = _threads()
+    found: dict[int, int] = {}
+
+    def write() -> None:
+        yield_to_other_threads(7)  # a niceness that no other test has made threads for
+        storage.write_whole(storage.join(hdfs_dir, "second"), b"x" * 1000)
+        found.update(_threads())
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    writer.join()
+    new = [niceness for thread, niceness in found.items() if thread not in before]
+    assert len(new) >= 3 and set(new) == {7}  # the writer, its calls', hdfs-native's
+
+
 def _in_child(path: str, answer) -> None:
     storage.write_whole(path + ".child", storage.read_bytes(path))
     answer.send(storage.size(path + ".child"))

@@ -2,13 +2,16 @@
 
 hdfs-native waits for ever on a NameNode that is stopped but still holds its port, and a thread
 inside it hears no Ctrl-C. So its calls run in daemon threads of our own: the caller waits with a
-limit, and what never returns is left behind.
+limit, and what never returns is left behind. A call's thread has its caller's niceness: what is
+written behind a training's back must not compete with its compute threads.
 """
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -23,18 +26,24 @@ class _Job:
         self.error: BaseException | None = None
 
 
+def niceness() -> int:
+    """This thread's; on Linux every thread has its own, and gives it to those that it starts."""
+    return os.getpriority(os.PRIO_PROCESS, 0)
+
+
 class Calls:
-    """Threads that make calls; one more starts whenever all are busy."""
+    """Threads that make calls; one more starts whenever all of a niceness are busy."""
 
     def __init__(self) -> None:
-        self._idle: list[queue.SimpleQueue] = []
+        self._idle: defaultdict[int, list[queue.SimpleQueue]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
         """The call's result or error; TimeoutError after `seconds` (the call goes on unheard)."""
         job = _Job(call)
         with self._lock:
-            inbox = self._idle.pop() if self._idle else None
+            idle = self._idle[niceness()]
+            inbox = idle.pop() if idle else None
         if inbox is None:
             inbox = queue.SimpleQueue()
             threading.Thread(
@@ -48,6 +57,7 @@ class Calls:
         return job.result
 
     def _work(self, inbox: queue.SimpleQueue) -> None:
+        idle = self._idle[niceness()]
         while True:
             job = inbox.get()
             try:
@@ -57,4 +67,4 @@ class Calls:
             job.done.set()
             del job  # it holds the caller's data
             with self._lock:
-                self._idle.append(inbox)
+                idle.append(inbox)

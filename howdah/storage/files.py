@@ -135,6 +135,7 @@ class Writer(io.BufferedIOBase):
 
 
 WINDOW_BYTES = 16 * 2**20
+"""Enough for a request's round trips to be few; the most of memory that a reader takes."""
 _FIRST_WINDOW = 128 * 2**10
 
 
@@ -144,11 +145,19 @@ class RangeReader(io.BufferedIOBase):
     Args:
         fetch: (offset, length) -> exactly these bytes; types its errors and tries again by itself.
         size: bytes of the file when it was opened.
+        window: bytes of the largest one.
     """
 
-    def __init__(self, fetch: Callable[[int, int], bytes], size: int, *, path: str) -> None:
+    def __init__(
+        self,
+        fetch: Callable[[int, int], bytes],
+        size: int,
+        *,
+        path: str,
+        window: int = WINDOW_BYTES,
+    ) -> None:
         super().__init__()
-        self.fetch, self.size, self._path = fetch, size, path
+        self.fetch, self.size, self._path, self._largest = fetch, size, path, window
         self._at = 0
         self._start, self._window = 0, b""
         self._next = _FIRST_WINDOW
@@ -188,13 +197,13 @@ class RangeReader(io.BufferedIOBase):
 
     def _load(self, wanted: int) -> None:
         straight_on = self._at == self._start + len(self._window)
-        self._next = min(2 * self._next, WINDOW_BYTES) if straight_on else _FIRST_WINDOW
-        count = min(max(self._next, min(wanted, WINDOW_BYTES)), self.size - self._at)
+        self._next = min(2 * self._next, self._largest) if straight_on else _FIRST_WINDOW
+        count = min(max(self._next, min(wanted, self._largest)), self.size - self._at)
         self._window = b""  # not two windows at once
         self._window, self._start = self.fetch(self._at, count), self._at
 
     def read1(self, size: int = -1) -> bytes:
-        return self.read(min(size, WINDOW_BYTES) if size > 0 else WINDOW_BYTES)
+        return self.read(min(size, self._largest) if size > 0 else self._largest)
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")

@@ -19,7 +19,7 @@ from howdah.errors import ConfigError, NotAuthenticated, NotFound, StorageError
 from howdah.hadoop import conf, rpc, tokens
 from howdah.storage import hdfs_files
 from howdah.storage.base import Entry, RenamingBackend
-from howdah.storage.calls import Calls
+from howdah.storage.calls import Calls, niceness
 from howdah.storage.faults import (
     LOGIN_REMEDY,
     Remote,
@@ -28,7 +28,7 @@ from howdah.storage.faults import (
 )
 from howdah.storage.files import RangeReader, Writer
 from howdah.storage.hdfs_faults import translated
-from howdah.storage.hdfs_files import DATA_SECONDS
+from howdah.storage.hdfs_files import DATA_SECONDS, WINDOW_BYTES
 from howdah.storage.paths import inner, join, name
 from howdah.storage.quota import QuotaCounting, Summary
 
@@ -57,7 +57,8 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             )
         self._addresses = self._conf.rpc_addresses(self._authority)
         self._calls = Calls()
-        self._made: Any = None
+        self._made: dict[int, Any] = {}
+        """A client for each niceness that callers have: its threads have that of its maker."""
         self._accepted = False
         self._lock = threading.Lock()
         umask = int(self._conf.get("fs.permissions.umask-mode") or "022", 8)
@@ -66,13 +67,14 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
     # ---------------------------------------------------------------------------- the client
     def _client(self) -> Any:
         with self._lock:
-            if self._made is None:
+            made = self._made.get(niceness())
+            if made is None:
                 hdfs_files.let_inherited_connections_end()
                 methods = self._knock()
                 from hdfs_native import Client
 
-                self._made = Client(self._url(methods), self._settings())
-            return self._made
+                made = self._made[niceness()] = Client(self._url(methods), self._settings())
+            return made
 
     def _knock(self) -> list[str]:
         """Ask the NameNodes how they want to be spoken to; ConnectionError if none answers."""
@@ -159,7 +161,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
             return self._calls.run(lambda: call(self._client()), seconds)
         except TimeoutError:
             # What hangs may hold what every later call of its client would wait for.
-            self._made = None
+            self._made.pop(niceness(), None)
             raise
 
     def _refused(self, cause: str) -> None:
@@ -210,7 +212,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
     # ------------------------------------------------------------------------------ reading
     def open_read(self, path: str) -> BinaryIO:
         source = hdfs_files.Source(self, path)
-        return RangeReader(source.fetch, source.size, path=path)
+        return RangeReader(source.fetch, source.size, path=path, window=WINDOW_BYTES)
 
     # ------------------------------------------------------------------------------ writing
     def open_write(self, path: str) -> BinaryIO:
