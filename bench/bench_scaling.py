@@ -32,8 +32,8 @@ def main() -> None:
                 rows.append([framework, one["workers"], "loopback",
                              one["predicted_seconds"], one["measured_seconds"]])  # fmt: skip
             for rate, speed in LINKS.items():
-                predicted = found.predict(2, found.network(speed), calibrate.MEASURED).step_seconds
-                measured = measured_step(config, place, 2, rate, found.threads)
+                predicted = found.predict_here(2, found.network(speed)).step_seconds
+                measured = measured_step(config, place, 2, rate, found)
                 rows.append([framework, 2, rate, round(predicted, 4), round(measured, 4)])
     print(
         f"{'framework':<12}{'ranks':>6}{'link':>10}{'predicted s':>13}{'measured s':>12}{'off':>7}"

@@ -24,16 +24,18 @@ def _added_ms(both: list[float], alone: list[float]) -> float:
 def main() -> None:
     """DDP, then both frameworks by both launchers, in turn."""
     found: dict[str, list[float]] = {}
-    os.environ["OMP_NUM_THREADS"] = "1"
+    one_thread = ("training.threads_per_rank=1",)
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(folder, size="minilm", texts="lengths", rows=8_000, steps=STEPS)
         for _ in range(ROUNDS):
             added = _added_ms(bench.ddp(2, BATCH), bench.ddp(1, BATCH // 2))
             found.setdefault("ddp", []).append(added)
             for framework in ("torch", "tensorflow"):
-                alone = bench.ours(framework, batch=BATCH // 2).seconds
+                alone = bench.ours(framework, batch=BATCH // 2, set_=one_thread).seconds
                 for launcher in ("mpirun", "horovodrun"):
-                    both = bench.ours(framework, ranks=2, launcher=launcher).seconds
+                    both = bench.ours(
+                        framework, ranks=2, launcher=launcher, set_=one_thread
+                    ).seconds
                     found.setdefault(f"{framework} {launcher}", []).append(_added_ms(both, alone))
             print(found, flush=True)
     rows = [

@@ -13,7 +13,7 @@ import pytest
 from howdah.config import load
 from howdah.errors import TrainingError, UsageError
 from tests.training_runs import ROOT, SETTINGS, _nested
-from training import calibrate, preview, scaling
+from training import preview, scaling, shortruns
 from training.scaling import Compute, Gradient, Network, Work
 
 COMPUTE = Compute(fixed_seconds=0.1, token_seconds=1e-4)
@@ -179,5 +179,5 @@ def test_plan_measures_real_steps_and_leaves_nothing(given, tmp_path, framework)
 def test_a_training_that_does_not_run_says_why(given, tmp_path):
     config = load(given, ["training.max_steps=10", "training.precision=fp16"])  # not on a CPU
     with pytest.raises(TrainingError) as caught:
-        calibrate._steps(calibrate._short(config, str(tmp_path / "short"), 12, 1), 1)
+        shortruns.steps(shortruns.short(config, str(tmp_path / "short"), 12, 1), 1)
     assert "fp16" in caught.value.got

@@ -15,7 +15,8 @@ from tests.fixtures_dataset import build_dataset
 from tests.shaped_hosts import ShapedHosts
 from tests.tiny_model import write_tiny_model
 from tests.training_runs import ROOT
-from training import calibrate
+from training import calibrate, shortruns
+from training.calibrate import Calibration
 
 pytestmark = [
     pytest.mark.mpi,
@@ -29,7 +30,9 @@ def wide_config(directory: str, framework: str):
     """A training whose gradient is large for its compute: 3 M parameters, a few rows."""
     base = write_tiny_model(os.path.join(directory, "base"), n_layers=4, dim=256, hidden_dim=1024)
     dataset = build_dataset(
-        os.path.join(directory, "data", "v=0"), model_dir=base, rows={"train": 640, "validation": 8}
+        os.path.join(directory, "data", "v=0"),
+        model_dir=base,
+        rows={"train": 1920, "validation": 8},
     )
     return configuration.from_dict(
         {
@@ -41,9 +44,9 @@ def wide_config(directory: str, framework: str):
     )
 
 
-def measured_step(config, directory: str, ranks: int, rate: str, threads: int) -> float:
+def measured_step(config, directory: str, ranks: int, rate: str, found: Calibration) -> float:
     """Seconds a step of real ranks, each on a host of its own behind a link of that rate."""
-    short = calibrate._short(config, os.path.join(directory, f"{ranks}-{rate}"), 32, threads)
+    short = shortruns.short(config, os.path.join(directory, f"{ranks}-{rate}"), 32, found.threads)
     os.makedirs(short.run.directory)
     path = os.path.join(short.run.directory, "given.yaml")
     with open(path, "w", encoding="utf-8") as file:
@@ -58,8 +61,8 @@ def measured_step(config, directory: str, ranks: int, rate: str, threads: int) -
         finally:
             rendezvous.close()
     assert [code for code, _ in done] == [0] * ranks, done[0][1][-2000:]
-    rates = calibrate._rates(os.path.join(short.run.directory, "metrics.jsonl"))
-    return statistics.median(32 / rate for rate in rates[calibrate._WARM_UP :])
+    rates = shortruns.rates(os.path.join(short.run.directory, "metrics.jsonl"))
+    return statistics.median(32 / rates[step] for step in found.steps)
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
@@ -69,8 +72,8 @@ def test_predicted_steps_over_slow_links_are_within_a_fifth(tmp_path, framework)
     off = {}
     for rate in ("200mbit", "1gbit"):
         speed = float(rate[:-4]) * _BITS[rate[-4:]]
-        predicted = found.predict(2, found.network(speed), calibrate.MEASURED).step_seconds
-        measured = measured_step(config, str(tmp_path), 2, rate, found.threads)
+        predicted = found.predict_here(2, found.network(speed)).step_seconds
+        measured = measured_step(config, str(tmp_path), 2, rate, found)
         off[rate] = (predicted, measured, predicted / measured - 1)
         print(f"{framework} 2 ranks {rate}: predicted {predicted:.3f} s, measured {measured:.3f} s")
     print(found.held_against())

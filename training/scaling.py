@@ -52,6 +52,12 @@ class Compute:
         """Of a step with so many tokens on this rank."""
         return self.fixed_seconds + self.token_seconds * tokens
 
+    def times(self, factor: float) -> Compute:
+        """The same on a processor that is slower by a factor."""
+        return Compute(
+            fixed_seconds=factor * self.fixed_seconds, token_seconds=factor * self.token_seconds
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
