@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 
 import numpy as np
 
@@ -39,6 +40,8 @@ def main(framework: str, out: str) -> None:
     seen["agree"] = [comm.agree(rank == size - 1), comm.agree(False)]
     seen |= _gradients(framework, comm)
     comm.barrier()
+    seen |= _apart(comm)
+    comm.barrier()
     with open(os.path.join(out, f"rank.{rank}.json"), "w", encoding="utf-8") as file:
         json.dump(seen, file)
     comm.shutdown()
@@ -66,6 +69,32 @@ def _gradients(framework: str, comm) -> dict:
         "row_ids": np.asarray(ids_t).tolist(),
         "row_values": np.asarray(values_t).tolist(),
     }
+
+
+def _apart(comm) -> dict:
+    """While ranks compute, Horovod leaves them alone; a rank that waits for one sleeps."""
+    begun, before = time.perf_counter(), _other_threads()
+    _compute(0.5)
+    taken = (_other_threads() - before) / (time.perf_counter() - begun)
+    comm.barrier()
+    begun, used = time.perf_counter(), time.thread_time()
+    if comm.rank:
+        _compute(0.5)
+    comm.barrier()
+    used = time.thread_time() - used
+    return {"taken_by_other_threads": taken, "used_waiting": used / (time.perf_counter() - begun)}
+
+
+def _compute(seconds: float) -> None:
+    end = time.perf_counter() + seconds
+    product = np.ones((64, 64))
+    while time.perf_counter() < end:
+        np.dot(product, product)
+
+
+def _other_threads() -> float:
+    """Processor seconds of all threads of this process but this one."""
+    return time.process_time() - time.thread_time()
 
 
 if __name__ == "__main__":
