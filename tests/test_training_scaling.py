@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from howdah.config import load
-from howdah.errors import TrainingError, UsageError
+from howdah.errors import DataError, TrainingError, UsageError
 from tests.training_runs import ROOT, SETTINGS, _nested
-from training import preview, scaling, shortruns
+from training import calibrate, preview, scaling, shortruns
 from training.scaling import Compute, Gradient, Network, Work
 
 COMPUTE = Compute(fixed_seconds=0.1, token_seconds=1e-4)
@@ -174,6 +174,14 @@ def test_plan_measures_real_steps_and_leaves_nothing(given, tmp_path, framework)
     left = [one for one in psutil.process_iter(["cmdline"])
             if str(place) in " ".join(one.info["cmdline"] or [])]  # fmt: skip
     assert left == []
+
+
+def test_too_few_rows_to_measure_with_are_told(given, tiny_dataset):
+    rows = tiny_dataset.manifest.rows("train")
+    config = load(given, [f"training.global_batch_size={rows // 2}"])
+    with pytest.raises(DataError) as caught:
+        calibrate.measure(config, print)
+    assert caught.value.got == "2" and str(rows // 2) in caught.value.expected
 
 
 def test_a_training_that_does_not_run_says_why(given, tmp_path):

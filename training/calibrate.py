@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from howdah.config import Config
+from howdah.errors import DataError
 from howdah.manifest import load_dataset
 from training import distilbert, env, parameters, scaling, shortruns
 from training.basemodel import load_base
@@ -199,6 +200,7 @@ def measure(config: Config, progress: Progress) -> Calibration:
     """Calibrate the model on this machine: a minute or a few, all cores.
 
     Raises:
+        DataError: an epoch has too few steps.
         TrainingError: a run ended before its steps were done; the end of its output is in it.
     """
     sizes = Sizes(config)
@@ -207,13 +209,21 @@ def measure(config: Config, progress: Progress) -> Calibration:
     threads = config.training.threads_per_rank or max(1, env.available_cores() // 2)
     batch = config.training.global_batch_size
     half = max(1, batch // 2)
+    most = sizes.planner(batch).steps_per_epoch
+    if most <= shortruns.WARM_UP:
+        raise DataError(
+            "too few rows to measure steps with",
+            where=config.data.dataset,
+            expected=f"{shortruns.WARM_UP + 1} batches of {batch} rows in the train split",
+            got=f"{most}",
+            remedy="a smaller training.global_batch_size, or more data",
+        )
     with tempfile.TemporaryDirectory(prefix="howdah-plan-") as place:
 
         def short(name: str, size: int) -> Config:
             return shortruns.short(config, os.path.join(place, name), size, threads)
 
         progress(f"one rank, steps of {batch} rows ...")
-        most = sizes.planner(batch).steps_per_epoch
         full = shortruns.steps(short("alone", batch), 1, most=most)
         steps = range(shortruns.WARM_UP, shortruns.WARM_UP + len(full))
         measured, beside = {1: statistics.median(full)}, 1.0
