@@ -472,6 +472,7 @@ def view(rank=0, phase="wait", seconds=100.0, silent=0.5, **more):
         (view(1, "save", 100.0), None),
         (view(1, "save", 500.0), "in phase save"),
         (view(1, "wait", 100.0, 60.0, stopped=True), "stopped by a signal"),
+        (view(1, "compute", 50.0, step_seconds=0.1, stopped=True), "stopped by a signal, in phase"),
         (view(1, "evaluate", 100.0, 60.0), "silent"),
         (view(1, "evaluate", 100.0, 60.0, busy=True), None),  # it holds Python's lock, and works
         (view(1, "wait", 100.0, 10.0), None),

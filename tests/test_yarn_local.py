@@ -172,7 +172,7 @@ def test_a_stopped_process_is_named_and_replaced(job):
     kill(victim["pid"], signal.SIGSTOP)
     one.trains(2, status["generation"] + 1)
     told = " ".join(one.events())
-    assert f"rank 1 on {victim['node']} ({victim['container']}) hangs: stopped" in told
+    assert f"rank 1 on {victim['node']} ({victim['container']}) hangs: stopped" in told, told
     assert "T (stopped by a signal)" in told
     check_state(one)
 

@@ -101,7 +101,8 @@ def _standstill(view: View, hang_seconds: float) -> str | None:
         return None
     if view.phase_seconds < limit:
         return None
-    return f"in phase {view.phase} for {view.phase_seconds:.0f} s without getting on"
+    how = "stopped by a signal, " if view.stopped else ""
+    return f"{how}in phase {view.phase} for {view.phase_seconds:.0f} s without getting on"
 
 
 @dataclass(frozen=True)
