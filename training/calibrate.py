@@ -1,9 +1,9 @@
 """Measures what training/scaling.py needs, by running the configured training for a few steps.
 
 Real ranks take real steps of the real dataset, in a directory of their own that is removed again:
-alone with the configured batch and with half of it (what is fixed, and what a token costs), two at
-once that know nothing of each other (what they take from each other), then a probe of the network
-by two ranks, then two ranks that train: what the model says of them is held against what they took.
+alone with the configured batch and with half of it (what is fixed, and what a token costs), two
+that only reduce (the network), two at once that know nothing of each other (what they take from
+each other), then two that train: what the model says of them is held against what they took.
 """
 
 from __future__ import annotations
@@ -227,7 +227,9 @@ def measure(config: Config, progress: Progress) -> Calibration:
         full = shortruns.steps(short("alone", batch), 1, most=most)
         steps = range(shortruns.WARM_UP, shortruns.WARM_UP + len(full))
         measured, beside = {1: statistics.median(full)}, 1.0
-        tokens, seconds = sizes.tokens(batch, steps), list(full)
+        tokens, seconds = sizes.tokens(batch, steps), full
+        progress("two ranks, the network alone ...")
+        loopback = _loopback(config.training.framework, gradient, place)
         if batch > 1:
             progress(f"one rank, {steps.stop} steps of {half} rows ...")
             halves = shortruns.steps(short("half", half), 1, steps.stop)
@@ -235,9 +237,6 @@ def measure(config: Config, progress: Progress) -> Calibration:
             progress("the same by two ranks at once, on their own ...")
             pair = [short(name, half) for name in ("half-1", "half-2")]
             beside = _slowdown(halves, *shortruns.steps_at_once(pair, 1, steps.stop))
-        progress("two ranks, the network alone ...")
-        loopback = _loopback(config.training.framework, gradient, place)
-        if batch > 1:
             progress(f"two ranks, {steps.stop} steps of {batch} rows ...")
             measured[2] = statistics.median(shortruns.steps(short("pair", batch), 2, steps.stop))
     return Calibration(

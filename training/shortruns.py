@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Sequence
 
 from howdah.config import Config, dump_yaml
 from howdah.errors import TrainingError
-from howdah.processes import stat_fields
+from howdah.processes import descendants
 from training import env, failure, launch_command
 from training.metricslog import FILE_NAME
 from training.place import process_start
 
-__all__ = ["MOST_STEPS", "WARM_UP", "probe", "rates", "short", "steps", "steps_at_once"]
+__all__ = ["WARM_UP", "probe", "rates", "short", "steps", "steps_at_once"]
 
 WARM_UP = 2
 """Steps that are not counted."""
-_LEAST_STEPS, MOST_STEPS = 8, 60
+_LEAST_STEPS, _MOST_STEPS = 8, 60
 _ENOUGH_SECONDS = 6.0
 """Of steps: more of them are taken where they are short, since those vary more."""
 _HANG_SECONDS = 900.0
@@ -33,7 +33,7 @@ def short(config: Config, directory: str, batch: int, threads: int) -> Config:
     training = config.training.model_copy(
         update={
             "global_batch_size": batch,
-            "max_steps": MOST_STEPS,
+            "max_steps": _MOST_STEPS,
             "logging_steps": 1,
             "threads_per_rank": threads,
         }
@@ -52,7 +52,7 @@ def short(config: Config, directory: str, batch: int, threads: int) -> Config:
 
 
 def steps(
-    config: Config, ranks: int, count: int | None = None, *, most: int = MOST_STEPS
+    config: Config, ranks: int, count: int | None = None, *, most: int = _MOST_STEPS
 ) -> list[float]:
     """Seconds of each step after the first ones, of a run that is ended then.
 
@@ -64,11 +64,11 @@ def steps(
 
 
 def steps_at_once(
-    configs: Sequence[Config], ranks: int, count: int | None, *, most: int = MOST_STEPS
+    configs: Sequence[Config], ranks: int, count: int | None, *, most: int = _MOST_STEPS
 ) -> list[list[float]]:
     """`steps` of trainings that know nothing of each other, beside one another."""
     least = count or max(WARM_UP + 1, min(_LEAST_STEPS, most))
-    most = count or max(least, min(most, MOST_STEPS))
+    most = count or max(least, min(most, _MOST_STEPS))
     with contextlib.ExitStack() as running:
         runs = [_Run(config, ranks, running) for config in configs]
 
@@ -159,7 +159,7 @@ def _running(argv: Sequence[str], output: str) -> Iterator[subprocess.Popen]:
         try:
             yield process
         finally:  # the launcher gives each rank a session of its own: found by their parents
-            family = [process.pid, *_descendants(process.pid)]
+            family = [process.pid, *descendants(process.pid)]
             starts = {pid: process_start(pid) for pid in family}
             for pid in family:
                 with contextlib.suppress(ProcessLookupError):
@@ -170,22 +170,6 @@ def _running(argv: Sequence[str], output: str) -> Iterator[subprocess.Popen]:
                 lambda: all(start != process_start(pid) for pid, start in starts.items() if start),
                 output,
             )
-
-
-def _descendants(pid: int) -> list[int]:
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            fields = stat_fields(int(name))
-            if fields is not None:
-                parents[int(name)] = int(fields[1])
-    found, todo = [], [pid]
-    while todo:
-        parent = todo.pop()
-        children = [child for child, of in parents.items() if of == parent]
-        found += children
-        todo += children
-    return found
 
 
 def _until(ready: Callable[[], object], output: str) -> None:

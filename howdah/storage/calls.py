@@ -47,7 +47,7 @@ class Calls:
         if inbox is None:
             inbox = queue.SimpleQueue()
             threading.Thread(
-                target=self._work, args=(inbox,), name="howdah-storage", daemon=True
+                target=self._work, args=(inbox, idle), name="howdah-storage", daemon=True
             ).start()
         inbox.put(job)
         if not job.done.wait(seconds):
@@ -56,8 +56,7 @@ class Calls:
             raise job.error
         return job.result
 
-    def _work(self, inbox: queue.SimpleQueue) -> None:
-        idle = self._idle[niceness()]
+    def _work(self, inbox: queue.SimpleQueue, idle: list[queue.SimpleQueue]) -> None:
         while True:
             job = inbox.get()
             try:

@@ -67,14 +67,15 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
     # ---------------------------------------------------------------------------- the client
     def _client(self) -> Any:
         with self._lock:
-            made = self._made.get(niceness())
+            own = niceness()
+            made = self._made.get(own)
             if made is None:
                 hdfs_files.let_inherited_connections_end()
                 methods = self._knock()
                 from hdfs_native import Client
 
-                made = self._made[niceness()] = Client(self._url(methods), self._settings())
-            return made
+                made = self._made[own] = Client(self._url(methods), self._settings())
+            return made  # a call that timed out may have dropped it meanwhile
 
     def _knock(self) -> list[str]:
         """Ask the NameNodes how they want to be spoken to; ConnectionError if none answers."""
