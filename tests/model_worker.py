@@ -40,15 +40,16 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     from training import model_torch
     from training.parameters import decays
 
-    def build(model: ModelSection):
+    def build(model: ModelSection, precision: str = "fp32"):
         return model_torch.build(
-            config, weights, num_labels=CLASSES, training=training, model=model
+            config, weights, num_labels=CLASSES, training=training, model=model, precision=precision
         )
 
     net = build(ModelSection(**RATES))
     forward = model_torch.forward_fn(net)
     out = _logits(forward, given)
-    out["bf16"] = model_torch.forward_fn(net, "bf16")(given["ids_BT"], given["mask_BT"])
+    half = model_torch.forward_fn(build(ModelSection(**RATES), "bf16"))
+    out["bf16"] = half(given["ids_BT"], given["mask_BT"])
     out |= {f"start/{name}": array.copy() for name, array in model_torch.weights(net)}
     net.train()
     ids_BT, mask_BT = torch.from_numpy(given["ids_BT"]).long(), torch.from_numpy(given["mask_BT"])

@@ -55,6 +55,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     num_labels=len(job.labels),
                     training=training,
                     model=config.model,
+                    precision=job.precision,
                     device=device,
                 )
                 trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
@@ -74,7 +75,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 snapshots=snapshots,
                 weights=partial(model_torch.weights, net),
                 moments=partial(_moments, optimizer, trainable),
-                forward=model_torch.forward_fn(net, job.precision),
+                forward=model_torch.forward_fn(net),
             )
             del tensors  # a second copy of all weights and moments
 
@@ -94,10 +95,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 )
                 ids_BT = torch.from_numpy(batch.ids_BT).to(device, torch.int64)
-                with model_torch.autocast(device, job.precision):
-                    logits_BC = net(ids_BT, torch.from_numpy(batch.mask_BT).to(device))
+                logits_BC = net(ids_BT, torch.from_numpy(batch.mask_BT).to(device))
                 loss_B = F.cross_entropy(
-                    logits_BC.float(),
+                    logits_BC,
                     torch.from_numpy(batch.labels_B).to(device, torch.int64),
                     label_smoothing=training.label_smoothing_factor,
                     reduction="none",

@@ -37,16 +37,19 @@ _ACTIVATIONS = {
     "relu": F.relu,
     "silu": F.silu,
 }
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class DistilBertClassifier(torch.nn.Module):
-    """The model: float32 parameters under Hugging Face's names.
+    """The model: float32 parameters under Hugging Face's names, computing in `compute_dtype`.
 
     Args:
         config: the base's config.json, defaults filled in.
         weights: float32 by name, all of them; the memory is this model's from now on.
         trainable: names that training changes.
         rates: dropout of the transformer, the attention weights, and before the classifier.
+        compute_dtype: of matrix products and of what lies between them; norms and softmax compute
+            in float32 inside.
         recompute: activations inside layers are computed again in the backward pass, not kept.
         device: where it is.
     """
@@ -58,11 +61,13 @@ class DistilBertClassifier(torch.nn.Module):
         *,
         trainable: list[str],
         rates: tuple[float, float, float],
+        compute_dtype: torch.dtype = torch.float32,
         recompute: bool = False,
         device: str = "cpu",
     ) -> None:
         super().__init__()
         self.config = dict(config)
+        self.compute_dtype = compute_dtype
         self.rates = rates
         self._recompute = recompute
         self._named: dict[str, torch.nn.Parameter] = {}
@@ -73,14 +78,14 @@ class DistilBertClassifier(torch.nn.Module):
             self._named[name] = parameter
 
     def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Logits [B, C].
+        """Logits [B, C] float32.
 
         Args:
             ids_BT: int64.
             mask_BT: integers, 1 for tokens, 0 for padding; a row has one token at least.
         """
         dropout, _, classifier_dropout = self.rates
-        blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
+        blocked_BT = torch.zeros(mask_BT.shape, dtype=self.compute_dtype, device=mask_BT.device)
         blocked_BT.masked_fill_(mask_BT == 0, BLOCKED)
         hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
         for number in range(self.config["n_layers"]):
@@ -94,7 +99,8 @@ class DistilBertClassifier(torch.nn.Module):
             else:
                 hidden_BTD = layer(hidden_BTD, blocked_BT)
         first_BD = F.relu(self._linear(hidden_BTD[:, 0], "pre_classifier"))
-        return self._linear(self._dropped(first_BD, classifier_dropout), "classifier")
+        logits_BC = self._linear(self._dropped(first_BD, classifier_dropout), "classifier")
+        return logits_BC.float()
 
     def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         embeddings = PREFIX + "embeddings."
@@ -124,15 +130,24 @@ class DistilBertClassifier(torch.nn.Module):
         blocked_BT: torch.Tensor,
         attention: str,
     ) -> torch.Tensor:
-        def split(x: torch.Tensor, name: str) -> torch.Tensor:  # [B, heads, T, D / heads]
-            by_head = self._linear(x, attention + name).unflatten(-1, (self.config["n_heads"], -1))
-            return by_head.transpose(1, 2)
-
-        query = split(own_BQD, "q_lin")
-        key, value = split(hidden_BTD, "k_lin"), split(hidden_BTD, "v_lin")
+        if own_BQD is hidden_BTD:  # one product in place of three
+            query, key, value = self._by_head(hidden_BTD, attention, "q_lin", "k_lin", "v_lin")
+        else:
+            (query,) = self._by_head(own_BQD, attention, "q_lin")
+            key, value = self._by_head(hidden_BTD, attention, "k_lin", "v_lin")
         attend = self._attend_fused if hidden_BTD.is_cuda else self._attend_plainly
         context = attend(query, key, value, blocked_BT).transpose(1, 2)
         return self._linear(context.flatten(-2), attention + "out_lin")
+
+    def _by_head(self, x: torch.Tensor, attention: str, *names: str) -> tuple[torch.Tensor, ...]:
+        """A projection of x for each name: [B, heads, T, D / heads]."""
+        weight, bias = (
+            torch.cat([self._weight(f"{attention}{name}.{part}") for name in names])
+            for part in ("weight", "bias")
+        )
+        projected = F.linear(x, weight, bias)
+        shape = (len(names), self.config["n_heads"], -1)
+        return projected.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind()
 
     def _attend_fused(
         self,
@@ -146,7 +161,7 @@ class DistilBertClassifier(torch.nn.Module):
             query,
             key,
             value,
-            attn_mask=blocked_BT[:, None, None].to(query.dtype),
+            attn_mask=blocked_BT[:, None, None],
             dropout_p=self.rates[1] if self.training else 0.0,
         )
 
@@ -167,12 +182,17 @@ class DistilBertClassifier(torch.nn.Module):
         weights_NQT = self._dropped(scores_NQT.softmax(-1), self.rates[1])
         return torch.bmm(weights_NQT, value).view(by_head)
 
+    def _weight(self, name: str) -> torch.Tensor:
+        return self._named[name].to(self.compute_dtype)
+
     def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.linear(x, self._named[name + ".weight"], self._named[name + ".bias"])
+        return F.linear(x, self._weight(name + ".weight"), self._weight(name + ".bias"))
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight_D, bias_D = self._named[name + ".weight"], self._named[name + ".bias"]
-        return F.layer_norm(x, weight_D.shape, weight_D, bias_D, EPSILON)
+        if x.is_cuda:  # its kernel takes no float32 weights for a bf16 row
+            x = x.float()
+        return F.layer_norm(x, weight_D.shape, weight_D, bias_D, EPSILON).to(self.compute_dtype)
 
     def _dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
         if not self.training or rate == 0.0:
@@ -191,18 +211,27 @@ def _room_of(net: torch.nn.Module, name: str) -> torch.nn.Module:
 
 
 def dropout_factors(like: torch.Tensor, rate: float) -> torch.Tensor:
-    """What dropout multiplies each element by: 0, or 1 / (1 - rate). Drawn from torch's generator.
+    """What dropout multiplies each element by: 0, or 1 / (1 - rate). Of torch's generator alone.
 
     Args:
         like: the shape and dtype; on a CPU.
         rate: share of zeros, met to 1 in 65,536.
     """
     count = like.numel()
-    # Four elements of 16 bits to a draw: drawing is what one thread does alone.
-    draws = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
-    values = draws.view(torch.int16)[:count].view(like.shape)
+    # Four elements of 16 bits to a draw, by a generator faster than torch's, which is its seed:
+    # drawing is what one thread does alone.
+    seed = torch.randint(2**63 - 1, ()).item()
+    draws = np.random.Generator(np.random.SFC64(seed)).integers(
+        2**64, size=-(-count // 4), dtype=np.uint64
+    )
+    values = torch.from_numpy(draws.view(np.int16)[:count]).view(like.shape)
     least, factor = parameters.dropout_draw(rate)
-    return (values >= least).to(like.dtype).mul_(factor)
+    kept = values.ge_(least)  # 0 and 1, in place
+    if like.dtype.itemsize == kept.dtype.itemsize:
+        # The factor's own bits or none: no element is converted.
+        bits = torch.tensor(factor, dtype=like.dtype).view(kept.dtype).item()
+        return kept.mul_(bits).view(like.dtype)
+    return kept.to(like.dtype).mul_(factor)
 
 
 def build(
@@ -212,9 +241,10 @@ def build(
     num_labels: int,
     training: TrainingSection,
     model: ModelSection,
+    precision: str = "fp32",
     device: str = "cpu",
 ) -> DistilBertClassifier:
-    """The model, in float32, with the run's dropouts and frozen parts.
+    """The model with the run's dropouts and frozen parts; its parameters are float32.
 
     Args:
         base_config: config.json as a dict, defaults filled in.
@@ -222,6 +252,7 @@ def build(
             one.
         num_labels: classes.
         training, model: the configuration's sections.
+        precision: fp32, bf16 or fp16: what it computes in.
         device: where it goes.
     Raises:
         ModelError: an activation that DistilBERT does not have.
@@ -233,6 +264,7 @@ def build(
         parameters.start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),
         trainable=parameters.trainable_names(base_config, model),
         rates=parameters.dropout_rates(base_config, model),
+        compute_dtype=_DTYPES[precision],
         recompute=training.gradient_checkpointing,
         device=device,
     )
@@ -254,14 +286,11 @@ def import_weights(net: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> No
         parameter.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
 
 
-def forward_fn(
-    net: torch.nn.Module, precision: str = "fp32"
-) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def forward_fn(net: torch.nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(ids_BT, mask_BT) -> logits_BC float32, without dropout and gradient.
 
     Args:
         net: the model; its mode is put back after each call.
-        precision: fp32, bf16 or fp16.
     """
     device = next(net.parameters()).device
 
@@ -269,19 +298,13 @@ def forward_fn(
         training = net.training
         net.eval()
         try:
-            with torch.inference_mode(), autocast(device.type, precision):
+            with torch.inference_mode():
                 logits_BC = net(
                     torch.from_numpy(ids_BT).to(device, torch.int64),
                     torch.from_numpy(mask_BT).to(device),
                 )
         finally:
             net.train(training)
-        return logits_BC.float().cpu().numpy()
+        return logits_BC.cpu().numpy()
 
     return forward
-
-
-def autocast(device_type: str, precision: str) -> torch.autocast:
-    """Matrix products in bf16 or fp16, the rest and all weights in float32."""
-    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-    return torch.autocast(device_type, dtype=dtype, enabled=precision != "fp32")

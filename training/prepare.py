@@ -162,11 +162,11 @@ def prepare(
 
 def _opened(config: Config, comm: Comm, run: Run, gpu: bool) -> Job:
     """The job of a run that begins, or goes on from a checkpoint: all is read and verified."""
-    precision = _precision(config, gpu)
+    precision = _checked_precision(config, gpu)
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
     path = load_dataset(config.data.dataset).path if comm.rank == 0 else None
     dataset = load_dataset(comm.broadcast_json(path))
-    opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
+    opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
     _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
     base, weights = agreed_base(config, dataset, comm, run)
@@ -178,9 +178,9 @@ def _joined(
 ) -> Job:
     """The job of a rank that joins a run under way."""
     dataset = load_dataset(told["path"])
-    opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu))
+    precision = _checked_precision(config, gpu)
+    opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
     base = BaseModel(weights={}, tokenizer_files=files, **told["base"])
-    precision = _precision(config, gpu)
     return _job(config, gpu, precision, dataset, opened["train"], base, {})
 
 
@@ -205,7 +205,7 @@ def _job(
         planner=planner,
         schedule=Schedule.of(config.training, planner.steps_per_epoch),
         class_weights=_class_weights(config, dataset, shards),
-        pad_multiple=pad_multiple(gpu),
+        pad_multiple=pad_multiple(gpu, precision),
         precision=precision,
         sparse_embeddings=False,
         identity=_identity(base, dataset, planner),
@@ -255,9 +255,17 @@ def _check_ranks_agree(config: Config, comm: Comm) -> None:
     check_world(config.training.global_batch_size, comm.size)
 
 
-def _precision(config: Config, gpu: bool) -> str:
+def precision_of(config: Config, gpu: bool) -> str:
+    """fp32, bf16 or fp16: training.precision, `auto` made out."""
     wanted = config.training.precision
-    if wanted == "fp16" and not gpu:
+    if wanted != "auto":
+        return wanted
+    return "bf16" if gpu or cpu_gains_by_bf16() else "fp32"
+
+
+def _checked_precision(config: Config, gpu: bool) -> str:
+    precision = precision_of(config, gpu)
+    if precision == "fp16" and not gpu:
         raise ConfigError(
             "fp16 trains on GPUs only",
             where="training.precision",
@@ -265,9 +273,7 @@ def _precision(config: Config, gpu: bool) -> str:
             got="fp16",
             remedy="set training.precision to auto",
         )
-    if wanted != "auto":
-        return wanted
-    return "bf16" if gpu or cpu_gains_by_bf16() else "fp32"
+    return precision
 
 
 def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
