@@ -24,9 +24,9 @@ def arm(point: str, step: int) -> None:
     write_manifest, rename_dir = checkpoint.write_manifest, checkpoint.storage.rename_dir
     prune = checkpoint.Checkpoints._prune
 
-    def noted(directory, number, tensors, meta):
+    def noted(directory, number, *args):
         saving["step"] = number
-        return write_files(directory, number, tensors, meta)
+        return write_files(directory, number, *args)
 
     def trap(here: str, real):
         def run(*args, **kwargs):

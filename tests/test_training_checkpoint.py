@@ -15,7 +15,7 @@ from safetensors.numpy import load as safetensors_load
 
 from howdah import storage
 from howdah.errors import CheckpointError, StorageError, StorageFull
-from training import checkpoint_write
+from training import checkpoint_write, pace
 from training.checkpoint import Checkpoints, Identity, load
 from training.fence import Fence
 from training.state import TrainState
@@ -137,6 +137,16 @@ def test_a_step_saved_twice_is_left_as_it_is(tmp_path):
     assert storage.read_bytes(checkpoints.path_of(3) + "/manifest.json") == before
     with pytest.raises(CheckpointError, match="another validation score"):
         save(checkpoints, 3, score=0.6)
+
+
+def test_a_save_that_is_awaited_is_not_paced(tmp_path, monkeypatch):
+    monkeypatch.setattr(pace, "_LEAST_BYTES_PER_SECOND", 1)  # a day for these few tensors
+    monkeypatch.setattr(pace, "_MOST_SECONDS", 1e9)
+    checkpoints = opened(str(tmp_path))
+    checkpoints.save(1, tensors(1), meta(1), identity=IDENTITY)
+    assert checkpoints.busy
+    save(checkpoints, 2)  # the one before it is waited for, and then this one
+    assert [saved.step for saved in checkpoints.list()] == [2, 1]
 
 
 def test_saving_does_not_hold_up_the_caller_and_only_one_is_in_flight(tmp_path, monkeypatch):

@@ -227,10 +227,10 @@ def outage(monkeypatch):
     away: set[int] = set()
     real = checkpoint_module.write_files
 
-    def write_files(directory, step, tensors, meta):
+    def write_files(directory, step, *args):
         if step in away:
             raise StorageUnavailable("cannot write: storage does not answer", where=directory)
-        return real(directory, step, tensors, meta)
+        return real(directory, step, *args)
 
     monkeypatch.setattr(checkpoint_module, "write_files", write_files)
     return away

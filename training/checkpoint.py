@@ -46,6 +46,7 @@ from training.checkpoint_write import (
 )
 from training.fence import Fence
 from training.identity import Identity
+from training.pace import Pace
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
 
@@ -80,6 +81,7 @@ class Checkpoints:
         self._say, self._saving, self._saved = say, saving, saved
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
+        self._pace: Pace | None = None
         self._again = False
         if fence is not None:
             storage.make_dirs(directory)
@@ -111,7 +113,8 @@ class Checkpoints:
         if self._fence is None:
             raise ValueError("these checkpoints are open for reading alone")
         self.wait()
-        args = (self._fence, step, tensors, meta, identity, score)
+        self._pace = Pace(bytes_needed(tensors))
+        args = (self._fence, step, tensors, meta, identity, score, self._pace)
         self._thread = threading.Thread(
             target=self._write_and_keep_failure, args=args, name=f"checkpoint-{step}", daemon=True
         )
@@ -132,6 +135,7 @@ class Checkpoints:
     def wait(self) -> None:
         """Wait for the save under way; raises what it failed with."""
         if self._thread is not None:
+            self._pace.hurry()
             self._thread.join()
             self._thread = None
         if self._failure is not None:
@@ -155,6 +159,7 @@ class Checkpoints:
         meta: dict,
         identity: Identity,
         score: float | None,
+        pace: Pace,
     ) -> None:
         target = self.path_of(step)
         temporary = f"{target}.{fence.attempt}"
@@ -166,7 +171,7 @@ class Checkpoints:
             if free is not None and free < needed:
                 raise no_room(step, self.directory, needed)
             storage.remove(temporary, recursive=True)
-            manifest = write_files(temporary, step, tensors, meta) | {
+            manifest = write_files(temporary, step, tensors, meta, pace) | {
                 "step": step,
                 "attempt": fence.attempt,
                 "score": score,

@@ -12,6 +12,7 @@ import numpy as np
 from howdah import storage
 from howdah.errors import StorageError, StorageFull
 from training.checkpoint_read import FORMAT_VERSION, MANIFEST, META
+from training.pace import Pace
 from training.tensorfile import write_tensors
 
 __all__ = ["bytes_needed", "no_room", "unsaved", "write_files", "write_manifest"]
@@ -23,9 +24,9 @@ def bytes_needed(tensors: dict[str, np.ndarray]) -> int:
 
 
 def write_files(
-    directory: str, step: int, tensors: dict[str, np.ndarray], meta: dict[str, Any]
+    directory: str, step: int, tensors: dict[str, np.ndarray], meta: dict[str, Any], pace: Pace
 ) -> dict[str, Any]:
-    """Write all files but the manifest.
+    """Write all files but the manifest, the large ones at this pace.
 
     A storage that fails for a moment (a DataNode lost in the middle of a block) is tried again
     with the whole file: the arrays are at hand.
@@ -40,18 +41,18 @@ def write_files(
     rest = {name: array for name, array in tensors.items() if not name.startswith("model/")}
     files: dict[str, dict] = {}
     for name, part in (("model.safetensors", model), ("optimizer.safetensors", rest)):
-        files[name] = _write_part(storage.join(directory, name), part)
+        files[name] = _write_part(storage.join(directory, name), part, pace)
     data = _json(meta | {"step": step})
     storage.write_whole(storage.join(directory, META), data)
     files[META] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     return {"format": FORMAT_VERSION, "files": files}
 
 
-def _write_part(path: str, part: dict[str, np.ndarray]) -> dict[str, Any]:
+def _write_part(path: str, part: dict[str, np.ndarray], pace: Pace) -> dict[str, Any]:
     written: dict[str, Any] = {}
 
     def fill(file: BinaryIO) -> None:
-        size, sha256 = write_tensors(file, part)
+        size, sha256 = write_tensors(pace.keep(file), part)
         written.update(bytes=size, sha256=sha256)
 
     size = sum(array.nbytes for array in part.values())
