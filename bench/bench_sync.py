@@ -24,7 +24,7 @@ def _added_ms(both: list[float], alone: list[float]) -> float:
 def main() -> None:
     """DDP, then both frameworks by both launchers, in turn."""
     found: dict[str, list[float]] = {}
-    one_thread = ("training.threads_per_rank=1",)
+    one_thread = ("training.threads_per_rank=1", "training.precision=fp32")  # as DDP has it
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(folder, size="minilm", texts="lengths", rows=8_000, steps=STEPS)
         for _ in range(ROUNDS):

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from training.prepare import cpu_gains_by_bf16
+
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("tensorflow", "torch", "transformers", "datasets", "pyspark", "horovod", "numpy")
 
@@ -111,7 +113,7 @@ def machine() -> dict:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "cpu": model,
+        "cpu": model + (" (AMX)" if cpu_gains_by_bf16() else ""),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / 2**30, 1),
         "system": platform.platform(),
