@@ -5,6 +5,7 @@ test module can import it: no test reads or writes the Airflow of whoever runs t
 """
 
 import atexit
+import json
 import os
 import shutil
 import signal
@@ -148,3 +149,34 @@ def mlflow_server(tmp_path):
         yield f"http://{HOST}:{port}"
     finally:
         child.end(signal.SIGTERM, 10)
+
+
+@pytest.fixture
+def connection(monkeypatch):
+    """Makes a Connection (an environment variable, as Airflow's own tests do); its id."""
+
+    def make(conn_id, extra=None, conn_type="howdah", **fields):
+        told = {"conn_type": conn_type, "extra": extra or {}, **fields}
+        monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(told))
+        return conn_id
+
+    return make
+
+
+@pytest.fixture
+def hook(connection, tmp_path):
+    """A hook on this machine with these fields of its Connection."""
+    from howdah.airflow.hook import HowdahHook
+
+    def make(**extra):
+        extra = {"environment": {"HOWDAH_CACHE": str(tmp_path / "cache")}} | extra
+        return HowdahHook(connection("howdah_test", {"working_directory": str(tmp_path)} | extra))
+
+    return make
+
+
+@pytest.fixture
+def endless(tmp_path):
+    """A command that never ends by itself: nobody writes the pipe that its configuration is."""
+    os.mkfifo(tmp_path / "config.yaml")
+    return ["config", "check", "--json", "--config", str(tmp_path / "config.yaml")]

@@ -1,6 +1,7 @@
 """New delegation tokens for the ETL's Python tasks, in files of their own."""
 
 import os
+import threading
 import time
 from types import SimpleNamespace
 
@@ -107,6 +108,8 @@ def driver(container, monkeypatch):
     monkeypatch.setattr(credentials, "_publish", publish)
     with credentials.Keeper(None) as world.keeper:
         yield world
+    # A last look that is under way must not set the variable after it has been put back.
+    wait_until(lambda: not any(one.name == "etl-tokens" for one in threading.enumerate()))
 
 
 def test_the_driver_takes_and_publishes_what_spark_gets(driver):
