@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 import time
 
 import numpy as np
@@ -73,16 +74,17 @@ def _gradients(framework: str, comm) -> dict:
 
 def _apart(comm) -> dict:
     """While ranks compute, Horovod leaves them alone; a rank that waits for one sleeps."""
-    begun, before = time.perf_counter(), _other_threads()
+    before = _wakings()
     _compute(0.5)
-    taken = (_other_threads() - before) / (time.perf_counter() - begun)
+    wakings = _wakings()
+    woken = sum(count - before.get(thread, count) for thread, count in wakings.items())
     comm.barrier()
     begun, used = time.perf_counter(), time.thread_time()
     if comm.rank:
         _compute(0.5)
     comm.barrier()
     used = time.thread_time() - used
-    return {"taken_by_other_threads": taken, "used_waiting": used / (time.perf_counter() - begun)}
+    return {"others_woken": woken, "used_waiting": used / (time.perf_counter() - begun)}
 
 
 def _compute(seconds: float) -> None:
@@ -92,9 +94,15 @@ def _compute(seconds: float) -> None:
         np.dot(product, product)
 
 
-def _other_threads() -> float:
-    """Processor seconds of all threads of this process but this one."""
-    return time.process_time() - time.thread_time()
+def _wakings() -> dict[str, int]:
+    """How often each thread of this process but this one has slept and woken."""
+    found = {}
+    for thread in os.listdir("/proc/self/task"):
+        if int(thread) != threading.get_native_id():
+            with open(f"/proc/self/task/{thread}/status", encoding="ascii") as file:
+                status = dict(line.split(":", 1) for line in file)
+            found[thread] = int(status["voluntary_ctxt_switches"])
+    return found
 
 
 if __name__ == "__main__":

@@ -65,7 +65,7 @@ def test_every_primitive_on_every_rank(tmp_path, framework, kind, size):
         assert one["row_ids"] == [x for rank in ranks for x in (rank, 7)]
         assert one["row_values"] == [[rank + 1.0] * 4 for rank in ranks for _ in range(2)]
         if carrier == "gloo":  # MPI polls for as long as the machine takes to run the other rank
-            assert one["taken_by_other_threads"] < 0.025  # each millisecond: 0.03 to 0.2
+            assert one["others_woken"] < 300, one["others_woken"]  # each millisecond: 500 at least
     assert seen[0]["used_waiting"] < 0.1  # hvd.synchronize() in torch polled: 0.4
 
 
