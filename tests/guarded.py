@@ -1,6 +1,7 @@
 """Commands under guard, by what /proc says of them."""
 
 import os
+import threading
 from pathlib import Path
 
 from howdah.processes import stat_fields
@@ -28,6 +29,24 @@ def running(words):
 def wait_for_start(words):
     """The guard and the command are there."""
     wait_until(lambda: len(running(words)) >= 2)
+
+
+def ask(hook, words, on_line=lambda line: None):
+    """A thread that runs a command, which has started, and the list of what it will raise."""
+    from howdah.airflow.failures import HowdahCommandFailed
+
+    raised = []
+
+    def run():
+        try:
+            hook.run(words, on_line=on_line)
+        except HowdahCommandFailed as error:
+            raised.append(error)
+
+    asking = threading.Thread(target=run)
+    asking.start()
+    wait_for_start(words)
+    return asking, raised
 
 
 def other_howdah(directory):

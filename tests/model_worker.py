@@ -48,8 +48,9 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     net = build(ModelSection(**RATES))
     forward = model_torch.forward_fn(net)
     out = _logits(forward, given)
-    half = model_torch.forward_fn(build(ModelSection(**RATES), "bf16"))
-    out["bf16"] = half(given["ids_BT"], given["mask_BT"])
+    for precision in ("bf16", "fp16"):
+        half = model_torch.forward_fn(build(ModelSection(**RATES), precision))
+        out[precision] = half(given["ids_BT"], given["mask_BT"])
     out |= {f"start/{name}": array.copy() for name, array in model_torch.weights(net)}
     net.train()
     ids_BT, mask_BT = torch.from_numpy(given["ids_BT"]).long(), torch.from_numpy(given["mask_BT"])

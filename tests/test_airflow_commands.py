@@ -14,7 +14,7 @@ import pytest
 import howdah.airflow
 from howdah.errors import ConfigError
 from howdah.processes import descendants
-from tests.guarded import gone, other_howdah, running, wait_for_start
+from tests.guarded import ask, gone, other_howdah, running
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.airflow
@@ -76,19 +76,10 @@ def test_a_program_that_is_not_ours(hook, tmp_path, command, said):
 
 
 def test_cancel_ends_a_command_in_order(hook, endless):
-    from howdah.airflow.failures import HowdahCommandFailed, HowdahCommandRefused
+    from howdah.airflow.failures import HowdahCommandRefused
 
-    made, lines, raised = hook(), [], []
-
-    def ask():
-        try:
-            made.run(endless, on_line=lines.append)
-        except HowdahCommandFailed as error:
-            raised.append(error)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    wait_for_start(endless)
+    made, lines = hook(), []
+    asking, raised = ask(made, endless, lines.append)
     made.cancel()
     asking.join(60)
     assert not isinstance(raised[0], HowdahCommandRefused)  # a cleared task runs again

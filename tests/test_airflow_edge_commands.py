@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.edge_node import SSHD, EdgeNode
-from tests.guarded import other_howdah, running, wait_for_start
+from tests.guarded import ask, other_howdah, running, wait_for_start
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.airflow
@@ -88,24 +88,6 @@ def test_an_edge_node_that_cannot_be_used(remote, tmp_path, how, said, again, mo
     assert isinstance(caught.value, AirflowFailException) != again
 
 
-def ask(hook, words):
-    """A thread that runs a command, which has started, and the list of what it will raise."""
-    from howdah.airflow.failures import HowdahCommandFailed
-
-    raised = []
-
-    def run():
-        try:
-            hook.run(words, on_line=lambda line: None)
-        except HowdahCommandFailed as error:
-            raised.append(error)
-
-    asking = threading.Thread(target=run)
-    asking.start()
-    wait_for_start(words)
-    return asking, raised
-
-
 def test_a_lost_connection_ends_the_command_there(remote, edge, endless):
     from howdah.airflow.failures import HowdahCommandRefused
 
@@ -138,19 +120,8 @@ def test_a_network_that_swallows_everything_ends_the_command_there(
 
 
 def test_cancel_ends_a_command_on_the_edge_node(remote, endless):
-    from howdah.airflow.failures import HowdahCommandFailed
-
-    made, raised = remote(), []
-
-    def ask():
-        try:
-            made.run(endless, on_line=lambda line: None)
-        except HowdahCommandFailed as error:
-            raised.append(error)
-
-    asking = threading.Thread(target=ask)
-    asking.start()
-    wait_for_start(endless)
+    made = remote()
+    asking, raised = ask(made, endless)
     made.cancel()
     asking.join(60)
     assert raised[0].code == 143

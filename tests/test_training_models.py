@@ -126,6 +126,11 @@ def test_bf16_logits_are_those_of_fp32_to_its_precision(results, framework):
     np.testing.assert_allclose(result["bf16"], result["logits"], atol=0.02)
 
 
+def test_fp16_logits_are_those_of_fp32_to_its_precision(results):
+    """A GPU's precision, here on the CPU: what blocks padding is no number that it has."""
+    np.testing.assert_allclose(results["torch"]["fp16"], results["torch"]["logits"], atol=0.02)
+
+
 def test_both_start_from_the_same_weights(results, tiny_model_dir):
     base = load_base(tiny_model_dir)
     shapes = encoder_shapes(base.config) | head_shapes(base.config, CLASSES)

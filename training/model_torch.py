@@ -85,8 +85,9 @@ class DistilBertClassifier(torch.nn.Module):
             mask_BT: integers, 1 for tokens, 0 for padding; a row has one token at least.
         """
         dropout, _, classifier_dropout = self.rates
-        blocked_BT = torch.zeros(mask_BT.shape, dtype=self.compute_dtype, device=mask_BT.device)
-        blocked_BT.masked_fill_(mask_BT == 0, BLOCKED)
+        blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
+        # Filled in float32: fp16, which has no such number, takes it as -inf.
+        blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
         hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
         for number in range(self.config["n_layers"]):
             layer = partial(
