@@ -156,10 +156,11 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
 
     steps, gradients = steps_of(net)
     _backward(steps, given, micro=0)
+    steps.reduce()
     out |= {f"gradient/{name}": np.array(value) for name, value in gradients.sums.items()}
     _backward(steps, given, micro=1)  # accumulated
     out["twice"] = np.array(gradients.sums["classifier.weight"])
-    out["norm"] = np.array(steps.reduce([given["ids_BT"]]))
+    out["norm"] = np.array(steps.reduce())
     narrow = given | {"ids_BT": given["ids_BT"][:2, :8], "mask_BT": given["mask_BT"][:2, :8]}
     _backward(steps, narrow | {k: given[k][:2] for k in ("labels_B", "weights_B")}, micro=0)
     out["traces"] = np.array(steps.traces)
@@ -178,6 +179,7 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     frozen = ModelSection(freeze_embeddings=True, freeze_layers=1, **RATES)
     part, kept = steps_of(build(frozen))
     _backward(part, given, micro=0)
+    part.reduce()
     if list(kept.sums) != trainable_names(config, frozen):
         raise RuntimeError(f"other gradients than of trainable tensors: {list(kept.sums)}")
     out |= {f"frozen/{name}": np.array(value) for name, value in kept.sums.items()}

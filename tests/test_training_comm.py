@@ -13,7 +13,7 @@ import pytest
 from howdah.errors import ClusterError
 from tests.training_runs import LAUNCH_SECONDS, ROOT, launcher
 from training import comm as comm_module
-from training.comm import SoloComm, split_evenly
+from training.comm import SoloComm, split_apart, split_evenly
 
 # The fixed table; the other way round in `make test-all`.
 WORLDS = [
@@ -109,6 +109,19 @@ def test_groups_of_messages_are_whole_ordered_and_as_many_as_asked(sizes, groups
     wanted = min(len(sizes), groups or -(-sum(sizes) // 64))
     assert sorted(set(found)) == list(range(wanted))
     assert found == sorted(found)
+
+
+@pytest.mark.parametrize("sizes", [[5], [80], [1, 64, 1], [100, 1, 1, 50, 2, 2, 30, 70]])
+def test_large_tensors_go_alone_and_small_ones_together(sizes):
+    found = split_apart(sizes, None, alone=64)
+    by_group = {
+        group: [size for size, its in zip(sizes, found, strict=True) if its == group]
+        for group in found
+    }
+    assert sorted(by_group) == list(range(len(by_group)))
+    assert all(len(group) == 1 for group in by_group.values() if max(group) >= 64)
+    assert sum(min(group) < 64 for group in by_group.values()) <= 1
+    assert split_apart(sizes, 2, alone=64) == split_evenly(sizes, 2)
 
 
 def test_groups_are_of_about_the_same_size():

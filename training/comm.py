@@ -28,6 +28,7 @@ __all__ = [
     "init",
     "lost",
     "rank_lost",
+    "split_apart",
     "split_evenly",
 ]
 
@@ -302,3 +303,23 @@ def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24)
         found.append(group)
         done += size
     return found
+
+
+def split_apart(sizes: Sequence[int], groups: int | None, *, alone: int = 2**18) -> list[int]:
+    """As `split_evenly`, for who must copy tensors to join them: large ones are sent as they are.
+
+    Args:
+        groups: how many groups, then as `split_evenly` has them; None: the small tensors as it
+            joins them, and each large one by itself.
+        alone: elements from which a tensor is large (1 MiB of float32: what a message costs
+            besides is little against sending it).
+
+    >>> split_apart([100, 1, 70, 1], None, alone=50)
+    [1, 0, 2, 0]
+    """
+    if groups is not None:
+        return split_evenly(sizes, groups)
+    joined = iter(split_evenly([size for size in sizes if size < alone], None))
+    found = [next(joined) if size < alone else -1 for size in sizes]
+    own = iter(range(max(found) + 1, len(sizes)))
+    return [next(own) if group < 0 else group for group in found]

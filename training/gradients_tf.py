@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from training.comm import Comm, split_evenly
+from training.comm import Comm, split_apart
 from training.parameters import WORD_EMBEDDINGS
 
 __all__ = ["Gradients"]
@@ -20,10 +20,16 @@ class Gradients:
     """
 
     def __init__(self, named: Mapping[str, tf.Variable]) -> None:
-        self.sums = {
+        self.sums: dict[str, tf.Variable] = {
             name: tf.Variable(tf.zeros(variable.shape), trainable=False)
             for name, variable in named.items()
         }
+        """By name; the word embeddings' from `reduce` on: till then it is in `_rows`."""
+        self._table = self.sums.get(WORD_EMBEDDINGS)
+        if self._table is not None:
+            width = self._table.shape[1]
+            self._ids = _variable(tf.zeros([0], tf.int32), [None])
+            self._rows = _variable(tf.zeros([0, width]), [None, width])
         self.arrange(None, sparse_embeddings=False)
 
     def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
@@ -36,11 +42,12 @@ class Gradients:
             sparse_embeddings: the word embeddings' gradient is sent as the rows that a batch
                 touched.
         """
-        rows = sparse_embeddings and WORD_EMBEDDINGS in self.sums
-        self._table = self.sums[WORD_EMBEDDINGS] if rows else None
-        self._dense = [sums for sums in self.sums.values() if sums is not self._table]
+        self._by_rows = sparse_embeddings and self._table is not None
+        self._dense = [
+            sums for sums in self.sums.values() if not (self._by_rows and sums is self._table)
+        ]
         sizes = [sums.shape.num_elements() for sums in self._dense]
-        self._groups = split_evenly(sizes, groups)
+        self._groups = split_apart(sizes, groups)
 
     def add(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, first: bool) -> None:
         """Take in a micro-batch's gradients.
@@ -51,37 +58,69 @@ class Gradients:
             first: of a step: what was there is replaced (by the tensor itself, nothing is copied).
         """
         for sums, gradient in zip(self.sums.values(), gradients, strict=True):
-            if first:
-                sums.assign(tf.convert_to_tensor(gradient))
-            elif isinstance(gradient, tf.IndexedSlices):
-                sums.scatter_add(gradient)
+            if sums is self._table:
+                self._add_rows(gradient, first=first)
+            elif first:
+                sums.assign(gradient)
             else:
                 sums.assign_add(gradient)
 
-    def reduce(self, comm: Comm, ids_U: tf.Tensor) -> None:
-        """Sum over all ranks. Every rank enters.
+    def _add_rows(self, gradient: tf.IndexedSlices, *, first: bool) -> None:
+        # As rows for as long as it may be: the table is half of a small model, and a batch
+        # touches a hundredth of it.
+        ids, rows = gradient.indices, gradient.values
+        if not first:
+            ids = tf.concat([self._ids, ids], 0)
+            rows = tf.concat([self._rows, rows], 0)
+        self._keep_rows(ids, rows)
 
-        Args:
-            ids_U: int64, the token ids of this rank's micro-batches of the step, each once.
-        """
+    def _keep_rows(self, ids: tf.Tensor, rows: tf.Tensor) -> None:
+        """Sum the rows of each id."""
+        unique_U, place = tf.unique(ids)
+        self._ids.assign(unique_U)
+        self._rows.assign(tf.math.unsorted_segment_sum(rows, place, tf.size(unique_U)))
+
+    def reduce(self, comm: Comm) -> None:
+        """Sum over all ranks; `sums` are whole from here on. Every rank enters."""
+        if self._table is not None:
+            if self._by_rows and comm.size > 1:
+                ids, rows = comm.reduce_rows(tf.cast(self._ids, tf.int64), self._rows)
+                self._keep_rows(tf.cast(ids, tf.int32), rows)
+            # Written as a whole: a variable that is once written by rows is copied at each read.
+            self._table.assign(
+                tf.math.unsorted_segment_sum(self._rows, self._ids, self._table.shape[0])
+            )
         if comm.size == 1:
             return
-        count = self._groups[-1] + 1
         members = [
             [sums for sums, group in zip(self._dense, self._groups, strict=True) if group == number]
-            for number in range(count)
+            for number in range(max(self._groups) + 1)
         ]
-        messages = [tf.concat([tf.reshape(s, [-1]) for s in part], 0) for part in members]
+        messages = [_joined(part) for part in members]
         for part, reduced in zip(members, comm.reduce_gradients(messages), strict=True):
-            pieces = tf.split(reduced, [sums.shape.num_elements() for sums in part])
-            for sums, piece in zip(part, pieces, strict=True):
+            for sums, piece in zip(part, _pieces(reduced, part), strict=True):
                 sums.assign(tf.reshape(piece, sums.shape))
-        if self._table is not None:
-            ids, values = comm.reduce_rows(ids_U, tf.gather(self._table, ids_U))
-            table = tf.math.unsorted_segment_sum(values, ids, self._table.shape[0])
-            self._table.assign(table)
 
-    def norm(self) -> tf.Tensor:
-        """Global L2 norm, a scalar."""
-        squares = [2.0 * tf.nn.l2_loss(sums) for sums in self.sums.values()]
+    def norm(self, comm: Comm) -> tf.Tensor:
+        """Global L2 norm of what was reduced, a scalar."""
+        by_rows = self._by_rows or comm.size == 1
+        squares = [
+            2.0 * tf.nn.l2_loss(self._rows if by_rows and sums is self._table else sums)
+            for sums in self.sums.values()
+        ]
         return tf.sqrt(tf.add_n(squares))
+
+
+def _joined(sums: Sequence[tf.Variable]) -> tf.Tensor:
+    flat = [tf.reshape(one, [-1]) for one in sums]
+    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+
+def _pieces(joined: tf.Tensor, sums: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    if len(sums) == 1:
+        return [joined]
+    return tf.split(joined, [one.shape.num_elements() for one in sums])
+
+
+def _variable(value: tf.Tensor, shape: list[int | None]) -> tf.Variable:
+    return tf.Variable(value, trainable=False, shape=tf.TensorShape(shape))

@@ -91,14 +91,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             if evaluation_due:
                 milestones.catch_up()
             over = state.step >= last or state.stopped_early
-            losses, counts, ids = [], np.zeros(3), []
+            losses, counts = [], np.zeros(3)
             source = job.train_source(comm, PlanState.from_json(state.plan))
             for batch in () if over else source:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 losses.append(steps.backward(batch, seed=seed, scale=scale.value))
                 counts += (batch.rows.real.sum(), batch.real_tokens, batch.padded_tokens)
-                ids.append(batch.ids_BT)
                 if not batch.last_of_step:
                     continue
 
@@ -113,7 +112,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     raise not_finite("loss", totals[0], state.step)
 
                 # -- the gradient of the global batch, the same on every rank from here on
-                norm = steps.reduce(ids) / scale.value
+                norm = steps.reduce() / scale.value
                 if not math.isfinite(norm) and not scale.on:
                     raise not_finite("gradient's norm", norm, state.step)
                 lr = job.schedule.lr(state.step)
@@ -138,7 +137,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     padded_tokens=int(totals[5]),
                     input_seconds=source.waited,
                 )
-                losses, counts, ids = [], np.zeros(3), []
+                losses, counts = [], np.zeros(3)
 
                 # -- evaluation, checkpoint, stop, another world
                 if milestones.after_step(stop=totals[1] > 0, change=totals[2] > 0):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import tensorflow as tf
 
@@ -48,11 +46,7 @@ class Steps:
     def join(self, comm: Comm) -> None:
         """Reduce in this world from now on, as `gradients` is arranged for it."""
         self._comm = comm
-        self._reduce = tf.function(
-            self._reduce_and_measure,
-            input_signature=[tf.TensorSpec([None], tf.int64)],
-            autograph=False,
-        )
+        self._reduce = tf.function(self._reduce_and_measure, input_signature=[], autograph=False)
 
     @property
     def traces(self) -> tuple[int, int]:
@@ -98,17 +92,11 @@ class Steps:
         uniform_B = -tf.reduce_mean(tf.nn.log_softmax(logits_BC), axis=-1)
         return (1.0 - smoothing) * loss_B + smoothing * uniform_B
 
-    def reduce(self, ids: Sequence[np.ndarray]) -> float:
-        """Sum the gradients over all ranks; their global norm. Every rank enters.
-
-        Args:
-            ids: token ids of this rank's micro-batches of the step.
-        """
-        joined = np.concatenate([part.reshape(-1) for part in ids])
-        unique_U = np.unique(joined).astype(np.int64)
+    def reduce(self) -> float:
+        """Sum the gradients over all ranks; their global norm. Every rank enters."""
         with self._comm.watch():
-            return float(self._reduce(unique_U))
+            return float(self._reduce())
 
-    def _reduce_and_measure(self, ids_U: tf.Tensor) -> tf.Tensor:
-        self._gradients.reduce(self._comm, ids_U)
-        return self._gradients.norm()
+    def _reduce_and_measure(self) -> tf.Tensor:
+        self._gradients.reduce(self._comm)
+        return self._gradients.norm(self._comm)
