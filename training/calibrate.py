@@ -17,12 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from howdah.config import Config
-from howdah.config_model import TrainingSection
 from howdah.errors import DataError
 from howdah.manifest import load_dataset
 from training import distilbert, env, parameters, scaling, shortruns
 from training.basemodel import load_base
-from training.comm import split_apart, split_evenly
+from training.comm import split_evenly
 from training.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
 from training.prepare import precision_of, training_planner
 from training.scaling import Compute, Gradient, Network, Prediction, Work
@@ -118,18 +117,17 @@ class Sizes:
         rest = [int(np.prod(shapes[name])) for name in names if name != words]
         every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
         return Gradient(
-            dense=_messages(every, training),
-            without_words=_messages(rest, training),
+            dense=_messages(every, training.fusion_groups),
+            without_words=_messages(rest, training.fusion_groups),
             vocabulary=base.config["vocab_size"] if words in names else 0,
             width=base.config["dim"],
             choice=training.sparse_embeddings,
         )
 
 
-def _messages(elements: Sequence[int], training: TrainingSection) -> tuple[int, ...]:
-    split = split_evenly if training.framework == "torch" else split_apart
+def _messages(elements: Sequence[int], groups: int | None) -> tuple[int, ...]:
     sizes: dict[int, int] = {}
-    for count, group in zip(elements, split(elements, training.fusion_groups), strict=True):
+    for count, group in zip(elements, split_evenly(elements, groups), strict=True):
         sizes[group] = sizes.get(group, 0) + 4 * count
     return tuple(sizes.values())
 

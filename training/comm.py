@@ -306,13 +306,12 @@ def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24)
 
 
 def split_apart(sizes: Sequence[int], groups: int | None, *, alone: int = 2**18) -> list[int]:
-    """As `split_evenly`, for who must copy tensors to join them: large ones are sent as they are.
+    """As `split_evenly`, where joining tensors costs a copy and a message next to nothing.
 
     Args:
         groups: how many groups, then as `split_evenly` has them; None: the small tensors as it
             joins them, and each large one by itself.
-        alone: elements from which a tensor is large (1 MiB of float32: what a message costs
-            besides is little against sending it).
+        alone: elements from which a tensor is large (1 MiB of float32).
 
     >>> split_apart([100, 1, 70, 1], None, alone=50)
     [1, 0, 2, 0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from training.comm import Comm, split_apart
+from training.comm import Comm, split_apart, split_evenly
 from training.parameters import WORD_EMBEDDINGS
 
 __all__ = ["Gradients"]
@@ -46,8 +46,7 @@ class Gradients:
         self._dense = [
             sums for sums in self.sums.values() if not (self._by_rows and sums is self._table)
         ]
-        sizes = [sums.shape.num_elements() for sums in self._dense]
-        self._groups = split_apart(sizes, groups)
+        self._wanted_groups = groups
 
     def add(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, first: bool) -> None:
         """Take in a micro-batch's gradients.
@@ -92,14 +91,22 @@ class Gradients:
             )
         if comm.size == 1:
             return
-        members = [
-            [sums for sums, group in zip(self._dense, self._groups, strict=True) if group == number]
-            for number in range(max(self._groups) + 1)
-        ]
-        messages = [_joined(part) for part in members]
-        for part, reduced in zip(members, comm.reduce_gradients(messages), strict=True):
+        parts = self._messages(comm)
+        reduced_parts = comm.reduce_gradients([_joined(part) for part in parts])
+        for part, reduced in zip(parts, reduced_parts, strict=True):
             for sums, piece in zip(part, _pieces(reduced, part), strict=True):
                 sums.assign(tf.reshape(piece, sums.shape))
+
+    def _messages(self, comm: Comm) -> list[list[tf.Variable]]:
+        """What is sent as one each."""
+        # Within a node joining costs more than a message; between nodes a message of a large world
+        # has as many hops as the whole gradient.
+        split = split_apart if comm.local_size == comm.size else split_evenly
+        groups = split([sums.shape.num_elements() for sums in self._dense], self._wanted_groups)
+        parts: list[list[tf.Variable]] = [[] for _ in range(max(groups) + 1)]
+        for sums, group in zip(self._dense, groups, strict=True):
+            parts[group].append(sums)
+        return parts
 
     def norm(self, comm: Comm) -> tf.Tensor:
         """Global L2 norm of what was reduced, a scalar."""
