@@ -6,6 +6,10 @@ Rates are of real tokens, given as examples of the mean length. Precision: what 
 processor, bf16 with AMX, else fp32, for both sides. On a GPU (`make bench-gpu`) torch alone, bf16
 but for HF Trainer as it comes, batch 256.
 
+As many steps as are timed come before them, so that each length has been met: oneDNN compiles
+kernels for it, and HF Trainer as it comes and the plain loop have one length only, which a few
+steps warm. What those first steps reach is printed beside.
+
 BENCH_ROUNDS (5), BENCH_STEPS (100: a multiple of 50, group_by_length sorts each 50 batches),
 BENCH_SIZES ("minilm base"), BENCH_FRAMEWORKS ("torch tensorflow"), BENCH_BATCH (32). All of it
 takes hours: rounds are kept as they end, and a second start of the same sources goes on with the
@@ -55,11 +59,11 @@ def _round(bench: Bench, on: Device) -> dict[str, Steps]:
     found = {}
     if "torch" in FRAMEWORKS:
         found["as it comes"] = bench.hf_trainer("--pad-to", "128", steps=PADDED_STEPS)
-        found["group_by_length"] = bench.hf_trainer("--group-by-length", *bf16)
-        found["torch"] = bench.ours("torch")
+        found["group_by_length"] = bench.hf_trainer("--group-by-length", *bf16, warm=STEPS)
+        found["torch"] = bench.ours("torch", warm=STEPS)
     if "tensorflow" in FRAMEWORKS:
         found["plain"] = bench.tf_plain(steps=PADDED_STEPS)
-        found["tensorflow"] = bench.ours("tensorflow")
+        found["tensorflow"] = bench.ours("tensorflow", warm=STEPS)
     return found
 
 
@@ -109,13 +113,15 @@ def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:
     for name in FRAMEWORKS:
         used = statistics.median(rates(name)) * bench.mean_length * bench.flops_per_token()
         shares = ", ".join(f"{used / peak:.0%} of {kind}'s" for kind, peak in on.peaks.items())
+        cold = statistics.median(found[name].cold_tokens_per_second for found in rounds)
         waits, first = (
             statistics.median(getattr(found[name], key) for found in rounds)
             for key in ("input_wait", "to_first")
         )
         print(
             f"{name}, {size}, {texts}: {used / 1e9:,.0f} GFLOP/s of real tokens, {shares} peak;"
-            f" waits for input {waits:.2%} of a step (bar 1%); {first:.1f} s to the first step",
+            f" waits for input {waits:.2%} of a step (bar 1%); {first:.1f} s to the first step,"
+            f" {cold / bench.mean_length:.1f} examples/s till all lengths have come",
             flush=True,
         )
     return rows

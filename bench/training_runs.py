@@ -34,6 +34,9 @@ class Steps:
     """Seconds from the start of the command to the end of the first step."""
     input_wait: float | None = None
     """Share of the time for which steps waited for their batch."""
+    cold_tokens_per_second: float | None = None
+    """Of the steps before the timed ones, in which most lengths came for the first time; their
+    very first ones are left out."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -74,9 +77,9 @@ class Bench:
     # ------------------------------------------------------------------------------------ runs
     def ours(
         self, framework: str, *, ranks: int = 1, launcher: str = "mpirun", batch: int = BATCH,
-        set_: tuple[str, ...] = (),
+        set_: tuple[str, ...] = (), warm: int = _WARM,
     ) -> Steps:  # fmt: skip
-        """`howdah train`; the first steps of the process are not counted."""
+        """`howdah train`; the first `warm` steps of the process are not counted."""
         directory = tempfile.mkdtemp(dir=self.folder)
         settings = {
             "run": {"name": "bench", "directory": directory},
@@ -84,7 +87,7 @@ class Bench:
             "model": {"base": self.base},
             "training": {
                 "framework": framework, "global_batch_size": batch,
-                "max_steps": _WARM + self.steps, "logging_steps": 1,
+                "max_steps": warm + self.steps, "logging_steps": 1,
             },
             "checkpoint": {"every_minutes": None, "every_epoch": False},
             "evaluation": {"splits": []},
@@ -99,22 +102,24 @@ class Bench:
         )  # fmt: skip
         with open(f"{directory}/metrics.jsonl", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
-        lines = [line for line in lines if line.get("examples_per_second")][_WARM:]
+        lines = [line for line in lines if line.get("examples_per_second")]
         with open(f"{directory}/run.json", encoding="utf-8") as file:
             attempt = json.load(file)["attempts"][0]
         seconds = [batch / line["examples_per_second"] for line in lines]
+        tokens = [s * line["tokens_per_second"] for s, line in zip(seconds, lines, strict=True)]
         waits = [s * line["input_wait"] for s, line in zip(seconds, lines, strict=True)]
         return Steps(
-            seconds=seconds,
-            tokens=sum(
-                s * line["tokens_per_second"] for s, line in zip(seconds, lines, strict=True)
-            ),
+            seconds=seconds[warm:],
+            tokens=sum(tokens[warm:]),
             to_first=attempt["seconds_to_first_step"],
-            input_wait=sum(waits) / sum(seconds),
+            input_wait=sum(waits[warm:]) / sum(seconds[warm:]),
+            cold_tokens_per_second=_rate(tokens[_WARM:warm], seconds[_WARM:warm]),
         )
 
-    def hf_trainer(self, *words: str, steps: int | None = None) -> Steps:
-        """Hugging Face's Trainer, its code warm before the first of `steps` (the bench's).
+    def hf_trainer(self, *words: str, steps: int | None = None, warm: int = 0) -> Steps:
+        """Hugging Face's Trainer: `steps` (the bench's) after `warm` ones.
+
+        Some backward passes of one length come before its first step in any case.
 
         group_by_length sorts each 50 batches, the longest first: only all steps of such a stretch
         have its mix of lengths.
@@ -122,15 +127,17 @@ class Bench:
         out = f"{self.folder}/hf.json"
         _run(
             "bench.hf_trainer", "--dataset", f"{self.folder}/data", "--base", self.base,
-            "--out", out, "--max-steps", str(steps or self.steps), "--threads", str(CORES),
+            "--out", out, "--max-steps", str(warm + (steps or self.steps)), "--threads", str(CORES),
             "--warm-up", *words,
         )  # fmt: skip
         with open(out, encoding="utf-8") as file:
             found = json.load(file)
+        seconds, tokens = found["step_seconds"], found["step_tokens"]
         return Steps(
-            seconds=found["step_seconds"],
-            tokens=sum(found["step_tokens"]),
+            seconds=seconds[warm:],
+            tokens=sum(tokens[warm:]),
             to_first=found["seconds_to_first_step"],
+            cold_tokens_per_second=_rate(tokens[_WARM:warm], seconds[_WARM:warm]),
         )
 
     def tf_plain(self, *, steps: int | None = None) -> Steps:
@@ -174,6 +181,10 @@ class Device:
     gpu: bool
     peaks: dict[str, float]
     """FLOP/s of a large matrix product in torch, the best of several, by precision."""
+
+
+def _rate(tokens: list[float], seconds: list[float]) -> float | None:
+    return sum(tokens) / sum(seconds) if seconds else None
 
 
 def device() -> Device:

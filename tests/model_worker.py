@@ -159,8 +159,8 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     steps.reduce()
     out |= {f"gradient/{name}": np.array(value) for name, value in gradients.sums.items()}
     _backward(steps, given, micro=1)  # accumulated
-    out["twice"] = np.array(gradients.sums["classifier.weight"])
     out["norm"] = np.array(steps.reduce())
+    out |= {f"twice/{name}": np.array(value) for name, value in gradients.sums.items()}
     narrow = given | {"ids_BT": given["ids_BT"][:2, :8], "mask_BT": given["mask_BT"][:2, :8]}
     _backward(steps, narrow | {k: given[k][:2] for k in ("labels_B", "weights_B")}, micro=0)
     out["traces"] = np.array(steps.traces)
