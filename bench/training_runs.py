@@ -108,12 +108,13 @@ class Bench:
         seconds = [batch / line["examples_per_second"] for line in lines]
         tokens = [s * line["tokens_per_second"] for s, line in zip(seconds, lines, strict=True)]
         waits = [s * line["input_wait"] for s, line in zip(seconds, lines, strict=True)]
+        cold = sum(seconds[_WARM:warm])
         return Steps(
             seconds=seconds[warm:],
             tokens=sum(tokens[warm:]),
             to_first=attempt["seconds_to_first_step"],
             input_wait=sum(waits[warm:]) / sum(seconds[warm:]),
-            cold_tokens_per_second=_rate(tokens[_WARM:warm], seconds[_WARM:warm]),
+            cold_tokens_per_second=sum(tokens[_WARM:warm]) / cold if cold else None,
         )
 
     def hf_trainer(self, *words: str, steps: int | None = None, warm: int = 0) -> Steps:
@@ -132,12 +133,10 @@ class Bench:
         )  # fmt: skip
         with open(out, encoding="utf-8") as file:
             found = json.load(file)
-        seconds, tokens = found["step_seconds"], found["step_tokens"]
         return Steps(
-            seconds=seconds[warm:],
-            tokens=sum(tokens[warm:]),
+            seconds=found["step_seconds"][warm:],
+            tokens=sum(found["step_tokens"][warm:]),
             to_first=found["seconds_to_first_step"],
-            cold_tokens_per_second=_rate(tokens[_WARM:warm], seconds[_WARM:warm]),
         )
 
     def tf_plain(self, *, steps: int | None = None) -> Steps:
@@ -181,10 +180,6 @@ class Device:
     gpu: bool
     peaks: dict[str, float]
     """FLOP/s of a large matrix product in torch, the best of several, by precision."""
-
-
-def _rate(tokens: list[float], seconds: list[float]) -> float | None:
-    return sum(tokens) / sum(seconds) if seconds else None
 
 
 def device() -> Device:

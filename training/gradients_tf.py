@@ -28,8 +28,8 @@ class Gradients:
         self._table = self.sums.get(WORD_EMBEDDINGS)
         if self._table is not None:
             width = self._table.shape[1]
-            self._ids = _variable(tf.zeros([0], tf.int32), [None])
-            self._rows = _variable(tf.zeros([0, width]), [None, width])
+            self._ids = tf.Variable(tf.zeros([0], tf.int32), trainable=False, shape=[None])
+            self._rows = tf.Variable(tf.zeros([0, width]), trainable=False, shape=[None, width])
         self.arrange(None, sparse_embeddings=False)
 
     def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
@@ -54,7 +54,8 @@ class Gradients:
         Args:
             gradients: in the order of the variables; the word embeddings' as rows, an id as often
                 as the batch has it.
-            first: of a step: what was there is replaced (by the tensor itself, nothing is copied).
+            first: of a step: what was there is replaced (but for the rows by the tensor itself,
+                nothing is copied).
         """
         for sums, gradient in zip(self.sums.values(), gradients, strict=True):
             if sums is self._table:
@@ -92,9 +93,11 @@ class Gradients:
         if comm.size == 1:
             return
         parts = self._messages(comm)
-        reduced_parts = comm.reduce_gradients([_joined(part) for part in parts])
-        for part, reduced in zip(parts, reduced_parts, strict=True):
-            for sums, piece in zip(part, _pieces(reduced, part), strict=True):
+        # Of a part with one member TensorFlow copies nothing, neither here nor in the split.
+        messages = [tf.concat([tf.reshape(s, [-1]) for s in part], 0) for part in parts]
+        for part, reduced in zip(parts, comm.reduce_gradients(messages), strict=True):
+            pieces = tf.split(reduced, [sums.shape.num_elements() for sums in part])
+            for sums, piece in zip(part, pieces, strict=True):
                 sums.assign(tf.reshape(piece, sums.shape))
 
     def _messages(self, comm: Comm) -> list[list[tf.Variable]]:
@@ -116,18 +119,3 @@ class Gradients:
             for sums in self.sums.values()
         ]
         return tf.sqrt(tf.add_n(squares))
-
-
-def _joined(sums: Sequence[tf.Variable]) -> tf.Tensor:
-    flat = [tf.reshape(one, [-1]) for one in sums]
-    return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
-
-
-def _pieces(joined: tf.Tensor, sums: Sequence[tf.Variable]) -> list[tf.Tensor]:
-    if len(sums) == 1:
-        return [joined]
-    return tf.split(joined, [one.shape.num_elements() for one in sums])
-
-
-def _variable(value: tf.Tensor, shape: list[int | None]) -> tf.Variable:
-    return tf.Variable(value, trainable=False, shape=tf.TensorShape(shape))
