@@ -59,6 +59,10 @@ def test_loads_every_tensor_exactly(base):
     assert model.notes == ()
 
 
+def test_tensors_come_in_the_order_of_their_names(base):
+    assert list(load_base(base).weights) == sorted(load_base(base).weights)
+
+
 def test_tiny_model_is_the_same_bytes_every_time(base, tmp_path):
     other = write_tiny_model(str(tmp_path / "other"))
     for name in os.listdir(base):

@@ -266,11 +266,14 @@ def _no_weights(directory: str, base: str) -> ModelError:
 def _sorted_out(
     found: Mapping[str, np.ndarray],
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], list[str]]:
-    """Encoder tensors under normal names, classifier tensors, and notes about the rest."""
+    """Encoder tensors under normal names, classifier tensors, and notes about the rest.
+
+    All in the order of their names: safetensors gives a file's in another one each time.
+    """
     weights: dict[str, np.ndarray] = {}
     head: dict[str, np.ndarray] = {}
     others: list[str] = []
-    for name, array in found.items():
+    for name, array in sorted(found.items()):
         bare = name.removeprefix(PREFIX)
         # Checkpoints that came from TensorFlow 1 call a norm's tensors gamma and beta.
         bare = re.sub(r"\.gamma$", ".weight", re.sub(r"\.beta$", ".bias", bare))
