@@ -1,5 +1,6 @@
 """Jobs on the mini cluster: submitted as users do, looked into, and harmed for real."""
 
+import glob
 import json
 import os
 import re
@@ -86,15 +87,30 @@ class ClusterJob(WatchedJob):
     def _page(self, pid):
         """The address of the job's page, which the driver prints first."""
         for path in self.logs("driver"):
-            found = re.findall(r"attempt \d+: (http://\S+)", path.read_text(errors="replace"))
+            try:
+                text = path.read_text(errors="replace")
+            except FileNotFoundError:  # YARN removes what a container leaves
+                continue
+            found = re.findall(r"attempt \d+: (http://\S+)", text)
             if found:
                 return found[-1]
         return None
 
     def logs(self, word):
         """Log files of the job's containers, the newest attempt's last."""
-        folders = Path(self.cluster.directory).glob(f"**/{self.application}/container_*/*")
-        return sorted(path for path in folders if path.is_file() and word in path.name)
+        patterns = [f"{glob.escape(folder)}/*{word}*" for folder in self.containers()]
+        files = [Path(name) for pattern in patterns for name in glob.glob(pattern)]
+        return sorted(path for path in files if path.is_file())
+
+    def containers(self, daemon=""):
+        """Folders that the daemons, or one of them, keep for the job's containers."""
+        found = []
+        # `walk` passes over what YARN removes meanwhile; Path.glob raises there.
+        for folder, names, _ in os.walk(os.path.join(self.cluster.directory, daemon)):
+            if os.path.basename(folder) == self.application:
+                found += [os.path.join(folder, n) for n in names if n.startswith("container_")]
+                names.clear()
+        return found
 
     def processes(self):
         """Every process that a container of the job has."""

@@ -4,6 +4,7 @@
 frameworks, and writes docs/faults.md.
 """
 
+import os
 import re
 import time
 import uuid
@@ -243,16 +244,10 @@ def test_node_manager_killed(submit, cluster, framework, comes_back):
 
 def _hosts(job, daemon):
     """What a NodeManager has of the job: its driver, only workers, or nothing."""
-    folders = [p.name for p in _containers(job, daemon)]
+    folders = [os.path.basename(path) for path in job.containers(daemon)]
     if any(name.endswith("_000001") for name in folders):
         return "the driver"
     return "a worker" if folders else "nothing"
-
-
-def _containers(job, daemon):
-    from pathlib import Path
-
-    return list(Path(job.cluster.directory).glob(f"{daemon}/**/{job.application}/container_*"))
 
 
 PREEMPTION = {
