@@ -16,8 +16,8 @@ import tempfile
 
 from bench import harness
 from howdah import config
+from howdah.machine import cpu_gains_by_bf16
 from tools import minilm
-from training.prepare import cpu_gains_by_bf16
 
 SEEDS = (1, 2, 3)
 EPOCHS = 1

@@ -25,7 +25,7 @@ import tempfile
 
 from bench import harness
 from bench.training_runs import BATCH, SIZES, Bench, Device, Steps, device
-from training.prepare import cpu_gains_by_bf16
+from howdah.machine import cpu_gains_by_bf16
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 STEPS = int(os.environ.get("BENCH_STEPS", "100"))

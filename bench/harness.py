@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from training.prepare import cpu_gains_by_bf16
+from howdah.machine import cpu_gains_by_bf16
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("tensorflow", "torch", "transformers", "datasets", "pyspark", "horovod", "numpy")

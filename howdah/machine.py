@@ -1,4 +1,4 @@
-"""What this process may use of the machine: cores and memory, container limits included."""
+"""What this process may use of the machine: cores and memory, container limits included; bf16."""
 
 from __future__ import annotations
 
@@ -53,6 +53,19 @@ def memory_bytes(cgroup_root: str = _CGROUP_ROOT) -> tuple[int, int]:
         used = int(_read(f"{cgroup_root}/memory/memory.usage_in_bytes") or 0)
         limit, available = int(bound), min(available, max(0, int(bound) - used))
     return limit, available
+
+
+def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
+    """The processor has AMX-BF16, which multiplies bf16 many times faster than float32.
+
+    AVX512-BF16 alone is no gain to rely on: docs/decisions/bf16-on-cpus.md.
+    """
+    try:
+        with open(cpuinfo, encoding="ascii", errors="replace") as file:
+            flags = next((line.split() for line in file if line.startswith("flags")), [])
+    except OSError:  # not Linux: nothing is known of the processor
+        return False
+    return "amx_bf16" in flags
 
 
 def _cgroup_folders(root: str) -> Iterator[str]:

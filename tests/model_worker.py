@@ -37,7 +37,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
     import torch.nn.functional as F
     from transformers import DistilBertConfig, DistilBertForSequenceClassification
 
-    from training import model_torch
+    from training import kernels_torch, model_torch
     from training.parameters import decays
 
     def build(model: ModelSection, precision: str = "fp32"):
@@ -68,6 +68,9 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
         }
 
     out |= {f"gradient/{name}": array for name, array in gradients(net, logits_BC).items()}
+    half = build(ModelSection(**RATES), "bf16").train()
+    for name, array in gradients(half, half(ids_BT, mask_BT)).items():
+        out[f"bf16/gradient/{name}"] = array
 
     # -- transformers' own forward pass, as it is
     plain = DistilBertForSequenceClassification(
@@ -104,7 +107,7 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
             for n, act in model_torch._ACTIVATIONS.items()}  # fmt: skip
     ones = torch.ones(4, 100_001)  # not a multiple of what one draw is for
     torch.manual_seed(3)
-    out["dropped"] = np.stack([model_torch.dropout_factors(ones, 0.1).numpy() for _ in range(2)])
+    out["dropped"] = np.stack([kernels_torch.dropout_factors(ones, 0.1).numpy() for _ in range(2)])
 
     named = {name: torch.nn.Parameter(torch.from_numpy(given[name])) for name in _updated(given)}
     optimizer = torch.optim.AdamW(

@@ -2,6 +2,8 @@
 
 import os
 
+import pytest
+
 from howdah import machine
 
 
@@ -32,3 +34,14 @@ def test_a_container_s_memory_limit(tmp_path):
     (tmp_path / "memory.current").write_text(str(60 * 2**20))
     (tmp_path / "memory.stat").write_text(f"anon 1\ninactive_file {10 * 2**20}\n")
     assert machine.memory_bytes(str(tmp_path)) == (64 * 2**20, 14 * 2**20)
+
+
+FLAGS = [("fpu avx512_bf16 sse", False), ("fpu amx_bf16 amx_tile", True), ("fpu avx512f", False)]
+
+
+@pytest.mark.parametrize(("flags", "has"), FLAGS)
+def test_bf16_is_taken_where_the_processor_gains_by_it(tmp_path, flags, has):
+    info = tmp_path / "cpuinfo"
+    info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    assert machine.cpu_gains_by_bf16(str(info)) is has
+    assert machine.cpu_gains_by_bf16(str(tmp_path / "none")) is False

@@ -167,6 +167,16 @@ def test_gradients_are_the_same_in_both_frameworks(results):
         )
 
 
+def test_bf16_gradients_are_those_of_fp32_to_its_precision(results):
+    whole, half = (part(results["torch"], f"{kind}gradient/") for kind in ("", "bf16/"))
+    assert whole.keys() == half.keys()
+    for name, array in half.items():
+        if UNDEFINED in name:
+            continue
+        off = np.linalg.norm(array - whole[name]) / np.linalg.norm(whole[name])
+        assert off < 0.05, name
+
+
 def test_micro_batches_are_added_up(results):
     result = results["tensorflow"]
     once = part(result, "gradient/")

@@ -16,7 +16,7 @@ from tests.tiny_model import write_tiny_model
 from training.comm import SoloComm
 from training.env import RankEnv
 from training.lossscale import LossScale, clip_factor
-from training.prepare import Job, cpu_gains_by_bf16, prepare
+from training.prepare import Job, prepare
 from training.run import Run
 from training.state import TrainState
 
@@ -216,17 +216,6 @@ def test_a_base_without_weights_is_refused(tmp_path, tiny_dataset):
 
 
 # -------------------------------------------------------------------------------- small pieces
-FLAGS = [("fpu avx512_bf16 sse", False), ("fpu amx_bf16 amx_tile", True), ("fpu avx512f", False)]
-
-
-@pytest.mark.parametrize(("flags", "has"), FLAGS)
-def test_bf16_is_taken_where_the_processor_gains_by_it(tmp_path, flags, has):
-    info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
-    assert cpu_gains_by_bf16(str(info)) is has
-    assert cpu_gains_by_bf16(str(tmp_path / "none")) is False
-
-
 def test_clipping_takes_the_norm_to_the_bound():
     assert clip_factor(4.0, 1.0) * 4.0 == pytest.approx(1.0, rel=1e-5)
     assert clip_factor(0.5, 1.0) == 1.0

