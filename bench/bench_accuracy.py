@@ -2,7 +2,7 @@
 
 AG_NEWS=path/to/ag_news_test.csv (X. Zhang, J. Zhao, Y. LeCun, NIPS 2015; class, title,
 description, no header). Bar: means within one point. All train in the precision that
-wins on the processor: fp32, or bf16 where it has AMX; HF Trainer groups rows by length.
+wins on the processor: fp32, or bf16 where it gains by that; HF Trainer groups rows by length.
 """
 
 from __future__ import annotations

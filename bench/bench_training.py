@@ -3,8 +3,8 @@
 Real texts (docstrings of the installed packages, and AG News where AG_NEWS names its CSV, see
 bench_accuracy.py), 3,200 rows cut at 128 tokens, batch 32, the MiniLM size and DistilBERT-base's.
 Rates are of real tokens, given as examples of the mean length. Precision: what wins on the
-processor, bf16 with AMX, else fp32, for both sides. On a GPU (`make bench-gpu`) torch alone, bf16
-but for HF Trainer as it comes, batch 256.
+processor, bf16 where `howdah.machine.cpu_gains_by_bf16` says so, else fp32, for both sides but for
+the peers as they come, which are fp32. On a GPU (`make bench-gpu`) torch alone, batch 256.
 
 As many steps as are timed come before them, so that each length has been met: oneDNN compiles
 kernels for it, and HF Trainer as it comes and the plain loop have one length only, which a few

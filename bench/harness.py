@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from howdah.machine import cpu_gains_by_bf16
+from howdah.machine import cpu_has_amx
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("tensorflow", "torch", "transformers", "datasets", "pyspark", "horovod", "numpy")
@@ -113,7 +113,7 @@ def machine() -> dict:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
-        "cpu": model + (" (AMX)" if cpu_gains_by_bf16() else ""),
+        "cpu": model + (" (AMX)" if cpu_has_amx() else ""),
         "cores": len(os.sched_getaffinity(0)),
         "memory_gib": round(memory / 2**30, 1),
         "system": platform.platform(),

@@ -315,8 +315,8 @@ class TrainingSection(Section):
     max_grad_norm: float = Field(default=1.0, ge=0)
     """Clip the reduced gradient at this global norm; 0: off."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """auto: bf16 where it is sure to be faster (a GPU, or a processor with AMX), else fp32.
-    fp16 (with loss scaling) on GPUs only."""
+    """auto: bf16 where all ranks are sure to be faster by it (GPUs, processors with AMX, AMD's with
+    AVX512-BF16), else fp32. fp16 (with loss scaling) on GPUs only."""
     label_smoothing_factor: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Label smoothing."""
     class_weights: Literal["none", "balanced"] | dict[str, float] = "none"

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 
 _CGROUP_ROOT = "/sys/fs/cgroup"
+_CPUINFO = "/proc/cpuinfo"
 
 
 def cores(cgroup_root: str = _CGROUP_ROOT) -> int:
@@ -55,17 +56,29 @@ def memory_bytes(cgroup_root: str = _CGROUP_ROOT) -> tuple[int, int]:
     return limit, available
 
 
-def cpu_gains_by_bf16(cpuinfo: str = "/proc/cpuinfo") -> bool:
-    """The processor has AMX-BF16, which multiplies bf16 many times faster than float32.
+def cpu_gains_by_bf16(cpuinfo: str = _CPUINFO) -> bool:
+    """The processor multiplies bf16 faster than float32: by AMX-BF16, or AMD's AVX512-BF16.
 
-    AVX512-BF16 alone is no gain to rely on: docs/decisions/bf16-on-cpus.md.
+    Intel's AVX512-BF16 alone is no gain to rely on: docs/decisions/bf16-on-cpus.md.
     """
+    vendor, flags = _processor(cpuinfo)
+    return "amx_bf16" in flags or (vendor == "AuthenticAMD" and "avx512_bf16" in flags)
+
+
+def cpu_has_amx(cpuinfo: str = _CPUINFO) -> bool:
+    """The processor has AMX-BF16: matrix units, many times faster than its vector units."""
+    return "amx_bf16" in _processor(cpuinfo)[1]
+
+
+def _processor(cpuinfo: str) -> tuple[str, list[str]]:
+    """The first processor's vendor and flags; nothing where the file is not (not Linux)."""
     try:
         with open(cpuinfo, encoding="ascii", errors="replace") as file:
-            flags = next((line.split() for line in file if line.startswith("flags")), [])
-    except OSError:  # not Linux: nothing is known of the processor
-        return False
-    return "amx_bf16" in flags
+            first = file.read().partition("\n\n")[0]
+    except OSError:
+        return "", []
+    fields = {key.strip(): value for key, _, value in (x.partition(":") for x in first.split("\n"))}
+    return fields.get("vendor_id", "").strip(), fields.get("flags", "").split()
 
 
 def _cgroup_folders(root: str) -> Iterator[str]:

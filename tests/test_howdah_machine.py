@@ -36,12 +36,24 @@ def test_a_container_s_memory_limit(tmp_path):
     assert machine.memory_bytes(str(tmp_path)) == (64 * 2**20, 14 * 2**20)
 
 
-FLAGS = [("fpu avx512_bf16 sse", False), ("fpu amx_bf16 amx_tile", True), ("fpu avx512f", False)]
+PROCESSORS = [
+    ("GenuineIntel", "fpu avx512f", False, False),
+    ("GenuineIntel", "fpu avx512_bf16 sse", False, False),
+    ("GenuineIntel", "fpu avx512_bf16 amx_bf16 amx_tile", True, True),
+    ("AuthenticAMD", "fpu avx2 sse", False, False),
+    ("AuthenticAMD", "fpu avx512f avx512_bf16", True, False),
+]
 
 
-@pytest.mark.parametrize(("flags", "has"), FLAGS)
-def test_bf16_is_taken_where_the_processor_gains_by_it(tmp_path, flags, has):
+@pytest.mark.parametrize(("vendor", "flags", "gains", "has_amx"), PROCESSORS)
+def test_bf16_is_taken_where_the_processor_gains_by_it(tmp_path, vendor, flags, gains, has_amx):
     info = tmp_path / "cpuinfo"
-    info.write_text(f"processor\t: 0\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
-    assert machine.cpu_gains_by_bf16(str(info)) is has
+    one = f"vendor_id\t: {vendor}\nbugs\t\t: amx_bf16\nflags\t\t: {flags}\n"
+    info.write_text(f"processor\t: 0\n{one}\nprocessor\t: 1\n{one}\n")
+    assert machine.cpu_gains_by_bf16(str(info)) is gains
+    assert machine.cpu_has_amx(str(info)) is has_amx
+
+
+def test_nothing_is_gained_where_nothing_is_known_of_the_processor(tmp_path):
     assert machine.cpu_gains_by_bf16(str(tmp_path / "none")) is False
+    assert machine.cpu_has_amx(str(tmp_path / "none")) is False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -129,6 +130,55 @@ class OneOfAlike(OneOf):
 
     def broadcast(self, arrays, *, root=0):
         return dict(arrays)
+
+
+# ----------------------------------------------------------------------------------- precision
+class Among(OneOfAlike):
+    """Rank 0 of a world whose other ranks have these precisions, and those of a world before."""
+
+    def __init__(self, *others: tuple[str, str | None]) -> None:
+        super().__init__(0, 1 + len(others))
+        self.others = others
+
+    def gather_json(self, obj):
+        return [obj, *self.others] if isinstance(obj, list) else super().gather_json(obj)
+
+
+@pytest.fixture(params=[True, False])
+def gains(request, monkeypatch) -> bool:
+    """Whether this machine's processor is taken for one that gains by bf16."""
+    monkeypatch.setattr("training.prepare.cpu_gains_by_bf16", lambda: request.param)
+    return request.param
+
+
+def test_bf16_is_taken_where_every_rank_gains_by_it(tiny_dataset, tiny_model_dir, gains):
+    console = io.StringIO()
+    others = ("bf16", None), ("fp32", None), ("bf16", None)
+    got = job(tiny_dataset.path, tiny_model_dir, Among(*others), console=console)
+    assert (got.precision, got.pad_multiple) == ("fp32", 2)
+    assert f"rank(s) {'2' if gains else '0, 2'} gain nothing by bf16" in console.getvalue()
+    alike = ("bf16" if gains else "fp32", None)
+    assert job(tiny_dataset.path, tiny_model_dir, Among(alike)).precision == alike[0]
+    asked = Among(("bf16", None))
+    training = {"precision": "bf16"}
+    assert job(tiny_dataset.path, tiny_model_dir, asked, training=training).precision == "bf16"
+
+
+@pytest.mark.parametrize("settled", ["bf16", "fp32"])
+def test_a_precision_that_was_settled_stays(tiny_dataset, tiny_model_dir, gains, settled):
+    # A world after one that was lost with all its memory: models have been built already.
+    got = job(tiny_dataset.path, tiny_model_dir, Among(("fp32", settled), ("bf16", None)))
+    assert got.precision == settled
+    # A world that goes on from rank 1's memory, which this rank joins.
+    told = replace(got, precision=settled).told()
+
+    class Told(OneOfAlike):
+        def broadcast_json(self, obj, *, root=0):
+            return told if root == 1 else obj
+
+    config, run = got.config, Run(got.config, RankEnv(), console=io.StringIO())
+    joined = prepare(config, Told(0, 2), run, gpu=False, holder=1)
+    assert (joined.precision, joined.pad_multiple) == (settled, 4 if settled == "bf16" else 2)
 
 
 # ------------------------------------------------------------------------------- what is refused

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 
-from howdah.machine import cpu_gains_by_bf16
+from howdah.machine import cpu_has_amx
 from training import parameters
 
 __all__ = ["dropout_factors", "linear", "mkl_product"]
@@ -110,7 +110,7 @@ def mkl_product() -> Callable[..., None] | None:
 
     Source: oneMKL's reference, cblas_gemm_bf16bf16f32.
     """
-    if not cpu_gains_by_bf16() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not cpu_has_amx() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return None
     library = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     try:

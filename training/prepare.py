@@ -115,7 +115,7 @@ class Job:
     def told(self) -> dict:
         """What a rank that joins later must know, as JSON; the tokenizer's files come besides."""
         base = {"config": self.base.config, "hash": self.base.hash, "source": self.base.source}
-        return {"path": self.dataset.path, "base": base}
+        return {"path": self.dataset.path, "base": base, "precision": self.precision}
 
     def has(self, split: str) -> bool:
         """The dataset has rows in the split."""
@@ -145,7 +145,7 @@ def prepare(
     """
     _check_ranks_agree(config, comm)
     if holder is None:
-        job = _opened(config, comm, run, gpu)
+        job = _opened(config, comm, run, gpu, before)
     else:
         told = comm.broadcast_json(None if before is None else before.told(), root=holder)
         files = broadcast_files(before.base.tokenizer_files if before else {}, comm, holder)
@@ -161,9 +161,9 @@ def prepare(
     return replace(job, sparse_embeddings=sparse)
 
 
-def _opened(config: Config, comm: Comm, run: Run, gpu: bool) -> Job:
+def _opened(config: Config, comm: Comm, run: Run, gpu: bool, before: Job | None) -> Job:
     """The job of a run that begins, or goes on from a checkpoint: all is read and verified."""
-    precision = _checked_precision(config, gpu)
+    precision = _agreed_precision(config, comm, run, gpu, before)
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
     path = load_dataset(config.data.dataset).path if comm.rank == 0 else None
     dataset = load_dataset(comm.broadcast_json(path))
@@ -178,8 +178,7 @@ def _joined(
     config: Config, comm: Comm, run: Run, gpu: bool, told: dict, files: dict[str, bytes]
 ) -> Job:
     """The job of a rank that joins a run under way."""
-    dataset = load_dataset(told["path"])
-    precision = _checked_precision(config, gpu)
+    dataset, precision = load_dataset(told["path"]), told["precision"]
     opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
     base = BaseModel(weights={}, tokenizer_files=files, **told["base"])
     return _job(config, gpu, precision, dataset, opened["train"], base, {})
@@ -257,16 +256,20 @@ def _check_ranks_agree(config: Config, comm: Comm) -> None:
 
 
 def precision_of(config: Config, gpu: bool) -> str:
-    """fp32, bf16 or fp16: training.precision, `auto` made out."""
+    """fp32, bf16 or fp16: training.precision, `auto` made out for this machine."""
     wanted = config.training.precision
     if wanted != "auto":
         return wanted
     return "bf16" if gpu or cpu_gains_by_bf16() else "fp32"
 
 
-def _checked_precision(config: Config, gpu: bool) -> str:
-    precision = precision_of(config, gpu)
-    if precision == "fp16" and not gpu:
+def _agreed_precision(config: Config, comm: Comm, run: Run, gpu: bool, before: Job | None) -> str:
+    """The same on every rank, though `auto` may mean bf16 on one machine and fp32 on another.
+
+    What a world before has agreed on stays: models have been built by it.
+    """
+    own = precision_of(config, gpu)
+    if own == "fp16" and not gpu:
         raise ConfigError(
             "fp16 trains on GPUs only",
             where="training.precision",
@@ -274,7 +277,18 @@ def _checked_precision(config: Config, gpu: bool) -> str:
             got="fp16",
             remedy="set training.precision to auto",
         )
-    return precision
+    said = comm.gather_json([own, before and before.precision])
+    settled = next((kept for _, kept in said if kept), None)
+    if settled is not None:
+        return settled
+    without = [rank for rank, (precision, _) in enumerate(said) if precision == "fp32"]
+    if not without or len(without) == len(said):
+        return own
+    run.say(
+        f"fp32 on all ranks: the processors of rank(s) {', '.join(map(str, without))} gain nothing"
+        " by bf16; training.precision: bf16 would have it everywhere"
+    )
+    return "fp32"
 
 
 # -------------------------------------------------------------------------------------- the data
