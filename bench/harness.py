@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from howdah.machine import cpu_has_amx
+from howdah.machine import cpu_has_amx, processor
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("tensorflow", "torch", "transformers", "datasets", "pyspark", "horovod", "numpy")
@@ -97,14 +97,7 @@ def compare(
 
 def machine() -> dict:
     """What the figures were taken on."""
-    model = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
+    model = processor().get("model name", platform.processor())
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     versions = {}
     for package in _PACKAGES:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from functools import cache
+from itertools import takewhile
 
 _CGROUP_ROOT = "/sys/fs/cgroup"
 _CPUINFO = "/proc/cpuinfo"
@@ -61,24 +63,34 @@ def cpu_gains_by_bf16(cpuinfo: str = _CPUINFO) -> bool:
 
     Intel's AVX512-BF16 alone is no gain to rely on: docs/decisions/bf16-on-cpus.md.
     """
-    vendor, flags = _processor(cpuinfo)
-    return "amx_bf16" in flags or (vendor == "AuthenticAMD" and "avx512_bf16" in flags)
+    fields = processor(cpuinfo)
+    by_vectors = fields.get("vendor_id") == "AuthenticAMD" and "avx512_bf16" in _flags(fields)
+    return by_vectors or cpu_has_amx(cpuinfo)
 
 
 def cpu_has_amx(cpuinfo: str = _CPUINFO) -> bool:
     """The processor has AMX-BF16: matrix units, many times faster than its vector units."""
-    return "amx_bf16" in _processor(cpuinfo)[1]
+    return "amx_bf16" in _flags(processor(cpuinfo))
 
 
-def _processor(cpuinfo: str) -> tuple[str, list[str]]:
-    """The first processor's vendor and flags; nothing where the file is not (not Linux)."""
+@cache
+def processor(cpuinfo: str = _CPUINFO) -> dict[str, str]:
+    """The fields of the first processor; none where the file is not (not Linux).
+
+    The others are not read: the kernel asks each of them anew, and a machine may have hundreds.
+
+    Source: proc(5) /proc/cpuinfo.
+    """
     try:
         with open(cpuinfo, encoding="ascii", errors="replace") as file:
-            first = file.read().partition("\n\n")[0]
+            lines = [line.partition(":") for line in takewhile(str.strip, file)]
     except OSError:
-        return "", []
-    fields = {key.strip(): value for key, _, value in (x.partition(":") for x in first.split("\n"))}
-    return fields.get("vendor_id", "").strip(), fields.get("flags", "").split()
+        return {}
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _flags(fields: dict[str, str]) -> list[str]:
+    return fields.get("flags", "").split()
 
 
 def _cgroup_folders(root: str) -> Iterator[str]:
