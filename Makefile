@@ -17,7 +17,7 @@ help: ## list the targets
 setup: ## everything the rest needs: apt packages, .venv, Horovod (a second run: nothing to do)
 	@tools/setup.sh
 
-setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=tensorflow|torch; needs a CUDA toolkit)
+setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=torch|tensorflow; that needs a CUDA toolkit)
 	@tools/setup.sh --gpu $(FRAMEWORK) --cuda-archs "$(CUDA_ARCHS)"
 
 demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=tensorflow|torch, CLUSTER=1)
@@ -49,7 +49,7 @@ lock: setup ## resolve requirements*.txt into lock files with hashes
 bench: setup ## benchmarks, each beside its peer (AG_NEWS=path for the accuracy bench)
 	@$(PYTHON_ENV) -m bench
 
-bench-gpu: setup ## the training bench on this machine's GPU, all in one (needs a CUDA toolkit)
+bench-gpu: setup ## the training bench on this machine's GPU, all in one
 	@tools/setup.sh --gpu torch --cuda-archs "$(CUDA_ARCHS)"
 	@BENCH_BATCH=256 BENCH_FRAMEWORKS=torch .venv-gpu-torch/bin/python -m bench training
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 
 import numpy as np
 
@@ -86,7 +87,9 @@ def write_texts(path: str, texts: str, count: int, tokenizer: Encoder) -> Datase
 
 
 def _docstrings() -> list[tuple[str, str]]:
-    corpus = docstrings.corpus(docstrings.default_packages()[:_LABELS])
+    # A GPU environment has neither Airflow nor Spark: what it has of the list.
+    here = [name for name in docstrings.default_packages() if importlib.util.find_spec(name)]
+    corpus = docstrings.corpus(here[:_LABELS])
     return [(text, label) for _, text, label in corpus if len(text) >= 20]
 
 

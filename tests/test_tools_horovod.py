@@ -249,6 +249,7 @@ def gpu_tree(folder, release):
     nvcc.parent.mkdir(parents=True)
     nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
     nvcc.chmod(0o755)
+    (folder / "cuda" / "lib64").mkdir()
     return folder / "cuda"
 
 
@@ -283,6 +284,34 @@ def test_a_gpu_build_says_what_it_lacks(tools, monkeypatch, tmp_path):
     shim = Path(env["HOROVOD_NCCL_HOME"])
     assert (shim / "include" / "nccl.h").is_file()
     assert (shim / "lib" / "libnccl.so").samefile(nccl / "lib" / "libnccl.so.2")
+
+
+def test_the_toolkit_of_the_environments_packages_is_found(tools, monkeypatch, tmp_path):
+    for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    site = tmp_path / "site"
+    assert str(tools.variant.cuda_home(str(site))) == "/usr/local/cuda"
+    packages = site / "nvidia" / "cu13"
+    gpu_tree(site / "nvidia", "13.0").rename(packages)
+    (packages / "lib64").rmdir()
+    for file in ("lib/libcudart.so.13", "lib/libcudadevrt.a", "include/cuda.h", "nvvm/bin/cicc"):
+        (packages / file).parent.mkdir(parents=True, exist_ok=True)
+        (packages / file).write_text(file)
+    assert tools.variant.cuda_home(str(site)) == packages
+
+    for file in ("include/nccl.h", "lib/libnccl.so.2"):
+        (site / "nvidia" / "nccl" / file).parent.mkdir(parents=True, exist_ok=True)
+        (site / "nvidia" / "nccl" / file).write_text("")
+    variant = tools.variant.Variant(frameworks=("torch",), gpu="nccl", cuda_archs=("90",))
+    env = tools.variant.gpu_environment({**TARGET, "site": str(site)}, variant, tmp_path / "work")
+    home = Path(env["CUDA_HOME"])  # as linkers and nvcc look for it
+    assert (home / "lib64" / "libcudart.so").read_text() == "lib/libcudart.so.13"
+    assert (home / "lib64" / "libcudadevrt.a").read_text() == "lib/libcudadevrt.a"
+    assert (home / "nvvm" / "bin" / "cicc").exists() and (home / "include" / "cuda.h").exists()
+    assert env["CUDACXX"] == f"{home}/bin/nvcc" and Path(env["CUDACXX"]).exists()
+
+    monkeypatch.setenv("CUDA_HOME", "/opt/cuda")
+    assert str(tools.variant.cuda_home(str(site))) == "/opt/cuda"
 
 
 def test_cmake_4_is_passed_over(tools, monkeypatch, tmp_path):

@@ -122,7 +122,8 @@ def build_inputs(target: Mapping, variant: Variant) -> dict[str, str]:
     if "torch" in variant.frameworks:
         inputs["torch"] = f"{target['torch']} {target['torch_build']}"
     if variant.gpu == "nccl":
-        nvcc = _first_line((output_of([cuda_home() / "bin" / "nvcc", "--version"]) or "")[-80:])
+        compiler = cuda_home(target["site"]) / "bin" / "nvcc"
+        nvcc = _first_line((output_of([compiler, "--version"]) or "")[-80:])
         inputs["gpu"] = f"nccl {target['nccl']} {nvcc} {','.join(variant.cuda_archs)}"
     return inputs
 
@@ -180,11 +181,16 @@ def find_cmake() -> str:
 
 
 # ------------------------------------------------------------------------------------ GPU builds
-def cuda_home() -> Path:
-    """The CUDA toolkit: $HOROVOD_CUDA_HOME, $CUDA_HOME, /usr/local/cuda."""
+def cuda_home(site: str) -> Path:
+    """The CUDA toolkit: $HOROVOD_CUDA_HOME, $CUDA_HOME, the environment's, /usr/local/cuda.
+
+    NVIDIA's packages for CUDA 13 lay out a whole toolkit in `site`; those for CUDA 12 have no nvcc.
+    """
     for name in ("HOROVOD_CUDA_HOME", "CUDA_HOME"):
         if os.environ.get(name):
             return Path(os.environ[name])
+    for nvcc in sorted(Path(site).glob("nvidia/cu[0-9]*/bin/nvcc")):
+        return nvcc.parent.parent
     return Path("/usr/local/cuda")
 
 
@@ -195,7 +201,7 @@ def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, 
         SetupError: no toolkit, a toolkit of another CUDA than the framework's, no NCCL wheel.
     """
     (framework,) = variant.frameworks  # one for each environment: checked by `check_variant`
-    home = cuda_home()
+    home = cuda_home(target["site"])
     nvcc = home / "bin" / "nvcc"
     release = re.search(r"release (\d+)\.(\d+)", output_of([nvcc, "--version"]) or "")
     if release is None:
@@ -227,6 +233,8 @@ def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, 
     (shim / "include").symlink_to(nccl / "include")
     for name in ("libnccl.so", "libnccl.so.2"):  # the linker looks for libnccl.so
         (shim / "lib" / name).symlink_to(library)
+    if not (home / "lib64").exists():
+        home = _as_toolkit(home, work / "cuda")
     return {
         "HOROVOD_GPU": "CUDA",
         "HOROVOD_GPU_OPERATIONS": "NCCL",
@@ -235,8 +243,28 @@ def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, 
         "HOROVOD_NCCL_HOME": str(shim),
         "HOROVOD_NCCL_LINK": "SHARED",
         "HOROVOD_BUILD_CUDA_CC_LIST": ",".join(variant.cuda_archs),
-        "CUDACXX": str(nvcc),
+        "CUDACXX": str(home / "bin" / "nvcc"),
     }
+
+
+def _as_toolkit(packages: Path, target: Path) -> Path:
+    """NVIDIA's packages laid out as CMake and nvcc look for a toolkit; returns `target`.
+
+    They have lib in place of lib64, and libraries by the names that programs load, not those that
+    linkers look for.
+    """
+    (target / "bin").mkdir(parents=True)
+    (target / "lib64").mkdir()
+    for part in ("include", "nvvm"):
+        (target / part).symlink_to(packages / part)
+    for tool in (packages / "bin").iterdir():
+        (target / "bin" / tool.name).symlink_to(tool)
+    for library in (packages / "lib").glob("lib*.*"):
+        (target / "lib64" / library.name).symlink_to(library)
+        plain = target / "lib64" / f"{library.name.split('.so')[0]}.so"
+        if ".so." in library.name and not plain.exists():
+            plain.symlink_to(library)
+    return target
 
 
 def check_variant(variant: Variant) -> Variant:
