@@ -17,7 +17,7 @@ help: ## list the targets
 setup: ## everything the rest needs: apt packages, .venv, Horovod (a second run: nothing to do)
 	@tools/setup.sh
 
-setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=torch|tensorflow; that needs a CUDA toolkit)
+setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=torch, or tensorflow: it needs a CUDA toolkit)
 	@tools/setup.sh --gpu $(FRAMEWORK) --cuda-archs "$(CUDA_ARCHS)"
 
 demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=tensorflow|torch, CLUSTER=1)

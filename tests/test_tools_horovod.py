@@ -249,7 +249,6 @@ def gpu_tree(folder, release):
     nvcc.parent.mkdir(parents=True)
     nvcc.write_text(f"#!/bin/sh\necho 'Cuda compilation tools, release {release}, V{release}.1'\n")
     nvcc.chmod(0o755)
-    (folder / "cuda" / "lib64").mkdir()
     return folder / "cuda"
 
 
@@ -293,7 +292,6 @@ def test_the_toolkit_of_the_environments_packages_is_found(tools, monkeypatch, t
     assert str(tools.variant.cuda_home(str(site))) == "/usr/local/cuda"
     packages = site / "nvidia" / "cu13"
     gpu_tree(site / "nvidia", "13.0").rename(packages)
-    (packages / "lib64").rmdir()
     for file in ("lib/libcudart.so.13", "lib/libcudadevrt.a", "include/cuda.h", "nvvm/bin/cicc"):
         (packages / file).parent.mkdir(parents=True, exist_ok=True)
         (packages / file).write_text(file)

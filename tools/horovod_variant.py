@@ -233,7 +233,7 @@ def gpu_environment(target: Mapping, variant: Variant, work: Path) -> dict[str, 
     (shim / "include").symlink_to(nccl / "include")
     for name in ("libnccl.so", "libnccl.so.2"):  # the linker looks for libnccl.so
         (shim / "lib" / name).symlink_to(library)
-    if not (home / "lib64").exists():
+    if home.is_relative_to(target["site"]):
         home = _as_toolkit(home, work / "cuda")
     return {
         "HOROVOD_GPU": "CUDA",
