@@ -1,159 +1,16 @@
-"""The driver's decisions without processes: ranks, gangs, counts, and who hangs."""
+"""The driver decides without processes: gangs, losses, new worlds, what counts as a restart."""
 
 import pytest
 
 from howdah.errors import UsageError
-from yarn import driver_page, driver_state, driver_status, hang
+from tests.driver_world import World, elastic
 from yarn.backend import Container
-from yarn.driver_job import CONTACT_SECONDS, Job
+from yarn.driver_job import CONTACT_SECONDS
 from yarn.driver_losses import Gang, Ledger
-from yarn.driver_members import Loss, Member
-from yarn.hang import Pace, View
-from yarn.world import Candidate, assign, variables
-
-
-# ----------------------------------------------------------------------------------- ranks
-def places(slots):
-    return {
-        s.member: (s.rank, s.local_rank, s.local_size, s.cross_rank, s.cross_size) for s in slots
-    }
-
-
-def test_ranks_of_a_node_are_numbered_within_it():
-    slots = assign([Candidate("a1", "a"), Candidate("b1", "b"), Candidate("a2", "a")])
-    assert places(slots) == {
-        "a1": (0, 0, 2, 0, 2),
-        "a2": (1, 1, 2, 0, 1),
-        "b1": (2, 0, 1, 1, 2),
-    }
-    assert {slot.size for slot in slots} == {3}
-
-
-def test_survivors_come_first_in_their_old_order_and_new_ones_join_their_nodes():
-    slots = assign(
-        [
-            Candidate("new-c", "c"),
-            Candidate("old-3", "b", old_rank=3),
-            Candidate("new-a", "a"),
-            Candidate("old-1", "a", old_rank=1),
-        ]
-    )
-    assert [slot.member for slot in slots] == ["old-1", "old-3", "new-a", "new-c"]
-    assert [slot.keep for slot in slots] == [True, True, False, False]
-    assert places(slots)["new-a"] == (2, 1, 2, 0, 1)
-
-
-def test_a_smaller_world_keeps_survivors():
-    slots = assign([Candidate("new", "a"), Candidate("old", "a", old_rank=0)], 1)
-    assert [slot.member for slot in slots] == ["old"]
-
-
-def test_every_place_of_a_large_world_is_consistent():
-    nodes = [f"n{number % 7}" for number in range(40)]
-    slots = assign([Candidate(f"m{i}", node) for i, node in enumerate(nodes)])
-    assert [slot.rank for slot in slots] == list(range(40))
-    for node in set(nodes):
-        mates = [slot for slot in slots if slot.node == node]
-        assert sorted(slot.local_rank for slot in mates) == list(range(len(mates)))
-        assert {slot.local_size for slot in mates} == {len(mates)}
-    for local_rank in range(6):
-        across = [slot for slot in slots if slot.local_rank == local_rank]
-        assert sorted(slot.cross_rank for slot in across) == list(range(len(across)))
-        assert {slot.cross_size for slot in across} <= {len(across)}
-
-
-def test_a_node_s_name_becomes_one_that_horovod_can_put_into_a_path():
-    (slot,) = assign([Candidate("m", "host:8041/rack")])
-    env = variables(slot, relay_port=1, interface="eth0", gloo_timeout_seconds=1.2, elastic=True)
-    assert env["HOROVOD_HOSTNAME"] == "host-8041-rack"
-    assert env["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "1"
-    assert (env["HOROVOD_RANK"], env["HOROVOD_SIZE"], env["HOROVOD_ELASTIC"]) == ("0", "1", "1")
+from yarn.driver_members import Loss
 
 
 # ------------------------------------------------------------------------------------- jobs
-class Recorder:
-    """Hands that only note what they were told."""
-
-    def __init__(self):
-        self.orders, self.kept, self.released, self.generations, self.events = [], [], [], [], []
-
-    def order(self, member, order):
-        self.orders.append((member, order))
-
-    def keep(self, count):
-        self.kept.append(count)
-
-    def release(self, member):
-        self.released.append(member)
-
-    def begin(self, generation):
-        self.generations.append(generation)
-
-    def event(self, what):
-        self.events.append(what)
-
-    def take(self, kind):
-        """The members that were given an order of this kind since the last time."""
-        found = [member for member, order in self.orders if order["type"] == kind]
-        self.orders = [one for one in self.orders if one[1]["type"] != kind]
-        return found
-
-
-LIMITS = {
-    "workers": 2, "fewest": 2, "most": 2, "elastic": False, "tries": 1, "max_restarts": 10,
-    "gang_seconds": 60.0, "gang_attempts": 3, "hang_seconds": 45.0, "grace_seconds": 60.0,
-    "threads": 1, "gpus": 0,
-}  # fmt: skip
-
-
-class World:
-    """A job, its clock and its agents."""
-
-    def __init__(self, **limits):
-        self.now = 1000.0
-        self.hands = Recorder()
-        self.job = Job(driver_state.Limits(**{**LIMITS, **limits}), self.hands, self.now)
-
-    def pass_time(self, seconds, silent=()):
-        """Time goes by; agents are heard of, save the silent ones."""
-        end = self.now + seconds
-        while self.now < end:
-            self.now = min(end, self.now + 1.0)
-            for name in self.job.members:
-                if name not in silent:
-                    self.job.contact(name, self.now)
-                    self.job.members[name].beat_time = self.now
-            self.job.tick(self.now)
-
-    def come(self, *names, node="n", **facts):
-        return [self.job.registered(name, node, facts, self.now) for name in names]
-
-    def tell(self, name, kind, **more):
-        member = self.job.members[name]
-        self.job.happened(name, {"type": kind, "process": member.process, **more}, self.now)
-
-    def train(self, *names):
-        self.come(*names)
-        for name in names:
-            self.tell(name, "ready")
-        self.pass_time(1)
-        self.join()
-
-    def join(self):
-        for slot in self.job.world:
-            self.tell(slot.member, "joined", generation=self.job.generation, rank=slot.rank)
-
-    def die(self, name, code=-9, failure=None):
-        self.tell(name, "exited", exit_code=code, failure=failure, lines=["last words"])
-
-    def end(self):
-        for name, member in self.job.members.items():
-            if member.running:
-                self.die(name)
-        self.pass_time(20)
-        assert self.job.mode == "over"
-
-
 def test_a_world_is_formed_when_all_are_ready():
     w = World()
     w.come("a", "b")
@@ -248,10 +105,6 @@ def test_a_preempted_worker_of_a_static_job_costs_no_try():
     w.pass_time(1)
     assert (w.job.mode, w.job.tries, w.job.ledger.preemptions) == ("waiting", 1, 1)
     assert w.come("c") == [True]
-
-
-def elastic(**limits):
-    return World(**{"elastic": True, "fewest": 1, "most": 3, **limits})
 
 
 @pytest.mark.parametrize(("reason", "counts"), [("preempted", (0, 1)), ("killed", (1, 0))])
@@ -400,43 +253,6 @@ def test_gpus_of_a_node_are_shared_out():
     assert given == [["0"], ["1"]]
 
 
-def test_the_page_shows_names_as_text():
-    w = World()
-    w.come("<b>a</b>", "b", node="<script>alert(1)</script>")
-    chronicle = driver_status.Chronicle("application_1_0001", 1)
-    chronicle.event("<i>lost</i>")
-    status = chronicle.status(w.job)
-    text = driver_page.page(status, [(1, 2.0), (2, 1.0)], "run & co")
-    assert "&lt;script&gt;" in text
-    assert "<script" not in text
-    assert "<b>" not in text
-    assert "<i>" not in text
-    assert "run &amp; co" in text
-    assert "polyline" in text
-    assert "http://" not in text  # nothing is fetched from elsewhere
-    assert "https://" not in text
-
-
-def test_repeated_steps_replace_their_points_of_the_curve():
-    w = World()
-    w.train("a", "b")
-    chronicle = driver_status.Chronicle("x", 1)
-    for step in (1, 2, 3, 2, 3):
-        w.job.members["a"].step = {"step": step, "loss": 1.0 / step, "total_steps": 10}
-        done = chronicle.progress(w.job)
-    assert chronicle.curve() == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
-    assert done == 0.3
-    assert chronicle.status(w.job)["state"] == "running"
-
-
-def test_the_run_in_mlflow_is_in_the_status():
-    w = World()
-    chronicle = driver_status.Chronicle("x", 1)
-    assert chronicle.status(w.job)["mlflow_run_id"] is None
-    assert chronicle.heard({"type": "tracking", "mlflow_run_id": "abc", "process": 1})
-    assert chronicle.status(w.job)["mlflow_run_id"] == "abc"
-
-
 # ----------------------------------------------------------------------------------- counts
 def test_consequences_count_with_their_cause():
     ledger = Ledger()
@@ -454,63 +270,3 @@ def test_a_container_counts_when_the_cluster_is_silent_about_it():
     assert (ledger.restarts, ledger.open) == (0, True)
     ledger.settle([], {"a"}, 20.0)
     assert (ledger.restarts, ledger.open) == (1, False)
-
-
-# ------------------------------------------------------------------------------------ hangs
-def view(rank=0, phase="wait", seconds=100.0, silent=0.5, **more):
-    return View(f"m{rank}", rank, phase, seconds, silent, **more)
-
-
-@pytest.mark.parametrize(
-    ("other", "word"),
-    [
-        (view(1, "compute", 50.0, step_seconds=0.1), "in phase compute"),
-        (view(1, "compute", 10.0, step_seconds=0.1), None),
-        (view(1, "compute", 50.0), None),  # its first step compiles
-        (view(1, "compute", 500.0), "in phase compute"),
-        (view(1, "compute", 50.0, step_seconds=20.0), None),  # its steps are that long
-        (view(1, "save", 100.0), None),
-        (view(1, "save", 500.0), "in phase save"),
-        (view(1, "wait", 100.0, 60.0, stopped=True), "stopped by a signal"),
-        (view(1, "compute", 50.0, step_seconds=0.1, stopped=True), "stopped by a signal, in phase"),
-        (view(1, "evaluate", 100.0, 60.0), "silent"),
-        (view(1, "evaluate", 100.0, 60.0, busy=True), None),  # it holds Python's lock, and works
-        (view(1, "wait", 100.0, 10.0), None),
-    ],
-)
-def test_who_hangs(other, word):
-    found = hang.hanging([view(0), other], 45.0)
-    assert (word is None) == (not found)
-    if word:
-        assert [one.member for one in found] == ["m1"]
-        assert word in found[0].why
-
-
-def test_all_wait_and_nobody_is_missing():
-    assert hang.blocked([view(0), view(1, seconds=60.0)], 45.0) == 60.0
-    assert hang.blocked([view(0), view(1, seconds=10.0)], 45.0) is None
-    assert hang.blocked([view(0), view(1, "compute")], 45.0) is None
-    assert hang.blocked([view(0)], 45.0) is None
-
-
-def test_the_slow_one_is_who_works_long_not_who_waits_long():
-    even = {0: Pace(0.10, 0.01), 1: Pace(0.11, 0.0), 2: Pace(0.10, 0.01)}
-    assert hang.stragglers(even) == set()
-    assert hang.stragglers({**even, 3: Pace(0.30, 0.0)}) == {3}
-    assert hang.stragglers({0: Pace(0.1, 0.2), 1: Pace(0.3, 0.0)}) == {1}
-    assert hang.stragglers({0: Pace(0.1, 0.2)}) == set()
-
-
-def test_a_member_s_silence_is_measured_by_its_own_beats():
-    member = Member("m", "n", {}, contact=0.0)
-    member.begin_process(10.0)
-    state = {"process": 1, "beat": {"phase": "wait", "phase_seconds": 2.0}, "beat_age": 0.5,
-             "kernel": {"state": "S", "cpu_seconds": 5.0}}  # fmt: skip
-    member.reported(state, 20.0)
-    assert member.view(21.0).silent_seconds == pytest.approx(1.5)
-    assert member.view(21.0).phase_seconds == pytest.approx(3.5)
-    member.reported({**state, "beat_age": 30.5, "kernel": {"state": "T", "cpu_seconds": 5.0}}, 50.0)
-    assert member.view(50.0).silent_seconds == pytest.approx(30.5)
-    assert member.view(50.0).stopped
-    member.reported({**state, "process": 0}, 60.0)  # of a process that is gone
-    assert member.view(60.0).silent_seconds == pytest.approx(40.5)
