@@ -113,15 +113,19 @@ def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:
     for name in FRAMEWORKS:
         used = statistics.median(rates(name)) * bench.mean_length * bench.flops_per_token()
         shares = ", ".join(f"{used / peak:.0%} of {kind}'s" for kind, peak in on.peaks.items())
-        cold = statistics.median(found[name].cold_tokens_per_second for found in rounds)
+        cold = [found[name].cold_tokens_per_second for found in rounds]  # of short runs: unknown
+        till_warm = ""
+        if all(cold):
+            rate = statistics.median(cold) / bench.mean_length
+            till_warm = f", {rate:.1f} examples/s till all lengths have come"
         waits, first = (
             statistics.median(getattr(found[name], key) for found in rounds)
             for key in ("input_wait", "to_first")
         )
         print(
             f"{name}, {size}, {texts}: {used / 1e9:,.0f} GFLOP/s of real tokens, {shares} peak;"
-            f" waits for input {waits:.2%} of a step (bar 1%); {first:.1f} s to the first step,"
-            f" {cold / bench.mean_length:.1f} examples/s till all lengths have come",
+            f" waits for input {waits:.2%} of a step (bar 1%); {first:.1f} s to the first step"
+            f"{till_warm}",
             flush=True,
         )
     return rows
