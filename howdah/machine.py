@@ -73,6 +73,19 @@ def cpu_has_amx(cpuinfo: str = _CPUINFO) -> bool:
     return "amx_bf16" in _flags(processor(cpuinfo))
 
 
+def cpu_emulates_bf16(cpuinfo: str = _CPUINFO) -> bool:
+    """An x86 processor for which oneDNN has no products of bf16.
+
+    torch's take hundreds of times as long as float32's there; TensorFlow's, which converts, do not.
+    False where the processor's flags are not known.
+
+    Source: PyTorch's `mkldnn_bf16_device_check`.
+    """
+    flags = set(_flags(processor(cpuinfo)))
+    has_it = flags >= {"avx512bw", "avx512dq", "avx512vl"} or "avx_ne_convert" in flags
+    return bool(flags) and not has_it
+
+
 @cache
 def processor(cpuinfo: str = _CPUINFO) -> dict[str, str]:
     """The fields of the first processor; none where the file is not (not Linux).

@@ -8,11 +8,16 @@ import numpy as np
 import pytest
 import torch
 
+from howdah.machine import cpu_emulates_bf16
 from training import kernels_torch
 from training.kernels_torch import linear
 
 WIDTHS = (24, 8, 40)
 """Of layers that stand side by side; unequal, so that none can be taken for another."""
+
+
+def test_bf16_is_emulated_where_torch_says_so():
+    assert cpu_emulates_bf16() != torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @pytest.fixture(params=["own", "torch's"])
@@ -21,7 +26,7 @@ def products(request, monkeypatch) -> Iterator[None]:
     has_amx = request.param == "own"
     monkeypatch.setattr(kernels_torch, "cpu_has_amx", lambda: has_amx)
     kernels_torch.mkl_product.cache_clear()
-    if has_amx and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if has_amx and cpu_emulates_bf16():
         pytest.skip("the processor has no AVX-512: oneDNN has no products of bf16 there")
     assert (kernels_torch.mkl_product() is not None) == has_amx
     yield

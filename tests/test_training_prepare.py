@@ -181,6 +181,25 @@ def test_a_precision_that_was_settled_stays(tiny_dataset, tiny_model_dir, gains,
     assert (joined.precision, joined.pad_multiple) == (settled, 4 if settled == "bf16" else 2)
 
 
+@pytest.mark.parametrize(
+    ("framework", "precision", "emulates", "warns"),
+    [
+        ("torch", "bf16", True, True),
+        ("torch", "bf16", False, False),
+        ("torch", "fp32", True, False),
+        ("tensorflow", "bf16", True, False),
+    ],
+)
+def test_processors_without_bf16_are_named(
+    monkeypatch, tiny_dataset, tiny_model_dir, framework, precision, emulates, warns
+):
+    monkeypatch.setattr("training.prepare.cpu_emulates_bf16", lambda: emulates)
+    console = io.StringIO()
+    job(tiny_dataset.path, tiny_model_dir, Among((precision, None)), console=console,
+        training={"framework": framework, "precision": precision})  # fmt: skip
+    assert ("rank(s) 0, 1 have no instructions for bf16" in console.getvalue()) == warns
+
+
 # ------------------------------------------------------------------------------- what is refused
 def test_fp16_is_for_gpus(tiny_dataset, tiny_model_dir):
     training = {"precision": "fp16"}

@@ -12,7 +12,7 @@ import numpy as np
 
 from howdah.config import Config
 from howdah.errors import ConfigError, DataError
-from howdah.machine import cpu_gains_by_bf16
+from howdah.machine import cpu_emulates_bf16, cpu_gains_by_bf16
 from howdah.manifest import Dataset, load_dataset
 from training import parameters
 from training.basemodel import BaseModel
@@ -152,6 +152,7 @@ def prepare(
         job = before
         if before is None or before.told()["path"] != told["path"]:
             job = _joined(config, comm, run, gpu, told, files)
+    _warn_of_emulation(job.precision, config, comm, run, gpu)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
@@ -289,6 +290,20 @@ def _agreed_precision(config: Config, comm: Comm, run: Run, gpu: bool, before: J
         " by bf16; training.precision: bf16 would have it everywhere"
     )
     return "fp32"
+
+
+def _warn_of_emulation(precision: str, config: Config, comm: Comm, run: Run, gpu: bool) -> None:
+    """bf16 was asked for by name, or agreed on before a rank came that cannot do it."""
+    if precision != "bf16" or config.training.framework != "torch":
+        return
+    said = comm.gather_json({"emulates": not gpu and cpu_emulates_bf16()})
+    ranks = [rank for rank, own in enumerate(said) if own["emulates"]]
+    if ranks:
+        run.say(
+            f"warning: the processors of rank(s) {', '.join(map(str, ranks))} have no instructions"
+            " for bf16 (AVX-512): torch's products take hundreds of times as long there as in fp32,"
+            " and the other ranks wait; set training.precision to auto or fp32, or take other nodes"
+        )
 
 
 # -------------------------------------------------------------------------------------- the data
