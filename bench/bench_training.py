@@ -25,7 +25,6 @@ import tempfile
 
 from bench import harness
 from bench.training_runs import BATCH, SIZES, Bench, Device, Steps, device
-from howdah.machine import cpu_gains_by_bf16
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 STEPS = int(os.environ.get("BENCH_STEPS", "100"))
@@ -55,7 +54,7 @@ def _texts() -> dict[str, str]:
 
 
 def _round(bench: Bench, on: Device) -> dict[str, Steps]:
-    bf16 = ["--bf16"] if on.gpu or cpu_gains_by_bf16() else []
+    bf16 = ["--bf16"] if "bf16" in on.peaks else []
     found = {}
     if "torch" in FRAMEWORKS:
         found["as it comes"] = bench.hf_trainer("--pad-to", "128", steps=PADDED_STEPS)

@@ -180,7 +180,8 @@ class Device:
     name: str
     gpu: bool
     peaks: dict[str, float]
-    """FLOP/s of a large matrix product in torch, the best of several, by precision."""
+    """FLOP/s of a large matrix product in torch, the best of several, by precision: fp32, and bf16
+    where it gains."""
 
 
 def device() -> Device:
@@ -197,7 +198,7 @@ def _measured() -> dict:
     torch.set_num_threads(CORES)
     peaks = {}
     dtypes = {"fp32": torch.float32}
-    if gpu or cpu_gains_by_bf16():  # elsewhere nothing computes in it, and it may be emulated
+    if gpu or cpu_gains_by_bf16():  # elsewhere it may be emulated: minutes for a product
         dtypes["bf16"] = torch.bfloat16
     for name, dtype in dtypes.items():
         best = 0.0

@@ -152,7 +152,7 @@ def prepare(
         job = before
         if before is None or before.told()["path"] != told["path"]:
             job = _joined(config, comm, run, gpu, told, files)
-    _warn_of_emulation(job.precision, config, comm, run, gpu)
+    _warn_of_emulation(job, comm, run, gpu)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
@@ -292,12 +292,12 @@ def _agreed_precision(config: Config, comm: Comm, run: Run, gpu: bool, before: J
     return "fp32"
 
 
-def _warn_of_emulation(precision: str, config: Config, comm: Comm, run: Run, gpu: bool) -> None:
+def _warn_of_emulation(job: Job, comm: Comm, run: Run, gpu: bool) -> None:
     """bf16 was asked for by name, or agreed on before a rank came that cannot do it."""
-    if precision != "bf16" or config.training.framework != "torch":
+    if job.precision != "bf16" or job.config.training.framework != "torch":
         return
-    said = comm.gather_json({"emulates": not gpu and cpu_emulates_bf16()})
-    ranks = [rank for rank, own in enumerate(said) if own["emulates"]]
+    emulates = comm.gather_json(not gpu and cpu_emulates_bf16())
+    ranks = [rank for rank, own in enumerate(emulates) if own]
     if ranks:
         run.say(
             f"warning: the processors of rank(s) {', '.join(map(str, ranks))} have no instructions"
