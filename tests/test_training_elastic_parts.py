@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import socket
 import subprocess
@@ -273,6 +274,16 @@ def write(log: MetricsLog, *places: tuple) -> None:
 
 def read(directory) -> list[tuple]:
     return [(one["step"], one.get("split")) for one in read_metrics(str(directory))]
+
+
+def test_a_line_has_the_time_it_was_written_at_to_the_millisecond(tmp_path, monkeypatch):
+    path = str(tmp_path / "metrics.jsonl")
+    log = MetricsLog(path, path, 1)
+    monkeypatch.setattr("training.metricslog.time.time", lambda: 1795456123.4567)
+    log.write(step=1, loss=0.123456789, grad_norm=math.nan)
+    log.close()
+    (line,) = read_metrics(str(tmp_path))
+    assert (line["time"], line["loss"], line["grad_norm"]) == (1795456123.457, 0.1234568, None)
 
 
 def test_steps_done_again_count_once(tmp_path):
