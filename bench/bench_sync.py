@@ -40,14 +40,9 @@ def _round(bench: Bench) -> dict[str, float]:
 def main() -> None:
     """All rounds."""
     journal = harness.Rounds("sync", sources=SOURCES, steps=STEPS, batch=BATCH, rows=ROWS)
-    rounds = journal.kept("minilm")[:ROUNDS]
-    if len(rounds) < ROUNDS:
-        with tempfile.TemporaryDirectory() as folder:
-            bench = Bench(folder, size="minilm", texts="lengths", rows=ROWS, steps=STEPS)
-            while len(rounds) < ROUNDS:
-                rounds.append(_round(bench))
-                journal.keep("minilm", rounds[-1])
-                print(f"round {len(rounds)} of {ROUNDS}: {rounds[-1]}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        bench = Bench(folder, size="minilm", texts="lengths", rows=ROWS, steps=STEPS)
+        rounds = journal.up_to(ROUNDS, "minilm", lambda: _round(bench))
     rows = [
         harness.Row(
             what=f"np=2 adds to a step, {name}", unit="ms", peer="DDP over gloo",

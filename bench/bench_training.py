@@ -71,15 +71,12 @@ def _rounds(bench: Bench, size: str, texts: str, on: Device) -> list[dict[str, S
         "training", sources=SOURCES, device=on.name, steps=STEPS, batch=BATCH,
         rows=ROWS, frameworks=FRAMEWORKS,
     )  # fmt: skip
-    what = f"{size}, {texts}"
-    kept = journal.kept(what)
-    rounds = [{name: Steps(**steps) for name, steps in found.items()} for found in kept[:ROUNDS]]
-    while len(rounds) < ROUNDS:
-        rounds.append(_round(bench, on))
-        found = {name: dataclasses.asdict(steps) for name, steps in rounds[-1].items()}
-        journal.keep(what, found)
-        print(f"{what}: round {len(rounds)} of {ROUNDS}", flush=True)
-    return rounds
+    rounds = journal.up_to(
+        ROUNDS,
+        f"{size}, {texts}",
+        lambda: {name: dataclasses.asdict(steps) for name, steps in _round(bench, on).items()},
+    )
+    return [{name: Steps(**steps) for name, steps in found.items()} for found in rounds]
 
 
 def _rows(bench: Bench, size: str, texts: str, on: Device) -> list[harness.Row]:

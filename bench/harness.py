@@ -189,6 +189,15 @@ class Rounds:
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "found": found}) + "\n")
 
+    def up_to(self, count: int, what: str, run: Callable[[], dict]) -> list[dict]:
+        """`count` rounds of `what`: those that are there, then what `run` gives, kept and told."""
+        rounds = self.kept(what)[:count]
+        while len(rounds) < count:
+            rounds.append(run())
+            self.keep(what, rounds[-1])
+            print(f"{what}: round {len(rounds)} of {count}", flush=True)
+        return rounds
+
 
 def rows_from_child(module: str, *words: str) -> list[Row]:
     """Rows that a child process prints as JSON: one framework a process."""

@@ -30,6 +30,14 @@ def test_a_second_start_finds_the_rounds_that_ended():
     assert rounds(steps=3).kept("small") == [{}]
 
 
+def test_a_second_start_runs_only_the_rounds_that_are_missing():
+    left = iter([{"ms": 1}, {"ms": 2}, {"ms": 3}])
+    assert rounds().up_to(2, "base", lambda: next(left)) == [{"ms": 1}, {"ms": 2}]
+    assert rounds().up_to(3, "base", lambda: next(left)) == [{"ms": 1}, {"ms": 2}, {"ms": 3}]
+    assert rounds().up_to(1, "base", lambda: next(left)) == [{"ms": 1}]
+    assert rounds().kept("base") == [{"ms": 1}, {"ms": 2}, {"ms": 3}]
+
+
 def test_rounds_of_other_settings_sources_or_machines_do_not_count(tmp_path, monkeypatch):
     rounds(steps=3).keep("base", BEGUN)
     assert rounds(steps=4).kept("base") == []
