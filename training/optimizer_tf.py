@@ -39,6 +39,10 @@ class AdamW:
         self._v = {name: _zeros(variable) for name, variable in self._variables.items()}
         self.updates = 0
         """Updates done: t."""
+        # On a CPU an update is as fast as memory is. Operation by operation it goes through
+        # everything twice; compiled, once. A GPU has the memory, and might lack the compiler.
+        on_gpu = any("GPU" in variable.device for variable in self._variables.values())
+        self._apply = tf.function(self._update, autograph=False, jit_compile=not on_gpu)
 
     def step(self, gradients: Sequence[tf.Variable], *, lr: float, factor: float) -> None:
         """Update every variable.
@@ -60,8 +64,7 @@ class AdamW:
             tf.constant(1.0 - lr * self._weight_decay, tf.float32),
         )
 
-    @tf.function(autograph=False)
-    def _apply(
+    def _update(
         self,
         handles: list[tf.Tensor],
         factor: tf.Tensor,
@@ -75,7 +78,7 @@ class AdamW:
             if self._weight_decay and decays(name):
                 variable.assign(variable * keep)
             gradient = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
-            # One kernel, in place. Its powers of beta are 0: the corrections are in `size` and
+            # In place. Its powers of beta are 0: the corrections are in `size` and
             # `epsilon` already, where sqrt(1 - beta2^t) is pulled out of the denominator.
             tf.raw_ops.ResourceApplyAdam(
                 var=variable.handle,
