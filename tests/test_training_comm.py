@@ -124,6 +124,11 @@ def test_large_tensors_go_alone_and_small_ones_together(sizes):
     assert split_apart(sizes, 2, alone=64) == split_evenly(sizes, 2)
 
 
+def test_small_tensors_are_joined_to_messages_of_a_size():
+    found = split_apart([40] * 30 + [70], None, alone=64)
+    assert [found.count(group) for group in range(4)] == [10, 10, 10, 1]
+
+
 def test_groups_are_of_about_the_same_size():
     found = split_evenly([10] * 100, 4)
     assert [found.count(group) for group in range(4)] == [25] * 4

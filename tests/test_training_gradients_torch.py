@@ -17,11 +17,15 @@ class TwoRanks(SoloComm):
 
     size = 2
 
-    def __init__(self, ids: list[int], width: int) -> None:
+    def __init__(self, ids: list[int], width: int, *, within_node: bool = False) -> None:
         super().__init__()
         self._ids, self._values = torch.tensor(ids), torch.ones(len(ids), width)
+        self.local_size = 2 if within_node else 1
+        self.sent: list[int] = []
+        """Elements of each message of the last reduction."""
 
     def reduce_gradients(self, gradients):
+        self.sent = [gradient.numel() for gradient in gradients]
         return [2 * gradient for gradient in gradients]
 
     def reduce_rows(self, ids_U, values_UD):
@@ -99,6 +103,26 @@ def test_rows_of_two_ranks(named):
         check(named, gradients, wanted)
         gradients.zero_()
         assert not any(p.grad.any() for p in named.values())
+
+
+@pytest.mark.parametrize(
+    ("groups", "within_node", "sent"),
+    [(None, False, [215]), (None, True, [64, 64, 64, 23]), (2, True, [200, 15])],
+)
+def test_within_a_node_messages_are_small_unless_their_number_is_given(
+    named, monkeypatch, groups, within_node, sent
+):
+    monkeypatch.setattr("training.gradients_torch._WITHIN_NODE", 64)
+    named = dict(reversed(named.items()))  # the table is the last tensor in any case
+    gradients = FlatGradients(named)
+    gradients.arrange(groups, sparse_embeddings=False)
+    gradients.zero_()
+    batches = [torch.tensor([1, 7, 49])]
+    backward(named, batches[0])
+    comm = TwoRanks([], 4, within_node=within_node)
+    gradients.reduce_(comm, batches)
+    assert sorted(comm.sent) == sorted(sent)
+    check(named, gradients, {name: 2 * array for name, array in expected(named, batches).items()})
 
 
 def test_a_world_that_was_left_in_the_middle_leaves_nothing(named):

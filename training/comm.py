@@ -310,7 +310,7 @@ def split_apart(sizes: Sequence[int], groups: int | None, *, alone: int = 2**18)
 
     Args:
         groups: how many groups, then as `split_evenly` has them; None: the small tensors as it
-            joins them, and each large one by itself.
+            joins them, to eight times `alone`, and each large one by itself.
         alone: elements from which a tensor is large (1 MiB of float32).
 
     >>> split_apart([100, 1, 70, 1], None, alone=50)
@@ -318,7 +318,8 @@ def split_apart(sizes: Sequence[int], groups: int | None, *, alone: int = 2**18)
     """
     if groups is not None:
         return split_evenly(sizes, groups)
-    joined = iter(split_evenly([size for size in sizes if size < alone], None))
+    small = [size for size in sizes if size < alone]
+    joined = iter(split_evenly(small, None, most=8 * alone))
     found = [next(joined) if size < alone else -1 for size in sizes]
     own = iter(range(max(found) + 1, len(sizes)))
     return [next(own) if group < 0 else group for group in found]

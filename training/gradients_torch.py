@@ -11,6 +11,10 @@ from training.parameters import WORD_EMBEDDINGS
 
 __all__ = ["FlatGradients"]
 
+_WITHIN_NODE = 2**21
+"""Elements of a message among processes of one node (8 MiB): MPI's pieces stay in the cache then.
+A sum of 42 MB at np=2 takes 9 ms by six messages, 20 by one; by Gloo 25 and 23."""
+
 
 class FlatGradients:
     """The gradients of a model's trainable parameters: each `.grad` is a view of the buffer.
@@ -48,6 +52,9 @@ class FlatGradients:
         for size, group in zip(dense, split_evenly(dense, groups), strict=True):
             lengths[group] = lengths.get(group, 0) + size
         self._messages = list(self._flat[: sum(dense)].split(list(lengths.values())))
+        self._within_node = self._messages
+        if groups is None and self._flat.device.type == "cpu":
+            self._within_node = [p for m in self._messages for p in m.split(_WITHIN_NODE)]
         self._touched = None
 
     def zero_(self) -> None:
@@ -70,9 +77,8 @@ class FlatGradients:
             if self._words is not None:
                 self._touched = _unique(ids)
             return
-        for message, reduced in zip(
-            self._messages, comm.reduce_gradients(self._messages), strict=True
-        ):
+        messages = self._within_node if comm.local_size == comm.size else self._messages
+        for message, reduced in zip(messages, comm.reduce_gradients(messages), strict=True):
             if reduced is not message:
                 message.copy_(reduced)
         if self._table is not None:
