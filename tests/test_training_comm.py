@@ -125,7 +125,7 @@ def test_large_tensors_go_alone_and_small_ones_together(sizes):
 
 
 def test_small_tensors_are_joined_to_messages_of_a_size():
-    found = split_apart([40] * 30 + [70], None, alone=64)
+    found = split_apart([40] * 30 + [70], None, alone=64, most=512)
     assert [found.count(group) for group in range(4)] == [10, 10, 10, 1]
 
 

@@ -112,7 +112,7 @@ def test_rows_of_two_ranks(named):
 def test_within_a_node_messages_are_small_unless_their_number_is_given(
     named, monkeypatch, groups, within_node, sent
 ):
-    monkeypatch.setattr("training.gradients_torch._WITHIN_NODE", 64)
+    monkeypatch.setattr("training.gradients_torch.NODE_MESSAGE", 64)
     named = dict(reversed(named.items()))  # the table is the last tensor in any case
     gradients = FlatGradients(named)
     gradients.arrange(groups, sparse_embeddings=False)

@@ -21,6 +21,7 @@ from training.env import rank_env
 
 __all__ = [
     "Comm",
+    "NODE_MESSAGE",
     "RankLost",
     "SoloComm",
     "Waits",
@@ -31,6 +32,11 @@ __all__ = [
     "split_apart",
     "split_evenly",
 ]
+
+
+NODE_MESSAGE = 2**21
+"""Elements of a message among processes of one node (8 MiB): MPI's pieces stay in the cache then.
+A sum of 42 MB at np=2 takes 9 ms by six messages, 20 by one; by Gloo 25 and 23."""
 
 
 class RankLost(TrainingError):
@@ -85,6 +91,11 @@ class Comm(ABC):
 
     def __init__(self, waits: Waits | None = None) -> None:
         self.waits = waits or Waits()
+
+    @property
+    def within_node(self) -> bool:
+        """All ranks are on one node."""
+        return self.local_size == self.size
 
     # ------------------------------------------------------------- what an implementation gives
     @abstractmethod
@@ -305,13 +316,16 @@ def split_evenly(sizes: Sequence[int], groups: int | None, *, most: int = 2**24)
     return found
 
 
-def split_apart(sizes: Sequence[int], groups: int | None, *, alone: int = 2**18) -> list[int]:
+def split_apart(
+    sizes: Sequence[int], groups: int | None, *, alone: int = 2**18, most: int = NODE_MESSAGE
+) -> list[int]:
     """As `split_evenly`, where joining tensors costs a copy and a message next to nothing.
 
     Args:
         groups: how many groups, then as `split_evenly` has them; None: the small tensors as it
-            joins them, to eight times `alone`, and each large one by itself.
+            joins them, and each large one by itself.
         alone: elements from which a tensor is large (1 MiB of float32).
+        most: elements of a group of small ones.
 
     >>> split_apart([100, 1, 70, 1], None, alone=50)
     [1, 0, 2, 0]
@@ -319,7 +333,7 @@ def split_apart(sizes: Sequence[int], groups: int | None, *, alone: int = 2**18)
     if groups is not None:
         return split_evenly(sizes, groups)
     small = [size for size in sizes if size < alone]
-    joined = iter(split_evenly(small, None, most=8 * alone))
+    joined = iter(split_evenly(small, None, most=most))
     found = [next(joined) if size < alone else -1 for size in sizes]
     own = iter(range(max(found) + 1, len(sizes)))
     return [next(own) if group < 0 else group for group in found]

@@ -104,7 +104,7 @@ class Gradients:
         """What is sent as one each."""
         # Within a node joining costs more than a message; between nodes a message of a large world
         # has as many hops as the whole gradient.
-        split = split_apart if comm.local_size == comm.size else split_evenly
+        split = split_apart if comm.within_node else split_evenly
         groups = split([sums.shape.num_elements() for sums in self._dense], self._wanted_groups)
         parts: list[list[tf.Variable]] = [[] for _ in range(max(groups) + 1)]
         for sums, group in zip(self._dense, groups, strict=True):
