@@ -18,13 +18,13 @@ from pyspark.sql import functions as F
 
 from etl.shards import ids_type
 from etl.sources import Source
-from etl.spark_errors import crossing
 from etl.split import split_of
 from howdah import storage
-from howdah.config_model import DataSection, TfrecordColumns
+from howdah.config_data import DataSection, TfrecordColumns
 from howdah.encode import Encoder
 from howdah.errors import DataError
 from howdah.record import Columns, RecordLayout, decode_example, ids_dtype_for, read_frames
+from howdah.spark.errors import crossing
 
 ADOPTED = (
     "id string, label string, split string, ids binary, length int, reason string, detail string"

@@ -12,12 +12,15 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from etl import adopt, dedup, gate, labels, reading, shards
+from etl.csv_quotes import Strays
+from etl.scratch import Scratch
 from etl.sources import Source
-from etl.spark_errors import crossing, translated
 from etl.split import split_column
-from howdah.config_model import Config, DataSection
+from howdah.config_data import DataSection
+from howdah.config_model import Config
 from howdah.encode import Encoder
 from howdah.errors import DataError
+from howdah.spark.errors import crossing, translated
 
 SAMPLES = 3
 _SAMPLE_CHARACTERS = 400
@@ -58,6 +61,8 @@ def from_text(
     encoder: Encoder,
     kept: Kept,
     progress: Callable[[str], None],
+    *,
+    scratch: Scratch,
 ) -> Built:
     """Rows of text: read, clean, gate, de-duplicate, split, encode.
 
@@ -65,6 +70,9 @@ def from_text(
         DataError: an empty source, unknown labels, too many rejected rows.
     """
     data = config.data
+    strays = None
+    if source.kind == "csv":
+        strays = reading.check_quotes(spark, source, data.csv)
     rows = reading.read(spark, source, data)
     work = partial(
         gate.clean_batches, clean=data.clean, quality=data.quality, labels=labels.mapping(data)
@@ -72,7 +80,7 @@ def from_text(
     gated = rows.mapInArrow(crossing(work), gate.SCHEMA).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
-        first = _counts(gated, "reason", "label")
+        first, lines = _gate_counts(gated)
     read = sum(first.values())
     passed: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
@@ -91,8 +99,15 @@ def from_text(
     names = labels.names(data, passed)
 
     passing = gated.where(F.col("reason").isNull()).select("id", "text", "label", "key")
-    found = dedup.deduplicate(passing, data.dedup, kept)
-    final = found.rows.withColumn("split", split_column("cluster", data.split)).persist()
+    found = dedup.deduplicate(
+        passing,
+        data.dedup,
+        scratch,
+        kept,
+        driver_edges=data.spark.driver_edges,
+        progress=progress,
+    )
+    final = found.rows.withColumn("split", split_column("group", data.split)).persist()
     kept.append(final)
     second = _counts(final, "reason", "label")
     for (reason, _), count in second.items():
@@ -108,11 +123,13 @@ def from_text(
         f"kept {remaining:,} rows; dropped "
         + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
     )
-    if found.capped_rows:
+    if found.capped_entries:
         progress(
-            f"{found.capped_buckets} buckets of near duplicates were larger than"
-            f" data.dedup.max_bucket_size ({data.dedup.max_bucket_size}):"
-            f" {found.capped_rows:,} entries were not compared there"
+            f"{found.capped_buckets:,} buckets of near duplicates are larger than"
+            f" data.dedup.max_bucket_size ({data.dedup.max_bucket_size:,}):"
+            f" {found.capped_entries:,} entries were not all compared with one another; those of a"
+            " bucket go to the same"
+            f" split (the largest group that does has {found.largest_group:,} texts)"
         )
     columns = ("id", "text", "label", "reason", "detail")
     rejected = (
@@ -130,10 +147,13 @@ def from_text(
             "clusters": found.near_clusters,
             "largest_cluster": found.largest_cluster,
             "capped_buckets": found.capped_buckets,
-            "capped_entries": found.capped_rows,
+            "capped_entries": found.capped_entries,
+            "largest_group": found.largest_group,
             **data.dedup.model_dump(),
         },
     }
+    if strays is not None:
+        quality["csv"] = _csv_quality(data, lines, strays, progress)
     return Built(
         encoded=shards.encode(good, encoder, names, data.max_length),
         rejected=rejected,
@@ -204,6 +224,49 @@ def _numbered(data: DataSection) -> dict[str, str] | None:
 def _counts(frame: DataFrame, *columns: str) -> Counter:
     rows = frame.groupBy(*columns).count().collect()
     return Counter({tuple(row[c] for c in columns): row["count"] for row in rows})
+
+
+def _gate_counts(gated: DataFrame) -> tuple[Counter, list[tuple[int, int, str]]]:
+    """({(reason, label): rows}, a list of (texts with line breaks, most in one, its id))."""
+    found = gated.groupBy("reason", "label").agg(
+        F.count("*").alias("count"),
+        F.count(F.when(F.col("breaks") > 0, 1)).alias("broken"),
+        F.max("breaks").alias("most"),
+        F.max_by("id", F.struct("breaks", "id")).alias("worst"),
+    )
+    rows = found.collect()
+    counts = Counter({(row["reason"], row["label"]): row["count"] for row in rows})
+    return counts, [(row["broken"], row["most"], row["worst"]) for row in rows if row["broken"]]
+
+
+def _csv_quality(
+    data: DataSection,
+    lines: list[tuple[int, int, str]],
+    strays: Strays,
+    progress: Callable[[str], None],
+) -> dict:
+    """What else an unclosed quote may show by, where it could not be told for certain."""
+    texts = sum(count for count, _, _ in lines)
+    most, worst = max(((most, worst) for _, most, worst in lines), default=(0, None))
+    if texts:
+        progress(
+            f"{texts:,} accepted texts hold line breaks, at most {most:,} (row {worst}); if texts"
+            " of this source have none, a quote is not closed there, and data.csv.multiline: false"
+            " reads each line by itself"
+        )
+    if strays.fields:
+        progress(
+            f"{strays.fields:,} quoted fields hold quotes that are not escaped, and were read with"
+            f" all their quotes: {'; '.join(strays.where)}"
+        )
+    return {
+        "multiline": data.csv.multiline,
+        "texts_with_line_breaks": texts,
+        "most_line_breaks": most,
+        "most_line_breaks_in": worst,
+        "stray_quotes": strays.fields,
+        "stray_quotes_at": strays.where,
+    }
 
 
 def _nested(counts: Counter) -> dict[str, dict[str, int]]:

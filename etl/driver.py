@@ -14,11 +14,11 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from etl.shipping import RUN
 from howdah import config as config_module
 from howdah import storage
 from howdah.encode import Encoder
 from howdah.errors import HowdahError, StorageError, as_dict
+from howdah.spark.shipping import RUN
 
 CONFIG, TOKENIZER, STATE, ANSWER = "config.yaml", "tokenizer", "state.json", "answer.json"
 MAIN = """\

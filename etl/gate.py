@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from howdah.clean import clean_text
-from howdah.config_model import CleanOptions, QualityOptions
+from howdah.config_data import CleanOptions, QualityOptions
 
 REASONS = (
     "malformed",
@@ -31,7 +31,10 @@ REASONS = (
 DUPLICATES = ("exact_duplicate", "near_duplicate")
 DETAIL_CHARACTERS = 200
 
-SCHEMA = "id string, text string, label string, reason string, detail string, key string"
+SCHEMA = (
+    "id string, text string, label string, reason string, detail string, key string, breaks int"
+)
+"""`key` of the rows that pass, and the line breaks that their texts had before cleaning."""
 
 # UTF-8 read as Latin-1 or Windows-1252. Only what right texts do not hold: capitals and accented
 # letters do come before quotation marks and no-break spaces in French, German and Portuguese.
@@ -106,6 +109,11 @@ def text_key(text: str) -> str:
     return sha256(text.encode("utf-8", "replace")).hexdigest()[:32]
 
 
+def line_breaks(text: str) -> int:
+    """Line breaks of a text: LF, CR or CR LF."""
+    return text.count("\n") + text.count("\r") - text.count("\r\n")
+
+
 def clean_batches(
     batches: Iterable[pa.RecordBatch],
     clean: CleanOptions,
@@ -116,6 +124,7 @@ def clean_batches(
     for batch in batches:
         columns = batch.to_pydict()
         out: dict[str, list] = {name: [] for name in ("text", "label", "reason", "detail", "key")}
+        breaks: list[int] = []
         for text, label, reason, detail in zip(
             columns["text"], columns["label"], columns["reason"], columns["detail"], strict=True
         ):
@@ -126,7 +135,9 @@ def clean_batches(
             for name, value in verdict._asdict().items():
                 out[name].append(value)
             out["key"].append(None if verdict.reason else text_key(verdict.text))
+            breaks.append(0 if verdict.reason else line_breaks(text or ""))
+        strings = (pa.array(out[name], pa.string()) for name in out)
         yield pa.RecordBatch.from_arrays(
-            [batch.column("id"), *(pa.array(out[name], pa.string()) for name in out)],
-            names=["id", *out],
+            [batch.column("id"), *strings, pa.array(breaks, pa.int32())],
+            names=["id", *out, "breaks"],
         )

@@ -17,10 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl.sources import Source
-from etl.spark_errors import translated
 from howdah import storage
-from howdah.config_model import DataSection
+from howdah.config_data import DataSection
 from howdah.errors import DataError, NotFound
+from howdah.spark.errors import translated
 from howdah.storage import Entry
 
 _TIMES = re.compile(r"\b(current_(date|time|timestamp)|now|localtimestamp|unix_timestamp)\b", re.I)

@@ -8,10 +8,10 @@ from pyspark.sql import SparkSession
 
 from etl.reading import spark_path
 from etl.sources import is_table
-from etl.spark_errors import translated
 from howdah import storage
 from howdah.errors import ConfigError
 from howdah.hive_table import replace_partition
+from howdah.spark.errors import translated
 
 _REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-from howdah.config_model import DataSection
+from howdah.config_data import DataSection
 from howdah.errors import DataError
 
 MOST_LABELS = 10_000

@@ -101,25 +101,31 @@ def band_keys(signature: np.ndarray, bands: int) -> np.ndarray:
     return key.view(np.int64)
 
 
-def link_bucket(signature: np.ndarray, threshold: float) -> list[tuple[int, int]]:
+def link_bucket(signature: np.ndarray, threshold: float, compared: int = 1) -> np.ndarray:
     """Edges that join the rows of a bucket which are near duplicates.
 
     Args:
         signature: uint32[M, K] of the M rows of a bucket.
         threshold: share of equal entries from which two rows are near duplicates.
+        compared: the first rows that need not be compared with one another: that is done elsewhere.
 
     Returns:
-        Pairs (first row of a group, row that joins it), at most M - 1 of them: their connected
-        components are those of all similar pairs.
+        int64[E, 2]: pairs (first row of a group, row that joins it), at most M - 1 of them where
+        nothing was compared elsewhere: their connected components are those of all similar pairs.
     """
     edges: list[tuple[int, int]] = []
-    need = int(np.ceil(threshold * signature.shape[1] - 1e-9))
+    need = equal_entries(threshold, signature.shape[1])
     group = np.arange(len(signature))  # (M,) the first row of each row's group
-    for row in range(1, len(signature)):
+    for row in range(max(1, compared), len(signature)):
         similar = (signature[:row] == signature[row]).sum(axis=1) >= need
         joined = np.unique(group[:row][similar])
         if len(joined):
             edges.extend((int(first), row) for first in joined)
             group[: row + 1][np.isin(group[: row + 1], joined)] = joined[0]
             group[row] = joined[0]
-    return edges
+    return np.array(edges, dtype=np.int64).reshape(-1, 2)
+
+
+def equal_entries(threshold: float, permutations: int) -> int:
+    """How many of two signatures' entries must be equal for near duplicates."""
+    return int(np.ceil(threshold * permutations - 1e-9))

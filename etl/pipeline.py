@@ -11,12 +11,10 @@ from datetime import UTC, datetime
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from etl import build, credentials, hive, hive_write, report, shards, shipping, sources, split
+from etl import build, credentials, hive, hive_write, report, shards, sources, split
 from etl.build import Built, Kept
-from etl.interrupts import interrupts
+from etl.scratch import Scratch
 from etl.sources import Source
-from etl.spark import Application, in_container, session
-from etl.spark_errors import translated
 from etl.staging import Lease, discard, sweep, sweep_until_quiet
 from howdah import __version__, storage
 from howdah.config_model import Config
@@ -36,9 +34,17 @@ from howdah.manifest import (
     load_dataset,
 )
 from howdah.record import Columns, RecordLayout, ids_dtype_for
+from howdah.spark import shipping
+from howdah.spark.errors import translated
+from howdah.spark.interrupts import interrupts
+from howdah.spark.session import Application, in_container, session
 
-ETL_FORMAT = 1
-"""Raise it with every change that gives other bytes for the same source and configuration."""
+ETL_FORMAT = 2
+"""Raise it with every change that gives other bytes for the same source and configuration.
+
+2: members of an oversized LSH bucket that were not all compared are in one split; rows of the same
+signature are near duplicates in buckets of any size; a CSV with an unclosed quote is refused.
+"""
 
 Progress = Callable[[str], None]
 
@@ -102,7 +108,7 @@ def run(
             return there
         shipped = {}
         if shipping.on_yarn(data.spark) and not in_container():
-            shipped = shipping.ship(config, progress).conf
+            shipped = shipping.ship(config, "etl", progress).conf
         started: list[Application] = []
 
         def announce(application: Application) -> None:
@@ -233,10 +239,15 @@ def _make(
         stack.push(lease)
         try:
             lease.__enter__()
-            with Kept() as kept, translated("run the ETL"), credentials.Keeper(spark) as keeper:
+            with (
+                Scratch(version, lease.token) as scratch,
+                Kept() as kept,
+                translated("run the ETL"),
+                credentials.Keeper(spark) as keeper,
+            ):
                 manifest = _write(
-                    spark, config, source, encoder, version, hash_, lease.token, kept, keeper,
-                    progress,
+                    spark, config, source, encoder, version, hash_, lease.token, kept, scratch,
+                    keeper, progress,
                 )  # fmt: skip
             commit(version, manifest)
         except BaseException as error:
@@ -261,14 +272,17 @@ def _write(
     hash_: str,
     token: str,
     kept: Kept,
+    scratch: Scratch,
     keeper: credentials.Keeper,
     progress: Progress,
 ) -> DatasetManifest:
     """Everything but the commit: shards, reject table, report; returns the manifest to commit."""
     began = time.monotonic()
     data = config.data
-    make = build.from_records if source.kind == "tfrecord" else build.from_text
-    built = make(spark, source, config, encoder, kept, progress)
+    if source.kind == "tfrecord":
+        built = build.from_records(spark, source, config, encoder, kept, progress)
+    else:
+        built = build.from_text(spark, source, config, encoder, kept, progress, scratch=scratch)
     encoded = built.encoded.persist()
     kept.append(encoded)
     table = _table(encoded, data.max_length)

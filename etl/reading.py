@@ -22,13 +22,14 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl import docstrings, hive
+from etl import csv_quotes, docstrings, hive
+from etl.csv_quotes import Strays
 from etl.sources import Source, ending
-from etl.spark import is_local_master
-from etl.spark_errors import crossing, translated
 from howdah import storage
-from howdah.config_model import CsvOptions, DataSection
+from howdah.config_data import CsvOptions, DataSection
 from howdah.errors import ConfigError, DataError
+from howdah.spark.errors import crossing, translated
+from howdah.spark.session import is_local_master
 
 CORRUPT = "_corrupt_record"
 SCHEMA = "id string, text string, label string, reason string, detail string"
@@ -106,7 +107,14 @@ def _parse(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 # ---------------------------------------------------------------------------------------- CSV
-def _csv(spark: SparkSession, source: Source, options: CsvOptions) -> DataFrame:
+def check_quotes(spark: SparkSession, source: Source, options: CsvOptions) -> Strays:
+    """Refuse CSV files in which an unclosed quote swallows lines; see `csv_quotes.check`."""
+    _refuse_encoding(options)
+    with translated(f"read the source {source.name}", DataError):
+        return csv_quotes.check(spark, source, options, _delimiter(source, options))
+
+
+def _refuse_encoding(options: CsvOptions) -> None:
     try:
         codecs.lookup(options.encoding)
     except LookupError:
@@ -116,15 +124,22 @@ def _csv(spark: SparkSession, source: Source, options: CsvOptions) -> DataFrame:
             got=repr(options.encoding),
             remedy="UTF-8, ISO-8859-1, windows-1252, ...",
         ) from None
-    delimiter = options.delimiter
-    if delimiter == "," and all(ending(entry.name) == ".tsv" for entry in source.files):
-        delimiter = "\t"
+
+
+def _delimiter(source: Source, options: CsvOptions) -> str:
+    tabs = all(ending(entry.name) == ".tsv" for entry in source.files)
+    return "\t" if options.delimiter == "," and tabs else options.delimiter
+
+
+def _csv(spark: SparkSession, source: Source, options: CsvOptions) -> DataFrame:
+    _refuse_encoding(options)
+    delimiter = _delimiter(source, options)
     paths = [spark_path(entry.path) for entry in source.files]
 
     def reader(header: bool):
         return (
             spark.read.option("header", str(header).lower())
-            .option("multiLine", "true")
+            .option("multiLine", str(options.multiline).lower())
             .option("sep", delimiter)
             .option("quote", options.quote)
             # Spark's own default is a backslash, which eats those of texts; RFC 4180 doubles quotes

@@ -20,13 +20,13 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from etl import credentials
-from etl.spark_errors import crossing
 from etl.staging import REJECTS, attempt_name
 from howdah import storage
 from howdah.encode import Encoder
 from howdah.errors import DataError
 from howdah.manifest import ShardEntry
 from howdah.record import RecordLayout, ShardWriter, ids_dtype_for
+from howdah.spark.errors import crossing
 
 ENCODED = "id string, split string, label int, ids binary, length int"
 _WRITTEN = "split string, shard int, entry string"

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from etl import docstrings
 from howdah import storage
-from howdah.config_model import DataSection
+from howdah.config_data import DataSection
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 

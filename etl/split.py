@@ -1,4 +1,4 @@
-"""Train, validation and test by hash of the duplicate cluster: what is alike never crosses."""
+"""Train, validation and test by hash of the duplicates' group: what is alike never crosses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hashlib import sha256
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from howdah.config_model import SplitOptions
+from howdah.config_data import SplitOptions
 
 _HEX_DIGITS = 12
 _RULE = "u = first 12 hex digits of SHA-256('<seed>:<cluster>') / 16^12; test if u < test;"
@@ -17,7 +17,8 @@ _RULE += " validation if u < test + validation; else train"
 def rule(options: SplitOptions) -> dict:
     """The rule as the manifest states it, so that another program can repeat it."""
     return {
-        "by": "cluster of duplicates (the smallest row id in it)",
+        "by": "group of duplicates (the smallest row id in it): a cluster, or clusters that an LSH"
+        " bucket too large to compare all its members puts together",
         "rule": _RULE,
         "seed": options.seed,
         "validation": options.validation,

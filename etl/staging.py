@@ -30,6 +30,7 @@ EXPIRED_SECONDS = 600.0
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|parquet)$")
+_SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
 _REPORTS = ("report.json", "report.html")
 
 
@@ -37,6 +38,11 @@ def attempt_name(stem: str, token: str, attempt: int, suffix: str) -> str:
     """`attempt_name("train-00000-of-00016", "0badcafe", 7, "tfrecord")` ->
     `"train-00000-of-00016.0badcafe-7.tfrecord"`: no other attempt writes to it."""
     return f"{stem}.{token}-{attempt}.{suffix}"
+
+
+def scratch_name(token: str) -> str:
+    """The directory of a run's intermediate data in the version directory."""
+    return f"scratch-{token}"
 
 
 class Lease:
@@ -141,6 +147,14 @@ def _walk(directory: str) -> Iterator[Entry]:
         yield from (entry for entry in entries if not entry.is_dir)
 
 
+def _scratch(version: str) -> list[Entry]:
+    try:
+        entries = storage.list_dir(version)
+    except NotFound:
+        return []
+    return [entry for entry in entries if entry.is_dir and _SCRATCH.fullmatch(entry.name)]
+
+
 def _named(version: str) -> set[str] | None:
     """Names that a version's manifest lists, relative to it; None without a manifest."""
     path = storage.join(version, MANIFEST)
@@ -160,6 +174,7 @@ def discard(directory: str, token: str) -> None:
         found = _OURS.search(entry.name)
         if found and found.group(1) == token:
             storage.remove(entry.path)
+    storage.remove(storage.join(directory, scratch_name(token)), recursive=True)
     _remove_if_empty(directory)
 
 
@@ -197,6 +212,7 @@ def sweep_until_quiet(dataset: str, *, over: Collection[str] = ()) -> None:
 def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -> list[str]:
     # Leases are read before the files are listed: a run that starts in between has its lease
     # first and files only afterwards, so that no file of a live run is taken for a dead one's.
+    scratch = _scratch(version)
     entries = list(_walk(version))
     leases = {m.group(1): e for e in entries if (m := _LEASE.search(e.name))}
     now = _storage_time(version) if leases else 0.0
@@ -205,6 +221,10 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
         live.add(own_token)
     named = _named(version)
     removed = []
+    for entry in scratch:
+        if _SCRATCH.fullmatch(entry.name).group(1) not in live:
+            storage.remove(entry.path, recursive=True)
+            removed.append(entry.path)
     for entry in entries:
         relative = _relative(version, entry.path)
         ours = _OURS.search(entry.name)

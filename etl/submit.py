@@ -18,19 +18,20 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from etl import driver, pipeline, shipping, yarn_apps
-from etl.interrupts import interrupts
+from etl import driver, pipeline
 from etl.pipeline import EtlResult
-from etl.spark import QUIET_LOG, require_java
-from etl.spark_errors import not_started, rebuilt
 from etl.staging import sweep_until_quiet
-from etl.yarn_apps import Hadoop
 from howdah import config as config_module
 from howdah import storage
 from howdah.config_model import Config
 from howdah.encode import Encoder
 from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, StorageError
 from howdah.hadoop.kerberos import logged_in
+from howdah.spark import applications, shipping
+from howdah.spark.applications import Hadoop
+from howdah.spark.errors import not_started, rebuilt
+from howdah.spark.interrupts import interrupts
+from howdah.spark.session import QUIET_LOG, require_java
 
 Progress = Callable[[str], None]
 
@@ -50,7 +51,7 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
     options = config.data.spark
     cluster = options.deploy_mode == "cluster"
     if shipping.on_yarn(options):
-        shipping.refuse_own_paths(config)
+        _refuse_own_paths(config)
     elif cluster:
         raise ConfigError(
             "only YARN takes the driver into the cluster",
@@ -59,13 +60,7 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
             got=f"cluster, with master {options.master}",
             remedy="set one of them",
         )
-    if config.run.user is not None and options.keytab is not None:
-        raise ConfigError(
-            "Spark takes a keytab or a proxied user, not both",
-            where="run.user, data.spark.keytab",
-            got=f"{config.run.user}, {options.keytab}",
-            remedy="unset data.spark.keytab and data.spark.principal, and run kinit first",
-        )
+    shipping.refuse_two_identities(config)
     home = shipping.spark_home(options)
     own = options.home is None or os.path.samefile(
         home, shipping.spark_home(options.model_copy(update={"home": None}))
@@ -75,7 +70,9 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
             return _run(config, home, own, cluster, progress)
         except ClusterError as error:
             if shipping.on_yarn(options):
-                _explain(error, Hadoop(spark_home=home, env=_environ(home)), config)
+                applications.explain(
+                    error, Hadoop(spark_home=home, env=_environ(home)), config.run.user
+                )
             raise
 
 
@@ -91,6 +88,16 @@ def _run(config: Config, home: str, own: bool, cluster: bool, progress: Progress
             return _under(home, config, encoder, progress)
         _refuse_docstrings(source.kind)
         return _on_cluster(home, config, encoder, progress)
+
+
+def _refuse_own_paths(config: Config) -> None:
+    data = config.data
+    keys = {"data.dataset": data.dataset}
+    if data.source and data.format not in ("hive", "docstrings") and data.source != "docstrings:":
+        keys["data.source"] = data.source
+    if data.query_file and data.spark.deploy_mode == "cluster":
+        keys["data.query_file"] = data.query_file
+    shipping.refuse_own_paths(keys)
 
 
 def _refuse_docstrings(kind: str) -> None:
@@ -163,7 +170,7 @@ def _environ(home: str, *, python: bool = False) -> dict[str, str]:
 # ----------------------------------------------------------------------------- on the cluster
 def _on_cluster(home: str, config: Config, encoder: Encoder, progress: Progress) -> EtlResult:
     """Submit the driver as a YARN application, show what it does, and bring its answer."""
-    shipment = shipping.ship(config, progress)
+    shipment = shipping.ship(config, "etl", progress)
     token = secrets.token_hex(6)
     directory = storage.join(storage.parent(shipment.directory), "runs", token)
     tag = f"howdah-etl-{token}"
@@ -257,14 +264,14 @@ class _Submitted:
     def _collect(self, stream) -> None:
         for line in stream:
             self.lines = [*self.lines[-_KEPT_LINES:], line.rstrip("\n")]
-            self.application = self.application or yarn_apps.application_of(line)
+            self.application = self.application or applications.application_of(line)
 
     def show(self) -> None:
         """Hand on what is new: the id, changes of YARN's state, the driver's lines."""
         if self.application and not self._reported:
             self._progress(f"submitted {self.application}")
             self._reported.append("")
-        for state in yarn_apps.states(self.lines):
+        for state in applications.states(self.lines):
             if state not in self._reported:
                 self._reported.append(state)
                 self._progress(f"{self.application} is {state}")
@@ -286,9 +293,9 @@ def _end_application(
 ) -> None:
     """Kill what was submitted, also if its id was not told yet; remove what it had written."""
     _end(process)  # first: it might be submitting just now
-    found = [submitted.application] if submitted.application else yarn_apps.tagged(hadoop, tag)
+    found = [submitted.application] if submitted.application else applications.tagged(hadoop, tag)
     for application in found:
-        failed = yarn_apps.kill(hadoop, application)
+        failed = applications.kill(hadoop, application)
         if failed is None:
             progress(f"killed {application}")
         else:
@@ -301,16 +308,16 @@ def _no_answer(hadoop: Hadoop, submitted: _Submitted, config: Config) -> Cluster
     application = submitted.application
     if application is None:
         text = "\n".join(submitted.lines)
-        told = RuntimeError(yarn_apps.cause(text) or text)
+        told = RuntimeError(applications.cause(text) or text)
         return not_started(config.data.spark, config.run.user, told)
     sweep_until_quiet(config.data.dataset, over=[application])
-    log = yarn_apps.logs(hadoop, application, owner=config.run.user)
-    said = yarn_apps.diagnostics(submitted.lines)
-    told = yarn_apps.cause(log) or yarn_apps.cause(said) or (said.splitlines() or [None])[0]
+    log = applications.logs(hadoop, application, owner=config.run.user)
+    said = applications.diagnostics(submitted.lines)
+    told = applications.cause(log) or applications.cause(said) or (said.splitlines() or [None])[0]
     return ClusterError(
         "the ETL's driver on the cluster was ended",
         where=application,
-        got=told or "its state is " + (yarn_apps.states(submitted.lines) or ["unknown"])[-1],
+        got=told or "its state is " + (applications.states(submitted.lines) or ["unknown"])[-1],
         remedy=f"read its logs: yarn logs -applicationId {application}",
     )
 
@@ -337,19 +344,3 @@ def _result(answer: dict, state: dict) -> EtlResult:
         raise rebuilt(answer["error"])
     result = pipeline.committed(answer["path"], unchanged=answer["unchanged"])
     return replace(result, application=state.get("application"), ui=state.get("ui"))
-
-
-def _explain(error: ClusterError, hadoop: Hadoop, config: Config) -> None:
-    """Add the cause out of a lost container's log, where the error names the container."""
-    container = yarn_apps.failed_container(error.where or "")
-    if container is None:
-        return
-    epochless = container.removeprefix("container_").split("_")
-    if epochless[0].startswith("e"):
-        epochless = epochless[1:]
-    application = "application_" + "_".join(epochless[:2])
-    log = yarn_apps.logs(hadoop, application, container=container, owner=config.run.user)
-    told = yarn_apps.cause(log)
-    if told is not None:
-        error.got = f"{error.got}\n{container} says: {told}"
-    error.remedy = f"{error.remedy}; yarn logs -applicationId {application}"

@@ -14,8 +14,8 @@ os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_JVM)
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory):
     """A local[2] session on loopback; `etl.pipeline.run` uses it, since it is active."""
-    from etl.spark import session
-    from howdah.config_model import SparkOptions
+    from howdah.config_data import SparkOptions
+    from howdah.spark.session import session
 
     place = tmp_path_factory.mktemp("spark")
     options = SparkOptions(

@@ -13,14 +13,14 @@ import sys
 
 from howdah import config as config_module
 from howdah import storage
-from howdah.config_model import SparkOptions
+from howdah.config_data import SparkOptions
 from howdah.errors import HowdahError, as_dict
 
 
 def main(metastore: str, directory: str, base: str) -> dict:
     """All scenarios, one after the other; what each gave."""
     from etl import hive, pipeline, sources
-    from etl.spark import session
+    from howdah.spark.session import session
 
     database = f"etl_{secrets.token_hex(4)}"
     options = SparkOptions(

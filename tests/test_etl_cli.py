@@ -10,10 +10,10 @@ import time
 import pyspark
 import pytest
 
-from etl import spark as etl_spark
 from etl.__main__ import main
 from howdah import config as config_module
 from howdah.errors import ClusterError
+from howdah.spark import session as etl_spark
 
 
 def _config(tmp_path, base, **data):

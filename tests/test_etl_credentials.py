@@ -9,9 +9,9 @@ import pytest
 from py4j.protocol import Py4JError
 
 from etl import credentials
-from etl.spark_errors import crossing
 from howdah.errors import NotAuthenticated
 from howdah.hadoop import tokens
+from howdah.spark.errors import crossing
 from tests.waiting import wait_until
 
 

@@ -1,14 +1,18 @@
 """The quality gate's reasons, the labels, MinHash and the split rule: no Spark."""
 
+import itertools
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from etl import labels, minhash
+from etl import labels, minhash, near
+from etl.components import roots
 from etl.gate import judge, wrong_encoding
 from etl.split import split_of
-from howdah.config_model import CleanOptions, DataSection, QualityOptions, SplitOptions
+from howdah.config_data import CleanOptions, DataSection, QualityOptions, SplitOptions
 from howdah.errors import DataError
 
 LABELS = {"1": "World", "2": "Sports"}
@@ -134,9 +138,56 @@ def test_link_bucket_joins_groups_that_a_later_row_connects():
 
     a, b = row(1, 1, 1, 1), row(2, 2, 2, 2)
     bridge = row(1, 1, 2, 2)
-    assert minhash.link_bucket(np.stack([a, b, bridge]), 0.5) == [(0, 2), (1, 2)]
-    assert minhash.link_bucket(np.stack([a, b, bridge]), 0.6) == []
-    assert minhash.link_bucket(np.stack([a, a, a]), 1.0) == [(0, 1), (0, 2)]
+    assert minhash.link_bucket(np.stack([a, b, bridge]), 0.5).tolist() == [[0, 2], [1, 2]]
+    assert minhash.link_bucket(np.stack([a, b, bridge]), 0.6).tolist() == []
+    assert minhash.link_bucket(np.stack([a, a, a]), 1.0).tolist() == [[0, 1], [0, 2]]
+    # the first two are compared with each other elsewhere
+    assert minhash.link_bucket(np.stack([a, a, b]), 1.0, 2).tolist() == []
+    assert minhash.link_bucket(np.stack([a, a, a]), 1.0, 2).tolist() == [[0, 2], [1, 2]]
+
+
+def test_links_do_not_depend_on_where_batches_end():
+    random = np.random.default_rng(2)
+    sizes = [2, 2, 5, 1, 2, 9, 2, 3]
+    rows = [(bucket, 0, False) for bucket, size in enumerate(sizes) for _ in range(size)]
+    rows += [(99, piece, n >= 2) for piece in (1, 2) for n in range(4)]
+    signature = random.integers(0, 3, (len(rows), 16)).astype(np.uint32)
+    bucket, piece, beyond = zip(*rows, strict=True)
+    batch = pa.RecordBatch.from_arrays(
+        [
+            pa.array(bucket, pa.int64()),
+            pa.array(piece, pa.int32()),
+            pa.array(beyond),
+            pa.array(range(len(rows)), pa.int64()),
+            pa.array([row.tobytes() for row in signature]),
+        ],
+        names=["bucket", "piece", "beyond", "node", "signature"],
+    )
+
+    def links(cuts):
+        ends = [0, *cuts, len(rows)]
+        parts = [batch.slice(a, b - a) for a, b in itertools.pairwise(ends)]
+        found = [b.to_pylist() for b in near._link_batches(parts, 0.4)]
+        return sorted((e["a"], e["b"]) for part in found for e in part)
+
+    def components(edges):
+        if not edges:
+            return {}
+        nodes, root = roots(*np.array(edges).T)
+        return dict(zip(nodes.tolist(), root.tolist(), strict=True))
+
+    whole = links([])
+    pairs = [
+        (a, b)
+        for a in range(len(rows))
+        for b in range(a + 1, len(rows))
+        if rows[a][:2] == rows[b][:2] and (signature[a] == signature[b]).sum() >= 7
+        if rows[a][1] < 2 or rows[b][2]  # first members are compared in the first piece alone
+    ]
+    assert len(pairs) > 5 and components(whole) == components(pairs)
+    assert {rows[b][:2] for _, b in whole} == {rows[b][:2] for _, b in pairs}
+    for cuts in ([7], [0, 7, 7, 8], list(range(1, len(rows)))):
+        assert links(cuts) == whole
 
 
 # --------------------------------------------------------------------------------------- split

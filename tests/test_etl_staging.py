@@ -55,6 +55,22 @@ def test_a_version_that_was_never_committed_goes_whole(dataset):
     assert not storage.exists(version) or _names(version) == []
 
 
+def test_intermediate_data_goes_with_the_run_that_made_it(dataset):
+    version = f"{dataset}/v=1"
+    for token in ("aaaaaaaa", "bbbbbbbb", "cccccccc"):
+        _put(version, f"{staging.scratch_name(token)}/edges/part-0.parquet")
+    _put(version, "scratch-of-mine/a")
+    _lease(version, "aaaaaaaa", host=socket.gethostname(), pid=_dead_pid())
+    _lease(version, "bbbbbbbb", host=socket.gethostname(), pid=os.getpid())
+    gone = sweep(dataset, "cccccccc")
+    assert gone[0] == f"{version}/scratch-aaaaaaaa" and len(gone) == 2
+    left = {e.name for e in storage.list_dir(version) if e.is_dir}
+    assert left == {"scratch-bbbbbbbb", "scratch-cccccccc", "scratch-of-mine"}
+    discard(version, "bbbbbbbb")
+    left = {e.name for e in storage.list_dir(version) if e.is_dir}
+    assert left == {"scratch-cccccccc", "scratch-of-mine"}
+
+
 def test_a_committed_version_keeps_what_its_manifest_names(dataset):
     version = f"{dataset}/v=1"
     dead = attempt_name("train-00000-of-00001", "bbbbbbbb", 4, "tfrecord")

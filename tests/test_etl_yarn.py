@@ -11,10 +11,11 @@ import zipfile
 
 import pytest
 
-from etl import shipping, submit, yarn_apps
+from etl import submit
 from howdah import config as config_module
 from howdah.errors import ConfigError
 from howdah.manifest import load_dataset
+from howdah.spark import applications, shipping
 from tests.fixtures_etl_yarn import wait_for
 
 on_yarn = [pytest.mark.hadoop, pytest.mark.spark]
@@ -107,7 +108,7 @@ def test_a_signal_kills_the_application(yarn_etl, mode, number, code):
     finally:
         process.kill()
     assert returned == code and answer["exit_code"] == code, err
-    application = yarn_apps.APPLICATION.search(line).group()
+    application = applications.APPLICATION.search(line).group()
     assert yarn_etl.state(application) == "KILLED"
     assert yarn_etl.left() == []
 
@@ -251,15 +252,15 @@ Exception in thread "main" java.lang.ExceptionInInitializerError
 \tat org.apache.spark.Something
 Caused by: java.net.UnknownHostException: node-7: Name or service not known
 """
-    assert "UnknownHostException: node-7" in yarn_apps.cause(log)
+    assert "UnknownHostException: node-7" in applications.cause(log)
     memory = log + "java.lang.OutOfMemoryError: Java heap space\n"
-    assert yarn_apps.cause(memory).endswith("OutOfMemoryError: Java heap space")
-    assert yarn_apps.cause("all is well") is None
+    assert applications.cause(memory).endswith("OutOfMemoryError: Java heap space")
+    assert applications.cause("all is well") is None
     wrapped = """
 org.apache.spark.SparkException: Exception thrown in awaitResult:
 \tat org.apache.spark.util.SparkThreadUtils$.awaitResult(SparkThreadUtils.scala:53)
 Caused by: java.io.IOException: Failed to connect to node-7/10.0.0.7:4040
 """
-    assert yarn_apps.cause(wrapped).endswith("Failed to connect to node-7/10.0.0.7:4040")
+    assert applications.cause(wrapped).endswith("Failed to connect to node-7/10.0.0.7:4040")
     text = "Reason: Container from a bad node: container_e17_1700000000000_0001_01_000002 on host"
-    assert yarn_apps.failed_container(text) == "container_e17_1700000000000_0001_01_000002"
+    assert applications.failed_container(text) == "container_e17_1700000000000_0001_01_000002"

@@ -14,11 +14,12 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from howdah import package, storage
-from howdah.config_model import Config, SparkOptions
+from howdah.config_data import SparkOptions
+from howdah.config_model import Config
 from howdah.errors import ClusterError, ConfigError
 from howdah.hadoop.conf import load as hadoop_settings
 
@@ -97,17 +98,18 @@ def user(config: Config) -> str:
     return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
 
 
-def ship(config: Config, progress: Progress) -> Shipment:
+def ship(config: Config, kind: str, progress: Progress) -> Shipment:
     """Upload what is not there yet and return the settings for it.
+
+    Args:
+        kind: of the Python environment (`package_kinds.KINDS`).
 
     Raises:
         ConfigError, ClusterError, StorageError: something is missing or cannot be uploaded.
     """
     options = config.data.spark
     directory = storage.join(staging(config), "packages")
-    environment = package.publish(
-        package.environment("etl", progress=progress), directory, progress
-    )
+    environment = package.publish(package.environment(kind, progress=progress), directory, progress)
     wheel = package.publish(package.wheel(), directory, progress)
     archives = [f"{environment}#{ENVIRONMENT}"]
     conf = {
@@ -203,24 +205,37 @@ def _names_jars(options: SparkOptions) -> bool:
         return False
 
 
-def refuse_own_paths(config: Config) -> None:
+def refuse_own_paths(paths: Mapping[str, str]) -> None:
     """Plain paths are this machine's: containers do not see them.
+
+    Args:
+        paths: {key or option: path or URL}.
 
     Raises:
         ConfigError: with every such key at once.
     """
-    data = config.data
-    keys = {"data.dataset": data.dataset}
-    if data.source and data.format not in ("hive", "docstrings") and data.source != "docstrings:":
-        keys["data.source"] = data.source
-    if data.query_file and data.spark.deploy_mode == "cluster":
-        keys["data.query_file"] = data.query_file
-    own = {key: path for key, path in keys.items() if "://" not in path}
+    own = {key: path for key, path in paths.items() if "://" not in path}
     if own:
         raise ConfigError(
             "on YARN a path must be one that every node sees",
             where=", ".join(own),
             expected="hdfs://..., or file://... on a file system that all nodes mount",
             got=", ".join(own.values()),
-            remedy="put the source on HDFS (hdfs dfs -put), and name the dataset there",
+            remedy="put it on HDFS (hdfs dfs -put), and name its URL",
+        )
+
+
+def refuse_two_identities(config: Config) -> None:
+    """Spark acts with a keytab or for a proxied user.
+
+    Raises:
+        ConfigError: both are given.
+    """
+    options = config.data.spark
+    if config.run.user is not None and options.keytab is not None:
+        raise ConfigError(
+            "Spark takes a keytab or a proxied user, not both",
+            where="run.user, data.spark.keytab",
+            got=f"{config.run.user}, {options.keytab}",
+            remedy="unset data.spark.keytab and data.spark.principal, and run kinit first",
         )

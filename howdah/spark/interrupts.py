@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end the ETL in order: Spark stopped, the application killed, files removed."""
+"""Ctrl-C and SIGTERM end a command in order: Spark stopped, application killed, files removed."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ class _Stop(BaseException):
 
 
 @contextlib.contextmanager
-def interrupts() -> Iterator[None]:
-    """SIGINT and SIGTERM end the ETL in order: Spark stopped, own files removed."""
+def interrupts(what: str = "the ETL") -> Iterator[None]:
+    """SIGINT and SIGTERM end what runs in order: Spark stopped, own files removed.
+
+    Args:
+        what: runs, for the message.
+    """
     main = threading.current_thread() is threading.main_thread()
 
     def terminate(number: int, frame: object) -> None:
@@ -29,9 +33,9 @@ def interrupts() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted("the ETL was interrupted", remedy="nothing was committed") from None
+        raise Interrupted(f"{what} was interrupted", remedy="nothing was committed") from None
     except _Stop:
-        raise Terminated("the ETL was asked to end", remedy="nothing was committed") from None
+        raise Terminated(f"{what} was asked to end", remedy="nothing was committed") from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -1,4 +1,4 @@
-"""The Spark session of the ETL: on this machine, on YARN, or of the driver's own container."""
+"""Spark sessions: on this machine, on YARN, or in the driver's own container."""
 
 from __future__ import annotations
 
@@ -13,19 +13,16 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-
-import pyspark
-from pyspark import SparkContext
-from pyspark.sql import SparkSession
+from typing import Any
 
 import howdah.errors
-from etl.shipping import PYTHON, RUN, spark_home
-from etl.spark_errors import not_started
 from howdah import spark_versions, storage
-from howdah.config_model import SparkOptions
+from howdah.config_data import SparkOptions
 from howdah.doctor_checks import java_major
 from howdah.errors import ClusterError
 from howdah.processes import environ
+from howdah.spark.errors import not_started
+from howdah.spark.shipping import PYTHON, RUN, spark_home
 
 _END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
 _LOCAL = re.compile(r"local(-cluster)?(\[.*\])?$")
@@ -42,6 +39,8 @@ def require_java(home: str) -> str:
     Raises:
         ClusterError: there is no Java, or the combination does not work.
     """
+    import pyspark
+
     java_home = os.environ.get("JAVA_HOME")
     java = os.path.join(java_home, "bin", "java") if java_home else shutil.which("java")
     spark = spark_versions.version_of(home) or pyspark.__version__
@@ -87,7 +86,8 @@ def session(
     shipped: Mapping[str, str] | None = None,
     user: str | None = None,
     ready: Callable[[Application], None] | None = None,
-) -> Iterator[SparkSession]:
+    name: str = "howdah etl",
+) -> Iterator[Any]:
     """A session by the options, stopped at the end; a session that is active is used, not stopped.
 
     Args:
@@ -97,14 +97,18 @@ def session(
         shipped: settings that bring our packages to a cluster's nodes (`shipping.ship`).
         user: whom to act for (doAs).
         ready: called with the application once it is there.
+        name: of the application.
     """
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
     if SparkContext._active_spark_context is not None:
         yield SparkSession.builder.getOrCreate()
         return
     if not in_container():
         require_java(spark_home(options))
     settings = _settings(options, hive, shipped or {})
-    builder = SparkSession.builder.master(options.master).appName("howdah etl")
+    builder = SparkSession.builder.master(options.master).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
     if hive:
@@ -135,7 +139,7 @@ def in_container() -> bool:
     return bool(os.environ.get(RUN))
 
 
-def _end(spark: SparkSession, *, killed: bool) -> None:
+def _end(spark: Any, *, killed: bool) -> None:
     """Stop a session that was interrupted; `killed`: its YARN application is killed first.
 
     In a thread of its own: Py4J gives each thread a connection, and this one's may be in the middle
@@ -153,7 +157,7 @@ def _end(spark: SparkSession, *, killed: bool) -> None:
     thread.join(_END_SECONDS)
 
 
-def _kill(spark: SparkSession) -> None:
+def _kill(spark: Any) -> None:
     """End the YARN application as killed: stopping the session would report it as succeeded."""
     with contextlib.suppress(Exception):  # the gateway may be gone; then the driver's end ends it
         jvm = spark.sparkContext._jvm
@@ -166,7 +170,7 @@ def _kill(spark: SparkSession) -> None:
         client.killApplication(wanted)
 
 
-def _stop(spark: SparkSession) -> None:
+def _stop(spark: Any) -> None:
     # After an interrupt the gateway may be gone already; there is nothing left to stop then.
     with contextlib.suppress(Exception):
         spark.sparkContext.cancelAllJobs()

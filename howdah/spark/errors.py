@@ -9,12 +9,10 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import wraps
 from typing import Any
 
-from pyspark.errors import PySparkException
-
 import howdah.errors
-from etl.yarn_apps import failed_container
-from howdah.config_model import SparkOptions
+from howdah.config_data import SparkOptions
 from howdah.errors import ClusterError, DataError, HowdahError, as_dict
+from howdah.spark.applications import failed_container
 
 _MARK = "howdah-error:"
 KERBEROS_MARKS = (
@@ -49,6 +47,7 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
         kind: the error for failures that are not a HowdahError of a worker.
     """
     from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         yield
@@ -57,7 +56,8 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
         carried = _carried(text)
         if carried is not None:
             raise carried from error
-        remedy = "if memory ran out: data.spark.driver_memory, or spark.executor.memory in"
+        remedy = "if memory ran out: data.spark.driver_memory, or of executors"
+        remedy += " data.spark.executor_memory (JVM) or spark.executor.memoryOverhead (Python) in"
         remedy += " data.spark.conf; otherwise Spark's log on the executors tells more"
         if issubclass(kind, DataError):
             remedy = "check that the source is whole, and that data.format and data.csv fit it"

@@ -1,4 +1,4 @@
-"""YARN applications of the ETL: found by tag, killed, and their containers' logs read.
+"""YARN applications of Spark: found by tag, killed, and their containers' logs read.
 
 Killing runs Hadoop's own command line out of Spark's jars (`spark-class`), also where no `yarn` is
 installed; logs need one.
@@ -13,6 +13,8 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from howdah.errors import ClusterError
 
 APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
 _CONTAINER = re.compile(r"\bcontainer_(?:e\d+_)?\d+_\d+_\d+_\d+\b")
@@ -162,3 +164,22 @@ def diagnostics(lines: Sequence[str]) -> str:
             break
         said.append(line.strip())
     return "\n".join(line for line in said if line)
+
+
+def explain(error: ClusterError, hadoop: Hadoop, owner: str | None) -> None:
+    """Add the cause out of a lost container's log, where the error names the container.
+
+    Args:
+        owner: of the application, where it is not this user (`run.user`).
+    """
+    container = failed_container(error.where or "")
+    if container is None:
+        return
+    epochless = container.removeprefix("container_").split("_")
+    if epochless[0].startswith("e"):
+        epochless = epochless[1:]
+    application = "application_" + "_".join(epochless[:2])
+    told = cause(logs(hadoop, application, container=container, owner=owner))
+    if told is not None:
+        error.got = f"{error.got}\n{container} says: {told}"
+    error.remedy = f"{error.remedy}; yarn logs -applicationId {application}"
