@@ -21,5 +21,7 @@ with DAG(
 ) as dag:
     here = {"conn_id": "{{ params.conn_id }}"}
     check = CheckScoringOperator(task_id="check", multiple_outputs=True, **here)
-    names = ("model", "source", "target", "text_columns", "id_column", "master")
+    names = (
+        "model", "source", "target", "text_columns", "id_column", "master", "config", "overwrite",
+    )  # fmt: skip
     PredictOperator(task_id="predict", **{name: check.output[name] for name in names}, **here)

@@ -13,7 +13,7 @@ import shutil
 import tempfile
 from collections.abc import Sequence
 
-from howdah import storage
+from howdah import activity, storage
 from howdah.cache import cache_root
 from howdah.errors import HowdahError, ModelError, NotFound
 from howdah.manifest import content_hash
@@ -29,6 +29,8 @@ TOKENIZER_PATTERNS = [
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_TIMEOUT_SECONDS = 20
+_HUB_SECONDS = 3600.0
+"""A download that stands still ends by itself (HF_HUB_DOWNLOAD_TIMEOUT, 10 s a read)."""
 
 
 def fetch(
@@ -139,12 +141,13 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str]) -> str:
 
     nearby = f"(there is no directory {os.path.abspath(name)} either)"
     try:
-        local = snapshot_download(
-            name,
-            revision=revision,
-            allow_patterns=list(patterns),
-            etag_timeout=_HUB_TIMEOUT_SECONDS,
-        )
+        with activity.at_most(_HUB_SECONDS):
+            local = snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=list(patterns),
+                etag_timeout=_HUB_TIMEOUT_SECONDS,
+            )
     except (requests.exceptions.RequestException, HFValidationError, OSError) as error:
         answered = isinstance(error, HfHubHTTPError | HFValidationError)
         if answered and not isinstance(error, LocalEntryNotFoundError):

@@ -125,7 +125,7 @@ def environment(
     an environment that was made before is found in the cache, not made again.
 
     Args:
-        kind: etl, tensorflow or torch.
+        kind: one of `package_kinds.KINDS`.
         output: directory (any local path); none: the cache.
         progress: gets a line where it takes its time.
         horovod: a Horovod wheel without MPI, of the kind's framework; none: found or built.

@@ -103,8 +103,8 @@ def parts(kind: str, *, horovod: Horovod | None = None, extra: Sequence[str] = (
             Part(name=f"{_SITE_PACKAGES}/{name}", path=os.path.join(horovod.directory, name))
             for name in horovod.files()
         ]
-        if not horovod.gpu:
-            found = without_idle_cuda(found, distributions)
+    if wanted.cpu_only or (horovod is not None and not horovod.gpu):
+        found = without_idle_cuda(found, distributions)
     by_name = {part.name: part for part in found}
     for part in of_the_system(by_name.values()):
         by_name.setdefault(part.name, part)

@@ -17,6 +17,12 @@ CORE = (
 _JOB = (*CORE, "horovod", "matplotlib", "packaging", "pyarrow", "rich", "skein", "typer")
 
 
+_WITHOUT = {
+    "tensorflow": frozenset({"libclang"}),
+    "torch": frozenset({"triton", "cuda-bindings", "cuda-pathfinder"}),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Kind:
     """One kind of environment."""
@@ -29,6 +35,8 @@ class Kind:
     """Distributions that are required by metadata alone: nothing that runs loads them."""
     compressed: bool = True
     """A .tar.gz; else a plain .tar."""
+    cpu_only: bool = False
+    """Leave CUDA's libraries out, gigabytes: what runs in it asks YARN for no GPU."""
 
     def wants(self, distribution: str, entry: str) -> bool:
         """Whether a distribution's file (its path below site-packages) is taken."""
@@ -44,13 +52,26 @@ KINDS: dict[str, Kind] = {
     "tensorflow": Kind(
         roots=(*_JOB, "tensorflow", "tf-keras"),
         framework="tensorflow",
-        without=frozenset({"libclang"}),
+        without=_WITHOUT["tensorflow"],
         compressed=False,
     ),
     "torch": Kind(
         roots=(*_JOB, "torch"),
         framework="torch",
-        without=frozenset({"triton", "cuda-bindings", "cuda-pathfinder"}),
+        without=_WITHOUT["torch"],
         compressed=False,
+    ),
+    # Spark's executors that predict: no Horovod, which has to be built, and nothing of a job's.
+    "predict-tensorflow": Kind(
+        roots=(*CORE, "pyarrow", "tensorflow"),
+        without=_WITHOUT["tensorflow"],
+        compressed=False,
+        cpu_only=True,
+    ),
+    "predict-torch": Kind(
+        roots=(*CORE, "pyarrow", "torch"),
+        without=_WITHOUT["torch"],
+        compressed=False,
+        cpu_only=True,
     ),
 }

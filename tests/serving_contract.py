@@ -122,6 +122,27 @@ class ServingContract:
             assert want.max() - want.min() > 0.1
             np.testing.assert_allclose(scores_C, want, atol=2e-5)
 
+    def test_a_batch_is_no_wider_than_the_position_table(self, place, tmp_path):
+        """15 positions: widths are multiples of two, and 16 would have no place."""
+        table = "distilbert.embeddings.position_embeddings.weight"
+        weights = {**place["weights"], table: place["weights"][table][:15]}
+        base = {**place["base"].config, "max_position_embeddings": 15}
+        info = describe_run(
+            config=place["config"], dataset=place["dataset"], base=place["base"],
+            run_id="run-2", step=3,
+        )  # fmt: skip
+        path = export(
+            str(tmp_path / "short"), weights=weights, base_config=base, run_info=info,
+            tokenizer_files=place["base"].tokenizer_files,
+            label_names=place["dataset"].manifest.labels,
+        )  # fmt: skip
+        served = open_model(path, framework=self.framework, threads=1)
+        assert served.max_length == 15
+        for text in TEXTS:
+            ids_T = served.encoder.encode([text], served.max_length)[0]
+            want = softmax(reference_logits(weights, base, ids_T))
+            np.testing.assert_allclose(served.scores([text])[0], want, atol=2e-5)
+
     def test_a_score_does_not_depend_on_its_company(self, served):
         alone = np.concatenate([served.scores([text]) for text in TEXTS])
         np.testing.assert_allclose(served.scores(TEXTS), alone, atol=1e-5)

@@ -17,9 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from howdah import storage
-from howdah.config_model import CleanOptions, Columns, CsvOptions
+from howdah.config import from_dict
+from howdah.config_data import CleanOptions, Columns, CsvOptions
 from howdah.encode import Encoder
-from howdah.errors import AlreadyExists, DataError, NotFound, UsageError
+from howdah.errors import AlreadyExists, DataError, NotFound, PermissionDenied, UsageError
 from training import predict as predictor
 from training.metrics import softmax
 from training.serve import ServedModel
@@ -42,7 +43,7 @@ def served(tiny_model_dir, monkeypatch) -> ServedModel:
     model = ServedModel(
         path="somewhere", framework="torch", labels=LABELS, run_id="run-9", max_length=64,
         clean=CleanOptions(), columns=Columns(id="key"), encoder=Encoder.load(tiny_model_dir),
-        gpu=False, forward=parity_forward,
+        gpu=False, forward=parity_forward, positions=512,
     )  # fmt: skip
     monkeypatch.setattr(predictor, "open_model", lambda path, **options: model)
     return model
@@ -277,6 +278,55 @@ def test_an_output_that_is_there_is_kept(served, tmp_path):
     assert storage.read_text(output) == "mine"
     predictor.predict("m", source, output, overwrite=True)
     assert read_output(output)[0]["label"] == "odd"
+
+
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_failed_last_rename_loses_neither_the_old_nor_the_new_output(
+    served, tmp_path, monkeypatch, ending
+):
+    source = write(tmp_path / "in.csv", "text\nthe\n")
+    output = str(tmp_path / f"out.{ending}")
+    predictor.predict("m", source, output)
+    before = storage.read_bytes(output)
+    rename = storage.rename_dir
+
+    def failing(one, other):
+        if ".tmp-" in one:
+            raise PermissionDenied("no right to write there", where=other)
+        rename(one, other)
+
+    monkeypatch.setattr(storage, "rename_dir", failing)
+    write(source, "text\nthe the\n")
+    with pytest.raises(PermissionDenied) as caught:
+        predictor.predict("m", source, output, overwrite=True)
+    assert storage.read_bytes(output) == before
+    (new,) = (name for name in os.listdir(tmp_path) if name.startswith(".tmp-"))
+    assert str(tmp_path / new) in caught.value.remedy
+    monkeypatch.undo()
+    os.rename(tmp_path / new, tmp_path / f"again.{ending}")
+    assert read_output(str(tmp_path / f"again.{ending}"))[0]["label"] == expected_label("the the")
+
+
+def test_a_failure_midway_with_overwrite_leaves_the_old_output(served, tmp_path, monkeypatch):
+    source = write(tmp_path / "in.csv", "text\nthe\n")
+    output = write(tmp_path / "out.csv", "mine")
+
+    def failing(model, rows):
+        raise DataError("the disk went away")
+
+    monkeypatch.setattr(predictor, "classify", failing)
+    with pytest.raises(DataError, match="went away"):
+        predictor.predict("m", source, output, overwrite=True)
+    assert storage.read_text(output) == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["in.csv", "out.csv"]
+
+
+def test_the_configuration_says_how_csv_is_read(served, tmp_path):
+    source = write(tmp_path / "in.csv", "key;text\na;the the\n")
+    config = from_dict({"data": {"csv": {"delimiter": ";"}}})
+    output = str(tmp_path / "out.csv")
+    predictor.predict("m", source, output, config=config)
+    assert read_output(output)[0]["id"] == "a"
 
 
 def test_a_failure_midway_leaves_no_output(served, tmp_path, monkeypatch):

@@ -115,3 +115,85 @@ def test_predictions_become_a_partition_of_a_hive_table(model, tmp_path):
     assert sorted(row["id"] for row in rows) == ["0", "1"]
     assert {row["run_id"] for row in rows} == {"run-5"}
     assert {row["id"]: row["error"] is None for row in rows} == {"0": True, "1": False}
+
+
+# ------------------------------------------------------------------ what is there, and failures
+# Several predictions in one session, as a notebook would make them.
+SESSION = """
+import json, sys
+from howdah.config_data import SparkOptions
+from howdah.errors import HowdahError, as_dict
+from howdah.spark.session import session
+from training.predict import predict
+
+with session(SparkOptions(master="local[1]", driver_memory="1g"), hive=True):
+    for words in json.loads(sys.argv[1]):
+        try:
+            print("DONE", json.dumps(predict(**words, framework="torch", id_column="key",
+                text_columns=["words"], master="local[1]")))
+        except HowdahError as error:
+            print("DONE", json.dumps(as_dict(error)))
+"""
+
+
+def in_one_session(*calls: dict, cwd: str) -> list[dict]:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, json.dumps(calls)], cwd=cwd,
+        env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("DONE ")]
+    return [json.loads(line.removeprefix("DONE ")) for line in lines]
+
+
+def put_rows(directory, *keys: str) -> str:
+    directory.mkdir()
+    rows = {"key": list(keys), "words": ["the cat"] * len(keys)}
+    pq.write_table(pa.table(rows), directory / "part.parquet", use_dictionary=False)
+    return str(directory)
+
+
+def with_damaged_pages(directory) -> str:
+    """A source that Spark begins to read, and fails on: the footer is whole, the pages are not."""
+    source = put_rows(directory, *(f"k{n}" for n in range(400)))
+    path = directory / "part.parquet"
+    data = bytearray(path.read_bytes())
+    data[4:1500] = b"\xff" * 1496
+    path.write_bytes(data)
+    return source
+
+
+def test_what_is_overwritten_stays_until_the_new_output_is_whole(model, tmp_path):
+    one, two = put_rows(tmp_path / "one.parquet", "a", "b"), put_rows(tmp_path / "two.parquet", "c")
+    none = put_rows(tmp_path / "none.parquet")
+    damaged = with_damaged_pages(tmp_path / "damaged.parquet")
+    with open(tmp_path / "three.tsv", "w") as file:
+        file.write("key\twords\nt\tthe cat, the dog\n")
+    out, table = str(tmp_path / "out"), "table:predicted"
+    tsv = {"source": str(tmp_path / "three.tsv"), "output": str(tmp_path / "tabs")}
+    calls = [tsv] + [
+        {"source": source, "output": output, "overwrite": True}
+        for output in (out, table)
+        for source in (one, damaged, none, two)
+    ]
+    script = [{"model": model, **call} for call in calls]
+    tabs, *done = in_one_session(*script[:-1], cwd=str(tmp_path))
+    assert tabs["rows"] == 1 and pq.read_table(tsv["output"])["id"].to_pylist() == ["t"]
+    for first, *failed in (done[:3], done[4:]):
+        assert first["rows"] == 2
+        assert [told["error"] for told in failed] == ["ClusterError", "DataError"]
+        assert "no rows" in failed[1]["what"]
+    assert done[3]["rows"] == 1
+    assert pq.read_table(out)["id"].to_pylist() == ["c"]
+    partition = tmp_path / "spark-warehouse" / "predicted"
+    assert sorted(pq.read_table(str(partition))["id"].to_pylist()) == ["a", "b"]
+    # One worker classified all of it, and opened the model once.
+    assert {told["workers"]["opened"] for told in (tabs, done[0], done[3], done[4])} == {1}
+
+    (last,) = in_one_session(script[-1], cwd=str(tmp_path))
+    assert last["rows"] == 1
+    assert pq.read_table(str(partition))["id"].to_pylist() == ["c"]
+    hidden = [name for _, names, _ in os.walk(tmp_path) for name in names if ".old-" in name]
+    hidden += [name for _, names, _ in os.walk(tmp_path) for name in names if ".tmp-" in name]
+    assert hidden == []

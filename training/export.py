@@ -21,6 +21,7 @@ from howdah import models, storage
 from howdah.config import Config, load
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
 from howdah.manifest import MANIFEST, Dataset, load_dataset
+from howdah.replace import put_in_place
 from training.basemodel import BaseModel, load_base
 from training.checkpoint import Checkpoints
 from training.checkpoint import load as load_checkpoint
@@ -71,28 +72,12 @@ def export(
         for name, data in files.items():
             with storage.open_write(storage.join(fresh, name)) as file:
                 file.write(data)
-        _swap(fresh, target, old)
-    finally:
+    except BaseException:
         storage.remove(fresh, recursive=True)
+        raise
+    put_in_place(fresh, target, overwrite=True, keep=False, aside=old)
     _sweep(target)
     return target
-
-
-def _swap(fresh: str, target: str, old: str) -> None:
-    """Put `fresh` in the place of `target`; what was there comes back if that fails.
-
-    No storage exchanges two directories in one step: between the two renames there is no export,
-    and never half of one.
-    """
-    replaced = storage.exists(target)
-    if replaced:
-        storage.rename_dir(target, old)
-    try:
-        storage.rename_dir(fresh, target)
-    except BaseException:
-        if replaced and not storage.exists(target):
-            storage.rename_dir(old, target)
-        raise
 
 
 def _sweep(target: str) -> None:
@@ -245,7 +230,7 @@ def export_run(config: Config, *, checkpoint: str | None = None, output: str | N
     if storage.exists(frozen):  # what the run was made with, whatever the file says by now
         config = load(frozen)
     if checkpoint is None:
-        saved = Checkpoints(config.checkpoint_directory)
+        saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
         best = saved.best()
         found = load_checkpoint(best.path) if best else saved.latest()
         if found is None:

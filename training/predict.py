@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TextIO
 
 from howdah import storage
-from howdah.config_model import Columns, CsvOptions
+from howdah.config import Config
+from howdah.config_data import Columns, CsvOptions
 from howdah.errors import DataError
 from training.predict_io import (
     Prediction,
@@ -41,6 +42,7 @@ def predict(
     id_column: str | None = None,
     csv_options: CsvOptions | None = None,
     master: str | None = None,
+    config: Config | None = None,
     framework: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
@@ -58,20 +60,30 @@ def predict(
         text_columns: column(s) of the text; None: those that the model was trained on.
         id_column: column of the row's key; None: the one of the training data where the source
             has it, else the row's number from 0.
-        master: run on this Spark master.
+        csv_options: how CSV is read; None: as `config` says.
+        master: run on this Spark master; None: in this process, and where Spark is needed (a
+            table) on the master of `config`.
+        config: its `data.csv`, and for Spark its `data.spark` and `run.user`; None: the defaults.
         framework: tensorflow or torch; None: what the model was trained with.
-        overwrite: replace an output that is there.
+        overwrite: replace an output that is there, once the new one is whole.
         progress: takes a line.
     Returns:
-        {model, output, run_id, rows, errors, labels: {label: rows}}.
+        {model, output, run_id, rows, errors, labels: {label: rows}}; with Spark more
+        (`predict_spark`).
     Raises:
         DataError: no rows, a missing column, a broken file.
         ModelError: no model.
         AlreadyExists: the output is there.
     """
+    config = config or Config()
+    csv_options = csv_options or config.data.csv
     if master is not None or _is_table(source) or output.startswith("table:"):
         from training.predict_spark import predict_spark
 
+        if master is not None:
+            options = config.data.spark.model_copy(update={"master": master})
+            data = config.data.model_copy(update={"spark": options})
+            config = config.model_copy(update={"data": data})
         return predict_spark(
             model,
             source,
@@ -79,7 +91,7 @@ def predict(
             text_columns=text_columns,
             id_column=id_column,
             csv_options=csv_options,
-            master=master or "local[*]",
+            config=config,
             framework=framework,
             overwrite=overwrite,
             progress=progress,
@@ -90,7 +102,9 @@ def predict(
     counts: Counter[str] = Counter()
     rows = errors = 0
     started = told = time.monotonic()
-    with open_output(output, served.labels, served.run_id, overwrite=overwrite) as writer:
+    with open_output(
+        output, served.labels, served.run_id, overwrite=overwrite, progress=progress
+    ) as writer:
         reader = read_rows(
             files, columns, csv_options=csv_options, id_required=id_column is not None
         )

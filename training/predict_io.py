@@ -13,17 +13,21 @@ import io
 import json
 import re
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from howdah import storage
-from howdah.config_model import Columns, CsvOptions
+from howdah.config_data import Columns, CsvOptions
 from howdah.errors import AlreadyExists, DataError, NotFound, UsageError
+from howdah.replace import put_in_place
 
-__all__ = ["Prediction", "Row", "as_json", "format_of", "open_output", "read_rows", "source_files"]
+__all__ = [
+    "Prediction", "Row", "as_json", "delimiter_of", "format_of", "open_output", "read_rows",
+    "source_files",
+]  # fmt: skip
 
 _SUFFIXES = {
     ".csv": "csv",
@@ -61,6 +65,12 @@ def format_of(path: str) -> str | None:
     """csv, jsonl or parquet by the end of the name (.gz allowed); None: none of them."""
     name = storage.name(path).lower().removesuffix(".gz")
     return next((form for suffix, form in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def delimiter_of(path: str, options: CsvOptions) -> str:
+    """Field separator of a CSV file: a tab in a .tsv, unless another than the comma was given."""
+    tabs = storage.name(path).lower().removesuffix(".gz").endswith(".tsv")
+    return "\t" if tabs and options.delimiter == "," else options.delimiter
 
 
 def source_files(source: str) -> list[str]:
@@ -164,9 +174,7 @@ def _csv_rows(
     path: str, columns: Columns, required: Sequence[str], options: CsvOptions
 ) -> Iterator[Record]:
     csv.field_size_limit(2**31 - 1)  # a document in a field is no error
-    delimiter = options.delimiter
-    if storage.name(path).lower().removesuffix(".gz").endswith(".tsv") and delimiter == ",":
-        delimiter = "\t"
+    delimiter = delimiter_of(path, options)
     with _open_text(path, options.encoding) as text:
         reader = csv.reader(
             text,
@@ -254,14 +262,20 @@ class _Writer(Protocol):
 
 @contextlib.contextmanager
 def open_output(
-    path: str, labels: Sequence[str], run_id: str, *, overwrite: bool = False
+    path: str,
+    labels: Sequence[str],
+    run_id: str,
+    *,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> Iterator[_Writer]:
     """A writer of predictions to `path`, which appears whole at the end or not at all.
 
     Args:
         path: .parquet, .jsonl or .csv, on any storage.
         labels: label names by number.
-        overwrite: replace a file that is there.
+        overwrite: replace a file that is there, once the new one is whole.
+        progress: takes a line.
     Raises:
         UsageError: another ending.
         AlreadyExists: the file is there.
@@ -285,11 +299,12 @@ def open_output(
             writer = makers[form](file, labels, run_id)
             yield writer
             writer.close()
-        if overwrite:
-            storage.remove(path)
-        storage.rename_dir(temp, path)
-    finally:
+    except BaseException:
         storage.remove(temp)
+        raise
+    left = put_in_place(temp, path, overwrite=overwrite, keep=True)
+    if left is not None:
+        progress(f"the output that was replaced could not be removed: {left}")
 
 
 class _ParquetWriter:

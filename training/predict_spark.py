@@ -1,7 +1,8 @@
 """The same predictions on Spark: of a table, or of files too many for one machine.
 
-The export's files are broadcast; each Python worker opens the model once and keeps it. Cleaning,
-cutting and scoring are `training/predict.py`'s own.
+On YARN the executors need nothing installed: a Python environment with the model's framework and
+Howdah's wheel are shipped as for the ETL, and YARN brings the model's files from where they lie.
+Cleaning, cutting and scoring are `training/predict.py`'s own.
 """
 
 from __future__ import annotations
@@ -10,33 +11,47 @@ import contextlib
 import os
 import re
 import secrets
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from howdah import modelfiles, storage
-from howdah.config_model import Columns, CsvOptions
-from howdah.errors import AlreadyExists, ClusterError, DataError, UsageError
+from howdah import storage
+from howdah.config import Config
+from howdah.config_data import Columns, CsvOptions, SparkOptions
+from howdah.errors import AlreadyExists, ClusterError, ConfigError, DataError, UsageError
+from howdah.hadoop.kerberos import logged_in
 from howdah.hive_table import replace_partition
-from training.export import INFO, resolve_export
-from training.predict_io import Row, format_of
-from training.serve import EXPORT_PATTERNS, ServedModel, choose_framework, open_model
+from howdah.replace import put_in_place
+from howdah.spark import applications, shipping
+from howdah.spark.errors import translated
+from howdah.spark.interrupts import interrupts
+from howdah.spark.session import Application, is_local_master, session
+from training.predict_cluster import Model, find_model, memory_overhead_mib
+from training.predict_executor import ModelPlace, Predictor, summed_up, workers
+from training.predict_io import delimiter_of, format_of
+from training.serve import choose_framework
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["predict_spark"]
 
 _SCHEMA = "id string, label string, scores array<float>, run_id string, error string"
-_ROWS_PER_BATCH = "2048"
+_BATCHES = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+    # Spark 4.1 and newer: texts of megabytes come a few at a time.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 2**20),
+}
+"""What a Python worker gets at once."""
+_DIST_FILES = "spark.yarn.dist.files"
 TABLE = "table:"
 """Before an output that is a Hive table's name."""
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
 _TABLE_COLUMNS = {
     "id": "string", "label": "string", "scores": "array<float>", "error": "string",
 }  # fmt: skip
+
+Progress = Callable[[str], None]
 
 
 def predict_spark(
@@ -46,54 +61,205 @@ def predict_spark(
     *,
     text_columns: Sequence[str] | None,
     id_column: str | None,
-    csv_options: CsvOptions | None,
-    master: str,
+    csv_options: CsvOptions,
+    config: Config,
     framework: str | None,
     overwrite: bool,
-    progress: Callable[[str], None],
+    progress: Progress,
 ) -> dict:
     """`predict` on Spark; the arguments are its own. `output` becomes a directory of part files.
 
     `table:NAME` as output is a Hive table: the predictions replace its partition of the model's
-    run_id, and the table is made if it is not there.
+    run_id, and the table is made if it is not there. What is replaced, a directory or a partition,
+    stays until the new one is whole.
 
     Rows without an id column are numbered by Spark (unique, increasing, with gaps).
 
+    Args:
+        config: its `data.spark` (with the master to use) and `run.user`.
+    Returns:
+        What `predict` does, and {application, workers: {count, peak_bytes, opened, python}}: of
+        the Python processes that classified, most memory of one, how often one opened a model,
+        and the environments that they ran in (sys.prefix).
     Raises:
         DataError: no rows, no such table or file, a missing column.
-        ClusterError: Spark is not installed or does not start.
+        ConfigError: settings that do not go together, or paths that a cluster does not see.
+        ClusterError: Spark is not installed or does not start, or executors fail.
+        StorageError: the output could not be put in its place; says where old and new are.
+        Interrupted, Terminated: after SIGINT or SIGTERM; the application is killed.
     """
+    options = config.data.spark
+    _check(config, source, output)
     form = _output_form(output, overwrite)
-    files = _model_files(model)
-    info = _json_of(files, INFO)
-    chosen = choose_framework(framework, trained_with=info.get("framework"))
-    trained = Columns(**info.get("columns", {}))
-    text = list(text_columns) if text_columns else trained.text
-    table = output.removeprefix(TABLE) if form == "table" else None
-    with _session(master, hive=table is not None or not _is_file(source)) as spark:
-        progress(f"reading {source} with Spark on {master}")
-        rows = _read(spark, source, csv_options or CsvOptions())
-        chosen_rows = _chosen(
-            rows, source, text, id_column, trained.id if trained.id in rows.columns else None,
-            trained.separator,
+    keytab = (options.keytab, options.principal, "data.spark.keytab")
+    with interrupts("the prediction"), logged_in(*keytab):
+        asked = _Asked(
+            model=find_model(model), source=source, output=output, form=form,
+            text_columns=text_columns, id_column=id_column, csv_options=csv_options,
+            overwrite=overwrite,
         )  # fmt: skip
-        shared = spark.sparkContext.broadcast(files)
-        predicted = chosen_rows.mapInArrow(_Predictor(shared, chosen), _SCHEMA)
-        if table is not None:
-            summary = _write_table(spark, predicted, table, info.get("run_id"), source)
-            return {"model": model, "output": output, **summary}
-        temp = f"{output.rstrip('/')}.tmp-{secrets.token_hex(4)}"
+        chosen = choose_framework(framework, trained_with=asked.model.info.get("framework"))
         try:
-            _write(predicted, temp, form)
-            summary = _summary(spark, temp, form)
-            if not summary["rows"]:
-                raise DataError("the source has no rows", where=source, remedy="check the source")
-            if overwrite:
-                storage.remove(output, recursive=True)
-            storage.rename_dir(temp, output)
-        finally:
+            return {"model": model, **_predict(asked, config, chosen, progress)}
+        except ClusterError as error:
+            if shipping.on_yarn(options):
+                home = shipping.spark_home(options)
+                hadoop = applications.Hadoop(
+                    spark_home=home, env={**os.environ, "SPARK_HOME": home}
+                )
+                applications.explain(error, hadoop, config.run.user)
+            raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What is to be classified, by what, and where to."""
+
+    model: Model
+    source: str
+    output: str
+    form: str
+    """parquet, jsonl, csv or table."""
+    text_columns: Sequence[str] | None
+    id_column: str | None
+    csv_options: CsvOptions
+    overwrite: bool
+
+    @property
+    def hive(self) -> bool:
+        """Whether a metastore is needed."""
+        return self.form == "table" or not _is_file(self.source)
+
+
+def _predict(asked: _Asked, config: Config, framework: str, progress: Progress) -> dict:
+    name = f".tmp-{storage.name(asked.output)}.{secrets.token_hex(4)}"
+    temp = storage.join(storage.parent(asked.output), name)
+    whole = False
+    try:
+        with _ready(asked, config, framework, progress) as (spark, place, application):
+            progress(f"reading {asked.source} with Spark on {config.data.spark.master}")
+            rows = _chosen(asked, _read(spark, asked.source, asked.csv_options))
+            seen = spark.sparkContext.accumulator({}, workers())
+            predicted = rows.mapInArrow(Predictor(place, framework, seen), _SCHEMA)
+            with translated("classify the rows"):
+                if asked.form == "table":
+                    summary = _write_table(spark, predicted, asked, progress)
+                else:
+                    _write(predicted, temp, asked.form)
+                    summary = _summary(spark, temp, asked.form)
+                    _require_rows(summary, asked.source)
+            about = summed_up(seen.value)
+        whole = True
+        if asked.form != "table":
+            left = put_in_place(temp, asked.output, overwrite=asked.overwrite, keep=True)
+            if left is not None:
+                progress(f"the output that was replaced could not be removed: {left}")
+    finally:
+        # After Spark's end: a task that still ran would write the directory anew.
+        if not whole and asked.form != "table":
             storage.remove(temp, recursive=True)
-    return {"model": model, "output": output, **summary}
+    return {"output": asked.output, **summary, "application": application, "workers": about}
+
+
+# ------------------------------------------------------------------------------------ a session
+def _check(config: Config, source: str, output: str) -> None:
+    options = config.data.spark
+    shipping.refuse_two_identities(config)
+    if options.home is not None and not os.path.samefile(
+        shipping.spark_home(options),
+        shipping.spark_home(options.model_copy(update={"home": None})),
+    ):
+        raise ConfigError(
+            "predictions run with the PySpark that is installed here",
+            where="data.spark.home",
+            got=options.home,
+            remedy="leave it out (--set data.spark.home=null): Spark's jars are shipped to YARN",
+        )
+    if shipping.on_yarn(options):
+        paths = {} if output.startswith(TABLE) else {"--output": output}
+        if _is_file(source):
+            paths["--source"] = source
+        shipping.refuse_own_paths(paths)
+
+
+@contextlib.contextmanager
+def _ready(
+    asked: _Asked, config: Config, framework: str, progress: Progress
+) -> Iterator[tuple[SparkSession, ModelPlace, str | None]]:
+    """A session with the model where its Python workers find it, and its application on YARN.
+
+    The active session if there is one, else one for this call alone.
+    """
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        raise ClusterError(
+            "Spark is not installed",
+            where=f"--master {config.data.spark.master}",
+            remedy="install pyspark, or give files and no --master",
+        ) from None
+    options = config.data.spark
+    started: list[Application] = []
+
+    def announce(application: Application) -> None:
+        started.append(application)
+        if shipping.on_yarn(options):
+            progress(f"application {application.id}, its pages: {application.ui}")
+
+    shipped: dict[str, str] = {}
+    running = SparkContext._active_spark_context  # the caller's
+    if running is None and shipping.on_yarn(options):
+        options, shipped = _shipped(config, asked.model, framework, progress)
+    local = is_local_master(options.master if running is None else running.master)
+    with contextlib.ExitStack() as stack:
+        spark = stack.enter_context(
+            session(
+                options, hive=asked.hive, shipped=shipped, user=config.run.user, ready=announce,
+                name="howdah predict",
+            )
+        )  # fmt: skip
+        stack.enter_context(_batches(spark, options, restored=running is not None))
+        if not local and not shipped:
+            stack.enter_context(asked.model.added_to(spark.sparkContext))
+        application = started[0].id if shipping.on_yarn(options) and started else None
+        yield spark, asked.model.place(shipped=not local), application
+
+
+@contextlib.contextmanager
+def _batches(spark: SparkSession, options: SparkOptions, *, restored: bool) -> Iterator[None]:
+    """Batches as large as `_BATCHES` says, unless the user's settings say otherwise."""
+    before = {key: spark.conf.get(key, None) for key in _BATCHES if key not in options.conf}
+    for key in before:
+        spark.conf.set(key, _BATCHES[key])
+    try:
+        yield
+    finally:
+        if restored:
+            for key, value in before.items():
+                spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+def _shipped(
+    config: Config, model: Model, framework: str, progress: Progress
+) -> tuple[SparkOptions, dict[str, str]]:
+    """The options and the settings with which executors have all they need."""
+    options = config.data.spark
+    conf = shipping.ship(config, f"predict-{framework}", progress).conf
+    files = [f"{url}#{name}" for name, url in model.urls().items()]
+    if _DIST_FILES in options.conf:  # both: the user's files and ours
+        files.append(options.conf[_DIST_FILES])
+        own = {key: value for key, value in options.conf.items() if key != _DIST_FILES}
+        options = options.model_copy(update={"conf": own})
+    conf[_DIST_FILES] = ",".join(files)
+    overhead = memory_overhead_mib(options, framework, model)
+    if overhead is not None:
+        conf["spark.executor.memoryOverhead"] = f"{overhead}m"
+        progress(
+            f"an executor: {options.executor_memory} for the JVM and {overhead:,} MiB for Python"
+            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; spark.executor.memoryOverhead"
+            " in data.spark.conf wins)"
+        )
+    return options, conf
 
 
 # --------------------------------------------------------------------------------- in and out
@@ -122,69 +288,6 @@ def _output_form(output: str, overwrite: bool) -> str:
     return form
 
 
-def _model_files(model: str) -> dict[str, bytes]:
-    local = modelfiles.fetch(resolve_export(model), patterns=EXPORT_PATTERNS)
-    names = {"config.json", INFO, "model.safetensors"}
-    return {
-        entry.name: storage.read_bytes(entry.path)
-        for entry in storage.list_dir(local)
-        if not entry.is_dir and (entry.name in names or entry.name in _TOKENIZER)
-    }
-
-
-_TOKENIZER = frozenset(modelfiles.TOKENIZER_PATTERNS)
-
-
-def _json_of(files: dict[str, bytes], name: str) -> dict:
-    import json
-
-    return json.loads(files[name]) if name in files else {}
-
-
-@contextlib.contextmanager
-def _session(master: str, *, hive: bool) -> Iterator[SparkSession]:
-    """The active session, or one for this call alone."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError:
-        raise ClusterError(
-            "Spark is not installed",
-            where=f"--master {master}",
-            remedy="install pyspark, or give files and no --master",
-        ) from None
-    active = SparkSession.getActiveSession()
-    if active is not None:
-        yield active
-        return
-    builder = SparkSession.builder.master(master).appName("howdah predict")
-    if master.startswith("local"):
-        # Workers of this machine run this interpreter and find this checkout.
-        root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        paths = [root, os.environ.get("PYTHONPATH", "")]
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-        for key, value in (("driver.host", "127.0.0.1"), ("driver.bindAddress", "127.0.0.1"),
-                           ("ui.enabled", "false")):  # fmt: skip
-            builder = builder.config(f"spark.{key}", value)
-    builder = builder.config("spark.ui.showConsoleProgress", "false")
-    builder = builder.config("spark.log.level", "ERROR")
-    if hive:
-        builder = builder.enableHiveSupport()
-    try:
-        spark = builder.getOrCreate()
-    except Exception as error:
-        raise ClusterError(
-            "Spark did not start",
-            where=f"--master {master}",
-            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
-            remedy="check the master's address and Java (`howdah doctor`)",
-        ) from error
-    try:
-        yield spark
-    finally:
-        spark.stop()
-
-
 def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
     """The source as Spark reads it: by its ending, else as a table."""
     from pyspark.errors import AnalysisException
@@ -193,7 +296,9 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
     try:
         if form == "csv":
             reader = spark.read.option("header", options.header).option("multiLine", True)
-            reader = reader.option("sep", options.delimiter).option("quote", options.quote)
+            reader = reader.option("sep", delimiter_of(source, options)).option(
+                "quote", options.quote
+            )
             reader = reader.option("escape", options.escape or options.quote)
             frame = reader.option("encoding", options.encoding).csv(source)
             return frame.toDF(*options.names) if options.names and not options.header else frame
@@ -212,29 +317,24 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
         ) from None
 
 
-def _chosen(
-    rows: DataFrame,
-    source: str,
-    text: Sequence[str],
-    id_column: str | None,
-    trained_id: str | None,
-    separator: str,
-) -> DataFrame:
+def _chosen(asked: _Asked, rows: DataFrame) -> DataFrame:
     """(id, text) of the rows; text is null where all of its columns are."""
     from pyspark.sql import functions as F
 
-    missing = [c for c in (*text, *([id_column] if id_column else [])) if c not in rows.columns]
+    trained = Columns(**asked.model.info.get("columns", {}))
+    text = list(asked.text_columns or trained.text)
+    key = asked.id_column or (trained.id if trained.id in rows.columns else None)
+    missing = [c for c in (*text, *([key] if key else [])) if c not in rows.columns]
     if missing:
         raise DataError(
             f"the source has no column {missing[0]!r}",
-            where=source,
+            where=asked.source,
             got=f"columns {', '.join(rows.columns)}",
             remedy="--text-column and --id-column name them",
         )
-    key = id_column or trained_id
     row_id = F.col(f"`{key}`").cast("string") if key else F.monotonically_increasing_id()
     parts = [F.col(f"`{name}`").cast("string") for name in text]
-    joined = F.when(F.coalesce(*parts).isNotNull(), F.concat_ws(separator, *parts))
+    joined = F.when(F.coalesce(*parts).isNotNull(), F.concat_ws(trained.separator, *parts))
     return rows.select(row_id.cast("string").alias("id"), joined.alias("text"))
 
 
@@ -251,11 +351,18 @@ def _write(predicted: DataFrame, target: str, form: str) -> None:
 
 
 def _write_table(
-    spark: SparkSession, predicted: DataFrame, table: str, run_id: str | None, source: str
+    spark: SparkSession, predicted: DataFrame, asked: _Asked, progress: Progress
 ) -> dict:
     """Replace the model's partition of a table; what `_summary` gives."""
     from pyspark.errors import AnalysisException
-    from pyspark.sql import functions as F
+
+    table = asked.output.removeprefix(TABLE)
+    run_id = asked.model.info.get("run_id")
+    summary: dict = {}
+
+    def check(written: DataFrame) -> None:
+        summary.update(_counts(written), run_id=run_id)
+        _require_rows(summary, asked.source)
 
     try:
         replace_partition(
@@ -266,6 +373,8 @@ def _write_table(
             key="run_id",
             value=run_id or "none",
             what="predictions",
+            check=check,
+            progress=progress,
         )
     except AnalysisException as error:
         raise DataError(
@@ -274,79 +383,31 @@ def _write_table(
             got=str(error).splitlines()[0],
             remedy="check the database's name and your right to write there",
         ) from None
-    summary = _counts(spark.table(table).where(F.col("run_id") == (run_id or "none")))
+    return summary
+
+
+def _require_rows(summary: dict, source: str) -> None:
     if not summary["rows"]:
         raise DataError("the source has no rows", where=source, remedy="check the source")
-    return summary
 
 
 def _summary(spark: SparkSession, path: str, form: str) -> dict:
     """Counts, taken from what was written: the model runs once."""
+    from pyspark.sql import functions as F
+
     if form == "csv":
         frame = spark.read.option("header", True).option("escape", '"').csv(path)
     elif form == "jsonl":
         frame = spark.read.json(path, schema=_SCHEMA)
     else:
-        frame = spark.read.parquet(path)
-    return _counts(frame)
+        frame = spark.read.schema(_SCHEMA).parquet(path)  # of no rows there may be no file
+    return _counts(frame) | {"run_id": frame.agg(F.max("run_id")).collect()[0][0]}
 
 
 def _counts(frame: DataFrame) -> dict:
     from pyspark.sql import functions as F
 
-    counted = frame.groupBy("label", "run_id").agg(F.count("*").alias("rows")).collect()
+    counted = frame.groupBy("label").agg(F.count("*").alias("rows")).collect()
     labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
     rows = sum(row["rows"] for row in counted)
-    return {
-        "run_id": next((row["run_id"] for row in counted), None),
-        "rows": rows,
-        "errors": rows - sum(labels.values()),
-        "labels": labels,
-    }
-
-
-# ------------------------------------------------------------------------------- in the workers
-_opened: dict[str, ServedModel] = {}
-"""Models that this worker process has opened, by the identity of the broadcast."""
-
-
-class _Predictor:
-    """mapInArrow's function: batches of (id, text) to batches of predictions."""
-
-    def __init__(self, files: Any, framework: str) -> None:
-        self._files = files
-        self._framework = framework
-        self._key = secrets.token_hex(8)
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        from training.predict import classify
-
-        served = self._model()
-        for batch in batches:
-            columns = batch.to_pydict()
-            rows = [
-                Row(row_id, text, None if text is not None else "the text is null")
-                for row_id, text in zip(columns["id"], columns["text"], strict=True)
-            ]
-            predictions = classify(served, rows)
-            yield pa.record_batch(
-                {
-                    "id": pa.array([p.id for p in predictions], pa.string()),
-                    "label": pa.array([p.label for p in predictions], pa.string()),
-                    "scores": pa.array([p.scores for p in predictions], pa.list_(pa.float32())),
-                    "run_id": pa.array([served.run_id] * len(predictions), pa.string()),
-                    "error": pa.array([p.error for p in predictions], pa.string()),
-                }
-            )
-
-    def _model(self) -> ServedModel:
-        if self._key not in _opened:
-            with tempfile.TemporaryDirectory(prefix="howdah-model-") as directory:
-                for name, data in self._files.value.items():
-                    with open(os.path.join(directory, name), "wb") as file:
-                        file.write(data)
-                # Spark runs a worker a core: each takes one thread.
-                _opened[self._key] = open_model(directory, framework=self._framework, threads=1)
-        return _opened[self._key]
+    return {"rows": rows, "errors": rows - sum(labels.values()), "labels": labels}

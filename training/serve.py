@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from howdah import modelfiles, storage
 from howdah.clean import clean_text
-from howdah.config_model import CleanOptions, Columns, ModelSection, TrainingSection
+from howdah.config_data import CleanOptions, Columns
+from howdah.config_model import ModelSection, TrainingSection
 from howdah.encode import Encoder
 from howdah.errors import ModelError, UsageError
 from training import env
@@ -27,6 +27,7 @@ from training.distilbert import HEAD_NAMES, label_names_of
 from training.export import INFO, resolve_export
 from training.metrics import softmax
 from training.planner import pad_multiple, padded_length
+from training.quiet import starting_tensorflow
 
 __all__ = ["EXPORT_PATTERNS", "FRAMEWORKS", "ServedModel", "choose_framework", "open_model"]
 
@@ -60,6 +61,8 @@ class ServedModel:
     """It runs on a GPU."""
     forward: Forward
     """(ids_BT int32, mask_BT int32) -> logits_BC float32, without dropout."""
+    positions: int
+    """Rows of the position table: no batch is wider."""
 
     def clean_text(self, text: str) -> str:
         """The text as the ETL would have cleaned it."""
@@ -77,7 +80,8 @@ class ServedModel:
         order = np.argsort([-len(ids) for ids in ids_N], kind="stable")
         start = 0
         while start < len(order):
-            width = padded_length(len(ids_N[order[start]]), pad_multiple(self.gpu))
+            longest = len(ids_N[order[start]])
+            width = padded_length(longest, pad_multiple(self.gpu), self.positions)
             rows = order[start : start + max(1, _BATCH_TOKENS // width)]
             start += len(rows)
             ids_BT = np.full((len(rows), width), self.encoder.pad_id, np.int32)
@@ -150,6 +154,7 @@ def open_model(
         encoder=encoder,
         gpu=gpu,
         forward=forward,
+        positions=limit,
     )
 
 
@@ -182,23 +187,19 @@ def _installed(name: str) -> bool:
     return name in sys.modules or importlib.util.find_spec(name) is not None
 
 
-@contextlib.contextmanager
-def _quiet_natives() -> Iterator[None]:
-    """Keep what native code writes to stderr while a framework starts; shown only if that fails."""
-    sys.stderr.flush()
-    own = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            held.seek(0)
-            os.write(own, held.read())
-            raise
-        finally:
-            sys.stderr.flush()
-            os.dup2(own, 2)
-            os.close(own)
+def _grow_memory(devices: Any) -> None:
+    """Have TensorFlow take GPU memory as it is needed: several processes may predict on one GPU.
+
+    By default the first of them would take all of it. Tried with devices made up, not on a GPU.
+
+    Args:
+        devices: `tf.config`.
+    """
+    gpus = devices.list_physical_devices("GPU")
+    for gpu in gpus:
+        # A program that runs models already has chosen: it cannot be changed after the start.
+        with contextlib.suppress(RuntimeError):
+            devices.experimental.set_memory_growth(gpu, True)
 
 
 def _forward(
@@ -219,11 +220,12 @@ def _forward(
         device = "cuda" if torch.cuda.is_available() else "cpu"
         net = model_torch.build(config, weights, device=device, **settings)
         return model_torch.forward_fn(net), device == "cuda"
-    with _quiet_natives():
+    with starting_tensorflow():
         import tensorflow as tf
 
         from training import model_tf
 
+        _grow_memory(tf.config)
         tf.constant(0)  # starts its runtime, which looks for GPUs and tells of each it misses
         gpu = bool(tf.config.list_logical_devices("GPU"))
     return model_tf.forward_fn(model_tf.build(config, weights, **settings)), gpu
