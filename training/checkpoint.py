@@ -9,8 +9,8 @@ A checkpoint is a directory `step-N/` of
 
 It is written as `step-N.<attempt>/`, the manifest last, and becomes `step-N/` by one rename. There
 is no "latest" file to go stale: the newest whole one is found by listing. Other names are never
-read: `step-N.<attempt>` (unfinished), `step-N.pruned` (being removed), `quarantine-...` (corrupt),
-`superseded-...` (of a history that was given up).
+read: `step-N.<attempt>` (unfinished), `step-N.pruned` (being removed), `quarantine-...` (corrupt or
+left by a rename that was cut short), `superseded-...` (of a history that was given up).
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from typing import Any
 
 import numpy as np
 
-from howdah import processes, storage
+from howdah import activity, processes, storage
+from howdah.activity import Activity
 from howdah.errors import AlreadyExists, CheckpointError, StorageError
 from training.checkpoint_read import (
     FORMAT_VERSION,
+    MANIFEST,
     Checkpoint,
     Corrupt,
     Saved,
     load,
+    metric_of,
     read_manifest,
     saved_in,
     size_defect,
@@ -45,12 +48,13 @@ from training.checkpoint_write import (
     write_manifest,
 )
 from training.fence import Fence
-from training.identity import Identity
+from training.identity import Identity, OtherPlan
 from training.pace import Pace
 
 __all__ = ["FORMAT_VERSION", "Checkpoint", "Checkpoints", "Corrupt", "Identity", "Saved", "load"]
 
-_UNFINISHED = re.compile(r"^step-\d+\.(\d+)$")
+_UNFINISHED = re.compile(r"^step-(\d+)\.(\d+)$")
+"""A save that has begun: its step and attempt."""
 
 
 class Checkpoints:
@@ -58,7 +62,8 @@ class Checkpoints:
 
     Args:
         directory: where `step-N/` directories lie (any storage).
-        keep: newest checkpoints to keep; the one with the best score is kept besides.
+        keep: newest checkpoints to keep; the best one is kept besides.
+        metric: what scores are of; those of another metric do not count. None: all count.
         fence: the attempt's right to write; None opens the directory for reading alone.
         say: takes a line about what the user should know (a fall-back, a quarantine).
         saving: called before a checkpoint gets its name: what a resumed run relies on besides.
@@ -70,6 +75,7 @@ class Checkpoints:
         directory: str,
         *,
         keep: int = 3,
+        metric: str | None = None,
         fence: Fence | None = None,
         say: Callable[[str], None] = lambda line: None,
         saving: Callable[[], None] = lambda: None,
@@ -77,11 +83,14 @@ class Checkpoints:
     ) -> None:
         self.directory = directory
         self.keep = keep
+        self._metric = metric
         self._fence = fence
         self._say, self._saving, self._saved = say, saving, saved
         self._thread: threading.Thread | None = None
         self._failure: BaseException | None = None
         self._pace: Pace | None = None
+        self._activity = Activity("save")
+        """Of the thread that saves."""
         self._again = False
         if fence is not None:
             storage.make_dirs(directory)
@@ -96,16 +105,20 @@ class Checkpoints:
         *,
         identity: Identity,
         score: float | None = None,
+        best: int | None = None,
+        replace: bool = False,
         wait: bool = False,
     ) -> None:
         """Write `step-<step>` behind the caller's back; waits for the save before it, if any.
 
         Args:
-            step: optimizer steps done; a step that is there already is left as it is.
+            step: optimizer steps done; a step that is there already, whole, is left as it is.
             tensors: name -> array that nobody changes from now on (the caller's snapshot).
             meta: plain JSON with all else that a resumed run needs.
             identity: what the checkpoint belongs to.
             score: validation score at this step, greater is better.
+            best: step of the best evaluation so far: its checkpoint is kept.
+            replace: what is there of this step lacks its evaluation: this one takes its place.
             wait: come back only when it is whole on storage.
         Raises:
             CheckpointError, StorageError: this save (with `wait`) or the one before it failed.
@@ -114,7 +127,8 @@ class Checkpoints:
             raise ValueError("these checkpoints are open for reading alone")
         self.wait()
         self._pace = Pace(bytes_needed(tensors))
-        args = (self._fence, step, tensors, meta, identity, score, self._pace)
+        self._activity = Activity("save", f"saving step {step}")
+        args = (self._fence, step, tensors, meta, identity, score, best, replace, self._pace)
         self._thread = threading.Thread(
             target=self._write_and_keep_failure, args=args, name=f"checkpoint-{step}", daemon=True
         )
@@ -136,7 +150,8 @@ class Checkpoints:
         """Wait for the save under way; raises what it failed with."""
         if self._thread is not None:
             self._pace.hurry()
-            self._thread.join()
+            with activity.waiting_for(self._activity):
+                self._thread.join()
             self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None
@@ -146,6 +161,7 @@ class Checkpoints:
 
     def _write_and_keep_failure(self, *args) -> None:
         processes.yield_to_other_threads()  # training's; where they wait for it, they use no core
+        self._activity.follow()
         try:
             self._write(*args)
         except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
@@ -159,22 +175,29 @@ class Checkpoints:
         meta: dict,
         identity: Identity,
         score: float | None,
+        best: int | None,
+        replace: bool,
         pace: Pace,
     ) -> None:
         target = self.path_of(step)
         temporary = f"{target}.{fence.attempt}"
         needed = bytes_needed(tensors)
         try:
-            if storage.exists(target) and not self._replaces(target, step, score):
+            there = self._whole_at(step)
+            if there is not None and not (replace or self._replaces(there, score)):
+                self._saved(step, target)
                 return
             free = storage.free_bytes(self.directory)
             if free is not None and free < needed:
                 raise no_room(step, self.directory, needed)
             storage.remove(temporary, recursive=True)
-            manifest = write_files(temporary, step, tensors, meta, pace) | {
+            with activity.doing("", "writing", total=needed, unit="bytes"):
+                files = write_files(temporary, step, tensors, meta, pace)
+            manifest = files | {
                 "step": step,
                 "attempt": fence.attempt,
                 "score": score,
+                "metric": None if score is None else self._metric,
                 "identity": identity.as_dict(),
                 "unix_time": round(time.time(), 3),
             }
@@ -182,7 +205,7 @@ class Checkpoints:
             fence.check()
             self._saving()
             fence.check()
-            storage.rename_dir(temporary, target)
+            self._put_in_place(temporary, target, replaces=there is not None)
         except AlreadyExists:
             self._discard(temporary)
             raise CheckpointError(
@@ -198,8 +221,9 @@ class Checkpoints:
             raise
         self._saved(step, target)
         try:
-            verify(target, manifest)
-            self._prune()
+            with activity.doing("", "reading it back"):
+                verify(target, manifest, pace)
+            self._prune(best)
         except StorageError as error:
             # It is whole and has its name; only what should go is still there.
             self._say(
@@ -207,38 +231,72 @@ class Checkpoints:
                 f" ones not removed now: {error.what}"
             )
 
+    def _put_in_place(self, temporary: str, target: str, *, replaces: bool) -> None:
+        """Give a whole checkpoint its name. Until then the one that it replaces counts."""
+        if not replaces:
+            storage.rename_dir(temporary, target)
+            return
+        aside = self._rename_away(target, "superseded")
+        try:
+            storage.rename_dir(temporary, target)
+        except BaseException:
+            with contextlib.suppress(StorageError):
+                storage.rename_dir(aside, target)
+            raise
+
     @staticmethod
     def _discard(temporary: str) -> None:
         """Remove an unfinished directory; where even that fails, the next attempt sweeps it."""
         with contextlib.suppress(StorageError):
             storage.remove(temporary, recursive=True)
 
-    def _replaces(self, target: str, step: int, score: float | None) -> bool:
-        """A step saved twice is the same state twice; only a score must not get lost.
+    def _whole_at(self, step: int) -> Saved | None:
+        """The whole checkpoint of this step; one that is not whole gives its name away.
 
-        Returns whether the step is to be written anew, since what was there has made room.
+        Where a rename is a copy (object stores), a writer that dies in it leaves such a one.
         """
-        there = read_manifest(target).get("score")
-        if score is None or there == score:
+        target = self.path_of(step)
+        if not storage.exists(target):
+            return None
+        found = next((saved for saved in saved_in(self.directory) if saved.step == step), None)
+        if found is None:
+            return None
+        defect = size_defect(found)
+        if defect is None:
+            return found
+        where = self._rename_away(target, "quarantine")
+        self._say(f"step-{step} was there but not whole ({defect}): it is kept as {where}")
+        return None
+
+    def _replaces(self, there: Saved, score: float | None) -> bool:
+        """Whether the step is to be written anew. A step saved twice is the same state twice; only
+        a score must not get lost.
+        """
+        if score is None or there.score == score:
             return False
-        if self._again:
-            self._rename_away(target, "superseded")
+        if self._again or not self._counts(there):
             return True
         raise CheckpointError(
-            f"checkpoint step-{step} is there already, with another validation score",
-            where=target,
+            f"checkpoint step-{there.step} is there already, with another validation score",
+            where=there.path,
             expected=f"score {score}",
-            got=f"score {there}",
+            got=f"score {there.score}",
             remedy="checkpoints are never changed: start the run in a directory of its own",
         )
 
     # ------------------------------------------------------------------- retention, leftovers
-    def _prune(self) -> None:
-        """Remove what is neither among the newest `keep` nor the best."""
+    def _prune(self, best: int | None) -> None:
+        """Remove what is neither among the newest `keep` nor the best.
+
+        Args:
+            best: step of the best evaluation; where its checkpoint is not there, the one with the
+                best score is kept, which may have to take its place.
+        """
         saved = self.list()
-        best = self.best()
+        if best not in {one.step for one in saved}:
+            best = next((one.step for one in self._by_score(saved)), None)
         for old in saved[self.keep :]:
-            if best is not None and old.step == best.step:
+            if old.step == best:
                 continue
             # Renamed first: a removal that is killed half-way leaves nothing that looks whole.
             doomed = f"{old.path}.pruned"
@@ -250,7 +308,7 @@ class Checkpoints:
         """Remove what dead attempts left unfinished."""
         for entry in storage.list_dir(self.directory):
             unfinished = _UNFINISHED.match(entry.name)
-            stale = unfinished is not None and int(unfinished[1]) < fence.attempt
+            stale = unfinished is not None and int(unfinished[2]) < fence.attempt
             if stale or entry.name.endswith(".pruned"):
                 storage.remove(entry.path, recursive=True)
 
@@ -297,32 +355,67 @@ class Checkpoints:
         """Whole checkpoints by their manifest and sizes, newest first; hashes are not checked."""
         return [saved for saved in saved_in(self.directory) if not size_defect(saved)]
 
+    def cut_short(self) -> int | None:
+        """The newest step whose save began and was not finished, where no whole checkpoint is as
+        new; None: there is none."""
+        begun = [
+            int(found[1])
+            for entry in storage.list_dir(self.directory)
+            if (found := _UNFINISHED.match(entry.name))
+        ]
+        whole = next(iter(self.list()), None)
+        step = max(begun, default=-1)
+        return step if step > (-1 if whole is None else whole.step) else None
+
+    def has(self, step: int) -> bool:
+        """The checkpoint of this step is there and whole."""
+        return any(saved.step == step for saved in self.list())
+
+    def is_own(self, found: Checkpoint) -> bool:
+        """It is the very checkpoint of its step here, by whatever path it was read."""
+        manifest = read_manifest(found.path)
+        there = (saved for saved in saved_in(self.directory) if saved.step == found.step)
+        return any(saved.manifest == manifest for saved in there)
+
     def best(self) -> Saved | None:
         """The checkpoint with the best score; of equals the earliest; None without scores."""
-        scored = [saved for saved in self.list() if saved.score is not None]
-        return max(scored, key=lambda saved: (saved.score, -saved.step), default=None)
+        return next(iter(self._by_score(self.list())), None)
+
+    def _by_score(self, saved: list[Saved]) -> list[Saved]:
+        """Those with a score that counts, the best first."""
+        scored = [one for one in saved if one.score is not None and self._counts(one)]
+        return sorted(scored, key=lambda one: (-one.score, one.step))
+
+    def _counts(self, saved: Saved) -> bool:
+        """Its score is one of the metric that this run goes by."""
+        return self._metric is None or metric_of(saved) in (None, self._metric)
 
     def latest(self, expect: Identity | None = None) -> Checkpoint | None:
         """The newest whole checkpoint, verified; None where there is none.
 
         A corrupt one is put in quarantine (by a writer) and the one before is taken, which `say`
-        tells about.
+        tells about. One without a manifest has never been whole: it counts as none.
 
         Raises:
             CheckpointError: it is of another model, dataset, plan or format; or checkpoints are
                 there and every one is corrupt.
         """
+        corrupt: list[Saved] = []
         found = saved_in(self.directory)
         for saved in found:
             try:
                 return load(saved.path, expect)
             except Corrupt as error:
+                begun = storage.exists(storage.join(saved.path, MANIFEST))
                 self._put_in_quarantine(saved, error)
-        if found:
+                corrupt += [saved] if begun else []
+            except OtherPlan as error:
+                raise error.with_way_back(found) from None
+        if corrupt:
             raise CheckpointError(
                 "every checkpoint of this run is corrupt",
                 where=self.directory,
-                got=", ".join(f"step-{saved.step}" for saved in found),
+                got=", ".join(f"step-{saved.step}" for saved in corrupt),
                 remedy="start again with `--resume never`, or restore the files from a copy",
             )
         return None

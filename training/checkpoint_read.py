@@ -12,6 +12,7 @@ import numpy as np
 from howdah import storage
 from howdah.errors import CheckpointError, DataError, NotFound
 from training.identity import Identity, check_identity, check_plan
+from training.pace import Pace
 from training.tensorfile import FormatError, read_tensors
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Corrupt",
     "Saved",
     "load",
+    "metric_of",
     "read_manifest",
     "saved_in",
     "size_defect",
@@ -31,6 +33,7 @@ MANIFEST, META = "manifest.json", "meta.json"
 
 _STEP = re.compile(r"^step-(\d+)$")
 _READ_BYTES = 16 * 2**20
+_PACED_BYTES = 2 * 2**20
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Saved:
     score: float | None
     """Validation score at this step, greater is better; None where none was taken."""
     bytes: int
+    unix_time: float
+    """When it was written."""
     manifest: dict
 
 
@@ -153,10 +158,25 @@ def saved_in(directory: str) -> list[Saved]:
                 attempt=manifest.get("attempt", 0),
                 score=manifest.get("score"),
                 bytes=sum(file["bytes"] for file in manifest.get("files", {}).values()),
+                unix_time=manifest.get("unix_time", 0.0),
                 manifest=manifest,
             )
         )
     return sorted(found, key=lambda saved: -saved.step)
+
+
+def metric_of(saved: Saved) -> str | None:
+    """The metric that a checkpoint's score is of; None where nothing says so.
+
+    Manifests of earlier versions do not; their meta.json has the run's configuration.
+    """
+    if "metric" in saved.manifest:
+        return saved.manifest["metric"]
+    try:
+        meta = storage.read_json(storage.join(saved.path, META))
+        return meta["config"]["evaluation"]["metric"]
+    except (NotFound, DataError, LookupError, TypeError):
+        return None
 
 
 def size_defect(saved: Saved) -> str | None:
@@ -173,13 +193,19 @@ def size_defect(saved: Saved) -> str | None:
     return None
 
 
-def verify(path: str, manifest: dict) -> None:
-    """Read a checkpoint back and compare sizes and hashes; raises Corrupt."""
+def verify(path: str, manifest: dict, pace: Pace | None = None) -> None:
+    """Read a checkpoint back and compare sizes and hashes; raises Corrupt.
+
+    Args:
+        pace: of a save in the background: what it has read takes as long as what it has written.
+    """
     for name, entry in manifest["files"].items():
-        _read_verified(path, name, entry, keep=False)
+        _read_verified(path, name, entry, keep=False, pace=pace)
 
 
-def _read_verified(path: str, name: str, entry: dict, *, keep: bool = True) -> bytearray:
+def _read_verified(
+    path: str, name: str, entry: dict, *, keep: bool = True, pace: Pace | None = None
+) -> bytearray:
     """A file's bytes, its size and hash checked; `keep=False` reads without holding them."""
     file_path, expected = storage.join(path, name), entry["bytes"]
     try:
@@ -189,14 +215,17 @@ def _read_verified(path: str, name: str, entry: dict, *, keep: bool = True) -> b
         data = bytearray(expected if keep else 0)
         window = memoryview(data) if keep else memoryview(bytearray(_READ_BYTES))
         digest, done = hashlib.sha256(), 0
+        piece = _READ_BYTES if pace is None else _PACED_BYTES
         with storage.open_read(file_path) as file:
             while done < expected:
                 start = done if keep else 0
-                got = file.readinto(window[start : start + min(_READ_BYTES, expected - done)])
+                got = file.readinto(window[start : start + min(piece, expected - done)])
                 if not got:
                     raise _corrupt(path, f"{name} ends after {done} bytes instead of {expected}")
                 digest.update(window[start : start + got])
                 done += got
+                if pace is not None:
+                    pace.spent(got)
     except NotFound:
         raise _corrupt(path, f"{name} is missing") from None
     if digest.hexdigest() != entry["sha256"]:

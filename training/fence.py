@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from howdah import storage
 from howdah.errors import AlreadyExists, CheckpointError, NotFound
 
-__all__ = ["Fence"]
+__all__ = ["Fence", "FencedOff"]
+
+
+class FencedOff(CheckpointError):
+    """A later attempt has taken over the run: this process writes nothing more there."""
 
 
 @dataclass(frozen=True)
@@ -48,11 +52,15 @@ class Fence:
             return cls(run_directory, attempt)
 
     def check(self) -> None:
-        """Raise CheckpointError if a later attempt exists: whoever holds this fence is a zombie."""
+        """Raise FencedOff if a later attempt exists: the process that holds this fence is a zombie.
+
+        Asked before every write to the run directory. Between question and write lie milliseconds;
+        only a checkpoint's name is given with more certainty: the rename refuses a name in use.
+        """
         directory = storage.join(self.run_directory, "attempts")
         later = max(_numbers(directory), default=self.attempt)
         if later > self.attempt:
-            raise CheckpointError(
+            raise FencedOff(
                 "a later attempt has taken over this run; nothing more is written by this one",
                 where=self.run_directory,
                 expected=f"attempt {self.attempt} to be the newest",

@@ -11,6 +11,7 @@ import math
 import secrets
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from howdah import __version__, storage
@@ -32,10 +33,12 @@ class RunFile:
 
     Args:
         directory: run directory.
+        check: called before each write; raises where this process may not write any more.
     """
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, check: Callable[[], None] = lambda: None) -> None:
         self._path = storage.join(directory, FILE_NAME)
+        self._check = check
         try:
             found = storage.read_json(self._path)
         except (NotFound, DataError):  # none yet, or none that can be read: begin one
@@ -81,6 +84,12 @@ class RunFile:
             for attempt in self.values.get("attempts", [])
         )
 
+    def dataset_of(self, submission: str | None) -> str | None:
+        """The dataset's version that this submission began with; None: it is only beginning."""
+        of_it = [one for one in self.values.get("attempts", [])
+                 if submission is not None and one.get("submission") == submission]  # fmt: skip
+        return next((one["dataset"] for one in reversed(of_it) if "dataset" in one), None)
+
     def world(self, number: int, size: int) -> None:
         """Note that a world of ranks begins, in the newest attempt."""
         attempt = self.values["attempts"][-1]
@@ -103,7 +112,8 @@ class RunFile:
         self.write()
 
     def write(self) -> None:
-        """Replace run.json."""
+        """Replace run.json; raises what `check` raises."""
+        self._check()
         data = json.dumps(_finite(self.values), indent=1, ensure_ascii=False, allow_nan=False)
         storage.write_whole(self._path, (data + "\n").encode())
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from howdah.config_model import EarlyStopping
 from howdah.errors import CheckpointError
+from training.planner import Planner
 
 __all__ = ["GREATER_IS_BETTER", "Judgement", "Saves", "TrainState", "score_of"]
 
@@ -46,6 +47,8 @@ class TrainState:
     """Optimizer steps done."""
     plan: dict[str, Any] = field(default_factory=dict)
     """{plan_hash, epoch, step}: planner.PlanState, the position in the data."""
+    epochs: float = 0.0
+    """Epochs done, with a fraction: steps under different plans are not of one size."""
     loss_scale: float | None = None
     """Loss scale of fp16; None without one."""
     good_steps: int = 0
@@ -56,6 +59,8 @@ class TrainState:
     """Best validation score so far, greater is better."""
     best_step: int | None = None
     """The step it was taken at."""
+    best_metric: str | None = None
+    """The metric that it is a score of: scores of two metrics cannot be compared."""
     evaluations_without_better: int = 0
     """Evaluations since `best_score` last rose by more than min_delta."""
     stopped_early: bool = False
@@ -67,21 +72,48 @@ class TrainState:
     train_seconds: float = 0.0
     """Time of training over all attempts, evaluation left out."""
 
-    def judge(self, score: float | None, early_stopping: EarlyStopping) -> Judgement:
+    def advance(self, planner: Planner, epoch: int, step: int) -> None:
+        """Count the optimizer step of that batch.
+
+        Args:
+            planner: whose batch it was.
+            epoch, step: which one: the step in the epoch.
+        """
+        self.step += 1
+        self.moved(planner, *planner.after(epoch, step))
+
+    def moved(self, planner: Planner, epoch: int, step: int) -> None:
+        """The next batch is that one of this planner."""
+        self.plan = planner.state(epoch, step).to_json()
+        self.epochs = epoch + step / planner.steps_per_epoch
+
+    def judge(
+        self, score: float | None, early_stopping: EarlyStopping, *, metric: str | None = None
+    ) -> Judgement:
         """Take in the score of an evaluation at `step`.
 
         An undefined score is never the best, and counts as one without improvement.
+
+        Args:
+            score: greater is better.
+            early_stopping: its rules.
+            metric: name of the metric that it is a score of.
         """
         is_best = score is not None and (self.best_score is None or score > self.best_score)
         margin = early_stopping.min_delta
         better = is_best and (self.best_score is None or score > self.best_score + margin)
         if is_best:
-            self.best_score, self.best_step = score, self.step
+            self.best_score, self.best_step, self.best_metric = score, self.step, metric
         self.evaluations_without_better = 0 if better else self.evaluations_without_better + 1
         patience = early_stopping.patience
         stop = patience is not None and self.evaluations_without_better >= patience
         self.stopped_early = self.stopped_early or stop
         return Judgement(is_best=is_best, stop=stop)
+
+    def forget_best(self) -> None:
+        """No evaluation so far counts: the next one is the best."""
+        self.best_score = self.best_step = self.best_metric = None
+        self.evaluations_without_better, self.stopped_early = 0, False
 
     def to_meta(self) -> dict[str, Any]:
         """Plain JSON for a checkpoint's meta."""
@@ -94,6 +126,7 @@ class TrainState:
         Raises:
             CheckpointError: a key is missing.
         """
+        meta = _since_added(meta) | meta
         names = [item.name for item in fields(cls)]
         missing = [name for name in names if name not in meta]
         if missing:
@@ -104,6 +137,15 @@ class TrainState:
                 remedy="use the version of Howdah that wrote it, or `--resume never`",
             )
         return cls(**{name: meta[name] for name in names})
+
+
+def _since_added(meta: dict[str, Any]) -> dict[str, Any]:
+    """What checkpoints of earlier versions lack, from what else their meta says."""
+    rules = meta.get("config", {}).get("evaluation", {})
+    judged = meta.get("best_score") is not None
+    # Where it lies inside an epoch the plan is the same, and `moved` adds the fraction.
+    epochs = float(meta.get("plan", {}).get("epoch", 0))
+    return {"epochs": epochs, "best_metric": rules.get("metric") if judged else None}
 
 
 @dataclass

@@ -1,0 +1,114 @@
+"""Where a run goes on from, in each of its worlds: memory, the newest checkpoint, or the base."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from training.checkpoint import Checkpoint
+from training.comm import Comm
+from training.memory import Memory
+from training.prepare import Job
+from training.run import Run
+from training.state import TrainState
+
+__all__ = ["resume"]
+
+
+def resume(
+    job: Job, comm: Comm, run: Run, memory: Memory
+) -> tuple[TrainState, dict[str, np.ndarray], bool]:
+    """Where to go on from: what a rank remembers of an earlier world, else the newest checkpoint,
+    else the base. Every rank enters; a checkpoint is read by rank 0 for all.
+
+    Returns:
+        (state, tensors: all of the model's as `model/<name>` and the moments there are, whether an
+        evaluation that was due at that step is still to be done).
+    """
+    if memory.holder is not None:
+        meta, tensors = memory.share(comm)
+        run.say(f"{comm.size} rank(s) go on from memory at step {meta['step']}")
+        run.resumed_from_memory(meta["step"])
+        if run.checkpoints is not None:
+            _take_over(meta["best_step"], run, train_seconds=meta["train_seconds"])
+        job.planner.go_on_with(meta["plan"]["plan_hash"])
+        return TrainState.from_meta(meta), tensors, bool(meta["evaluation_due"])
+    found: Checkpoint | None = None
+    told: dict[str, Any] | None = None
+    if comm.rank == 0:
+        found = run.resume_checkpoint(job.identity)
+        told = None if found is None else _with_reachable_best(found.meta, run)
+    told = comm.broadcast_json(told)
+    if told is None:
+        state, due = TrainState(), False
+        state.moved(job.planner, 0, 0)
+        tensors = {f"model/{name}": array for name, array in job.weights.items()}
+    else:
+        state, due = TrainState.from_meta(told), bool(told.get("evaluation_due", False))
+        for line in _fitted(state, job):
+            run.say(line)
+        tensors = comm.broadcast(found.tensors if found is not None else {})
+    job.weights.clear()  # they are in the model from here on
+    run.saves.saved_step = state.step
+    memory.hold(state.to_meta() | {"evaluation_due": due}, tensors)
+    return state, tensors, due
+
+
+def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
+    """The meta; without a best step where its checkpoint is not among this run's (begun elsewhere).
+
+    The next evaluation is then the best so far.
+    """
+    best = meta.get("best_step")
+    if best is None or run.checkpoints is None or run.checkpoints.has(best):
+        return meta
+    run.say(f"the best checkpoint, step-{best}, is not in this run: evaluations begin anew")
+    return meta | {"best_step": None, "best_score": None, "evaluations_without_better": 0}
+
+
+def _fitted(state: TrainState, job: Job) -> list[str]:
+    """Fit a checkpoint's state to the configuration as it is now; what to say about it.
+
+    Rank 0 has refused what does not fit (training/identity.py): where the plan is another one, the
+    state lies between two epochs.
+    """
+    said = []
+    training, rules = job.config.training, job.config.evaluation
+    epoch, in_epoch = int(state.plan["epoch"]), int(state.plan["step"])
+    job.planner.go_on_with(state.plan["plan_hash"])
+    state.moved(job.planner, epoch, in_epoch)
+    steps = job.at(state).schedule.steps
+    if steps != job.schedule.steps:
+        said.append(
+            f"batches have changed: {epoch} epoch(s) are done in {state.step} steps, an epoch is"
+            f" {job.planner.steps_per_epoch} steps from here on, and {steps} in all"
+        )
+    if state.best_score is not None and state.best_metric not in (None, rules.metric):
+        said.append(
+            f"evaluation.metric is {rules.metric} now: the best so far, step-{state.best_step} by"
+            f" {state.best_metric}, is forgotten, and evaluations begin anew"
+        )
+        state.forget_best()
+    patience = training.early_stopping.patience
+    if state.stopped_early and (patience is None or state.evaluations_without_better < patience):
+        said.append("early stopping ended this run; by its rules as they are now it goes on")
+        state.stopped_early = False
+    return said
+
+
+def _take_over(best: int | None, run: Run, *, train_seconds: float) -> None:
+    """Rank 0: what is on storage need not be what the state remembers."""
+    run.checkpoints.expect_again()
+    # A rank 0 that was lost may have been writing the best one.
+    gone = best is not None and not run.checkpoints.has(best)
+    run.saves.best_lost |= gone and best != run.saves.pending
+    if run.save_times.known:
+        return
+    # Steps that it had not saved may be older than the rules allow: those count, not this world's.
+    newest = next(iter(run.checkpoints.list()), None)
+    if newest is None:
+        run.save_times.begin(0, age=train_seconds)
+    else:
+        run.save_times.begin(newest.step, age=max(0.0, time.time() - newest.unix_time))
