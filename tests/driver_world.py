@@ -46,16 +46,29 @@ class World:
         self.now = 1000.0
         self.hands = Recorder()
         self.job = Job(driver_state.Limits(**{**LIMITS, **limits}), self.hands, self.now)
+        self.phases = {}
+
+    def does(self, name, phase, *, gets_on=True, busy=False):
+        """A rank's process reports this phase from now on, with progress or without."""
+        self.phases[name] = (phase, self.now, gets_on, busy)
 
     def pass_time(self, seconds, silent=()):
         """Time goes by; agents are heard of, save the silent ones."""
         end = self.now + seconds
         while self.now < end:
             self.now = min(end, self.now + 1.0)
-            for name in self.job.members:
-                if name not in silent:
-                    self.job.contact(name, self.now)
-                    self.job.members[name].beat_time = self.now
+            for name, member in self.job.members.items():
+                if name in silent:
+                    continue
+                self.job.contact(name, self.now)
+                member.beat_time = self.now
+                if name in self.phases:
+                    phase, since, gets_on, busy = self.phases[name]
+                    idle = 0.0 if gets_on else self.now - since
+                    member.beat = {
+                        "phase": phase, "phase_seconds": self.now - since, "idle_seconds": idle,
+                        "idle_cpu_seconds": idle * busy,
+                    }  # fmt: skip
             self.job.tick(self.now)
 
     def come(self, *names, node="n", **facts):

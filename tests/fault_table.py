@@ -14,7 +14,10 @@ workers on the mini cluster (two NodeManagers on one machine, loopback, a tiny m
 memory every {commit} steps, a checkpoint every {checkpoint}, `yarn.hang_seconds: {hang}`). Seconds
 count from the fault to the first step after it: of any rank, and of the whole world again. Steps
 repeated are those between the last one that was reported (every second) and the state that
-training went on from. Processes left are the job's own that should be gone and are not.
+training went on from. Processes left are the job's own that should be gone and are not. Rows marked
+"agents without YARN" are the same driver and agents as processes of one machine, with slowness
+injected (tests/slow_worker) and, for lost hosts, a network namespace each (test_yarn_phases.py,
+test_training_stops.py, test_yarn_local_network.py).
 
 | framework | fault | repeated steps | training again, s | all again, s | went on from | left |
 |---|---|---|---|---|---|---|
@@ -34,6 +37,16 @@ class Row:
     state: str
     left: int | None
     """None: not looked for."""
+
+
+LOCAL = " (agents without YARN)"
+"""Of faults that are done to the same driver and agents as processes of one machine."""
+
+
+def add_local(framework, fault, seconds, state):
+    """Remember what a fault cost a job of local agents; seconds until training goes on."""
+    again = None if seconds is None else round(seconds, 1)
+    add(Row(framework, fault + LOCAL, None, again, None, state, None))
 
 
 def undisturbed(framework, fault):

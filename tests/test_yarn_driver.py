@@ -194,7 +194,7 @@ def test_who_does_not_leave_a_lost_world_is_killed():
     w.train("a", "b", "c")
     w.die("a")
     w.tell("b", "left", generation=1, reason="lost", step=10)
-    w.job.members["c"].beat = {"phase": "wait", "phase_seconds": 1.0}
+    w.does("c", "wait")
     w.pass_time(50)
     assert w.hands.take("kill") == ["c"]
 
@@ -251,6 +251,60 @@ def test_gpus_of_a_node_are_shared_out():
     w.come("a", "b", gpus=["0", "1"])
     given = [order["gpus"] for _, order in w.hands.orders if order["type"] == "start"]
     assert given == [["0"], ["1"]]
+
+
+def test_where_gpus_are_isolated_each_worker_gets_the_one_that_it_can_open():
+    w = World(gpus=1, workers=2)
+    w.come("a", gpus=["GPU-a"])
+    w.come("b", gpus=["GPU-b"])
+    given = [order["gpus"] for _, order in w.hands.orders if order["type"] == "start"]
+    assert given == [["GPU-a"], ["GPU-b"]]
+
+
+def test_workers_without_a_gpu_are_refused_and_end_a_job_that_has_no_others():
+    w = World(gpus=1, workers=2)
+    assert w.come("good", node="n1", gpus=["GPU-a"]) == [True]
+    assert w.come("b1", "b2", node="n2", gpus=[], gpus_how="nvidia-smi -L: 0 device(s)") == [
+        False,
+        False,
+    ]
+    assert w.job.mode == "waiting"  # YARN may give another node
+    error = w.job.refusal("b1")
+    assert "n2" in error.where
+    assert error.expected == "1 (yarn.worker.gpus)"
+    assert "nvidia-smi -L: 0 device(s)" in error.got
+    assert w.come("b1", node="n2", gpus=[]) == [False]  # its first answer was lost: counted once
+    assert w.job.mode == "waiting"
+    assert w.come("b3", node="n2", gpus=[]) == [False]
+    assert w.job.mode == "ending"
+    assert w.job.error.exit_code == 5
+    assert "node n2" in w.job.error.where
+    assert w.hands.take("start") == ["good"]
+
+
+def test_a_gpu_that_another_worker_has_is_none():
+    w = World(gpus=1, workers=2)
+    assert w.come("a", "b", gpus=["GPU-a"]) == [True, False]  # YARN counts two, and one can be used
+    assert "1 that can be opened, of which 1 are other workers'" in w.job.refusal("b").got
+    w.job.gone("a", "its container has ended", w.now)
+    assert w.come("c", gpus=["GPU-a"]) == [True]
+
+
+def test_an_elastic_job_goes_on_without_nodes_that_have_no_gpu():
+    w = elastic(gpus=1, workers=2)
+    w.come("a", node="n1", gpus=["GPU-a"])
+    w.come("b", node="n1", gpus=["GPU-a", "GPU-b"])
+    for name in ("a", "b"):
+        w.tell(name, "ready")
+    w.pass_time(1)
+    w.join()
+    w.job.scale(3, w.now)
+    for name in ("c", "d", "e"):
+        assert w.come(name, node="n2", gpus=[]) == [False]
+    assert (w.job.mode, w.job.wanted, w.hands.kept[-1]) == ("running", 2, 2)
+    assert any("2 workers are wanted from now on" in event for event in w.hands.events)
+    w.job.scale(3, w.now)  # the node is repaired
+    assert w.come("f", node="n2", gpus=["GPU-f"]) == [True]
 
 
 # ----------------------------------------------------------------------------------- counts

@@ -16,6 +16,7 @@ from tests import fault_table
 from tests.cluster_jobs import ClusterJob, command, runs, stop
 from tests.fixtures_dataset import build_dataset
 from tests.local_jobs import kill, parent
+from tests.waiting import wait_until
 from training.metricslog import read_metrics
 
 pytestmark = pytest.mark.hadoop
@@ -51,7 +52,6 @@ def submit(healthy_cluster, hadoop_env, hdfs_dir, data, tmp_path):
             "checkpoint.every_steps": fault_table.SETTINGS["checkpoint"],
             "yarn.hang_seconds": fault_table.SETTINGS["hang"],
             "yarn.commit_every": fault_table.SETTINGS["commit"],
-            "yarn.gloo_timeout_seconds": 60,
             "yarn.max_restarts": 100,
         }
         if elastic:
@@ -211,6 +211,32 @@ def test_resource_manager_restarts(submit, cluster, framework):
     kill(pids[1])
     job.trains(2, after["generation"])
     fault_table.add(fault_table.undisturbed(framework, "ResourceManager killed, back"))
+
+
+AWAY_SECONDS = 180
+
+
+@full
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_namenode_away_for_three_minutes(submit, cluster, framework):
+    """18 times hang_seconds, with saves in the middle of the steps: rank 0 waits for storage inside
+    a step, the others wait for rank 0, and none of them is lost."""
+    job = submit(framework, **{"checkpoint.every_steps": 20, "run.storage_retry_seconds": 600})
+    before = job.trains(2)
+    pids = [job.rank(rank)["pid"] for rank in (0, 1)]
+    cluster.kill("namenode")
+    back = time.monotonic() + AWAY_SECONDS
+    wait_until(lambda: time.monotonic() >= back, seconds=AWAY_SECONDS + 60)
+    cluster.start("namenode")
+    saved = before["step"] + 100
+    after = job.wait(
+        lambda s: ((s["last_checkpoint"] or {}).get("step") or 0) > saved, "a save after it", 300
+    )
+    assert (after["generation"], after["attempt"]) == (before["generation"], before["attempt"])
+    assert [job.rank(rank)["pid"] for rank in (0, 1)] == pids
+    fault = f"NameNode away for {AWAY_SECONDS} s, saves in the steps"
+    fault_table.add(fault_table.undisturbed(framework, fault))
 
 
 ONE_AT_A_TIME = {"yarn.scheduler.capacity.per-node-heartbeat.multiple-assignments-enabled": "false"}

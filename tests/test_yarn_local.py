@@ -166,6 +166,21 @@ def test_a_killed_agent_takes_its_process_along_and_is_replaced(job):
     check_state(one)
 
 
+def test_workers_that_find_no_gpu_are_refused_and_the_job_names_their_node(job, tmp_path):
+    # A real agent on a machine without a GPU; YARN would have counted one.
+    one = job(worker={"gpus": 1}, nodes="a", env={"CUDA_VISIBLE_DEVICES": ""})
+    code, verdict, _ = one.end()
+    assert (code, verdict["status"]) == (5, "FAILED")
+    assert "finds none that it may use" in verdict["diagnostics"]
+    assert "node a" in verdict["diagnostics"]
+    assert "CUDA_VISIBLE_DEVICES=''" in verdict["diagnostics"]
+    assert not one.did()  # no step on a CPU
+    refused = [event for event in one.events() if "is refused" in event]
+    assert len(refused) == 3
+    logs = [path.read_text() for path in one.job.glob("containers/*/**/*") if path.is_file()]
+    assert any("has asked for a GPU and finds none" in text for text in logs)
+
+
 def test_a_stopped_process_is_named_and_replaced(job):
     one = elastic(job, hang_seconds=5)
     status = one.trains(2)

@@ -7,7 +7,7 @@ import pytest
 
 from tests.fixtures_dataset import build_dataset
 from tests.local_jobs import LocalJob, kill
-from tests.training_runs import NO_DROPOUT, SETTINGS, _nested
+from tests.training_runs import NO_DROPOUT, NOISE, SETTINGS, _nested
 from training.metricslog import read_metrics
 from training.runfile import RunFile
 
@@ -23,15 +23,15 @@ def job(tmp_path, tiny_model_dir):
     rows = {"train": 240, "validation": 24}
     build_dataset(str(tmp_path / "data"), model_dir=tiny_model_dir, rows=rows)
 
-    def make(framework, *, steps, yarn=None, **settings):
+    def make(framework, *, steps, yarn=None, env=None, **settings):
         values = SETTINGS | NO_DROPOUT | {
             "data.dataset": str(tmp_path / "data"), "model.base": tiny_model_dir,
             "training.framework": framework, "training.max_steps": steps,
             "training.num_train_epochs": 10**6, "checkpoint.every_steps": 100,
         } | settings  # fmt: skip
         one = LocalJob(
-            tmp_path / "job", light=False, env={"CUDA_VISIBLE_DEVICES": ""},
-            yarn={"commit_every": 5, "gloo_timeout_seconds": 60, **(yarn or {})},
+            tmp_path / "job", light=False, env=env or {"CUDA_VISIBLE_DEVICES": ""},
+            yarn={"commit_every": 5, **(yarn or {})},
             **_nested(values),
         )  # fmt: skip
         made.append(one)
@@ -60,6 +60,23 @@ def test_a_static_job(job, framework):
     assert len(check_metrics(one)) == 12
     assert os.path.isdir(one.run_directory / "export")
     assert any("step" in line for _, line in status["lines"])
+    logs = list(one.job.glob("containers/*/**/training.1.log"))
+    assert len(logs) == 2
+    assert [found[0] for log in logs if (found := NOISE.search(log.read_text()))] == []
+
+
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
+def test_a_framework_that_does_not_see_its_gpu_never_trains(job, framework):
+    # Simulated: devices that the agent takes for GPUs, and a framework's CPU build.
+    one = job(
+        framework, steps=12, env={"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"},
+        yarn={"worker": {"gpus": 1, "memory": "2 GiB"}},
+    )  # fmt: skip
+    code, verdict, status = one.end(200)
+    assert (code, verdict["status"], status["step"]) == (5, "FAILED", None)
+    assert f"this worker has a GPU, and {framework} sees none" in verdict["diagnostics"]
+    assert "on a (" in verdict["diagnostics"]  # the node
+    assert "CUDA_VISIBLE_DEVICES='GPU-" in verdict["diagnostics"]
 
 
 @pytest.mark.full  # tests/test_training_elastic.py and test_yarn_faults.py have the quick ones

@@ -19,12 +19,13 @@ from yarn import mpi, mpi_node, mpi_rsh, mpi_socket
 
 
 def test_mpirun_is_asked_for_a_daemon_in_each_container():
-    words = mpi.command(3, "/usr/bin/python3")
+    words = mpi.command(3, "/usr/bin/python3", 29.5)
     assert words[:5] == ["mpirun", "-np", "3", "-H", "w0,w1,w2"]
     assert "--leave-session-attached" in words  # else daemons outlive their containers
     settings = {words[n + 1]: words[n + 2] for n, word in enumerate(words) if word == "--mca"}
     assert settings["plm_rsh_agent"] == "/usr/bin/python3 -m yarn.mpi_rsh"
     assert settings["plm_rsh_no_tree_spawn"] == "1"
+    assert settings["odls_base_sigkill_timeout"] == "30"  # rank 0 may be saving
     assert words[-3:] == ["/usr/bin/python3", "-m", "yarn.mpi_rank"]
 
 

@@ -11,7 +11,8 @@ import pytest
 
 from howdah.errors import ClusterError
 from yarn import rendezvous, wire
-from yarn.relay import Relay, owner_of_peer
+from yarn.peer_socket import owner_of_peer
+from yarn.relay import Relay
 
 
 class Payload:

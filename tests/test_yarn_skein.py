@@ -263,9 +263,15 @@ def special_cluster(tmp_path, tiny_model_dir, monkeypatch):
 def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_path):
     jobs, home = Jobs(special_cluster, tmp_path), f"{special_cluster.hdfs_url}/data"
     worker = {"memory": "2 GiB", "gpus": 1}
+    # The cluster counts GPUs, and there are none: agents that do not begin keep their containers.
+    waits = tmp_path / "waits"
+    waits.write_text(
+        f'#!/bin/sh\ntest "$3" = agent && exec sleep 600\nexec {sys.executable} "$@"\n'
+    )
+    waits.chmod(0o755)
     held = settings(
         home, "special", training={"max_steps": 100_000},
-        yarn={"worker": worker, "priority": 7, "view_users": ["bob"]},
+        yarn={"worker": worker, "priority": 7, "view_users": ["bob"], "python": str(waits)},
     )  # fmt: skip
     config = jobs.config(held)
     alice, bob, eve = ({"HADOOP_USER_NAME": name} for name in ("alice", "bob", "eve"))
@@ -286,6 +292,11 @@ def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_
     three = settings(home, "three", yarn={"workers": 5, "worker": worker})
     refused = jobs.json("submit", "--config", jobs.config(three), code=5)
     assert (refused["got"], refused["expected"][:9]) == ("5", "at most 4")
+    blind = settings(home, "blind", yarn={"worker": worker})
+    application = jobs.json("submit", "--config", jobs.config(blind), **alice)["application"]
+    told = jobs.wait_for_end(application)
+    assert told["state"] == "FAILED"
+    assert "has asked for a GPU and finds none that it may use" in json.dumps(told)
 
 
 def _gpus_used(node):

@@ -53,7 +53,7 @@ class Manager:
 def job(tmp_path, tiny_model_dir):
     from tests.fixtures_dataset import build_dataset
 
-    build_dataset(str(tmp_path / "set" / "v=1"), model_dir=tiny_model_dir, rows={"train": 40})
+    build_dataset(str(tmp_path / "set" / "v=1"), model_dir=tiny_model_dir, rows={"train": 400})
     os.symlink(tiny_model_dir, tmp_path / "model")
 
     def made(**sections):
@@ -61,6 +61,7 @@ def job(tmp_path, tiny_model_dir):
             "run": {"directory": f"file://{tmp_path}/run"},
             "data": {"dataset": f"file://{tmp_path}/set"},
             "model": {"base": f"file://{tmp_path}/model"},
+            "training": {"global_batch_size": 512},
             "yarn": {"worker": {"memory": "2 GiB"}, "staging": f"file://{tmp_path}/staging"},
         }
         for name, values in sections.items():
@@ -108,7 +109,9 @@ def test_a_model_that_lacks_a_file_is_refused(job, tmp_path):
     with pytest.raises(ModelError, match="not whole") as caught:
         checked(job())
     assert "tokenizer.json, *.safetensors" in caught.value.remedy
-    [line] = checked(job(model={"base": "distilbert-base-uncased"}))
+    hub = {"base": "distilbert-base-uncased"}
+    small = {"per_device_max_tokens": 512, "global_batch_size": 512}
+    [line] = checked(job(model=hub, training=small, yarn={"worker": {"memory": "4 GiB"}}))
     assert "hub" in line
 
 
@@ -247,3 +250,49 @@ def test_containers_get_no_keytab_and_no_proxied_user(job):
     told = config.from_dict(yaml.safe_load(submit._shipped(given)))
     assert (told.run.user, told.yarn.keytab, told.yarn.principal) == (None, None, None)
     assert told.yarn.staging == given.yarn.staging
+
+
+def test_fewer_rows_than_workers_are_refused_however_many_there_may_be_later(job):
+    with pytest.raises(DataError, match="fewer rows to train on than workers") as caught:
+        checked(job(yarn={"workers": 2, "max_workers": 401}))
+    assert caught.value.expected.startswith("at least 401 rows in train")
+    assert caught.value.got == "400"
+    checked(job(yarn={"workers": 2, "max_workers": 400}))
+
+
+def test_a_worker_s_memory_that_cannot_do_is_refused_with_both_numbers(job):
+    hub = {"base": "distilbert-base-uncased"}
+    full = {"global_batch_size": 512, "per_device_max_tokens": 8192}
+    manager = Manager()
+    manager.held = [node(32768), node(32768)]
+    for framework in ("tensorflow", "torch"):
+        training = full | {"framework": framework}
+        with pytest.raises(ConfigError, match="NodeManager would kill it") as caught:
+            checked(job(model=hub, training=training, yarn={"worker": {"memory": "4 GiB"}}))
+        error = caught.value
+        assert error.where == "yarn.worker.memory"
+        assert error.got == "4,096 MiB"
+        assert "activations of 8,192 tokens" in error.expected
+        needed = float(error.remedy.removeprefix("set yarn.worker.memory to ").split(" GiB")[0])
+        checked(
+            job(model=hub, training=training, yarn={"worker": {"memory": f"{needed} GiB"}}), manager
+        )
+        with pytest.raises(ConfigError):
+            less = {"memory": f"{needed - 1} GiB"}
+            checked(job(model=hub, training=training, yarn={"worker": less}), manager)
+    gpu = {"memory": "4 GiB", "gpus": 1}
+    manager.held = [node(32768, gpus=1), node(32768, gpus=1)]
+    checked(job(model=hub, training=full, yarn={"worker": gpu}), manager)  # not measured there
+
+
+def test_the_defaults_have_memory_for_the_default_model(job):
+    held = job(model={"base": config.from_dict({}).model.base})
+    default = held.model_copy(
+        update={"yarn": config.from_dict({}).yarn.model_copy(update={"staging": held.yarn.staging}),
+                "training": config.from_dict({}).training}
+    )  # fmt: skip
+    manager = Manager()
+    manager.held = [node(32768), node(32768)]
+    for framework in ("tensorflow", "torch"):
+        training = default.training.model_copy(update={"framework": framework})
+        checked(default.model_copy(update={"training": training}), manager)

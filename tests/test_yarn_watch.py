@@ -31,8 +31,8 @@ class Manager:
             "progress": 50.0, "diagnostics": "its words\n", "trackingUrl": "http://rm/proxy/1/",
         }  # fmt: skip
 
-    def page(self, report):
-        return report["trackingUrl"]
+    def job_page(self, report):
+        return report.get("trackingUrl", "http://rm/proxy/")
 
     def applications(self, **filters):
         return [self.application(APP)]
@@ -112,7 +112,6 @@ def test_what_yarn_has_forgotten_is_told_by_the_run_directory(job):
         raise NotFound("YARN does not know it")
 
     manager.application = forgotten
-    manager.page = lambda report: "http://rm/proxy/"
     with pytest.raises(NotFound):
         watch.status(manager, job)
     tell(job, **{**RUNNING, "state": "finished"})

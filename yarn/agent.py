@@ -67,7 +67,10 @@ class _Agent:
             signal.signal(number, lambda got, _: self._inbox.put(("signal", got)))
         driver = backend.find_driver(_FIND_DRIVER_SECONDS)
         self._facts = agent_facts.node_facts(
-            driver.address, driver.port, config.yarn.network_interface
+            driver.address,
+            driver.port,
+            config.yarn.network_interface,
+            gpus=config.yarn.worker.gpus,
         )
         client = Client(driver.address, driver.port, driver.key)
         ports = config.yarn.port_range
@@ -140,6 +143,8 @@ class _Agent:
                 _say(f"  {line}")
             self._link.event({"type": "diagnosis", "process": process.number, **told})
             process.kill()
+        elif kind == "abandon":  # training/stopping.py: rank 0 saves, and all end
+            process.terminate()
         else:  # change, stop: the process's own matter
             process.tell(order)
         return None
@@ -181,7 +186,7 @@ class _Agent:
             self._slot,
             relay_port=self._relay.port,
             interface=self._facts["interface"],
-            gloo_timeout_seconds=yarn.gloo_timeout_seconds,
+            gloo_timeout_seconds=yarn.gloo_timeout,
             elastic=yarn.elastic,
             controller=yarn.controller,
         )

@@ -17,6 +17,7 @@ from typing import Any
 
 from howdah import package
 from howdah.errors import ClusterError
+from howdah.gpus import Gpus, usable
 from howdah.processes import stat_fields
 
 __all__ = ["STACKS_SIGNAL", "diagnose", "interface_of", "node_facts", "process_state", "tail"]
@@ -37,12 +38,15 @@ _SIOCGIFADDR = 0x8915  # <linux/sockios.h>
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-def node_facts(driver_address: str, driver_port: int, interface: str | None) -> dict[str, Any]:
+def node_facts(
+    driver_address: str, driver_port: int, interface: str | None, *, gpus: int = 0
+) -> dict[str, Any]:
     """What the driver wants to know of this machine.
 
     Args:
         driver_address, driver_port: whom the workers' interface must lead to.
         interface: the one that the configuration names; None: by the route to the driver.
+        gpus: GPUs that the container has asked for; 0: none is looked for.
     Raises:
         ClusterError: there is no way to the driver, or no such interface.
     """
@@ -56,13 +60,15 @@ def node_facts(driver_address: str, driver_port: int, interface: str | None) -> 
                 expected=f"one of {', '.join(names)}",
                 got=interface,
             )
+    found = Gpus((), "") if gpus == 0 else usable()
     return {
         "address": address,
         "interface": interface or interface_of(address),
         "glibc": platform.libc_ver()[1],
         "glibc_needed": (package.here() or {}).get("glibc"),
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": _gpus(),
+        "gpus": list(found.devices),
+        "gpus_how": found.how,
         "python": platform.python_version(),
         "pid": os.getpid(),
     }
@@ -111,17 +117,6 @@ def interface_of(address: str) -> str:
         got=", ".join(f"{name} {owned}" for name, owned in found.items()),
         remedy="name the workers' interface in yarn.network_interface",
     )
-
-
-def _gpus() -> list[str]:
-    """The GPUs that this container may use, by what CUDA_VISIBLE_DEVICES calls them."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return [device.strip() for device in visible.split(",") if device.strip()]
-    try:
-        return [str(number) for number in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
-    except OSError:  # no NVIDIA driver
-        return []
 
 
 def process_state(pid: int) -> dict[str, Any] | None:

@@ -19,6 +19,7 @@ __all__ = ["DriverLink"]
 _POLL_SECONDS = 2.0
 """How long the driver holds a question for orders while it has none."""
 _REPORT_SECONDS = 1.0
+"""Between two reports without events, until the driver says otherwise."""
 _CALL_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 _BATCH = 200
@@ -62,7 +63,8 @@ class DriverLink:
         """Tell the driver that we are here; the application's id, or None if we have no place.
 
         Raises:
-            ClusterError: it cannot be reached within the patience.
+            ClusterError: it cannot be reached within the patience, or it refuses this container
+                for what its node lacks.
         """
         deadline = time.monotonic() + self._patience
         while True:
@@ -77,6 +79,8 @@ class DriverLink:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_SECONDS)
+        if answer.get("refusal") is not None:
+            raise ClusterError(**answer["refusal"])
         if not answer["welcome"]:
             return None
         self._contact = time.monotonic()
@@ -129,15 +133,19 @@ class DriverLink:
                     self._order(order)
 
     def _report(self) -> None:
+        pause = _REPORT_SECONDS
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._events, _REPORT_SECONDS)
+                self._changed.wait_for(lambda: self._events, pause)
                 batch = self._events[:_BATCH]
                 state = dict(self._state)
                 if "beat" in state:
                     state["beat_age"] = time.monotonic() - self._beat_time
             message = {"agent": self._me, "events": batch, "state": state}
-            if self._call("/report", message) is None or not batch:
+            answer = self._call("/report", message)
+            if answer is not None:
+                pause = float(answer.get("again", _REPORT_SECONDS))
+            if answer is None or not batch:
                 continue
             with self._changed:
                 self._events = [one for one in self._events if one[0] > batch[-1][0]]

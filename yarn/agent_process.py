@@ -57,6 +57,7 @@ def environment(
     env["HOWDAH_THREADS"] = str(threads)
     env["HOWDAH_STACKS"] = stacks_path
     env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus or [])
+    env["HOWDAH_GPUS"] = str(len(gpus or []))  # training/devices.py refuses to do without them
     env["PYTHONUNBUFFERED"] = "1"
     if ports is not None:
         env["HOWDAH_PORT_RANGE"] = ports
@@ -116,6 +117,11 @@ class TrainingProcess:
             self._link.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             pass
+
+    def terminate(self) -> None:
+        """SIGTERM: no collective can be finished any more."""
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """SIGKILL, also for one that is stopped."""

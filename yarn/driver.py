@@ -17,19 +17,28 @@ from typing import Any
 
 from howdah.config import Config
 from howdah.errors import HowdahError, UsageError, render
-from yarn import agent_facts, driver_page, driver_status, wire, world
+from yarn import agent_facts, driver_page, driver_status, rendezvous, wire, world
 from yarn.backend import Container, DriverAddress, DriverBackend
 from yarn.driver_books import Books
 from yarn.driver_cluster import ClusterSide
 from yarn.driver_job import Job
 from yarn.driver_state import Limits
 from yarn.mpi import Mpirun
-from yarn.rendezvous import Rendezvous
 
 __all__ = ["run"]
 
 _TICK_SECONDS = 0.2
-_POLL_LIMIT = 5.0
+_TICK_SHARE = 4.0
+"""So many times as long as a tick took, the lock is left to the agents' requests."""
+_SWITCH_SECONDS = 0.05
+"""Each of the threads that wait for the interpreter wakes so often to ask for it. Requests take
+less than a millisecond, so that it is free long before; with the default of 5 ms, waking thousands
+of threads took more time than their requests."""
+_POLL_LIMIT = 4.0
+"""Seconds that a poll is held at the most; an agent waits 5 s for an answer."""
+_REPORTS_A_SECOND = 500
+_MOST_REPORT_SECONDS = 3.0
+"""A rank is taken to be silent after 5 s without a report (yarn/hang.py)."""
 _LEAVE_SECONDS = 5.0
 """How long agents have to hear that the job is over."""
 _LAST_STATUS_SECONDS = 30.0
@@ -47,6 +56,7 @@ def run(config: Config, config_path: str, backend: DriverBackend) -> int:
         config_path: the file it was read from.
         backend: the cluster.
     """
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         return _Driver(config, backend).drive()
     except HowdahError as error:
@@ -75,9 +85,13 @@ def limits(config: Config) -> Limits:
 
 
 class _Mailbox:
-    """Orders for one agent, until it says that it has them."""
+    """Orders for one agent, until it says that it has them. Every access holds the driver's lock.
 
-    def __init__(self) -> None:
+    Its agent's poll waits here alone: an order wakes the one thread that is to hand it over.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.changed = threading.Condition(lock)
         self.number = 0
         self.orders: deque[tuple[int, dict[str, Any]]] = deque()
         self.last_event = 0
@@ -85,6 +99,7 @@ class _Mailbox:
     def put(self, order: dict[str, Any]) -> None:
         self.number += 1
         self.orders.append((self.number, order))
+        self.changed.notify_all()
 
     def after(self, have: int) -> list[tuple[int, dict[str, Any]]]:
         while self.orders and self.orders[0][0] <= have:
@@ -97,9 +112,11 @@ class _Driver:
 
     def __init__(self, config: Config, backend: DriverBackend) -> None:
         self._config, self._backend = config, backend
-        self._lock = threading.Condition(threading.RLock())
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        """Of the main thread: the job is over, or an agent has been told so."""
         self._mail: dict[str, _Mailbox] = {}
-        self._rendezvous = Rendezvous()
+        self._rendezvous = rendezvous.Rendezvous()
         self._chronicle = driver_status.Chronicle(backend.application, backend.attempt)
         self._signal: int | None = None
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -142,8 +159,10 @@ class _Driver:
         self._send(member, order)
 
     def _send(self, member: str, order: dict[str, Any]) -> None:
-        self._mail.setdefault(member, _Mailbox()).put(order)
-        self._lock.notify_all()
+        self._mailbox(member).put(order)
+
+    def _mailbox(self, member: str) -> _Mailbox:
+        return self._mail.setdefault(member, _Mailbox(self._lock))
 
     def keep(self, count: int) -> None:
         """Hands: have so many containers."""
@@ -189,6 +208,7 @@ class _Driver:
             interface=agent_facts.interface_of(address),
             address=address,
             ports=None if ports is None else range(ports[0], ports[1] + 1),
+            grace_seconds=self._config.checkpoint.grace_seconds,
         )
 
     # ---------------------------------------------------------------------------- its life
@@ -207,15 +227,18 @@ class _Driver:
                 if self._signal is not None:
                     self._job.stop(False, now)
                 self._job.tick(now)
+                took = time.monotonic() - now
                 if self._job.mode == "over":
                     break
-                self._lock.wait(_TICK_SECONDS)
+                self._wake.wait(_TICK_SECONDS)
+            # In a large job thousands of events come at once, and a tick looks at all members.
+            time.sleep(min(_TICK_SECONDS, took * _TICK_SHARE))
         return self._finish()
 
     def _finish(self) -> int:
         """Agents leave, the last status is written, the cluster is told how it ended."""
         with self._lock:
-            self._lock.wait_for(self._all_left, _LEAVE_SECONDS)
+            self._wake.wait_for(self._all_left, _LEAVE_SECONDS)
             error, stopped = self._job.error, self._job.stopped
         ended = None
         if error is not None:
@@ -247,8 +270,8 @@ class _Driver:
     # ------------------------------------------------------------- what the agents ask for
     def _answer(self, method: str, path: str, body: bytes) -> wire.Answer:
         words = path.strip("/").split("/")
-        if words[0] == "rendezvous" and len(words) == 4 and words[1].isdecimal():
-            return self._rendezvous_answer(method, int(words[1]), words[2], words[3], body)
+        if words[0] == "rendezvous" and len(words) >= 4 and words[1].isdecimal():
+            return rendezvous.answer(self._rendezvous, method, int(words[1]), words[2:], body)
         routes = {"/register": self._register, "/poll": self._poll, "/report": self._report}
         if method != "POST" or path not in routes:
             return 404, "text/plain", b"no such thing\n"
@@ -261,29 +284,19 @@ class _Driver:
             return 410, "text/plain", b"not a worker of this job\n"
         return 200, "application/json", json.dumps(answer).encode()
 
-    def _rendezvous_answer(
-        self, method: str, generation: int, scope: str, key: str, body: bytes
-    ) -> wire.Answer:
-        kind = "application/octet-stream"
-        if generation != self._rendezvous.generation:
-            return 410, kind, b""
-        if method == "GET":
-            value = self._rendezvous.get(generation, scope, key, 1.0)
-            if value is not None:
-                return 200, kind, value
-            return (404 if generation == self._rendezvous.generation else 410), kind, b""
-        if method == "PUT":
-            return (200 if self._rendezvous.put(generation, scope, key, body) else 403), kind, b""
-        self._rendezvous.delete(generation, scope, key)
-        return 200, kind, b""
-
     def _register(self, message: dict[str, Any]) -> dict[str, Any]:
         with self._lock:
             welcome = self._job.registered(
                 message["agent"], message["node"], message["facts"], time.monotonic()
             )
-            self._mail.setdefault(message["agent"], _Mailbox())
-        return {"welcome": welcome, "application": self._backend.application}
+            self._mailbox(message["agent"])
+            error = self._job.refusal(message["agent"])
+        refusal = None
+        if error is not None:
+            names = ("what", "where", "expected", "got", "remedy")
+            refusal = {name: getattr(error, name) for name in names}
+        application = self._backend.application
+        return {"welcome": welcome, "application": application, "refusal": refusal}
 
     def _poll(self, message: dict[str, Any]) -> dict[str, Any] | None:
         name, have = message["agent"], int(message["have"])
@@ -292,11 +305,11 @@ class _Driver:
             if name not in self._job.members or box is None:
                 return None
             self._job.contact(name, time.monotonic())
-            wait = min(_POLL_LIMIT, float(message["wait"]))
+            wait = min(_POLL_LIMIT, max(float(message["wait"]), self._report_seconds()))
             box.after(have)
             if self._job.mode == "over":
-                self._lock.notify_all()  # it is waited for that all have heard it
-            self._lock.wait_for(lambda: box.after(have), wait)
+                self._wake.notify_all()  # it is waited for that all have heard it
+            box.changed.wait_for(lambda: box.after(have), wait)
             self._job.contact(name, time.monotonic())
             return {"orders": box.after(have)}
 
@@ -310,7 +323,8 @@ class _Driver:
             self._job.contact(name, now)
             # First how far it is, then what has happened: its end may be among the events.
             member.reported(message["state"], now)
-            self._chronicle.progress(self._job)
+            if member.rank == 0:
+                self._chronicle.progress(self._job)
             for number, event in message["events"]:
                 if number <= box.last_event:
                     continue
@@ -318,9 +332,13 @@ class _Driver:
                 if not self._chronicle.heard(event) and member.alive:
                     self._job.happened(name, event, now)
             if message["events"]:
-                self._job.tick(now)
-                self._lock.notify_all()
-        return {"taken": True}
+                self._wake.notify_all()  # what follows from them is decided once for all
+        return {"taken": True, "again": self._report_seconds()}
+
+    def _report_seconds(self) -> float:
+        """When an agent without events is to report again: a large job's reports are spread."""
+        most = min(_MOST_REPORT_SECONDS, self._job.limits.hang_seconds / 4)
+        return max(1.0, min(most, len(self._job.members) / _REPORTS_A_SECOND))
 
     # --------------------------------------------------------------- what others ask for
     def _page(self, path: str) -> wire.Answer:

@@ -6,7 +6,7 @@ from typing import Any
 
 from howdah.errors import ClusterError, HowdahError, TrainingError
 
-__all__ = ["no_gang", "old_glibc", "stillborn", "too_many_losses"]
+__all__ = ["no_gang", "no_gpus", "old_glibc", "stillborn", "too_many_losses"]
 
 
 def old_glibc(node: str, member: str, facts: dict[str, Any]) -> ClusterError | None:
@@ -21,6 +21,28 @@ def old_glibc(node: str, member: str, facts: dict[str, Any]) -> ClusterError | N
         got=f"glibc {has}",
         remedy="build the environment on a system as old as the oldest node (`howdah package`), or"
         " keep such nodes out with yarn.node_label",
+    )
+
+
+def no_gpus(
+    node: str, member: str, facts: dict[str, Any], asked: int, free: list[str]
+) -> ClusterError:
+    """A container on GPUs has none that it may use.
+
+    Args:
+        asked: GPUs of a worker.
+        free: of those that the container can open, the ones that no other worker of the node has.
+    """
+    there = facts.get("gpus") or []
+    taken = f", of which {len(there) - len(free)} are other workers'" if there else ""
+    how = facts.get("gpus_how")
+    return ClusterError(
+        "a worker has asked for a GPU and finds none that it may use",
+        where=f"node {node}, container {member}",
+        expected=f"{asked} (yarn.worker.gpus)",
+        got=f"{len(there)} that can be opened{taken}{f' ({how})' if how else ''}",
+        remedy=f"on {node} check `nvidia-smi -L` and YARN's GPU isolation, or keep the node out"
+        " with yarn.node_label; yarn.worker.gpus: 0 trains on CPUs",
     )
 
 

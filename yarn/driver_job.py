@@ -9,6 +9,7 @@ is, and one thread at a time is inside.
 from __future__ import annotations
 
 import dataclasses
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,8 +27,11 @@ CONTACT_SECONDS = 15.0
 _PROCESS_FAILURES = 2
 """Processes that may fail in one container before it is given back for another."""
 _LAST_WORDS_SECONDS = 12.0
-"""How long the others have to end by themselves when a static job has lost a rank: rank 0 saves."""
+"""How long the others have to end by themselves when a static job has lost a rank; a rank 0 that
+saves has `checkpoint.grace_seconds`."""
 _STILLBORN = 3
+_WITHOUT_GPUS = 3
+"""Containers without a GPU, in a row, after which no more are asked for."""
 _AFTER_DONE_SECONDS = 30.0
 
 
@@ -53,11 +57,22 @@ class Job(JobWorlds):
             return False
         self.ledger.stillborn = 0
         member = Member(name, node, dict(facts), contact=now)
+        if self.limits.gpus:
+            member.gpus = self._free_gpus(node, facts)[: self.limits.gpus]
+            if len(member.gpus) < self.limits.gpus:
+                self._refuse_without_gpus(member, now)
+                return False
+            self.ledger.without_gpus = 0
         self.members[name] = member
         self.hands.event(f"worker {name} on {node} is there")
         if self.mode != "failing":  # then all start together, when the others have ended
             self._start(member, now)
         return True
+
+    def refusal(self, name: str) -> HowdahError | None:
+        """Why a container was refused; None: it was not, or for no fault of its node."""
+        member = self.members.get(name)
+        return None if member is None else member.refused
 
     def contact(self, name: str, now: float) -> bool:
         """A sign of life; False if the worker is none of ours (any more)."""
@@ -86,6 +101,8 @@ class Job(JobWorlds):
             member.committed = event["step"]
         elif kind == "left" and member.phase in ("placed", "in"):
             self._left(member, event)
+        elif kind == "concluding" and member.phase in ("placed", "in"):
+            self._conclude(now)
         elif kind == "finished":
             member.phase = "finished"
             if member.rank == 0:
@@ -204,9 +221,13 @@ class Job(JobWorlds):
     def _tick_failing(self, now: float) -> None:
         left = [member for member in self.members.values() if member.running]
         if left:
-            if now - self._since > _LAST_WORDS_SECONDS:
+            saves = any(member.view(now).phase == "save" for member in left)
+            limit = _LAST_WORDS_SECONDS
+            if saves:
+                limit = max(limit, self.limits.grace_seconds)
+            if now - self._since > limit:
                 for member in left:
-                    self._kill(member, "another rank was lost")
+                    self._kill(member, "another rank was lost", follows=True)
             return
         if self.ledger.open:
             return  # the cluster will say soon why a container has ended
@@ -252,10 +273,40 @@ class Job(JobWorlds):
             elif member.running:
                 self._kill(member, why)
 
+    def _conclude(self, now: float) -> None:
+        """The steps are over. A change that was ordered too late to be followed is called off."""
+        self._concluding = True
+        if self.mode == "changing" and self._loss_since is None:
+            self._turn("running", now)
+
     def _finish(self, now: float) -> None:
         """Rank 0 is done, and with it the run; the others end by themselves."""
         self.hands.event("training is finished")
         self._end(now)
+
+    def _refuse_without_gpus(self, member: Member, now: float) -> None:
+        """Another container takes its place; after some in a row the job does without, or fails.
+
+        YARN is likely to give the same node again: its own count says that a GPU is free there.
+        """
+        free = self._free_gpus(member.node, member.facts)
+        error = driver_errors.no_gpus(member.node, member.id, member.facts, self.limits.gpus, free)
+        member.phase, member.gpus, member.refused = "gone", [], error
+        self.members[member.id] = member
+        self.hands.event(f"worker {member.id} on {member.node} is refused: {error.got}")
+        self.ledger.without_gpus += 1
+        if self.ledger.without_gpus < _WITHOUT_GPUS:
+            return
+        there = sum(one.alive for one in self.members.values())
+        if self.mode not in ("running", "changing") or there < self.limits.fewest:
+            self.fail(error, now)
+            return
+        self.ledger.without_gpus, self.wanted = 0, there
+        self.hands.keep(there)
+        self.hands.event(
+            f"{there} workers are wanted from now on: {_WITHOUT_GPUS} containers in a row had no"
+            " GPU (`howdah scale` asks again)"
+        )
 
     def _exited(self, member: Member, event: dict[str, Any], now: float) -> None:
         code, failure = event["exit_code"], event.get("failure")
@@ -274,9 +325,10 @@ class Job(JobWorlds):
         lines = list(event.get("lines") or [])
         if member.diagnosis is not None and member.diagnosis.get("stacks"):
             lines = [*member.diagnosis["stacks"]]
-        loss = Loss(member.id, member.node, rank, why, code, tuple(lines), failure)
+        follows = member.kill_follows or (member.abandoned and code == -signal.SIGTERM)
+        loss = Loss(member.id, member.node, rank, why, code, tuple(lines), failure, follows=follows)
         self._lost(member, loss, now)
-        member.failures += 1
+        member.failures += not loss.follows
         if not self.limits.elastic or self.mode in ("ending", "over"):
             return
         self.ledger.process_lost(loss, self.generation, now)
@@ -298,6 +350,9 @@ class Job(JobWorlds):
         elif not self.limits.elastic:
             if self.mode != "failing" and (loss.rank is not None or loss.exit_code is not None):
                 self._turn("failing", now)
-                self.hands.begin(self.generation + 1)  # who waits in the rendezvous hears of it
-        elif self.mode == "running" and loss.rank is not None:
+                self.hands.begin(self.generation + 1)  # ends waiting in the rendezvous
+                for other in self._placed():  # rank 0 saves the last step that it has completed
+                    other.abandoned = True
+                    self._tell(other, {"type": "abandon"})
+        elif self.mode in ("running", "changing") and loss.rank is not None:
             self._change(now, lost=True)

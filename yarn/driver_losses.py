@@ -30,6 +30,8 @@ class Ledger:
         self._seen_ended: set[str] = set()
         self.stillborn = 0
         """Containers in a row that have failed before their agent said a word."""
+        self.without_gpus = 0
+        """Containers in a row that were refused since they had no GPU."""
 
     @property
     def open(self) -> bool:
@@ -38,7 +40,7 @@ class Ledger:
 
     def process_lost(self, loss: Loss, generation: int, now: float) -> None:
         """A training process has ended; consequences of another's end count as that one."""
-        if loss.consequence and generation in self._told:
+        if loss.follows or (loss.consequence and generation in self._told):
             return
         self._told.add(generation)
         self.restarts += 1

@@ -19,6 +19,12 @@ _RETRY = ("StorageUnavailable", "SafeMode", "StorageError", "ClusterError")
 """Errors of a process that a new one may be spared; any other would meet it again."""
 
 
+_BUSY_SHARE = 0.1
+"""Of a processor, used since the last progress: a rank that uses more computes. Horovod's thread
+and our own take some hundredths beside a main thread that hangs; a rank that computes has at least
+this share also where ten ranks use one processor."""
+
+
 @dataclass
 class Member:
     """One worker. Times are the driver's monotonic seconds."""
@@ -42,6 +48,10 @@ class Member:
     """Processes of this container that have failed."""
     kill_reason: str | None = None
     """Why we have ordered its process to be killed."""
+    kill_follows: bool = False
+    """It is killed for another's loss, which counts for both."""
+    abandoned: bool = False
+    """Its world has lost a rank and is not going on: it was asked to end (SIGTERM)."""
     leaving: str | None = None
     """The signal that its agent has been sent by somebody."""
     diagnosis: dict[str, Any] | None = None
@@ -54,6 +64,10 @@ class Member:
     step: dict[str, Any] = field(default_factory=dict)
     data: dict[str, Any] = field(default_factory=dict)
     kernel: dict[str, Any] = field(default_factory=dict)
+    gpus: list[str] = field(default_factory=list)
+    """The devices that are its own, for CUDA_VISIBLE_DEVICES."""
+    refused: HowdahError | None = None
+    """Why its container got no place in the job."""
     _cpu_at_beat: float = 0.0
 
     @property
@@ -72,6 +86,7 @@ class Member:
         self.phase, self.started = "starting", now
         self.rank = self.old_rank = self.old_step = self.pid = self.committed = None
         self.kill_reason = self.diagnosis = None
+        self.kill_follows = self.abandoned = False
         self.beat, self.step, self.kernel, self._cpu_at_beat = {}, {}, {}, 0.0
         self.beat_time = now
 
@@ -92,14 +107,20 @@ class Member:
     def view(self, now: float) -> View:
         """As yarn/hang.py looks at it."""
         age = max(0.0, now - self.beat_time)
-        used = self.kernel.get("cpu_seconds", 0.0) - self._cpu_at_beat
+        since_beat = self.kernel.get("cpu_seconds", 0.0) - self._cpu_at_beat
+        idle = self.beat.get("idle_seconds", 0.0) + age
+        since_progress = self.beat.get("idle_cpu_seconds", 0.0) + since_beat
+        # Its main thread has work, also where others leave it hardly any processor time.
+        runs = self.kernel.get("state") == "R"
         return View(
             member=self.id,
             rank=self.rank if self.rank is not None else -1,
             phase=self.beat.get("phase", "import"),
             phase_seconds=self.beat.get("phase_seconds", 0.0) + age,
+            idle_seconds=idle,
             silent_seconds=age,
-            busy=used > 0.2 * age,
+            awake=runs or since_beat > _BUSY_SHARE * age,
+            busy=runs or since_progress > _BUSY_SHARE * idle,
             stopped=self.kernel.get("state") in ("T", "t"),
             step_seconds=self.step.get("step_seconds") or 0.0,
         )
@@ -128,11 +149,13 @@ class Loss:
 
     preempted: bool = False
     """The queue has taken the container back."""
+    follows: bool = False
+    """The driver killed it for another's loss."""
 
     @property
     def consequence(self) -> bool:
         """It ended because another one did."""
-        return bool(self.failure and self.failure.get("consequence"))
+        return self.follows or bool(self.failure and self.failure.get("consequence"))
 
     @property
     def fatal(self) -> bool:

@@ -106,7 +106,7 @@ def _ranks(ranks: Sequence[dict[str, Any]]) -> str:
             f"<tr{' class=slow' if one['straggler'] or one['stopped'] else ''}>"
             f"<td class='n'>{_text(_known(one['rank']))}<td>{_text(one['node'])}"
             f"<td>{_text(one['container'])}<td>{_text(', '.join(filter(None, words)))}"
-            f"<td>{_text(one['phase'])} {one['phase_seconds']:.0f} s"
+            f"<td>{_text(one['phase'])} {one['phase_seconds']:.0f} s {_text(one['doing'])}"
             f"<td class='n'>{_text(_known(one['step']))}"
             f"<td class='n'>{_milliseconds(one['step_seconds'])}"
             f"<td class='n'>{_milliseconds(one['wait_seconds'])}</tr>"

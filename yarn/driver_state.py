@@ -77,6 +77,10 @@ class JobState:
         self._since = now  # of the mode
         self._losses: list[Loss] = []
         self._explained = True  # it is known why the newest world was left
+        self._loss_since: float | None = None
+        """When the newest world was known to have lost a rank; None: it has not."""
+        self._concluding = False
+        """The newest world's steps are over: it evaluates, exports and ends."""
         self._last_tick = now
 
     def _turn(self, mode: Mode, now: float) -> None:
@@ -88,29 +92,29 @@ class JobState:
             "type": "start",
             "process": member.process,
             "threads": self.limits.threads,
-            "gpus": self._gpus(member),
+            "gpus": member.gpus if self.limits.gpus else None,
         }
         self.hands.order(member.id, order)
 
-    def _gpus(self, member: Member) -> list[str] | None:
-        """The devices of a worker: YARN counts them, but says which only where it isolates them."""
-        if not self.limits.gpus:
-            return None
-        visible = list(member.facts.get("gpus", []))
-        if len(visible) <= self.limits.gpus:
-            return visible
-        mates = [m for m in self.members.values() if m.node == member.node and m.alive]
-        taken = {device for m in mates if m is not member for device in m.facts.get("given", [])}
-        given = member.facts.get("given") or [d for d in visible if d not in taken]
-        member.facts["given"] = given[: self.limits.gpus]
-        return member.facts["given"]
+    def _free_gpus(self, node: str, facts: dict[str, Any]) -> list[str]:
+        """The devices that a new container can open and no other worker of its node has been given:
+        YARN counts GPUs, but says which only where it isolates them.
+        """
+        mates = [m for m in self.members.values() if m.node == node and m.alive]
+        taken = {device for mate in mates for device in mate.gpus}
+        return [device for device in facts.get("gpus", []) if device not in taken]
 
     def _tell(self, member: Member, order: dict[str, Any]) -> None:
         self.hands.order(member.id, {**order, "process": member.process})
 
-    def _kill(self, member: Member, why: str) -> None:
+    def _kill(self, member: Member, why: str, *, follows: bool = False) -> None:
+        """Have a process killed.
+
+        Args:
+            follows: it is killed for the sake of another loss, which counts; this one does not.
+        """
         if member.kill_reason is None:
-            member.kill_reason = why
+            member.kill_reason, member.kill_follows = why, follows
             self._tell(member, {"type": "kill", "why": why})
 
     def _placed(self) -> list[Member]:

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from howdah.errors import as_dict
+from howdah.speed import Speed
 from yarn import hang
 from yarn.driver_job import Job
 
@@ -14,6 +15,8 @@ __all__ = ["Chronicle"]
 
 _EVENTS = 50
 _LINES = 200
+_STEPPING = ("compute", "wait", "input")
+"""Phases of rank 0 in which steps are taken; it also waits for others in an evaluation's end."""
 _CURVE = 500
 """Points of the loss curve; when there are more, every other one is left out."""
 
@@ -35,6 +38,7 @@ class Chronicle:
         self._curve: list[tuple[int, float]] = []
         self._every = 1
         self._step: dict[str, Any] = {}
+        self._speed, self._clock, self._looked = Speed(), 0.0, time.monotonic()
         self._checkpoint: dict[str, Any] | None = None
         self._mlflow_run: str | None = None
         self.page: str | None = None
@@ -60,11 +64,17 @@ class Chronicle:
     def progress(self, job: Job) -> float:
         """Take over how far rank 0 is; the done fraction, 0 to 1."""
         leader = next((m for m in job.members.values() if m.running and m.rank == 0), None)
+        now = time.monotonic()
+        if leader is not None and leader.beat.get("phase") in _STEPPING:
+            self._clock += now - self._looked
+        self._looked = now
         if leader is not None and leader.step and leader.step != self._step:
             self._step = leader.step
             step, loss = leader.step.get("step"), leader.step.get("loss")
             if isinstance(step, int) and isinstance(loss, int | float):
                 self._mark(step, float(loss))
+            if isinstance(step, int):
+                self._speed.mark(self._clock, step)
         if job.done_since is not None:
             return 1.0
         total = self._step.get("total_steps")
@@ -134,6 +144,7 @@ class Chronicle:
                     "state": member.phase,
                     "phase": view.phase,
                     "phase_seconds": round(view.phase_seconds, 1),
+                    "doing": str(member.beat.get("doing") or ""),
                     "silent_seconds": round(view.silent_seconds, 1),
                     "stopped": view.stopped,
                     "step": member.step.get("step"),
@@ -148,11 +159,11 @@ class Chronicle:
         return found
 
     def _eta(self, job: Job) -> float | None:
-        step, total = self._step.get("step"), self._step.get("total_steps")
-        each = (self._step.get("step_seconds") or 0.0) + (self._step.get("wait_seconds") or 0.0)
-        if job.mode != "running" or not total or step is None or not each:
+        total = self._step.get("total_steps")
+        if job.mode != "running" or not total:
             return None
-        return round((total - step) * each, 1)
+        left = self._speed.left(self._clock, total)
+        return None if left is None else round(left, 1)
 
 
 def exit_code(job: Job) -> int:

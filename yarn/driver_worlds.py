@@ -67,8 +67,10 @@ class JobWorlds(JobState, ABC):
         self._end_hanging(placed, now)
         if any(member.phase == "placed" for member in placed):
             return
-        if self.mode != "running" or not self.limits.elastic or self.done_since is not None:
+        if self.mode != "running" or not self.limits.elastic:
             return
+        if self._concluding or self.done_since is not None:
+            return  # a change would have the last evaluation and the export done again
         if self.wanted < len(self.world):
             self._change(now, lost=False)
             return
@@ -91,14 +93,17 @@ class JobWorlds(JobState, ABC):
             self._turn("waiting", now)
             self._tick_waiting(now)
             return
+        self._end_hanging(pending, now)
+        if self._loss_since is None:
+            return  # a rank that waits only waits for those that evaluate, save or take a step
         for view in (member.view(now) for member in pending):
-            stuck = view.phase in ("wait", "join") and now - self._since > self.limits.hang_seconds
-            silent = view.silent_seconds > self.limits.hang_seconds and not view.busy
-            if stuck or silent:
+            waited = min(view.phase_seconds, now - self._loss_since)
+            if view.phase in ("wait", "join") and waited > self.limits.hang_seconds:
                 self._kill(
                     self.members[view.member],
-                    f"it has not left its world: phase {view.phase} for"
-                    f" {view.phase_seconds:.0f} s, last word {view.silent_seconds:.0f} s ago",
+                    f"it has not left a world that has lost a rank: phase {view.phase} for"
+                    f" {view.phase_seconds:.0f} s",
+                    follows=True,
                 )
 
     def _form(self, waiting: list[Member]) -> None:
@@ -120,7 +125,7 @@ class JobWorlds(JobState, ABC):
             if member.id not in chosen:
                 self._dismiss(member)
         self._turn("running", self._last_tick)
-        self._explained = False
+        self._explained, self._loss_since, self._concluding = False, None, False
         kept = [slot for slot in self.world if slot.keep]
         state = "the state of the newest checkpoint, if there is one"
         if kept:
@@ -129,10 +134,14 @@ class JobWorlds(JobState, ABC):
         self.hands.event(f"generation {self.generation}: {len(self.world)} ranks, {state}")
 
     def _change(self, now: float, *, lost: bool) -> None:
-        """Have everybody leave the world for the next."""
+        """Have every rank leave the world for the next: at the end of its step or, where a rank is
+        lost, at once. The loss may come while an orderly change is under way."""
+        if self._loss_since is not None:
+            return
         self._turn("changing", now)
         self._explained = self._explained or not lost
-        if lost:  # nobody shall wait for the dead
+        if lost:  # no rank may wait for the lost one
+            self._loss_since = now
             self.hands.begin(self.generation + 1)
         for member in self._placed():
             self._tell(member, {"type": "change", "generation": self.generation + 1, "lost": lost})
@@ -142,13 +151,14 @@ class JobWorlds(JobState, ABC):
         member.old_step = event.get("step")
         member.old_rank = member.rank if member.old_step is not None else None
         member.rank = None
-        if self.mode == "running":  # it met the loss before we did
-            self._change(self._last_tick, lost=event.get("reason") == "lost")
+        lost = event.get("reason") == "lost"
+        if self.mode == "running" or (self.mode == "changing" and lost):
+            self._change(self._last_tick, lost=lost)  # it met the loss before we did
 
     def _end_hanging(self, placed: list[Member], now: float) -> None:
         views = [member.view(now) for member in placed]
         blocked = hang.blocked(views, self.limits.hang_seconds)
-        if blocked is not None:
+        if blocked is not None and self._loss_since is None:
             why = (
                 f"all {len(views)} ranks have waited in a collective for {blocked:.0f} s: what they"
                 " send each other does not arrive"

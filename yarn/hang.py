@@ -1,30 +1,33 @@
-"""Who hangs, and who is slow: judged from what every rank says of itself. Pure functions.
+"""Who hangs, and who is slow: judged from what every rank reports of itself. Pure functions.
 
-A collective ends when all ranks have come to it: those that wait in one say nothing of themselves,
-but that somebody else does not come. Who hangs is the rank that is silent (stopped, frozen), or at
-its own work for far longer than that work ever took, while the others wait.
+Progress is the sign of life. A rank hangs when it has made no progress for `hang_seconds`, in
+whatever phase: rows evaluated, shards verified, bytes moved and attempts to reach a storage all
+count, and a phase may last as long as it gets on. A collective ends when all ranks have come to it:
+a rank that waits in one only reports that another one has not come, and is never to blame for it.
 """
 
 from __future__ import annotations
 
-import statistics
+import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LONG_PHASES", "Pace", "Verdict", "View", "blocked", "hanging", "stragglers"]
+__all__ = ["Pace", "Verdict", "View", "blocked", "hanging", "stragglers"]
 
-LONG_PHASES = ("import", "join", "prepare", "evaluate", "save", "end")
-"""Phases in which a rank may rightly be for minutes while others wait: storage, many batches."""
-_LONG_FACTOR = 10
-"""How many times `hang_seconds` a rank may be in one of these, or at its process's first step: that
-one traces and compiles the model, and fetches the first shards."""
+_OTHERS = ("join", "cache")
+"""Phases in which a rank waits for others: to form a world with it (join; Horovod ends that wait
+itself, after `gloo_timeout_seconds`), or for a shard that another process of its node fetches."""
+_BUSY_FACTOR = 10
+"""How many times `hang_seconds` a rank may compute without progress that it can report: its first
+step traces and compiles the model, and a large micro-batch takes a slow processor minutes. So long
+may also the phases in `_OTHERS` take."""
 _STEP_FACTOR = 10
 """How many of its usual steps a rank may spend on one."""
+_QUIET_SECONDS = 5.0
+"""Reports come every second; a rank whose last one is older may be stopped."""
 _SLOWER = 1.5
 """A straggler's own work takes this many times the other ranks' median."""
 _SLOWER_SECONDS = 0.02
-_QUIET_SECONDS = 5.0
-"""Beats come every second; less silence than this is none."""
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,14 @@ class View:
     phase: str
     phase_seconds: float
     """Seconds in this phase until now, the age of its last word included."""
+    idle_seconds: float
+    """Seconds since its last progress, likewise."""
     silent_seconds: float
     """Age of its last word."""
+    awake: bool = False
+    """It has used a processor since its last word: it computes, and holds Python's lock."""
     busy: bool = False
-    """It has used CPU since its last word: frozen it is not."""
+    """It has used a processor since its last progress."""
     stopped: bool = False
     """The kernel says that it is stopped (SIGSTOP, a debugger)."""
     step_seconds: float = 0.0
@@ -73,36 +80,34 @@ def hanging(views: Sequence[View], hang_seconds: float) -> list[Verdict]:
 
 
 def blocked(views: Sequence[View], hang_seconds: float) -> float | None:
-    """Seconds that everybody has waited in a collective, and nobody is missing; None: not so.
+    """Seconds that every rank has waited in a collective, though none is missing; None: not so.
 
-    The network between some of them eats what they send.
+    The network between some of them drops what they send.
     """
-    if len(views) < 2 or not all(_waits(view) for view in views):
+    quiet = min(_QUIET_SECONDS, hang_seconds / 2)
+    waiting = [view for view in views if view.phase == "wait" and view.silent_seconds < quiet]
+    if len(views) < 2 or len(waiting) < len(views):
         return None
     shortest = min(view.phase_seconds for view in views)
     return shortest if shortest >= hang_seconds else None
 
 
-def _waits(view: View) -> bool:
-    return view.phase == "wait" and view.silent_seconds < _QUIET_SECONDS
-
-
 def _standstill(view: View, hang_seconds: float) -> str | None:
     """Why a rank is taken to hang; None if it is not."""
-    if view.silent_seconds >= hang_seconds and not view.busy:
-        how = "stopped by a signal" if view.stopped else "silent"
+    how = "stopped by a signal" if view.stopped else "silent"
+    if view.silent_seconds >= hang_seconds and not view.awake:
         return f"{how} for {view.silent_seconds:.0f} s, last in phase {view.phase}"
-    first_step = view.phase == "compute" and not view.step_seconds
-    if first_step or view.phase in LONG_PHASES or view.silent_seconds >= _QUIET_SECONDS:
-        limit = hang_seconds * _LONG_FACTOR
-    elif view.phase == "compute":
-        limit = max(hang_seconds, view.step_seconds * _STEP_FACTOR)
-    else:
+    if view.phase == "wait":
         return None
-    if view.phase_seconds < limit:
+    limit = hang_seconds
+    if view.busy or view.phase in _OTHERS:
+        limit *= _BUSY_FACTOR
+    if view.phase == "compute":
+        limit = max(limit, view.step_seconds * _STEP_FACTOR)
+    if view.idle_seconds < limit:
         return None
-    how = "stopped by a signal, " if view.stopped else ""
-    return f"{how}in phase {view.phase} for {view.phase_seconds:.0f} s without getting on"
+    stopped = "stopped by a signal, " if view.stopped else ""
+    return f"{stopped}no progress for {view.idle_seconds:.0f} s in phase {view.phase}"
 
 
 @dataclass(frozen=True)
@@ -118,13 +123,30 @@ def stragglers(paces: Mapping[int, Pace]) -> set[int]:
 
     A rank's time in collectives says nothing by itself: everybody but the slowest waits.
     """
+    ordered = sorted(pace.step_seconds for pace in paces.values())
     found = set()
     for rank, pace in paces.items():
-        others = [other.step_seconds for number, other in paces.items() if number != rank]
-        if not others:
+        usual = _median_without(ordered, pace.step_seconds)
+        if usual is None:
             continue
-        usual = statistics.median(others)
         slower = pace.step_seconds - usual
         if pace.step_seconds > usual * _SLOWER and slower > _SLOWER_SECONDS:
             found.add(rank)
     return found
+
+
+def _median_without(ordered: Sequence[float], value: float) -> float | None:
+    """The median of sorted values but one of them; None: there is no other.
+
+    >>> _median_without([1.0, 2.0, 3.0, 9.0], 2.0)
+    3.0
+    """
+    count = len(ordered) - 1
+    if not count:
+        return None
+    place = bisect.bisect_left(ordered, value)
+
+    def other(index: int) -> float:
+        return ordered[index if index < place else index + 1]
+
+    return (other((count - 1) // 2) + other(count // 2)) / 2

@@ -1,8 +1,9 @@
 """`howdah logs`: of one rank from the run directory, of all containers from the nodes or YARN.
 
-A rank's log lies in the run directory (published every few seconds), running or over. Containers
-that run are asked by their NodeManagers' web interface; of a job that is over, YARN has aggregated
-them, and Hadoop's own `yarn logs` reads that.
+A rank's log lies in the run directory, running or over (rank 0's is some ten seconds behind, other
+ranks' a minute or more: training/mirror.py). Containers that run are asked by their NodeManagers'
+web interface; of a job that is over, YARN has aggregated them, and Hadoop's own `yarn logs` reads
+that.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from howdah import storage
+from howdah import growing, storage
 from howdah.errors import ClusterError, NotFound
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
@@ -55,10 +56,11 @@ def of_rank(
     rest = b""
     while True:
         over = not follow or manager.application(job.application)["state"] in OVER
-        data, shown = _from(path, shown)
-        if data is None and over and shown == 0:
+        found = growing.read(path, shown)
+        if found is None and over and shown == 0:
             _of_ranks_container(manager, job, rank, out)
             return
+        data, shown = found or (b"", shown)
         if data:
             *whole, rest = (rest + data).split(b"\n")
             for line in whole:
@@ -86,24 +88,6 @@ def _of_ranks_container(
         )
     for line in files[names[-1]].rstrip("\n").split("\n"):
         out(line)
-
-
-def _from(path: str, start: int) -> tuple[bytes | None, int]:
-    """A file's bytes from a position on, and where they end; None: there is no file.
-
-    A file that is shorter than that has been begun anew: it is read from its beginning.
-    """
-    try:
-        size = storage.size(path)
-        if size == start:
-            return b"", start
-        begin = start if size > start else 0
-        with storage.open_read(path) as file:
-            file.seek(begin)
-            data = file.read()
-        return data, begin + len(data)
-    except NotFound:
-        return None, start
 
 
 def of_containers(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -27,8 +28,14 @@ __all__ = ["Mpirun", "command"]
 _END_SECONDS = 5.0
 
 
-def command(ranks: int, python: str) -> list[str]:
-    """mpirun's argument list: a host name of ours for each rank, in the order of the ranks."""
+def command(ranks: int, python: str, grace_seconds: float) -> list[str]:
+    """mpirun's argument list: a host name of ours for each rank, in the order of the ranks.
+
+    Args:
+        grace_seconds: what rank 0 has to save its last step when another rank has ended. The driver
+            asks it to save at once; mpirun itself waits as long before its SIGTERM, and again
+            before its SIGKILL.
+    """
     hosts = ",".join(host_name(rank) for rank in range(ranks))
     settings = {
         "plm": "rsh",
@@ -36,6 +43,7 @@ def command(ranks: int, python: str) -> list[str]:
         "plm_rsh_no_tree_spawn": "1",  # every daemon is started from here
         "plm_rsh_pass_environ_mca_params": "0",  # each host has its own interface and ports
         "routed": "direct",
+        "odls_base_sigkill_timeout": str(math.ceil(grace_seconds)),
     }
     # By its bare name: by a path it would wrap the daemons' commands into a shell's.
     words = ["mpirun", "-np", str(ranks), "-H", hosts, "--bind-to", "none"]
@@ -61,6 +69,7 @@ class Mpirun:
         say: tells people.
         interface, address: where mpirun listens.
         ports: for it; None: any.
+        grace_seconds: as `command` has it.
     """
 
     def __init__(
@@ -74,10 +83,12 @@ class Mpirun:
         interface: str,
         address: str,
         ports: range | None,
+        grace_seconds: float,
     ) -> None:
         self._members, self._wanted, self._send = members, wanted, send
         self._failed, self._say = failed, say
         self._interface, self._address, self._ports = interface, address, ports
+        self._grace_seconds = grace_seconds
         self._lock = threading.Lock()
         self._waiting: dict[str, dict[str, Any]] = {}
         self._process: subprocess.Popen | None = None
@@ -131,7 +142,7 @@ class Mpirun:
             **mpi_environment(self._interface, self._ports, self._address),
             mpi_rsh.SOCKET: name,
         }
-        argv = command(len(orders), sys.executable)
+        argv = command(len(orders), sys.executable, self._grace_seconds)
         with desk:
             serving = threading.Thread(
                 target=_serve, args=(desk, self._answer(orders)), name="mpi-desk", daemon=True

@@ -135,13 +135,20 @@ class OrtedProcess:
         with contextlib.suppress(OSError, AttributeError):
             self._link.sendall(json.dumps(message).encode() + b"\n")
 
+    def terminate(self) -> None:
+        """SIGTERM to the rank; to the daemon where there is no rank yet."""
+        self._signal(signal.SIGTERM)
+
     def kill(self) -> None:
         """SIGKILL to the rank; the daemon tells mpirun, which ends it and the others."""
+        self._signal(signal.SIGKILL)
+
+    def _signal(self, number: int) -> None:
         if self._rank is not None and self._code is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._rank, signal.SIGKILL)
+                os.kill(self._rank, number)
         elif self._daemon.poll() is None:
-            self._daemon.kill()
+            self._daemon.send_signal(number)
 
     def wait(self, seconds: float) -> bool:
         """Wait for the daemon's end, and end it if it does not come; whether it came by itself."""

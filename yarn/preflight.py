@@ -16,6 +16,7 @@ from howdah import storage
 from howdah.config_model import Config
 from howdah.errors import (
     ClusterError,
+    ConfigError,
     DataError,
     HowdahError,
     ModelError,
@@ -26,7 +27,7 @@ from howdah.errors import (
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.manifest import Dataset, load_dataset
-from yarn import capacity, ports, shipping
+from yarn import capacity, ports, shipping, workermemory
 
 __all__ = ["check"]
 
@@ -46,7 +47,7 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
     """
     _clock(manager, progress)  # first: it asks the cluster, and who may not ask stops here
     found: list[HowdahError] = []
-    for part in (_queue, _directories, _dataset, _model, _room):
+    for part in (_queue, _directories, _dataset, _model, _memory, _room):
         with _gathered(found):
             part(config, manager, progress)
     _say_limits(config, manager.conf, progress)
@@ -140,10 +141,20 @@ def _directories(config: Config, manager: ResourceManager, progress: Progress) -
 
 
 def _dataset(config: Config, manager: ResourceManager, progress: Progress) -> None:
-    """Every shard is there in its full size (what is in it, the ranks check as they read)."""
+    """A row for each worker, and every shard in its full size (what is in it, the ranks check)."""
     if not config.data.dataset:
         raise DataError("no dataset is named", where="data.dataset", remedy="run `howdah etl`")
     dataset = load_dataset(config.data.dataset)
+    rows = dataset.manifest.rows("train")
+    if rows < config.yarn.most:
+        raise DataError(
+            "there are fewer rows to train on than workers",
+            where=dataset.path,
+            expected=f"at least {config.yarn.most} rows in train: `howdah scale` may ask for as"
+            " many workers",
+            got=str(rows),
+            remedy="lower yarn.workers and yarn.max_workers, or make a larger dataset",
+        )
     sizes = _sizes(dataset)
     for shard in (s for shards in dataset.manifest.splits.values() for s in shards):
         for name, wanted in ((shard.name, shard.bytes), (shard.index_name, None)):
@@ -193,6 +204,43 @@ def _model(config: Config, manager: ResourceManager, progress: Progress) -> None
             got=", ".join(sorted(names)[:10]) or "no such directory, or an empty one",
             remedy=f"put there what is missing: {', '.join(lacking)}",
         )
+
+
+def _memory(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    """A worker's container holds what its rank takes at its peak (yarn/workermemory.py)."""
+    if config.yarn.worker.gpus:
+        return  # weights and activations lie on the GPU, and what is left was never measured
+    try:
+        _model(config, manager, lambda line: None)
+        shape = _shape(config.model.base)
+        manifest = load_dataset(config.data.dataset).manifest
+    except HowdahError:
+        return  # the checks of dataset and model say so
+    if shape is None:
+        return
+    needed, asked = workermemory.needed(config, shape, manifest), config.yarn.worker.memory
+    if needed.total <= asked:
+        return
+    enough = -(-(needed.total + needed.total // 20) // 2**29) / 2  # GiB: peaks vary by some percent
+    raise ConfigError(
+        "a worker's memory is too little: the NodeManager would kill it",
+        where="yarn.worker.memory",
+        expected=f"at least {needed}",
+        got=f"{asked / 2**20:,.0f} MiB",
+        remedy=f"set yarn.worker.memory to {enough:g} GiB or more, or lower"
+        " training.per_device_max_tokens (the same batch in more parts)",
+    )
+
+
+def _shape(base: str) -> dict[str, int] | None:
+    """What config.json says of a model's size; None where it is the hub's and not known."""
+    if "://" in base or os.path.isdir(base):
+        fields = storage.read_json(storage.join(base, "config.json"))
+        if not isinstance(fields, dict):
+            return None
+        known = workermemory.BASE_SHAPE
+        return {key: value for key, value in fields.items() if key in known and value is not None}
+    return workermemory.shape_of_hub_name(base)
 
 
 def _room(config: Config, manager: ResourceManager, progress: Progress) -> None:

@@ -116,7 +116,7 @@ def submit(config: Config, progress: Progress) -> Submitted:
         else:
             application = _new(config, manager, owner, claim, progress)
             attached = False
-        tracking = manager.page(manager.application(application))
+        tracking = manager.job_page(manager.application(application))
         return Submitted(
             application=application, tracking_url=tracking, attached=attached,
             run_directory=config.run.directory, seconds=time.monotonic() - started,

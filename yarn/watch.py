@@ -101,7 +101,7 @@ def status(manager: ResourceManager, job: Job) -> dict[str, Any]:
         "user": report.get("user"),
         "queue": report.get("queue"),
         "priority": report.get("priority"),
-        "tracking_url": manager.page(report),
+        "tracking_url": manager.job_page(report),
         "diagnostics": (report.get("diagnostics") or "").strip(),
         "elapsed_seconds": (report.get("elapsedTime") or 0) / 1000,
         "containers": report.get("runningContainers"),
@@ -174,7 +174,7 @@ def _job_lines(job: dict[str, Any]) -> list[str]:
         ]
         lines.append(
             f"  rank {rank.get('rank')}  {rank.get('node')}  {rank.get('container')}"
-            f"  {rank.get('phase')}  {'  '.join(times)}{slow}".rstrip()
+            f"  {rank.get('phase')}  {'  '.join(times)}{slow}  {rank.get('doing') or ''}".rstrip()
         )
     lines += _data_line(job.get("ranks") or [])
     for event in (job.get("events") or [])[-5:]:

@@ -32,6 +32,8 @@ BODY_LIMIT = 2**20
 """Bytes of a request's body; the greatest is a batch of an agent's events."""
 _READ_SECONDS = 30.0
 """A connection that is silent for so long is closed; an agent's is never."""
+_KEPT_CONNECTIONS = 4
+"""Of a client, while no request uses them: an agent asks for orders, reports, and relays."""
 _WINDOW = 1024
 """Requests of a session that may overtake each other."""
 
@@ -160,17 +162,17 @@ def send(
     headers: dict[str, str] | None = None,
     close: bool = False,
 ) -> None:
-    """Answer a request whole."""
-    handler.send_response(status)
-    handler.send_header("Content-Type", content_type)
-    handler.send_header("Content-Length", str(len(body)))
-    for name, value in (headers or {}).items():
-        handler.send_header(name, value)
+    """Answer a request whole: head and body are one packet where they fit into one."""
+    lines = [
+        f"HTTP/1.1 {status} {http.client.responses.get(status, '')}",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        *(f"{name}: {value}" for name, value in (headers or {}).items()),
+    ]
     if close:
-        handler.send_header("Connection", "close")
+        lines.append("Connection: close")
         handler.close_connection = True
-    handler.end_headers()
-    handler.wfile.write(body)
+    handler.wfile.write("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
 
 
 class Server:
@@ -265,7 +267,7 @@ class Server:
 
 
 class Client:
-    """An agent's end; any thread may use it, each has a connection of its own."""
+    """An agent's end; any thread may use it. Connections are kept, and shared by all threads."""
 
     def __init__(self, address: str, port: int, key: str) -> None:
         self._where = (address, port)
@@ -273,7 +275,7 @@ class Client:
         self._session = secrets.token_hex(16)
         self._counter = 0
         self._lock = threading.Lock()
-        self._local = threading.local()
+        self._idle: list[http.client.HTTPConnection] = []
 
     def request(self, method: str, path: str, body: bytes, timeout: float) -> tuple[int, bytes]:
         """Status and body of an answer that the job's own driver has given.
@@ -294,13 +296,16 @@ class Client:
                 "X-Howdah-Counter": str(counter),
                 "X-Howdah-Signature": stamp,
             }
-            fresh = getattr(self._local, "connection", None) is None
+            connection, fresh = self._connection(timeout)
             try:
-                connection = self._connection(timeout)
+                if fresh:
+                    connection.connect()
+                    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.request(method, path, body, headers)
                 response = connection.getresponse()
                 answer = response.read()
             except (OSError, http.client.HTTPException) as error:
+                connection.close()
                 self.close()
                 if last or fresh:  # a kept connection may have been closed by the other side
                     raise ClusterError(
@@ -311,12 +316,13 @@ class Client:
                 continue
             right = _answer_signature(self._key, stamp, response.status, answer)
             if not hmac.compare_digest(right, response.headers.get("X-Howdah-Signature", "")):
-                self.close()
+                connection.close()
                 raise Refused(
                     "the job's driver does not take our key, or it is not the job's driver",
                     where=f"{self._where[0]}:{self._where[1]}",
                     got=f"{response.status} {answer[:80].decode(errors='replace')}",
                 )
+            self._keep(connection)
             return response.status, answer
         raise AssertionError("unreachable")
 
@@ -336,20 +342,25 @@ class Client:
         return json.loads(answer)
 
     def close(self) -> None:
-        """End this thread's connection."""
-        connection = getattr(self._local, "connection", None)
-        if connection is not None:
+        """End the connections that no request is using."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for connection in idle:
             connection.close()
-            self._local.connection = None
 
-    def _connection(self, timeout: float) -> http.client.HTTPConnection:
-        connection = getattr(self._local, "connection", None)
-        if connection is None:
-            connection = http.client.HTTPConnection(*self._where, timeout=timeout)
-            connection.connect()
-            connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._local.connection = connection
-        elif connection.sock is not None:
-            connection.sock.settimeout(timeout)
-        connection.timeout = timeout
-        return connection
+    def _connection(self, timeout: float) -> tuple[http.client.HTTPConnection, bool]:
+        """A connection for one request, and whether it is a new one."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None or connection.sock is None:
+            return http.client.HTTPConnection(*self._where, timeout=timeout), True
+        connection.sock.settimeout(timeout)
+        return connection, False
+
+    def _keep(self, connection: http.client.HTTPConnection) -> None:
+        with self._lock:
+            keep = connection.sock is not None and len(self._idle) < _KEPT_CONNECTIONS
+            if keep:
+                self._idle.append(connection)
+        if not keep:
+            connection.close()

@@ -25,6 +25,8 @@ OVER = ("FINISHED", "FAILED", "KILLED")
 """States of an application that has ended."""
 LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
 """All others, as `ResourceManager.applications(states=)` takes them."""
+_JOB_PAGE = "pages/job/"
+"""Where a job's own page lies below the application's proxied address (yarn/driver.py)."""
 _PAUSE_SECONDS = 0.5
 _JSON = "application/json"
 _REMEDY = "look whether it runs, and at yarn.resourcemanager.webapp.address in yarn-site.xml"
@@ -98,10 +100,24 @@ class ResourceManager:
         """
         return self._recovered(lambda: self._call("GET", f"apps/{application}")["app"])
 
-    def page(self, report: dict[str, Any]) -> str:
+    def page(self, report: Mapping[str, Any]) -> str:
         """The URL of an application's page; before its master runs, where it will be."""
         told = report.get("trackingUrl")
         return told or f"{self.urls[0]}/proxy/{report['id']}/"
+
+    def job_page(self, report: Mapping[str, Any]) -> str:
+        """The URL of a training job's own page, behind YARN's proxy; before the job runs, where it
+        will be, and after its end YARN's page of the application.
+
+        While it runs, what YARN calls the application's page is skein's, which newer Javas fail to
+        show.
+        """
+        if report.get("state") not in LIVE.split(","):
+            return self.page(report)
+        told, proxied = str(report.get("trackingUrl") or ""), f"/proxy/{report['id']}"
+        if proxied not in told:
+            told = self.urls[0] + proxied
+        return f"{told.rstrip('/')}/{_JOB_PAGE}"
 
     def applications(self, **filters: str) -> list[dict[str, Any]]:
         """Applications, newest first.

@@ -67,8 +67,9 @@ class Worker:
 
     def beat(self):
         while True:
-            self.say(type="beat", phase=self.phase, phase_seconds=time.monotonic() - self.since,
-                     step=self.step)  # fmt: skip
+            seconds = time.monotonic() - self.since
+            self.say(type="beat", phase=self.phase, phase_seconds=seconds, idle_seconds=seconds,
+                     idle_cpu_seconds=0.0, doing="", step=self.step)  # fmt: skip
             time.sleep(0.2)
 
     def listen(self):
