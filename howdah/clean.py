@@ -9,7 +9,7 @@ import html
 import re
 import unicodedata
 
-from howdah.config_model import CleanOptions
+from howdah.config_data import CleanOptions
 
 _ENTITY = re.compile(r"&(#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 # News feeds whose "&" was turned into a blank: " #36;10" is "$10", " quot;" a quotation mark.

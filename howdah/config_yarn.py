@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -14,12 +14,25 @@ __all__ = ["DriverResources", "WorkerResources", "YarnSection"]
 class WorkerResources(Section):
     """What one worker (one rank) asks of YARN."""
 
-    memory: Bytes = 4 * 2**30
-    """Memory of its container; a process above it is killed by the NodeManager."""
+    memory: Bytes = 6 * 2**30
+    """Memory of its container; a process above it is killed by the NodeManager. `howdah submit`
+    computes what a rank takes at its peak and refuses less: DistilBERT-base with a batch of 32 on 2
+    workers 4.5 GiB (elastic 5.3), with micro-batches of 8,192 tokens 7.4 GiB."""
     vcores: int = Field(default=1, ge=1)
     """Its vcores, which are its threads too."""
-    gpus: int = Field(default=0, ge=0)
-    """Its GPUs (yarn.io/gpu)."""
+    gpus: int = Field(default=0, ge=0, le=1)
+    """Its GPUs (yarn.io/gpu): 0 or 1, since a worker is one rank and a rank trains on one GPU.
+    With 1, a worker that finds no GPU is refused: training never falls back to the CPU."""
+
+    @field_validator("gpus", mode="before")
+    @classmethod
+    def _one_gpu_a_rank(cls, value: Any) -> Any:
+        if isinstance(value, int) and value > 1:
+            raise ValueError(
+                "a worker is one rank and trains on one GPU: the others would be held and never"
+                f" used; got {value}. Ask for more workers of one GPU each (yarn.workers)"
+            )
+        return value
 
 
 class DriverResources(Section):
@@ -82,10 +95,14 @@ class YarnSection(Section):
     gang_attempts: int = Field(default=10, ge=1)
     """How often the workers are asked for again, after a random pause."""
     hang_seconds: float = Field(default=45.0, ge=5, allow_inf_nan=False)
-    """Silence or standstill after which a worker is taken to hang, and is replaced; ten times this
-    in what may take long: imports, evaluations, checkpoints, a process's first step."""
-    gloo_timeout_seconds: float = Field(default=120.0, ge=1, allow_inf_nan=False)
-    """How long a rank waits for others when a world is formed (HOROVOD_GLOO_TIMEOUT_SECONDS)."""
+    """Silence, or time without progress, after which a worker is taken to hang, and is replaced. A
+    phase may last as long as it gets on: rows evaluated, bytes moved and attempts to reach storage
+    count. Ten times this while it computes without a word, as in its first step, and ten usual
+    steps inside a step."""
+    gloo_timeout_seconds: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """How long Gloo waits for another rank, when a world is formed and for each message
+    (HOROVOD_GLOO_TIMEOUT_SECONDS): at most hang_seconds. None: two thirds of hang_seconds, or
+    10 s where hang_seconds allows it: a rank gives a vanished one up before it is taken to hang."""
     staging: str | None = None
     """Directory on the cluster's storage for what is shipped, each by its hash; none: .howdah in
     the user's home of fs.defaultFS."""
@@ -108,6 +125,13 @@ class YarnSection(Section):
     def most(self) -> int:
         """Most workers to train with."""
         return self.workers if self.max_workers is None else self.max_workers
+
+    @property
+    def gloo_timeout(self) -> float:
+        """Seconds that Gloo waits for another rank: gloo_timeout_seconds, or by hang_seconds."""
+        if self.gloo_timeout_seconds is None:
+            return min(self.hang_seconds, max(10.0, self.hang_seconds * 2 / 3))
+        return self.gloo_timeout_seconds
 
     @property
     def port_range(self) -> tuple[int, int] | None:
@@ -150,6 +174,13 @@ class YarnSection(Section):
             raise ValueError(
                 "yarn.controller: mpi needs yarn.environment: path (MPI must be installed on the"
                 " nodes) and a fixed number of workers (MPI cannot replace a rank)"
+            )
+        if self.gloo_timeout > self.hang_seconds:
+            raise ValueError(
+                f"yarn.gloo_timeout_seconds ({self.gloo_timeout_seconds:g}) must not exceed"
+                f" yarn.hang_seconds ({self.hang_seconds:g}): a rank that waits for a vanished one"
+                " would be killed as hanging before Gloo gives the wait up. Lower the first, leave"
+                " it out (two thirds of yarn.hang_seconds), or raise the second"
             )
         if (self.keytab is None) != (self.principal is None):
             raise ValueError("give yarn.keytab and yarn.principal together, or neither")

@@ -27,12 +27,14 @@ from howdah.config import Config
 from howdah.config import load as load_config
 from howdah.errors import HowdahError, Terminated, TrainingError, UsageError, as_dict, render
 from howdah.processes import die_with_parent
-from training import env, output
+from training import devices, env, output
+from training.collectivelimit import CollectiveLimit
 from training.comm import Waits, rank_lost
 from training.link import ENVIRONMENT as LINK
 from training.link import Link, LinkConsole
 from training.place import local_directory
 from training.pulse import Pulse
+from training.quiet import starting_tensorflow
 from training.run import Run
 from training.shardfiles import TRAFFIC
 from training.worlds import Worlds
@@ -58,9 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _refuse(error, here.rank)
     run = Run(config, here, console=console, log=log)
     _configure_storage(config, run.say)  # who waits for storage says so where people look
+    waits = Waits()
     try:
         run.open()  # before the framework: a directory in use is refused at once
-        _train(config, run, Worlds(config.training.framework, run))
+        run.pulse.start(run.say)
+        _train(config, run, Worlds(config.training.framework, run, waits=waits), waits)
     except BaseException as error:  # noqa: BLE001 - every end of a rank is written down
         _leave(run, error)
     return 0
@@ -107,12 +111,12 @@ def _standby(args: argparse.Namespace) -> int:
     try:
         run.open()
         link.listen(on_stop=stop, on_loss=worlds.lost)
-        pulse.start()
+        pulse.start(run.say)
         pulse.watch_data(TRAFFIC.counts)
         started = time.monotonic()
         _import(config.training.framework)
         link.send("ready", import_seconds=round(time.monotonic() - started, 3))
-        _train(config, run, worlds)
+        _train(config, run, worlds, waits)
         link.send("finished")
     except BaseException as error:  # noqa: BLE001 - every end of a rank is told
         _leave(run, error)
@@ -122,10 +126,22 @@ def _standby(args: argparse.Namespace) -> int:
 
 
 def _import(framework: str) -> None:
-    """Load what a rank needs, while it waits for its world anyway."""
-    importlib.import_module(_LOOPS[framework])
+    """Load what a rank needs, while it waits for its world anyway.
+
+    Raises:
+        ClusterError: the agent has asked for a GPU, and the framework sees none.
+    """
+    device = _start_framework(framework)
     with contextlib.suppress(ImportError):  # a world of one needs no Horovod; others say so
         importlib.import_module(_COMMS[framework])
+    devices.require(framework, device)
+
+
+def _start_framework(framework: str) -> devices.Device:
+    """Import it, and have it look for its devices; what it trains on."""
+    with starting_tensorflow() if framework == "tensorflow" else contextlib.nullcontext():
+        importlib.import_module(_LOOPS[framework])
+        return devices.find(framework)
 
 
 def _configure_storage(config: Config, say: Callable[[str], None] | None = None) -> None:
@@ -150,7 +166,11 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     return [*args.set, f"checkpoint.resume={json.dumps(args.resume)}"]
 
 
-def _train(config: Config, run: Run, worlds: Worlds) -> None:
+def _train(config: Config, run: Run, worlds: Worlds, waits: Waits) -> None:
+    device = _start_framework(config.training.framework)
+    limit = config.training.gpu_collective_seconds
+    if device.gpu and limit is not None:
+        CollectiveLimit(run, waits, limit).start()
     importlib.import_module(_LOOPS[config.training.framework]).train(config, worlds, run)
     run.pulse.enter("end")
     run.close("finished")

@@ -16,6 +16,8 @@ import time
 from collections.abc import Iterable
 from typing import BinaryIO
 
+from howdah import activity
+
 __all__ = ["Wants", "is_named", "is_wanted", "lock"]
 
 _POLL_SECONDS = 0.02
@@ -71,16 +73,31 @@ def lock(file: BinaryIO, name: str | None = None) -> None:
     """Take the lock, however long another process holds it; a signal gets through meanwhile.
 
     Args:
-        name: not waited for longer than the file has this name.
+        name: not waited for longer than the file has this name. What its holder writes into it
+            counts as progress here.
     """
-    while True:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
+    if _locked(file):
+        return
+    what = "waiting for the shard cache"
+    if name is not None:
+        what = f"waiting for {os.path.basename(name)}, which another process or thread fetches"
+    written = 0
+    with activity.doing("cache", what):
+        while not _locked(file):
             if name is not None and not is_named(file, name):
                 return
+            if (now := os.fstat(file.fileno()).st_mtime_ns) != written:
+                written = now
+                activity.advanced()
             time.sleep(_POLL_SECONDS)
+
+
+def _locked(file: BinaryIO) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_named(file: BinaryIO, path: str) -> bool:

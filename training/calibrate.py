@@ -22,6 +22,7 @@ from howdah.manifest import load_dataset
 from training import distilbert, env, parameters, scaling, shortruns
 from training.basemodel import load_base
 from training.comm import split_evenly
+from training.devices import CPU
 from training.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
 from training.prepare import precision_of, training_planner
 from training.scaling import Compute, Gradient, Network, Prediction, Work
@@ -67,7 +68,7 @@ class Sizes:
     def rank_tokens(self, rows: Rows) -> int:
         """Tokens of a rank's rows, with padding."""
         maximum = self._config.training.per_device_max_tokens
-        multiple = pad_multiple(False, precision_of(self._config, gpu=False))
+        multiple = pad_multiple(False, precision_of(self._config, CPU))
         return sum(
             padded_length(int(part.length.max()), multiple) * len(part)
             for part in micro_batches(rows, maximum, multiple)

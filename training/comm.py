@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from howdah.errors import ClusterError, TrainingError
+from training.connections import Connections
 from training.env import rank_env
 
 __all__ = [
@@ -225,12 +226,16 @@ class SoloComm(Comm):
         """Nothing to leave."""
 
 
-def init(framework: str, waits: Waits | None = None) -> Comm:
+def init(
+    framework: str, waits: Waits | None = None, connections: Connections | None = None
+) -> Comm:
     """Join the world that a launcher has made, or be a world of one.
 
     Args:
         framework: "tensorflow" or "torch"; training/env.py has prepared the process for it.
         waits: counts the time in collectives.
+        connections: takes those to the other ranks; another thread may shut them, also while the
+            world forms.
     Raises:
         ClusterError: Horovod is missing or lacks the framework, or found another world than the
             launcher's.
@@ -250,7 +255,7 @@ def init(framework: str, waits: Waits | None = None) -> Comm:
             got=str(error),
             remedy="run `make setup`, which builds it; `howdah doctor` says what is missing",
         ) from error
-    comm = Horovod(waits)
+    comm = Horovod(waits, connections)
     if (comm.rank, comm.size) != (here.rank, here.size):
         raise ClusterError(
             "Horovod found another world than the launcher's",

@@ -28,12 +28,13 @@ class HorovodTfComm(Comm):
     caller puts `watch()` around its call.
     """
 
-    def __init__(self, waits: Waits | None = None) -> None:
+    def __init__(self, waits: Waits | None = None, connections: Connections | None = None) -> None:
         super().__init__(waits)
+        self._connections = connections or Connections()
         # As in comm_torch.py: gradients arrive joined, and stay as they are.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         here = rank_env()
-        with Connections() as self._connections:
+        with self._connections:
             try:
                 hvd.init()
             except ValueError as error:  # what it has to say of why is in the log

@@ -19,13 +19,14 @@ from training.env import rank_env
 class HorovodTorchComm(Comm):
     """A world of torch processes."""
 
-    def __init__(self, waits: Waits | None = None) -> None:
+    def __init__(self, waits: Waits | None = None, connections: Connections | None = None) -> None:
         super().__init__(waits)
+        self._connections = connections or Connections()
         # Gradients arrive joined (split_evenly): fusing them again, by who happens to be ready,
         # would change the bits of the sums from three ranks on.
         os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
         here = rank_env()
-        with Connections() as self._connections:
+        with self._connections:
             try:
                 hvd.init()
             except ValueError as error:  # what it has to say of why is in the log

@@ -10,16 +10,25 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 from types import TracebackType
 
 __all__ = ["Connections"]
 
+_CLOSED, _LISTENS = 7, 10  # of the kernel's TCP states (tcp_states.h)
+
 
 class Connections:
-    """Connections opened inside a `with` block, by any thread of this process."""
+    """Connections opened inside a `with` block, by any thread of this process.
+
+    They can be shut inside the block as well: then all that were opened so far, also those that are
+    only being made (the other machine does not answer).
+    """
 
     def __init__(self) -> None:
-        self._found: dict[int, str] = {}
+        self._before = _connected()
+        self._found: dict[int, str] | None = None
+        self._over = threading.Event()
 
     def __enter__(self) -> Connections:
         self._before = _connected()
@@ -31,23 +40,38 @@ class Connections:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._found = {
-            fd: name for fd, name in _connected().items() if self._before.get(fd) != name
-        }
+        self._found = self._opened()
 
     def shut(self) -> int:
         """Shut down those that are still open, both ways; how many there were."""
         now = _connected()
-        there = [fd for fd, name in self._found.items() if now.get(fd) == name]
+        found = self._opened() if self._found is None else self._found
+        there = [fd for fd, name in found.items() if now.get(fd) == name]
         for fd in there:
             # A copy of the descriptor: closing it leaves the library's own alone.
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as copy:
                 copy.shutdown(socket.SHUT_RDWR)
         return len(there)
 
+    def shut_until_over(self, first: float, again: float) -> None:
+        """Shut them after `first` seconds and every `again` seconds until `over` is called; to be
+        run in a thread. Those that the library makes anew inside the block are shut too."""
+        pause = first
+        while not self._over.wait(pause):
+            self.shut()
+            pause = again
+
+    def over(self) -> None:
+        """They are not used any more."""
+        self._over.set()
+
+    def _opened(self) -> dict[int, str]:
+        return {fd: name for fd, name in _connected().items() if self._before.get(fd) != name}
+
 
 def _connected() -> dict[int, str]:
-    """Descriptors of connected TCP sockets, with the kernel's name of each socket."""
+    """Descriptors of TCP sockets that are connected or being connected, with the kernel's name of
+    each socket."""
     found = {}
     for entry in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -57,6 +81,7 @@ def _connected() -> dict[int, str]:
             with socket.socket(fileno=os.dup(int(entry))) as copy:
                 inet = copy.family in (socket.AF_INET, socket.AF_INET6)
                 if inet and copy.type == socket.SOCK_STREAM:
-                    copy.getpeername()  # a listening one has no peer: OSError
-                    found[int(entry)] = name
+                    state = copy.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+                    if state not in (_CLOSED, _LISTENS):
+                        found[int(entry)] = name
     return found

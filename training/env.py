@@ -13,6 +13,7 @@ import resource
 import sys
 from dataclasses import dataclass
 
+from howdah import gpus
 from howdah.errors import UsageError
 
 __all__ = [
@@ -124,15 +125,10 @@ def prepare(framework: str, *, threads: int | None = None) -> int:
 
 def _choose_gpu(here: RankEnv) -> None:
     """Show this rank the one GPU that is its own; nothing to do on a machine without GPUs."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        try:
-            devices = [str(i) for i in range(len(os.listdir("/proc/driver/nvidia/gpus")))]
-        except OSError:  # no NVIDIA driver
-            return
-    else:
-        devices = [device for device in visible.split(",") if device.strip()]
-    if not devices or here.local_size == 1:
+    if here.local_size == 1:
+        return
+    devices = gpus.usable().devices
+    if not devices:
         return
     if here.local_rank >= len(devices):
         raise UsageError(
@@ -141,7 +137,7 @@ def _choose_gpu(here: RankEnv) -> None:
             got=f"{here.local_size} ranks",
             remedy="start fewer ranks, or train on the CPU with CUDA_VISIBLE_DEVICES=''",
         )
-    os.environ["CUDA_VISIBLE_DEVICES"] = devices[here.local_rank].strip()
+    os.environ["CUDA_VISIBLE_DEVICES"] = devices[here.local_rank]
 
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from howdah import storage
+from howdah import activity, storage
 from howdah.config import Config
 from howdah.errors import DataError, HowdahError, ModelError, as_dict
 from howdah.manifest import Dataset, load_dataset
@@ -31,7 +31,11 @@ def evaluate(
     label_names: Sequence[str],
     predictions_dir: str | None = None,
     run_id: str = "",
-) -> dict:
+    *,
+    what: str = "evaluating",
+    rows: int | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
 
     Args:
@@ -40,13 +44,22 @@ def evaluate(
         comm: the world; the same code serves a world of one (SoloComm).
         predictions_dir: where each rank writes `part-<rank>.parquet`; None: nowhere.
         run_id: put into every row of the predictions.
+        what, rows: for people who watch: which split, and its rows over all ranks.
+        stop: asked after each batch whether this rank was asked to stop; None: it never is.
     Returns:
-        What `classification_metrics` gives, the same on every rank.
+        What `classification_metrics` gives, the same on every rank; None where some rank was asked
+        to stop before the end.
     Raises:
         DataError, ModelError: no rows, or logits that are no numbers; on every rank alike.
     """
     keep_ids = predictions_dir is not None
-    labels_N, logits_NC, ids_N = _forward_all(forward, source, len(label_names), keep_ids)
+    with activity.doing("evaluate", what, total=rows, unit="rows"):
+        stopped, (labels_N, logits_NC, ids_N) = _forward_all(
+            forward, source, len(label_names), keep_ids, stop or (lambda: False)
+        )
+    # Every rank enters, also one that was not asked to stop: none may go on to the gathers alone.
+    if stop is not None and comm.agree(stopped):
+        return None
     if predictions_dir is not None:
         part = prediction_part(ids_N, labels_N, logits_NC, label_names, run_id)
         storage.write_whole(storage.join(predictions_dir, _part_name(comm.rank)), part)
@@ -69,19 +82,31 @@ def evaluate(
 
 
 def _forward_all(
-    forward: Forward, source: Iterable[Batch], classes: int, keep_ids: bool
-) -> tuple[np.ndarray, np.ndarray, list[bytes]]:
+    forward: Forward,
+    source: Iterable[Batch],
+    classes: int,
+    keep_ids: bool,
+    stop: Callable[[], bool],
+) -> tuple[bool, tuple[np.ndarray, np.ndarray, list[bytes]]]:
+    """Whether it was stopped, and (labels, logits, ids) of the rows up to there."""
+    stopped = False
     labels, logits, ids = [np.zeros(0, np.int64)], [np.zeros((0, classes), np.float32)], []
     for batch in source:
+        # Rows of all ranks: an evaluation has no class weights.
+        done = int(batch.global_weight) if batch.last_of_step else 0
         real_B = batch.weights_B > 0
         if not real_B.any():
+            activity.advanced(done)
             continue
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
         labels.append(np.asarray(batch.labels_B, np.int64)[real_B])
         logits.append(logits_BC[real_B])
+        activity.advanced(done)
         if keep_ids:  # reading them parses every record
             ids += [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
-    return np.concatenate(labels), np.concatenate(logits), ids
+        if stopped := stop():
+            break
+    return stopped, (np.concatenate(labels), np.concatenate(logits), ids)
 
 
 def _error_from(fields: dict) -> HowdahError:
@@ -209,6 +234,7 @@ def _split_source(
         world=1,
         max_tokens=config.training.per_device_max_tokens,
         pad_multiple=pad_multiple(gpu),
+        widest=dataset.manifest.max_length,  # a model that fits has no fewer positions
         pad_id=dataset.manifest.tokenizer.pad_id,
         row_ids=row_ids,
     )

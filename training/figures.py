@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, TextIO
 
+from howdah.speed import Speed
 from training.metricslog import MetricsLog, place_of
 from training.progress import Progress, StepFigures
 from training.state import TrainState
@@ -39,12 +40,10 @@ class Figures:
         self._metrics: MetricsLog | None = None
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=_REMEMBERED)
         self._trackers: list[Tracker] = []
-        self._first_step = 0
         self._total_steps = 1
-        self._steps_per_epoch = 1
         self._marked: float | None = None
         self._own_seconds = self._input_seconds = 0.0
-        self._window = _Window()
+        self._window, self._speed = _Window(), Speed()
 
     # ---------------------------------------------------------------------- where they go
     def write_to(self, metrics: MetricsLog) -> None:
@@ -87,22 +86,36 @@ class Figures:
             self._metrics.close()
         self._trackers, self._metrics = [], None
 
+    def let_go(self) -> None:
+        """Show nothing more and write nothing more: another process has become rank 0.
+
+        Lines are remembered from here on, as on every rank other than 0.
+        """
+        if self._progress is not None:
+            self._progress.end()
+        for tracker in self._trackers:
+            tracker.let_go()
+        if self._metrics is not None:
+            self._metrics.close()
+        self._progress, self._metrics, self._trackers = None, None, []
+
     def show_on(self, console: TextIO) -> None:
         """Show them there from now on: this rank has become rank 0."""
         self._progress = Progress(console)
 
     # --------------------------------------------------------------------------- stepping
-    def begin(self, step: int, *, total_steps: int, steps_per_epoch: int) -> None:
+    def begin(self, step: int, *, total_steps: int) -> None:
         """The steps begin after `step`; the clock runs."""
         if self._metrics is not None:
             self._write_missing(step)
         for tracker in self._trackers:
             tracker.go_on(step)
-        self._first_step = step
-        self._total_steps, self._steps_per_epoch = total_steps, steps_per_epoch
+        self._total_steps = total_steps
         if self._progress is not None:
             self._progress.begin(step, total_steps)
         self._own_seconds, self._input_seconds, self._window = 0.0, 0.0, _Window()
+        self._speed = Speed()
+        self._speed.mark(0.0, step)
         self._marked = time.perf_counter()
 
     def end(self) -> None:
@@ -123,7 +136,7 @@ class Figures:
 
     def epoch(self, state: TrainState) -> float:
         """Epochs done, with a fraction."""
-        return round(state.step / self._steps_per_epoch, 4)
+        return round(state.epochs, 4)
 
     def step_done(
         self,
@@ -178,9 +191,8 @@ class Figures:
         return seconds
 
     def _show(self, figures: StepFigures) -> None:
-        # By the steps of this attempt alone: an earlier one may have run on another machine.
-        own_steps = max(1, figures.step - self._first_step)
-        left = self._own_seconds / own_steps * (self._total_steps - figures.step)
+        self._speed.mark(self._own_seconds, figures.step)
+        left = self._speed.left(self._own_seconds, self._total_steps) or 0.0
         if self._progress is not None:
             self._progress.figures(figures, self._total_steps, left)
         if self._log is not None:

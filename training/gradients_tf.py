@@ -9,7 +9,7 @@ import tensorflow as tf
 from training.comm import Comm, split_apart, split_evenly
 from training.parameters import WORD_EMBEDDINGS
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "sums_in_order"]
 
 
 class Gradients:
@@ -30,6 +30,7 @@ class Gradients:
             width = self._table.shape[1]
             self._ids = tf.Variable(tf.zeros([0], tf.int32), trainable=False, shape=[None])
             self._rows = tf.Variable(tf.zeros([0, width]), trainable=False, shape=[None, width])
+            self._on_gpu = "GPU" in self._table.device
         self.arrange(None, sparse_embeddings=False)
 
     def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
@@ -84,8 +85,7 @@ class Gradients:
         """Sum over all ranks; `sums` are whole from here on. Every rank enters."""
         if self._table is not None:
             if self._by_rows and comm.size > 1:
-                ids, rows = comm.reduce_rows(tf.cast(self._ids, tf.int64), self._rows)
-                self._keep_rows(tf.cast(ids, tf.int32), rows)
+                self._reduce_rows(comm)
             # Written as a whole: a variable that is once written by rows is copied at each read.
             self._table.assign(
                 tf.math.unsorted_segment_sum(self._rows, self._ids, self._table.shape[0])
@@ -99,6 +99,18 @@ class Gradients:
             pieces = tf.split(reduced, [sums.shape.num_elements() for sums in part])
             for sums, piece in zip(part, pieces, strict=True):
                 sums.assign(tf.reshape(piece, sums.shape))
+
+    def _reduce_rows(self, comm: Comm) -> None:
+        if not self._on_gpu:  # a CPU sums the rows of an id in their order: the same on all ranks
+            ids, rows = comm.reduce_rows(tf.cast(self._ids, tf.int64), self._rows)
+            self._keep_rows(tf.cast(ids, tf.int32), rows)
+            return
+        order = tf.argsort(self._ids)
+        own_ids, own_rows = tf.gather(self._ids, order), tf.gather(self._rows, order)
+        ids, rows = comm.reduce_rows(tf.cast(own_ids, tf.int64), own_rows)
+        ids, rows = sums_in_order(tf.cast(ids, tf.int32), rows)
+        self._ids.assign(ids)
+        self._rows.assign(rows)
 
     def _messages(self, comm: Comm) -> list[list[tf.Variable]]:
         """What is sent as one each."""
@@ -119,3 +131,30 @@ class Gradients:
             for sums in self.sums.values()
         ]
         return tf.sqrt(tf.add_n(squares))
+
+
+def sums_in_order(ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each id once, with the sum of its rows: added in the order of the ranks on any device.
+
+    A GPU adds rows that come to one place in one call in an order of its own, and no two ranks
+    would have the same bits. In a stretch of ids that ascends none comes twice.
+
+    Args:
+        ids: int32 [N], of one rank after the other, those of a rank ascending.
+        rows: float32 [N, D].
+    """
+    unique_U, place = tf.unique(ids)
+    first = tf.cast(tf.where(ids[1:] <= ids[:-1])[:, 0], tf.int32) + 1
+    starts, ends = tf.concat([[0], first], 0), tf.concat([first, [tf.size(ids)]], 0)
+
+    def add(number: tf.Tensor, sums_UD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        part = slice(starts[number], ends[number])
+        return number + 1, tf.tensor_scatter_nd_add(sums_UD, place[part][:, None], rows[part])
+
+    _, sums_UD = tf.while_loop(
+        lambda number, _: number < tf.size(starts),
+        add,
+        (tf.constant(0), tf.zeros([tf.size(unique_U), rows.shape[1]])),
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, rows.shape[1]])),
+    )
+    return unique_U, sums_UD

@@ -83,7 +83,11 @@ class FlatGradients:
     def _reduce_rows(self, comm: Comm, own_ids_U: torch.Tensor) -> None:
         ids, values = comm.reduce_rows(own_ids_U, self._table[own_ids_U])
         self._table.index_fill_(0, own_ids_U, 0.0)
-        self._table.index_add_(0, ids, values)
+        # A rank's ids ascend, so that no id comes twice in a stretch that ascends. A GPU adds what
+        # comes twice in one call in an order of its own, and no two ranks would have the same bits.
+        starts = (ids[1:] <= ids[:-1]).nonzero().flatten().cpu() + 1
+        for part, rows in zip(ids.tensor_split(starts), values.tensor_split(starts), strict=True):
+            self._table.index_add_(0, part, rows)
         self._touched = torch.unique(ids)
 
     def norm(self) -> torch.Tensor:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from howdah.errors import CheckpointError
+from howdah import storage
+from howdah.errors import CheckpointError, DataError, NotFound
 
-__all__ = ["Identity", "check_identity", "check_plan"]
+__all__ = ["Identity", "OtherPlan", "check_identity", "check_plan"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +29,16 @@ class Identity:
     """Plan hash; may change between epochs, never inside one."""
     plan_inputs: tuple[tuple[str, str], ...] = ()
     """(key, value) of what the plan hash is made of, to name the difference."""
+    earlier_plans: tuple[str, ...] = ()
+    """Hashes that earlier versions of the planner give the same plan: a run goes on with those."""
+    dataset_path: str = ""
+    """Where the dataset lies: to name it, not to compare."""
 
     def as_dict(self) -> dict:
-        """Plain JSON."""
-        return json.loads(json.dumps(asdict(self)))
+        """Plain JSON, as a checkpoint keeps it."""
+        fields = asdict(self)
+        del fields["earlier_plans"]
+        return json.loads(json.dumps(fields))
 
 
 def check_identity(path: str, manifest: dict, expect: Identity) -> None:
@@ -44,32 +52,62 @@ def check_identity(path: str, manifest: dict, expect: Identity) -> None:
     }
     for field, (what, key) in names.items():
         if theirs.get(field) != ours[field]:
+            got, back = f"{what} {_short(theirs.get(field))} (the checkpoint's)", f"set {key} back"
+            if field == "dataset" and theirs.get("dataset_path"):
+                got += f" at {theirs['dataset_path']}"
+                back = f"set {key} to {theirs['dataset_path']}"
             raise CheckpointError(
                 f"the checkpoint belongs to another {what}",
                 where=path,
                 expected=f"{what} {_short(ours[field])} (this run's {key})",
-                got=f"{what} {_short(theirs.get(field))} (the checkpoint's)",
-                remedy=f"set {key} back, choose another run.directory, or start afresh with"
+                got=got,
+                remedy=f"{back}, choose another run.directory, or start afresh with"
                 " `--resume never`",
             )
 
 
+class OtherPlan(CheckpointError):
+    """A checkpoint inside an epoch whose rows another plan has chosen."""
+
+    def with_way_back(self, found: Sequence[Any]) -> OtherPlan:
+        """Name the newest checkpoint at an epoch's end, from which another plan may go on.
+
+        Args:
+            found: the run's checkpoints (`Saved`), newest first.
+        """
+        path = next((saved.path for saved in found if _at_an_epochs_end(saved.path)), None)
+        if path is not None:
+            self.remedy += f", or go on from the newest one at an epoch's end (`--resume {path}`)"
+        return self
+
+
+def _at_an_epochs_end(path: str) -> bool:
+    try:
+        return int(storage.read_json(storage.join(path, "meta.json"))["plan"]["step"]) == 0
+    except (NotFound, DataError, LookupError, TypeError, ValueError):
+        return False
+
+
 def check_plan(path: str, manifest: dict, meta: dict, expect: Identity) -> None:
-    """Inside an epoch the plan must be the one that chose the rows so far."""
+    """Inside an epoch the plan must be the one that chose the rows so far.
+
+    Raises:
+        OtherPlan: it is not.
+    """
     identity = manifest.get("identity", {})
     inside = int(meta.get("plan", {}).get("step", 0)) != 0
-    if identity.get("plan") == expect.plan or not inside:
+    if identity.get("plan") in (expect.plan, *expect.earlier_plans) or not inside:
         return
     theirs = dict(identity.get("plan_inputs", ()))
     ours = dict(expect.plan_inputs)
     changed = [key for key in ours if theirs.get(key) != ours[key]]
-    raise CheckpointError(
+    raise OtherPlan(
         "the checkpoint was taken in the middle of an epoch, under another plan of batches",
         where=path,
         expected=", ".join(f"{key}={ours[key]}" for key in changed) or f"plan {expect.plan}",
         got=", ".join(f"{key}={theirs.get(key)}" for key in changed)
         or f"plan {identity.get('plan')}",
-        remedy="set these back until the epoch is over (rows would be lost or repeated), or start"
+        remedy="set these back until the epoch is over (rows would be lost or repeated), start"
         " afresh with `--resume never`",
     )
 

@@ -1,8 +1,8 @@
 """`howdah train`: starts the ranks, watches over them, and says in the end what came of it.
 
-It passes on Ctrl-C and SIGTERM as an orderly request and waits for the checkpoint (mpirun would
-kill after one second, horovodrun after five), notices a rank that vanished, leaves no process
-behind, and shows the first failing rank's error last.
+It passes on Ctrl-C and SIGTERM as an orderly request and waits for the checkpoint (by themselves
+mpirun would kill after one second, horovodrun after five), notices a rank that vanished, leaves no
+process behind, and shows the first failing rank's error last.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tempfile
 import time
 from typing import Any
 
-from howdah import errors, storage
+from howdah import errors, growing, storage
 from howdah.config import Config
 from howdah.errors import (
     CheckpointError,
@@ -46,7 +46,8 @@ _POLL_SECONDS = 0.1
 _FAREWELL_SECONDS = 1.0
 """What the launcher has for its own end once all ranks are gone."""
 _TEARDOWN_SECONDS = 15.0
-"""After a rank has failed or vanished, the others have this long: rank 0 saves its last step."""
+"""After a rank has failed or vanished, the others have this long, and `checkpoint.grace_seconds`
+where that is more: rank 0 saves its last step."""
 
 _BY_EXIT_CODE: dict[int, type[HowdahError]] = {
     error.exit_code: error
@@ -104,10 +105,12 @@ def train(
             hosts=hosts,
             cores=env.available_cores(),
             is_root=os.geteuid() == 0,
+            grace_seconds=config.checkpoint.grace_seconds,
         )
         print(f"+ {launch_command.shown(argv)}", file=sys.stderr, flush=True)
         job = _Job(
             argv,
+            launcher if np > 1 or hosts else "training",
             local,
             np=np,
             all_local=hosts is None,
@@ -136,10 +139,17 @@ class _Job:
     """The launcher's process and, through their records, the ranks below it."""
 
     def __init__(
-        self, argv: list[str], local: str, *, np: int, all_local: bool, grace_seconds: float
+        self,
+        argv: list[str],
+        program: str,
+        local: str,
+        *,
+        np: int,
+        all_local: bool,
+        grace_seconds: float,
     ) -> None:
         self._argv = argv
-        self.program = os.path.basename(argv[0])
+        self.program = program
         self._local = local
         self._np = np
         self._all_local = all_local
@@ -200,7 +210,7 @@ class _Job:
             self._look_for_lost_ranks()
             if deadline == float("inf") and self._broken():
                 self._tear_down()
-                deadline = time.monotonic() + _TEARDOWN_SECONDS
+                deadline = time.monotonic() + max(_TEARDOWN_SECONDS, self._grace_seconds)
             if time.monotonic() > deadline:
                 self.killed = any(record.alive for record in self._read_records())
                 return
@@ -345,7 +355,7 @@ def _stopped(job: _Job, config: Config, told: failure.Failure | None) -> HowdahE
     newest = _newest_checkpoint(config)
     what = "training was interrupted" if kind is Interrupted else "training was asked to end"
     if job.killed:
-        what += ", and its ranks were killed before they had saved"
+        what += ", and its ranks were killed before they had saved" + _cut_short(config)
     elif told is not None and told.exit_code not in (130, 143):
         what += f"; saving failed: {(told.error or {}).get('what', told.text.splitlines()[-1])}"
     return kind(
@@ -383,7 +393,7 @@ def _rank_lost(rank: int, job: _Job, config: Config, local: str) -> TrainingErro
         where=os.path.join(local, "logs", f"rank.{rank}"),
         expected=f"{who} to run to the end",
         got="it was gone without a word: killed (SIGKILL, out of memory) or crashed; the newest"
-        f" checkpoint is {_newest_checkpoint(config)}",
+        f" checkpoint is {_newest_checkpoint(config)}{_cut_short(config)}",
         remedy="look at the end of its log and at the kernel's (dmesg); start again: the run goes"
         " on from that checkpoint",
     )
@@ -397,6 +407,15 @@ def _newest_checkpoint(config: Config) -> str:
     return f"step-{found[0].step}" if found else "none"
 
 
+def _cut_short(config: Config) -> str:
+    """That a save was not finished, in words; "" where none was begun, or storage does not say."""
+    try:
+        step = Checkpoints(config.checkpoint_directory).cut_short()
+    except StorageError:
+        return ""
+    return "" if step is None else f"; the save of step {step} was cut short"
+
+
 def _close_books(config: Config, local: str, error: HowdahError | None) -> None:
     """What killed ranks could not do themselves: run.json's last word, logs of a remote run."""
     directory = config.run.directory
@@ -408,7 +427,7 @@ def _close_books(config: Config, local: str, error: HowdahError | None) -> None:
     if not storage.is_local(directory):
         logs = os.path.join(local, "logs")
         for name in sorted(os.listdir(logs)) if os.path.isdir(logs) else []:
-            storage.upload(os.path.join(logs, name), storage.join(directory, "logs", name))
+            growing.publish_whole(os.path.join(logs, name), storage.join(directory, "logs", name))
 
 
 def _summary(directory: str) -> dict[str, Any]:

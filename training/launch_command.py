@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -13,13 +14,10 @@ from typing import Literal
 import training
 from howdah.errors import ClusterError, UsageError
 
-__all__ = ["LAUNCHERS", "SIGKILL_SECONDS", "command", "environment", "shown"]
+__all__ = ["LAUNCHERS", "command", "environment", "shown"]
 
 LAUNCHERS = ("mpirun", "horovodrun")
 Launcher = Literal["mpirun", "horovodrun"]
-
-SIGKILL_SECONDS = 10
-"""What mpirun leaves the other ranks, before and again after its SIGTERM, when one has ended."""
 
 
 def command(
@@ -30,7 +28,9 @@ def command(
     hosts: str | None = None,
     cores: int,
     is_root: bool,
+    grace_seconds: float = 30.0,
     search_path: str | None = None,
+    rank: Sequence[str] | None = None,
 ) -> list[str]:
     """The argument list that starts `np` ranks; one rank is started without a launcher.
 
@@ -41,7 +41,10 @@ def command(
         hosts: "node1:2,node2:2"; None: this machine.
         cores: of this machine.
         is_root: Open MPI wants to be told that root is meant.
+        grace_seconds: what the launcher leaves the other ranks when one has ended: rank 0 saves.
+            mpirun waits so long before its SIGTERM and again before its SIGKILL.
         search_path: where to look for the launchers; None: PATH.
+        rank: what each rank runs; None: a training.
     Raises:
         ClusterError: the launcher is not installed.
         UsageError: the words are off.
@@ -50,12 +53,15 @@ def command(
         raise UsageError("unknown launcher", expected=" or ".join(LAUNCHERS), got=repr(launcher))
     if np < 1:
         raise UsageError("a job needs at least one rank", expected="--np 1 or more", got=str(np))
-    rank = [sys.executable, "-m", "training", "--config", config_path]
+    grace = str(math.ceil(grace_seconds))
+    rank = rank or [sys.executable, "-m", "training", "--config", config_path]
     if np == 1 and hosts is None:
         return rank
     if launcher == "horovodrun":
         where = hosts or f"localhost:{np}"
-        return [_find("horovodrun", search_path), "-np", str(np), "--gloo", "-H", where, *rank]
+        _find("horovodrun", search_path)
+        program = [sys.executable, "-m", "training.horovodrun", grace]
+        return [*program, "-np", str(np), "--gloo", "-H", where, *rank]
     words = [_find("mpirun", search_path), "-np", str(np), "--bind-to", "none"]
     if is_root:
         words.append("--allow-run-as-root")
@@ -68,7 +74,7 @@ def command(
         # All on this machine: no port but on the loopback interface, no ssh asked for.
         words += ["--mca", "plm", "isolated", "--mca", "oob_tcp_if_include", "lo"]
         words += ["--mca", "btl_tcp_if_include", "lo"]
-    words += ["--mca", "odls_base_sigkill_timeout", str(SIGKILL_SECONDS)]
+    words += ["--mca", "odls_base_sigkill_timeout", grace]
     return [*words, *rank]
 
 

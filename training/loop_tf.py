@@ -12,13 +12,13 @@ import numpy as np
 import tensorflow as tf
 
 from howdah.config import Config
-from training import model_tf, parameters
+from training import devices, model_tf, parameters
 from training.gradients_tf import Gradients
 from training.lossscale import LossScale, clip_factor, not_finite
-from training.milestones import Milestones, model_weights, resume
+from training.milestones import Milestones, model_weights
 from training.optimizer_tf import AdamW
-from training.planner import PlanState
 from training.prepare import prepare
+from training.resuming import resume
 from training.run import Run
 from training.snapshots import Snapshots
 from training.steps_tf import Steps
@@ -40,16 +40,18 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     gpus = tf.config.list_physical_devices("GPU")
     for gpu in gpus:  # take memory as it is needed: other ranks and people may be there
         tf.config.experimental.set_memory_growth(gpu, True)
+    device = devices.find("tensorflow")
     job = net = None
     snapshots = Snapshots()
     for comm in worlds:
         with worlds.survived():
             # -------------------------------------------------------- data, base, plan, schedule
             holder = worlds.memory.holder
-            job = prepare(config, comm, run, gpu=bool(gpus), holder=holder, before=job)
+            job = prepare(config, comm, run, device=device, holder=holder, before=job)
 
             # ----------------------------------------------------------------- where to go on from
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory)
+            job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
             if net is None:
@@ -66,6 +68,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 optimizer = AdamW(trainable, training)
                 steps = Steps(net, gradients, label_smoothing=training.label_smoothing_factor)
                 forward = model_tf.forward_fn(net)
+                served = model_tf.forward_fn(net, as_served=True)
             else:
                 model_tf.import_weights(net, model_weights(tensors))
             optimizer.restore(tensors, state.step - state.skipped_steps)
@@ -82,17 +85,18 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 weights=partial(model_tf.weights, net),
                 moments=optimizer.moments,
                 forward=forward,
+                served=served,
             )
             del tensors  # a second copy of all weights and moments
 
             # ------------------------------------------------------------------------- the steps
-            last, per_epoch = job.schedule.steps, job.planner.steps_per_epoch
-            run.begin(state, total_steps=last, steps_per_epoch=per_epoch)
+            last = job.schedule.steps
+            run.begin(state, total_steps=last)
             if evaluation_due:
                 milestones.catch_up()
             over = state.step >= last or state.stopped_early
             losses, counts = [], np.zeros(3)
-            source = job.train_source(comm, PlanState.from_json(state.plan))
+            source = job.train_source(comm, state)
             for batch in () if over else source:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 seed = parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
@@ -123,9 +127,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                         factor = clip_factor(norm, training.max_grad_norm) / scale.value
                         optimizer.step(list(gradients.sums.values()), lr=lr, factor=factor)
                     scale.update(math.isfinite(norm))
-                    state.step += 1
-                    after = job.planner.after(batch.epoch, batch.step)
-                    state.plan = job.planner.state(*after).to_json()
+                    state.advance(job.planner, batch.epoch, batch.step)
                     milestones.completed()
                 run.step_done(
                     state,

@@ -12,12 +12,12 @@ import torch.nn.functional as F
 
 from howdah.config import Config
 from howdah.config_model import TrainingSection
-from training import model_torch, parameters
+from training import devices, model_torch, parameters
 from training.gradients_torch import FlatGradients
 from training.lossscale import LossScale, clip_factor, not_finite
-from training.milestones import Milestones, model_weights, resume
-from training.planner import PlanState
+from training.milestones import Milestones, model_weights
 from training.prepare import prepare
+from training.resuming import resume
 from training.run import Run
 from training.snapshots import Snapshots
 from training.worlds import Worlds
@@ -35,17 +35,19 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
         Interrupted, Terminated: a stop was asked for, and the state is saved.
     """
     training = config.training
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    found = devices.find("torch")
+    device = "cuda" if found.gpu else "cpu"
     job = net = None
     snapshots = Snapshots()
     for comm in worlds:
         with worlds.survived():
             # -------------------------------------------------------- data, base, plan, schedule
             holder = worlds.memory.holder
-            job = prepare(config, comm, run, gpu=device == "cuda", holder=holder, before=job)
+            job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
             # ----------------------------------------------------------------- where to go on from
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory)
+            job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
             if net is None:
@@ -76,19 +78,20 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 weights=partial(model_torch.weights, net),
                 moments=partial(_moments, optimizer, trainable),
                 forward=model_torch.forward_fn(net),
+                served=model_torch.forward_fn(net, as_served=True),
             )
             del tensors  # a second copy of all weights and moments
 
             # ------------------------------------------------------------------------- the steps
             steps = job.schedule.steps
-            run.begin(state, total_steps=steps, steps_per_epoch=job.planner.steps_per_epoch)
+            run.begin(state, total_steps=steps)
             if evaluation_due:
                 milestones.catch_up()
             over = state.step >= steps or state.stopped_early
             net.train()
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
-            source = job.train_source(comm, PlanState.from_json(state.plan))
+            source = job.train_source(comm, state)
             for batch in () if over else source:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 torch.manual_seed(
@@ -134,9 +137,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                             group["lr"] = lr
                         optimizer.step()
                     scale.update(math.isfinite(norm))
-                    state.step += 1
-                    after = job.planner.after(batch.epoch, batch.step)
-                    state.plan = job.planner.state(*after).to_json()
+                    state.advance(job.planner, batch.epoch, batch.step)
                     milestones.completed()
                 gradients.zero_()
                 run.step_done(

@@ -8,8 +8,7 @@ import os
 import time
 from typing import Any
 
-from howdah import storage
-from howdah.errors import NotFound
+from howdah import growing, storage
 
 __all__ = ["FILE_NAME", "MetricsLog", "place_of", "read_metrics"]
 
@@ -26,9 +25,9 @@ class MetricsLog:
     """
 
     def __init__(self, path: str, published: str, attempt: int) -> None:
-        remote = not storage.is_local(published)
-        if remote and storage.exists(published):
-            storage.download(published, path)
+        self._path, self._published = path, published
+        if not storage.is_local(published):
+            growing.fetch(published, path)
         self.last = _end_last_line(path)
         """Place of the last line that was there already."""
         self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - kept open
@@ -41,6 +40,15 @@ class MetricsLog:
         line = {"attempt": self._attempt, **plain, "time": round(time.time(), 3)}
         self._file.write(json.dumps(line, allow_nan=False) + "\n")
         self._file.flush()
+
+    def set_aside(self) -> str:
+        """Begin anew: what was there belongs to another history. Returns where it is kept."""
+        aside = f"superseded-{storage.name(self._published)}.{self._attempt}"
+        kept = storage.join(storage.parent(self._published), aside)
+        storage.upload(self._path, kept)
+        self._file.truncate(0)
+        self.last = (-1, False)
+        return kept
 
     def close(self) -> None:
         """Close the file."""
@@ -83,12 +91,11 @@ def read_metrics(run_directory: str) -> list[dict]:
     A step that is done again, by a later attempt or by ranks that have gone on from memory, takes
     the place of everything that was logged from that step on.
     """
-    try:
-        text = storage.read_text(storage.join(run_directory, FILE_NAME))
-    except NotFound:
+    found = growing.read(storage.join(run_directory, FILE_NAME))
+    if found is None:
         return []
     lines = []
-    for line in text.splitlines():
+    for line in found[0].decode("utf-8", errors="replace").splitlines():
         try:
             lines.append(json.loads(line))
         except ValueError:  # the last line of a killed attempt, cut short

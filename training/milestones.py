@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -18,7 +18,6 @@ from howdah.config import Config
 from howdah.errors import StorageError, render
 from training import evaluate as evaluation
 from training import report
-from training.checkpoint import Checkpoint
 from training.checkpoint import load as load_checkpoint
 from training.comm import Comm, WorldChanged
 from training.export import export
@@ -29,47 +28,9 @@ from training.runinfo import describe_run
 from training.snapshots import Arrays, Snapshots
 from training.state import TrainState, score_of
 
-__all__ = ["Milestones", "model_weights", "resume"]
+__all__ = ["Milestones", "model_weights"]
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-
-def resume(
-    job: Job, comm: Comm, run: Run, memory: Memory
-) -> tuple[TrainState, dict[str, np.ndarray], bool]:
-    """Where to go on from: what a rank remembers of an earlier world, else the newest checkpoint,
-    else the base. Every rank enters; a checkpoint is read by rank 0 for all.
-
-    Returns:
-        (state, tensors: all of the model's as `model/<name>` and the moments there are, whether an
-        evaluation that was due at that step is still to be done).
-    """
-    if memory.holder is not None:
-        meta, tensors = memory.share(comm)
-        run.say(f"{comm.size} rank(s) go on from memory at step {meta['step']}")
-        run.resumed_from_memory(meta["step"])
-        if run.checkpoints is not None:
-            _take_over(meta["best_step"], run)
-        return TrainState.from_meta(meta), tensors, bool(meta["evaluation_due"])
-    found: Checkpoint | None = None
-    told: dict[str, Any] | None = None
-    if comm.rank == 0:
-        found = run.resume_checkpoint(job.identity)
-        told = None if found is None else _with_reachable_best(found.meta, run)
-    told = comm.broadcast_json(told)
-    if told is None:
-        state, due = TrainState(plan=job.planner.start().to_json()), False
-        tensors = {f"model/{name}": array for name, array in job.weights.items()}
-    else:
-        state, due = TrainState.from_meta(told), bool(told.get("evaluation_due", False))
-        if state.plan["plan_hash"] != job.planner.plan_hash:
-            # Between two epochs the plan may change (rank 0 has checked): the new one takes over.
-            state.plan = job.planner.state(int(state.plan["epoch"]), 0).to_json()
-        tensors = comm.broadcast(found.tensors if found is not None else {})
-    job.weights.clear()  # they are in the model from here on
-    run.saves.saved_step = state.step
-    memory.hold(state.to_meta() | {"evaluation_due": due}, tensors)
-    return state, tensors, due
 
 
 class Milestones:
@@ -82,7 +43,9 @@ class Milestones:
         weights: all weights by Hugging Face's torch names, perhaps the model's own memory. Called
             on rank 0 alone, and for `memory`.
         moments: AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
-        forward: inference with the model as it is.
+        forward: inference with the model as it is, in the precision that it trains in.
+        served: the same in float32, as the export is served: for the last evaluation, which is
+            reported and judged by.
     """
 
     def __init__(
@@ -97,13 +60,15 @@ class Milestones:
         weights: Callable[[], Arrays],
         moments: Callable[[], Arrays],
         forward: Forward,
+        served: Forward,
     ) -> None:
         self._job, self._comm, self._run, self._state = job, comm, run, state
         self._memory, self._saves = memory, run.saves
         self._config: Config = job.config
-        self._snapshots, self._forward = snapshots, forward
+        self._snapshots, self._forward, self._served = snapshots, forward, served
         self._weights, self._moments = weights, moments
         self._evaluates = job.has("validation")
+        self._metric = job.config.evaluation.metric
         self._due = False
         """An evaluation of this step is due and not done."""
         self._lock = threading.Lock()
@@ -118,11 +83,8 @@ class Milestones:
         self._due = self._evaluates
         if not self._due:
             return
-        if self._run.checkpoints is not None:
-            # This step's checkpoint has no score, and checkpoints are never changed.
-            self._run.checkpoints.set_aside(self._state.step - 1)
-            self._saves.saved_step = -1
-        self._evaluate_and_save(forced=True)
+        self._saves.saved_step = -1  # this step's checkpoint has no score: it is written again
+        self._evaluate_and_save(forced=True, replace=True)
 
     def completed(self) -> None:
         """Note that a step's weights and state are whole; under `run.update_lock`."""
@@ -145,9 +107,7 @@ class Milestones:
             with self._lock:
                 self._settle(give_up=not stop)
         if stop:
-            with run.pulse.during("save"):
-                self._save(wait=True)
-            raise run.stop_error()
+            self._stop()
         last = state.step >= self._job.schedule.steps
         if self._due:
             self._remember()  # an evaluation is long, and the step before it is done
@@ -163,6 +123,24 @@ class Milestones:
             raise WorldChanged("another world is wanted", got=f"step {state.step} is done")
         return over
 
+    def _asked_to_stop(self) -> bool:
+        asked = self._run.stop_requested()
+        if self._run.stop_alone:  # no collective can be trusted
+            raise self._run.stop_error()
+        return asked
+
+    def _stop(self) -> NoReturn:
+        """Save this step and end. Every rank enters.
+
+        All processes end together, once rank 0's checkpoint is whole and its files are closed: a
+        launcher that sees one of them end kills the others a moment later.
+        """
+        run = self._run
+        run.end_together(self._comm.barrier)
+        with run.pulse.during("save"):
+            self._save(wait=True)
+        raise run.stop_error()
+
     def _remember(self) -> None:
         meta = self._state.to_meta() | {"evaluation_due": self._due}
         self._memory.commit(meta, self._snapshot)
@@ -176,39 +154,59 @@ class Milestones:
     def _save_due(self) -> bool:
         checkpoints = self._run.checkpoints
         busy = checkpoints is not None and checkpoints.busy
-        return self._run.save_times.due(self._state.step, busy=busy)
+        step = self._state.step
+        epoch_began = step - int(self._state.plan["step"])
+        return self._run.save_times.due(step, busy=busy, epoch_began=epoch_began)
 
     def _evaluation_step(self) -> bool:
         every = self._config.evaluation.every_steps
         due = self._epoch_ended() if every is None else self._state.step % every == 0
         return due or self._state.step >= self._job.schedule.steps
 
-    def _evaluate_and_save(self, *, forced: bool) -> None:
-        """Evaluate on validation; save what is the best, or due anyway. Every rank enters."""
+    def _evaluate_and_save(self, *, forced: bool, replace: bool = False) -> None:
+        """Evaluate on validation; save what is the best, or due anyway. Every rank enters.
+
+        Args:
+            forced: save in any case.
+            replace: this step's checkpoint is there, without its evaluation.
+        Raises:
+            Interrupted, Terminated: some rank was asked to stop; the state is saved, and the
+                evaluation is done when the run goes on.
+        """
         run, state, rules = self._run, self._state, self._config.evaluation
         with run.figures.paused(), run.pulse.during("evaluate"):
+            source = self._job.eval_source("validation", self._comm, rules.max_rows)
             metrics = evaluation.evaluate(
                 self._forward,
-                self._job.eval_source("validation", self._comm, rules.max_rows),
+                source,
                 self._comm,
                 self._job.labels,
+                what="evaluating validation",
+                rows=source.planner.rows,
+                stop=self._asked_to_stop,
             )
-            run.figures.evaluated(state, "validation", metrics)
+            if metrics is not None:
+                run.figures.evaluated(state, "validation", metrics)
+        if metrics is None:
+            self._stop()
         score = score_of(metrics, rules.metric)
         self._agree_on_the_best()
         with run.update_lock:
-            judged = state.judge(score, self._config.training.early_stopping)
+            judged = state.judge(score, self._config.training.early_stopping, metric=rules.metric)
             self._due = False
         due = forced or judged.is_best or judged.stop or self._epoch_save()
         if run.is_main and (due or self._save_due()):
-            self._save(score=score)
+            self._save(score=score, replace=replace)
 
     # ------------------------------------------------------------------------------ checkpoints
-    def _save(self, *, score: float | None = None, wait: bool = False) -> None:
+    def _save(
+        self, *, score: float | None = None, replace: bool = False, wait: bool = False
+    ) -> None:
         """Snapshot and save this step, once; nothing on ranks other than 0.
 
         Args:
             score: of the evaluation at this step.
+            replace: take the place of what is there of this step.
             wait: the run ends here: come back when the step is on storage, or raise.
         """
         run, state = self._run, self._state
@@ -218,12 +216,18 @@ class Milestones:
             self._settle(give_up=not wait)
             if state.step != self._saves.saved_step:
                 meta = run.meta(state) | {"evaluation_due": self._due}
-                identity = self._job.identity
+                tensors = self._snapshot()
+                run.save_times.begun(state.step)
                 run.checkpoints.save(
-                    state.step, self._snapshot(), meta, identity=identity, score=score
+                    state.step,
+                    tensors,
+                    meta,
+                    identity=self._job.identity,
+                    score=score,
+                    best=state.best_step,
+                    replace=replace,
                 )
                 self._saves.saved_step = self._saves.pending = state.step
-                run.save_times.taken()
             if wait:
                 run.checkpoints.wait()
 
@@ -281,6 +285,7 @@ class Milestones:
         if told is not None:
             with self._run.update_lock:
                 self._state.best_step, self._state.best_score = told
+                self._state.best_metric = None if told[0] is None else self._metric
 
     def _snapshot(self) -> dict[str, np.ndarray]:
         """Copies of all tensors, or those in memory where they are this step's."""
@@ -297,9 +302,22 @@ class Milestones:
     def _save_last_completed(self) -> None:
         """In another thread, while the main one hangs in a collective, or before it ends."""
         with self._run.update_lock:
-            # Said first: a launcher that kills in the middle of it leaves this line to tell.
-            self._run.say(f"saving step {self._state.step}, the last one completed")
+            # Said first: a launcher that kills in the middle of it leaves this line as the last.
+            self._run.say(
+                f"saving step {self._state.step}, the last one completed; until the save is whole,"
+                f" the newest checkpoint is {self._newest()}"
+            )
             self._save(wait=True)
+            self._run.say(f"step {self._state.step} is saved")
+
+    def _newest(self) -> str:
+        """The newest whole checkpoint, in words."""
+        checkpoints = self._run.checkpoints
+        try:
+            saved = checkpoints.list() if checkpoints is not None else []
+        except StorageError as error:
+            return f"unknown ({error.what})"
+        return f"step-{saved[0].step}" if saved else "none"
 
     # ----------------------------------------------------------------------------------- the end
     def conclude(self, restore: Callable[[Mapping[str, np.ndarray]], None]) -> None:
@@ -309,8 +327,10 @@ class Milestones:
             restore: puts `model/` weights, by their plain names, into the model.
         """
         run, state, comm = self._run, self._state, self._comm
+        run.pulse.tell("concluding")
         best: dict[str, np.ndarray] = {}
-        step = state.step
+        step, epochs = state.step, state.epochs
+        run.check_fence()
         if run.checkpoints is not None:
             run.checkpoints.wait()
         self._agree_on_the_best()
@@ -319,16 +339,19 @@ class Milestones:
         if state.best_step is not None and state.best_step != state.step:
             step = state.best_step
             if run.checkpoints is not None:
-                best = model_weights(load_checkpoint(run.checkpoints.path_of(step)).tensors)
+                found = load_checkpoint(run.checkpoints.path_of(step))
+                best, epochs = model_weights(found.tensors), _epochs(found.meta)
+            epochs = comm.broadcast_json(epochs)
             restore(comm.broadcast(best))
         metrics: dict[str, dict[str, Any]] = {}
         for split in self._config.evaluation.splits:
             if self._job.has(split):
                 with run.pulse.during("evaluate"):
                     metrics[split] = self._final_evaluation(split)
-                run.figures.evaluated(replace(state, step=step), split, metrics[split])
+                shown = replace(state, step=step, epochs=epochs)
+                run.figures.evaluated(shown, split, metrics[split])
         if comm.rank == 0:
-            with run.pulse.during("save"):
+            with run.pulse.during("save", "exporting"):
                 self._export(step, best or dict(self._weights()), metrics)
         comm.barrier()  # a rank 0 that is lost before it has exported is not the end
 
@@ -337,9 +360,16 @@ class Milestones:
         if self._config.evaluation.predictions:
             where = storage.join(self._run.directory, "predictions", split)
         source = self._job.eval_source(split, self._comm, row_ids=where is not None)
-        run_id = self._run.run_id
-        labels = self._job.labels
-        return evaluation.evaluate(self._forward, source, self._comm, labels, where, run_id)
+        return evaluation.evaluate(
+            self._served,
+            source,
+            self._comm,
+            self._job.labels,
+            where,
+            self._run.run_id,
+            what=f"evaluating {split}",
+            rows=source.planner.rows,
+        )
 
     def _export(self, step: int, weights: dict[str, np.ndarray], metrics: dict[str, dict]) -> None:
         job, run = self._job, self._run
@@ -364,24 +394,9 @@ class Milestones:
         report.write(run.directory)
 
 
-def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
-    """The meta; without a best step where its checkpoint is not among this run's (begun elsewhere).
-
-    The next evaluation is then the best so far.
-    """
-    best = meta.get("best_step")
-    if best is None or run.checkpoints is None or storage.exists(run.checkpoints.path_of(best)):
-        return meta
-    run.say(f"the best checkpoint, step-{best}, is not in this run: evaluations begin anew")
-    return meta | {"best_step": None, "best_score": None, "evaluations_without_better": 0}
-
-
-def _take_over(best: int | None, run: Run) -> None:
-    """Rank 0: what is on storage need not be what the state remembers."""
-    run.checkpoints.expect_again()
-    # A rank 0 that was lost may have been writing the best one.
-    gone = best is not None and not storage.exists(run.checkpoints.path_of(best))
-    run.saves.best_lost |= gone and best != run.saves.pending
+def _epochs(meta: dict[str, Any]) -> float:
+    """Epochs done at a checkpoint, whichever version has written it."""
+    return TrainState.from_meta(meta).epochs
 
 
 def model_weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -210,14 +210,24 @@ def import_weights(model: DistilBertClassifier, arrays: Mapping[str, np.ndarray]
 
 
 def forward_fn(
-    model: DistilBertClassifier,
+    model: DistilBertClassifier, *, as_served: bool = False
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """(ids_BT, mask_BT) -> logits_BC float32 without dropout; one trace whatever the shapes."""
+    """(ids_BT, mask_BT) -> logits_BC float32 without dropout; one trace whatever the shapes.
+
+    Args:
+        as_served: compute in float32, as training/serve.py does, whatever the model trains in.
+    """
     spec = tf.TensorSpec([None, None], tf.int32)
 
     @tf.function(input_signature=[spec, spec])
     def forward(ids_BT: tf.Tensor, mask_BT: tf.Tensor) -> tf.Tensor:
-        return model(ids_BT, mask_BT)
+        dtype = model.compute_dtype
+        if as_served:
+            model.compute_dtype = tf.float32  # read while this is traced
+        try:
+            return model(ids_BT, mask_BT)
+        finally:
+            model.compute_dtype = dtype
 
     def run(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
         return forward(tf.constant(ids_BT, tf.int32), tf.constant(mask_BT, tf.int32)).numpy()

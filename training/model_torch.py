@@ -260,17 +260,22 @@ def import_weights(net: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> No
         parameter.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
 
 
-def forward_fn(net: torch.nn.Module) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+def forward_fn(
+    net: DistilBertClassifier, *, as_served: bool = False
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(ids_BT, mask_BT) -> logits_BC float32, without dropout and gradient.
 
     Args:
         net: the model; its mode is put back after each call.
+        as_served: compute in float32, as training/serve.py does, whatever the model trains in.
     """
     device = next(net.parameters()).device
 
     def forward(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
-        training = net.training
+        training, dtype = net.training, net.compute_dtype
         net.eval()
+        if as_served:
+            net.compute_dtype = torch.float32
         try:
             with torch.inference_mode():
                 logits_BC = net(
@@ -279,6 +284,7 @@ def forward_fn(net: torch.nn.Module) -> Callable[[np.ndarray, np.ndarray], np.nd
                 )
         finally:
             net.train(training)
+            net.compute_dtype = dtype
         return logits_BC.cpu().numpy()
 
     return forward

@@ -3,6 +3,7 @@
 A save written at full speed takes cores from the steps beside it that no niceness gives back: those
 of DataNodes and of the kernel's network on the same node. Spread over seconds the same work is a
 small share of each step, and nobody waits for it. Once somebody does, it goes on at full speed.
+The same holds for reading it back.
 
 Source of the idea: PostgreSQL's checkpoint_completion_target.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 import threading
 import time
 from typing import BinaryIO
+
+from howdah import activity
 
 __all__ = ["Pace"]
 
@@ -58,6 +61,7 @@ class PacedFile:
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             self._file.write(piece)
+            activity.advanced(len(piece))
             self._pace.spent(len(piece))
         return len(data)
 

@@ -1,8 +1,7 @@
 """Where a run keeps what grows or lives only as long as its processes: always on local disk.
 
 Of a local run directory that is the directory itself. Of a remote one it is a private directory of
-this machine, from which `Mirror` publishes growing files whole, every ten seconds at most: HDFS and
-object stores have no cheap append.
+this machine, from which training/mirror.py publishes growing files.
 """
 
 from __future__ import annotations
@@ -14,17 +13,15 @@ import os
 import socket
 import stat
 import tempfile
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TextIO
 
 from howdah import storage
-from howdah.errors import PermissionDenied, StorageError, UsageError
+from howdah.errors import PermissionDenied, UsageError
 from howdah.processes import stat_fields
 
-__all__ = ["Mirror", "RankRecord", "RunLock", "local_directory", "process_age", "process_start"]
+__all__ = ["RankRecord", "RunLock", "local_directory", "process_age", "process_start"]
 
 
 def local_directory(run_directory: str) -> str:
@@ -184,73 +181,3 @@ class RunLock:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-
-
-# ---------------------------------------------------------------------------------- mirroring
-class Mirror:
-    """Publishes local files that grow to remote storage, whole, every `seconds` at most.
-
-    Args:
-        seconds: pause between two rounds.
-        say: takes a line when publishing begins to fail (once, not every round): a storage that is
-            away for a minute must not end a training run.
-    """
-
-    def __init__(self, *, seconds: float = 10.0, say: Callable[[str], None]) -> None:
-        self._seconds = seconds
-        self._say = say
-        self._pairs: list[tuple[str, str]] = []
-        self._published: dict[str, tuple[int, int]] = {}
-        self._stop = threading.Event()
-        self._failing = False
-        self._publishing = threading.Lock()
-        self._thread: threading.Thread | None = None
-
-    def add(self, local: str, remote: str) -> None:
-        """Publish a file, or every file below a directory, as `remote` from now on."""
-        self._pairs.append((local, remote))
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="mirror", daemon=True)
-            self._thread.start()
-
-    def close(self) -> None:
-        """Publish what has changed a last time; raises StorageError if that fails."""
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-            self._publish()
-
-    def publish(self) -> None:
-        """Publish what has changed now; a storage that does not take it is told of, once."""
-        try:
-            self._publish()
-            self._failing = False
-        except StorageError as error:
-            if not self._failing:
-                self._say(f"warning: logs cannot be published now, trying again: {error.what}")
-            self._failing = True
-
-    def _loop(self) -> None:
-        while not self._stop.wait(self._seconds):
-            self.publish()
-
-    def _publish(self) -> None:
-        with self._publishing:
-            self._publish_changed()
-
-    def _publish_changed(self) -> None:
-        for local, remote in list(self._pairs):
-            for path in _files_below(local):
-                info = os.stat(path)
-                mark = (info.st_size, info.st_mtime_ns)
-                if self._published.get(path) == mark:
-                    continue
-                inner = os.path.relpath(path, local)
-                storage.upload(path, remote if inner == "." else storage.join(remote, inner))
-                self._published[path] = mark
-
-
-def _files_below(path: str) -> list[str]:
-    if os.path.isfile(path):
-        return [path]
-    return [os.path.join(folder, name) for folder, _, names in os.walk(path) for name in names]

@@ -3,9 +3,9 @@
 A batch is a function of (plan, epoch, step in the epoch). It is GLOBAL and sorted by length; rank r
 of N takes its rows r, r+N, ... so that the world size never changes what a step learns from, and
 all ranks' slices are about equally long. The order of an epoch: shards are shuffled and taken in
-groups; rows are permuted inside a group; windows of some 50 global batches are sorted by length and
-cut into batches; the batches of a window are shuffled. State is {plan hash, epoch, step}: resuming
-costs one window, at any world size.
+groups; rows are permuted inside a group; windows of up to 50 global batches, a quarter of the epoch
+at the most, are sorted by length and cut into batches; the batches of a window are shuffled. State
+is {plan hash, epoch, step}: resuming costs one window, at any world size.
 """
 
 from __future__ import annotations
@@ -19,9 +19,15 @@ import numpy as np
 
 from howdah.errors import CheckpointError, ConfigError, DataError
 from howdah.manifest import content_hash
-from training.permutation import permute
+from training.permutation import permute, permute_by_rounds
 
-PLANNER_VERSION = 1
+PLANNER_VERSION = 2
+"""Of the order that new runs have. A run that began with an earlier one goes on with that one:
+
+1: windows of `window_batches` whatever the epoch's length, all permutations by Feistel rounds
+2: windows of at most a quarter of an epoch, permutations of up to 64 items by sorting
+"""
+_WINDOWS_PER_EPOCH = 4
 _SHARDS, _ROWS, _BATCHES = 1, 2, 3  # what a permutation is for: part of its key
 
 
@@ -35,7 +41,7 @@ class PlanSpec:
     global_batch_size: int
     shuffle: bool = True
     window_batches: int = 50
-    """Global batches in a window that is sorted by length."""
+    """Global batches, at the most, in a window that is sorted by length (see Planner)."""
     group_shards: int = 8
     """Shards whose rows are mixed; a node's cache must hold two groups."""
 
@@ -117,11 +123,14 @@ class Planner:
     Args:
         shard_lengths: for each shard, tokens of each of its rows (int32[N_s]; may be mapped).
         spec: what the order depends on.
+        version: of the order, 1 to PLANNER_VERSION.
     Raises:
         DataError: no rows at all.
     """
 
-    def __init__(self, shard_lengths: Sequence[np.ndarray], spec: PlanSpec) -> None:
+    def __init__(
+        self, shard_lengths: Sequence[np.ndarray], spec: PlanSpec, version: int = PLANNER_VERSION
+    ) -> None:
         self.spec = spec
         self._lengths = list(shard_lengths)
         self._shard_rows = np.array([len(part) for part in self._lengths], dtype=np.int64)
@@ -133,9 +142,38 @@ class Planner:
                 remedy="check data.split and the data report",
             )
         self.steps_per_epoch = math.ceil(self.rows / spec.global_batch_size)
-        self.plan_hash = content_hash({"planner": PLANNER_VERSION, **asdict(spec)})
+        self._set_version(version)
+
+    def _set_version(self, version: int) -> None:
+        self.version = version
+        self.plan_hash = self._hash_of(version)
+        self._permute = permute if version > 1 else permute_by_rounds
+        most = self.spec.window_batches
+        if version > 1 and self.spec.shuffle:
+            # With one window an epoch, each row would meet the same rows of its length every time.
+            most = min(most, max(1, self.steps_per_epoch // _WINDOWS_PER_EPOCH))
+        self.window_batches = most
+        """Global batches in a window that is sorted by length."""
         self._epoch_groups = lru_cache(maxsize=2)(self._make_epoch_groups)
         self._window = lru_cache(maxsize=2)(self._make_window)
+
+    def _hash_of(self, version: int) -> str:
+        return content_hash({"planner": version, **asdict(self.spec)})
+
+    @property
+    def earlier_hashes(self) -> tuple[str, ...]:
+        """Hashes of this plan by the versions before the newest one."""
+        return tuple(self._hash_of(version) for version in range(1, PLANNER_VERSION))
+
+    def go_on_with(self, plan_hash: str) -> None:
+        """Take the version that this plan had where it has this hash; else nothing changes.
+
+        A run that an earlier version of Howdah began keeps its order of rows to its end: inside an
+        epoch another order would repeat rows and leave others out.
+        """
+        for version in range(1, PLANNER_VERSION + 1):
+            if plan_hash == self._hash_of(version) != self.plan_hash:
+                self._set_version(version)
 
     # -- state ---------------------------------------------------------------------------
     def start(self) -> PlanState:
@@ -175,7 +213,7 @@ class Planner:
         """The global batch of a step: exactly global_batch_size rows, longest first."""
         if not 0 <= step < self.steps_per_epoch:
             raise IndexError(f"step {step} of an epoch of {self.steps_per_epoch}")
-        window, place = divmod(step, self.spec.window_batches)
+        window, place = divmod(step, self.window_batches)
         rows, order = self._window(epoch, window)
         size = self.spec.global_batch_size
         start = int(order[place]) * size
@@ -198,14 +236,14 @@ class Planner:
             return count
         # A full group has at least as many rows as the smallest shards together.
         fewest = int(np.sort(self._shard_rows)[:size].sum())
-        window = self.spec.window_batches * self.spec.global_batch_size
+        window = self.window_batches * self.spec.global_batch_size
         groups = max(2, math.ceil((window - 1) / max(fewest, 1)) + 1)
         return min(count, groups * size)
 
     def groups_at(self, epoch: int, step: int) -> tuple[int, int]:
         """The first and the last group of the epoch that the window of this step reads from."""
-        size = self.spec.window_batches * self.spec.global_batch_size
-        start = step // self.spec.window_batches * size
+        size = self.window_batches * self.spec.global_batch_size
+        start = step // self.window_batches * size
         _, starts = self._epoch_groups(epoch)
         return (
             int(np.searchsorted(starts, start, side="right")) - 1,
@@ -223,8 +261,8 @@ class Planner:
         order = np.arange(count)
         if self.spec.shuffle:
             order = np.empty(count, dtype=np.int64)
-            order[permute(np.arange(count), count, self.spec.seed, epoch, _SHARDS)] = np.arange(
-                count
+            order[self._permute(np.arange(count), count, self.spec.seed, epoch, _SHARDS)] = (
+                np.arange(count)
             )
         size = self.spec.group_shards
         groups = [order[at : at + size] for at in range(0, count, size)]
@@ -234,8 +272,8 @@ class Planner:
     def _make_window(self, epoch: int, window: int) -> tuple[Rows, np.ndarray]:
         """Rows of a window sorted by length, and the order of its batches."""
         size = self.spec.global_batch_size
-        start = window * self.spec.window_batches * size
-        stop = min(start + self.spec.window_batches * size, self.rows)
+        start = window * self.window_batches * size
+        stop = min(start + self.window_batches * size, self.rows)
         groups, starts = self._epoch_groups(epoch)
         shards, rows = [], []
         first = int(np.searchsorted(starts, start, side="right")) - 1
@@ -245,7 +283,7 @@ class Planner:
                 break
             place = np.arange(max(start, low), min(stop, high)) - low
             if self.spec.shuffle:
-                place = permute(place, high - low, self.spec.seed, epoch, _ROWS, group)
+                place = self._permute(place, high - low, self.spec.seed, epoch, _ROWS, group)
             ends = np.cumsum(self._shard_rows[groups[group]])
             which = np.searchsorted(ends, place, side="right")
             shards.append(groups[group][which])
@@ -258,7 +296,7 @@ class Planner:
         batches = math.ceil(len(row) / size)
         order = np.arange(batches)
         if self.spec.shuffle:
-            order = permute(order, batches, self.spec.seed, epoch, _BATCHES, window)
+            order = self._permute(order, batches, self.spec.seed, epoch, _BATCHES, window)
         return found.take(longest_first), order
 
     def _lengths_of(self, shard: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -308,30 +346,56 @@ def pad_multiple(gpu: bool, precision: str = "fp32") -> int:
     return 4 if precision == "bf16" else 2
 
 
-def padded_length(length: int, pad_multiple: int) -> int:
-    """`length` rounded up to a multiple.
+def padded_length(length: int, pad_multiple: int, widest: int | None = None) -> int:
+    """`length` rounded up to a multiple, but not beyond what the model has positions for.
 
-    >>> padded_length(13, 8)
-    16
+    >>> padded_length(13, 8), padded_length(127, 2, 127)
+    (16, 127)
     """
-    return -(-length // pad_multiple) * pad_multiple
+    padded = -(-length // pad_multiple) * pad_multiple
+    return padded if widest is None else max(length, min(padded, widest))
 
 
-def micro_batches(rows: Rows, max_tokens: int, pad_multiple: int = 1) -> list[Rows]:
+def micro_batches(
+    rows: Rows, max_tokens: int, pad_multiple: int = 1, widest: int | None = None
+) -> list[Rows]:
     """A rank's slice cut so that no part is larger than `max_tokens`, padding included.
 
     Rows are longest first, so a part's width is its first row's length. Memory stays bounded
-    whatever the world size: fewer ranks accumulate more parts.
+    whatever the world size: fewer ranks accumulate more parts. They are as few as can be, and of
+    those as even in rows as can be: 33 rows, of which a part holds 32, are cut into 17 and 16.
 
+    Args:
+        widest: positions that the model has; None: not to be asked for.
     Raises:
         ConfigError: one row alone is larger.
     """
+    if not len(rows):
+        return []
+    if max_tokens // padded_length(int(rows.length[0]), pad_multiple, widest) >= len(rows):
+        return [rows]
+    count = len(_cuts(rows, max_tokens, pad_multiple, widest, None))
     parts, at = [], 0
+    for stop in _cuts(rows, max_tokens, pad_multiple, widest, count):
+        parts.append(rows.take(slice(at, stop)))
+        at = stop
+    return parts
+
+
+def _cuts(
+    rows: Rows, max_tokens: int, pad_multiple: int, widest: int | None, count: int | None
+) -> list[int]:
+    """Where each part ends.
+
+    Args:
+        count: parts there are to be, the fewest that are possible; None: fill each part up, which
+            gives the fewest. What fits only grows from part to part, rows being longest first: so
+            even parts are possible from the first one on that can be as large as the mean.
+    """
+    stops, at = [], 0
     while at < len(rows):
-        width = padded_length(int(rows.length[at]), pad_multiple)
+        width = padded_length(int(rows.length[at]), pad_multiple, widest)
         fit = max_tokens // width
-        if at == 0 and fit >= len(rows):
-            return [rows]
         if fit == 0:
             raise ConfigError(
                 "a row is longer than a micro-batch may be",
@@ -339,6 +403,8 @@ def micro_batches(rows: Rows, max_tokens: int, pad_multiple: int = 1) -> list[Ro
                 expected=f"at least {width}",
                 got=str(max_tokens),
             )
-        parts.append(rows.take(slice(at, at + fit)))
-        at += fit
-    return parts
+        if count is not None:
+            fit = min(fit, -(-(len(rows) - at) // (count - len(stops))))
+        at = min(at + fit, len(rows))
+        stops.append(at)
+    return stops

@@ -6,7 +6,7 @@ Free of any framework.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from howdah.manifest import Dataset, load_dataset
 from training import parameters
 from training.basemodel import BaseModel
 from training.comm import Comm
+from training.devices import Device
 from training.identity import Identity
 from training.planner import (
     Planner,
@@ -33,6 +34,7 @@ from training.runfile import config_hash
 from training.schedule import Schedule
 from training.shardcache import ShardCache
 from training.shards import ShardSet, class_counts, node_cache
+from training.state import TrainState
 
 __all__ = ["Job", "prepare", "training_planner"]
 
@@ -64,15 +66,38 @@ class Job:
     sparse_embeddings: bool
     """The word embeddings' gradient crosses the network as rows."""
     identity: Identity
+    evaluated: dict[str, ShardSet] = field(default_factory=dict, repr=False)
+    """Splits that evaluations read, opened once: between two of them no shard is held, only the
+    indexes. Training's own shards are never among them, since both are read at the same time."""
+
+    @property
+    def positions(self) -> int:
+        """Tokens of the longest row that the model can read."""
+        return int(self.base.config["max_position_embeddings"])
 
     @property
     def labels(self) -> list[str]:
         """Label names by number."""
         return self.dataset.manifest.labels
 
-    def train_source(self, comm: Comm, start: PlanState) -> BatchSource:
-        """This rank's micro-batches from `start` to the run's last step."""
+    def at(self, state: TrainState) -> Job:
+        """This job with the schedule from where the run stands: under other batches it may have
+        taken more or fewer steps for the epochs that are done."""
+        per_epoch = self.planner.steps_per_epoch
+        schedule = Schedule.of(
+            self.config.training, per_epoch, done=state.step, place=self._place(state)
+        )
+        return replace(self, schedule=schedule)
+
+    def _place(self, state: TrainState) -> int:
+        """Where the run stands in steps of the present plan, counted from epoch 0."""
+        start = PlanState.from_json(state.plan)
+        return start.epoch * self.planner.steps_per_epoch + start.step
+
+    def train_source(self, comm: Comm, state: TrainState) -> BatchSource:
+        """This rank's micro-batches from where the run stands to its last step."""
         training = self.config.training
+        start = PlanState.from_json(state.plan)
         return BatchSource(
             self.shards,
             self.planner,
@@ -80,10 +105,11 @@ class Job:
             world=comm.size,
             max_tokens=training.per_device_max_tokens,
             pad_multiple=self.pad_multiple,
+            widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
             class_weights=self.class_weights,
             start=start,
-            stop_step=self.schedule.steps,
+            stop_step=self._place(state) + max(0, self.schedule.steps - state.step),
         )
 
     def eval_source(
@@ -96,7 +122,10 @@ class Job:
                 so that these are a sample.
             row_ids: the rows' keys are going to be asked for.
         """
-        shards = ShardSet(self.dataset, split, cache=node_cache(self.config.training))
+        shards = self.evaluated.get(split)
+        if shards is None:
+            shards = ShardSet(self.dataset, split, cache=node_cache(self.config.training))
+            self.evaluated[split] = shards
         lengths = shards.lengths
         if max_rows is not None and max_rows < shards.rows:
             share = -(-max_rows // len(lengths))
@@ -108,6 +137,7 @@ class Job:
             world=comm.size,
             max_tokens=self.config.training.per_device_max_tokens,
             pad_multiple=self.pad_multiple,
+            widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
             row_ids=row_ids,
         )
@@ -127,14 +157,14 @@ def prepare(
     comm: Comm,
     run: Run,
     *,
-    gpu: bool,
+    device: Device,
     holder: int | None = None,
     before: Job | None = None,
 ) -> Job:
     """Open and check everything. Every rank enters.
 
     Args:
-        gpu: the framework trains on a GPU.
+        device: what the framework trains on here.
         holder: the rank whose memory the run goes on from (training/memory.py). Its dataset and
             base are everybody's then, the model's weights come from it later, and the data is not
             read through again: the world before has done that, and a shard that a new rank fetches
@@ -143,16 +173,16 @@ def prepare(
     Raises:
         ConfigError, DataError, ModelError: something does not fit; nothing has been trained yet.
     """
-    _check_ranks_agree(config, comm)
+    _check_ranks_agree(config, comm, device)
     if holder is None:
-        job = _opened(config, comm, run, gpu, before)
+        job = _opened(config, comm, run, device, before)
     else:
         told = comm.broadcast_json(None if before is None else before.told(), root=holder)
         files = broadcast_files(before.base.tokenizer_files if before else {}, comm, holder)
         job = before
         if before is None or before.told()["path"] != told["path"]:
-            job = _joined(config, comm, run, gpu, told, files)
-    _warn_of_emulation(job, comm, run, gpu)
+            job = _joined(config, comm, run, device.gpu, told, files)
+    _warn_of_emulation(job, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
@@ -162,17 +192,19 @@ def prepare(
     return replace(job, sparse_embeddings=sparse)
 
 
-def _opened(config: Config, comm: Comm, run: Run, gpu: bool, before: Job | None) -> Job:
+def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | None) -> Job:
     """The job of a run that begins, or goes on from a checkpoint: all is read and verified."""
-    precision = _agreed_precision(config, comm, run, gpu, before)
+    precision = _agreed_precision(config, comm, run, device, before)
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
-    path = load_dataset(config.data.dataset).path if comm.rank == 0 else None
+    path = None
+    if comm.rank == 0:
+        path = run.choose_dataset(lambda wanted: load_dataset(wanted).path)
     dataset = load_dataset(comm.broadcast_json(path))
-    opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
+    opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))
     _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
     base, weights = agreed_base(config, dataset, comm, run)
-    return _job(config, gpu, precision, dataset, opened["train"], base, weights)
+    return _job(config, device.gpu, precision, dataset, opened, base, weights)
 
 
 def _joined(
@@ -182,7 +214,7 @@ def _joined(
     dataset, precision = load_dataset(told["path"]), told["precision"]
     opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
     base = BaseModel(weights={}, tokenizer_files=files, **told["base"])
-    return _job(config, gpu, precision, dataset, opened["train"], base, {})
+    return _job(config, gpu, precision, dataset, opened, base, {})
 
 
 def _job(
@@ -190,10 +222,11 @@ def _job(
     gpu: bool,
     precision: str,
     dataset: Dataset,
-    shards: ShardSet,
+    opened: dict[str, ShardSet],
     base: BaseModel,
     weights: dict[str, np.ndarray],
 ) -> Job:
+    shards = opened["train"]
     planner = training_planner(config, shards)
     return Job(
         config=config,
@@ -210,6 +243,7 @@ def _job(
         precision=precision,
         sparse_embeddings=False,
         identity=_identity(base, dataset, planner),
+        evaluated={split: one for split, one in opened.items() if split != "train"},
     )
 
 
@@ -241,9 +275,12 @@ def _evaluation_planner(
 
 
 # ------------------------------------------------------------------------------------- the ranks
-def _check_ranks_agree(config: Config, comm: Comm) -> None:
-    """Every rank must train by the same configuration, and have a row to train on."""
-    hashes = comm.gather_json(config_hash(config))
+def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
+    """Every rank must train by the same configuration and on the same kind of device, and have a
+    row to train on.
+    """
+    said = comm.gather_json({"config": config_hash(config), "device": device.kind})
+    hashes = [one["config"] for one in said]
     others = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
     if others:
         raise ConfigError(
@@ -253,24 +290,38 @@ def _check_ranks_agree(config: Config, comm: Comm) -> None:
             got=", ".join(hashes[rank] for rank in others),
             remedy="put the same configuration file on every node",
         )
+    on = {k: [rank for rank, one in enumerate(said) if one["device"] == k] for k in ("CPU", "GPU")}
+    if on["CPU"] and on["GPU"]:
+        # The ranks would lay out their gradients differently, and wait in different collectives.
+        raise ConfigError(
+            "some ranks train on a GPU and some on the CPU",
+            where=f"rank(s) {', '.join(map(str, on['CPU']))}: no GPU",
+            expected="GPUs on all ranks, or on none",
+            got=f"GPUs on rank(s) {', '.join(map(str, on['GPU']))} alone",
+            remedy="look at `nvidia-smi` and the framework's build where those ranks run, or set"
+            " CUDA_VISIBLE_DEVICES='' on all nodes to train on CPUs",
+        )
     check_world(config.training.global_batch_size, comm.size)
 
 
-def precision_of(config: Config, gpu: bool) -> str:
-    """fp32, bf16 or fp16: training.precision, `auto` made out for this machine."""
+def precision_of(config: Config, device: Device) -> str:
+    """fp32, bf16 or fp16: training.precision, `auto` made out for this machine and device."""
     wanted = config.training.precision
     if wanted != "auto":
         return wanted
-    return "bf16" if gpu or cpu_gains_by_bf16() else "fp32"
+    gains = device.gains_by_bf16 if device.gpu else cpu_gains_by_bf16()
+    return "bf16" if gains else "fp32"
 
 
-def _agreed_precision(config: Config, comm: Comm, run: Run, gpu: bool, before: Job | None) -> str:
+def _agreed_precision(
+    config: Config, comm: Comm, run: Run, device: Device, before: Job | None
+) -> str:
     """The same on every rank, though `auto` may mean bf16 on one machine and fp32 on another.
 
     What a world before has agreed on stays: models have been built by it.
     """
-    own = precision_of(config, gpu)
-    if own == "fp16" and not gpu:
+    own = precision_of(config, device)
+    if own == "fp16" and not device.gpu:
         raise ConfigError(
             "fp16 trains on GPUs only",
             where="training.precision",
@@ -285,20 +336,27 @@ def _agreed_precision(config: Config, comm: Comm, run: Run, gpu: bool, before: J
     without = [rank for rank, (precision, _) in enumerate(said) if precision == "fp32"]
     if not without or len(without) == len(said):
         return own
+    what = "GPUs" if device.gpu else "processors"
     run.say(
-        f"fp32 on all ranks: the processors of rank(s) {', '.join(map(str, without))} gain nothing"
+        f"fp32 on all ranks: the {what} of rank(s) {', '.join(map(str, without))} gain nothing"
         " by bf16; training.precision: bf16 would have it everywhere"
     )
     return "fp32"
 
 
-def _warn_of_emulation(job: Job, comm: Comm, run: Run, gpu: bool) -> None:
+def _warn_of_emulation(job: Job, comm: Comm, run: Run, device: Device) -> None:
     """bf16 was asked for by name, or agreed on before a rank came that cannot do it."""
-    if job.precision != "bf16" or job.config.training.framework != "torch":
+    if job.precision != "bf16" or (not device.gpu and job.config.training.framework != "torch"):
         return
-    emulates = comm.gather_json(not gpu and cpu_emulates_bf16())
+    emulates = comm.gather_json(not device.gains_by_bf16 if device.gpu else cpu_emulates_bf16())
     ranks = [rank for rank, own in enumerate(emulates) if own]
-    if ranks:
+    if ranks and device.gpu:
+        run.say(
+            f"warning: the GPUs of rank(s) {', '.join(map(str, ranks))} have no units for bf16"
+            f" (compute capability below 8.0; here {device}): its products are emulated or refused;"
+            " set training.precision to auto, fp32 or fp16"
+        )
+    elif ranks:
         run.say(
             f"warning: the processors of rank(s) {', '.join(map(str, ranks))} have no instructions"
             " for bf16 (AVX-512): torch's products take hundreds of times as long there as in fp32,"
@@ -418,9 +476,11 @@ def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
     return Identity(
         base_model=base.hash,
         dataset=dataset.manifest_hash,
+        dataset_path=dataset.path,
         tokenizer=dataset.manifest.tokenizer.hash,
         labels=tuple(dataset.manifest.labels),
         plan=planner.plan_hash,
+        earlier_plans=planner.earlier_hashes,
         plan_inputs=(
             ("data.dataset", spec.dataset_hash),
             ("training.seed", str(spec.seed)),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from howdah.config import Config
 from howdah.errors import UsageError
 from howdah.manifest import load_dataset
+from training.devices import CPU
 from training.planner import check_world, micro_batches, pad_multiple, padded_length
 from training.prepare import precision_of, training_planner
 from training.schedule import Schedule
@@ -34,7 +35,7 @@ def preview(config: Config, world: int) -> dict:
     shards = ShardSet(dataset, "train", cache=node_cache(training))
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
-    multiple = pad_multiple(False, precision_of(config, gpu=False))
+    multiple = pad_multiple(False, precision_of(config, CPU))
     real = padded = most = 0
     for step, rank in itertools.product(
         range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)

@@ -16,6 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
+from howdah import activity
+from howdah.activity import Activity
 from training.fetchahead import FetchAhead
 from training.planner import (
     Planner,
@@ -88,7 +90,8 @@ class BatchSource:
         planner: its plan.
         rank, world: whose slice.
         max_tokens: of a micro-batch, padding included.
-        pad_multiple: T is a multiple of it.
+        pad_multiple: T is a multiple of it, up to `widest`.
+        widest: positions that the model has; none: not to be asked for.
         pad_id: token id of the padding.
         class_weights: float[C]; none: all 1.
         start: where to begin; none: at the first step.
@@ -108,6 +111,7 @@ class BatchSource:
         world: int,
         max_tokens: int,
         pad_multiple: int = 1,
+        widest: int | None = None,
         pad_id: int = 0,
         class_weights: np.ndarray | None = None,
         start: PlanState | None = None,
@@ -119,7 +123,7 @@ class BatchSource:
         self.planner = planner
         self.rank, self.world = rank, world
         self._max_tokens = max_tokens
-        self._pad_multiple = pad_multiple
+        self._pad_multiple, self._widest = pad_multiple, widest
         self._pad_id = pad_id
         self._class_weights = (
             None if class_weights is None else np.asarray(class_weights, dtype=np.float32)
@@ -163,7 +167,7 @@ class BatchSource:
         row_at = token_at = 0
         out = []
         for (epoch, step), batch, rows in zip(steps, whole, mine, strict=True):
-            parts = micro_batches(rows, self._max_tokens, self._pad_multiple)
+            parts = micro_batches(rows, self._max_tokens, self._pad_multiple, self._widest)
             global_weight = self._global_weight(batch)
             for number, part in enumerate(parts):
                 count = int(part.real.sum())  # rows that only fill up are the last ones
@@ -197,7 +201,7 @@ class BatchSource:
 
         A row that only fills up has one token in its mask: its attention needs something to see.
         """
-        width = padded_length(int(rows.length[0]), self._pad_multiple)
+        width = padded_length(int(rows.length[0]), self._pad_multiple, self._widest)
         mask_BT = np.arange(width, dtype=np.int32) < rows.length[:, None]
         ids_BT = np.full((len(rows), width), self._pad_id, dtype=np.int32)
         ids_BT[:count][mask_BT[:count]] = ids
@@ -236,12 +240,16 @@ class BatchSource:
                     continue
             return False
 
+        reading = Activity("input")
+
         def work() -> None:
+            reading.follow()
             try:
                 for number in range(self.block_count):
                     if fetching:
                         fetching.reached(self._first + number * self._block_steps)
                     block = self.block(number)
+                    reading.advanced()
                     if fetching and number + 1 < self.block_count:
                         # While we wait with this block, hold what the next one needs.
                         fetching.reached(self._first + (number + 1) * self._block_steps)
@@ -275,7 +283,8 @@ class BatchSource:
         try:
             while True:
                 begun = time.perf_counter()
-                item = ready.get()
+                with activity.waiting_for(reading):
+                    item = ready.get()
                 self.waited += time.perf_counter() - begun
                 if item is None:
                     return
@@ -287,3 +296,5 @@ class BatchSource:
             if fetching:
                 fetching.close()
             thread.join()
+            # Where the batches were not taken to their end: the shards may be opened again.
+            self.shards.release()

@@ -2,7 +2,8 @@
 
 A run directory (any storage) holds config.yaml, run.json, metrics.jsonl, logs/rank.N, tensorboard/,
 attempts/, checkpoints/, export/, predictions/ and report.html. Only rank 0 writes to it, save that
-each rank has its own log. What grows is kept on local disk (training/place.py) and published whole.
+each rank has its own log. What grows is kept on local disk (training/place.py) and, of a remote
+run, published as it grows (training/mirror.py).
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ from training import failure
 from training.checkpoint import Checkpoint, Checkpoints, Identity
 from training.comm import Waits
 from training.env import RankEnv
+from training.fence import FencedOff
 from training.figures import Figures
 from training.metricslog import read_metrics
-from training.place import Mirror, RankRecord, RunLock, local_directory, process_age
+from training.mirror import Mirror
+from training.place import RankRecord, RunLock, local_directory, process_age
 from training.pulse import Pulse
 from training.rundirectory import RunDirectory
 from training.runfile import versions
@@ -87,6 +90,7 @@ class Run:
         )
         """Steps and evaluations are told to it."""
         self._mirror = Mirror(say=self.say)
+        self._mirror.belongs_to(env.rank, env.size)
         self._record = RankRecord.of_this_process(env.rank)
         # `howdah train` holds the directory for us
         self._managed = "HOWDAH_STARTED" in os.environ and not self.linked
@@ -100,6 +104,7 @@ class Run:
         self._tokens = TokenLife(config.checkpoint.grace_seconds)
         self._abort_save: Callable[[], None] | None = None
         self._abort_lock = threading.Lock()
+        self._meet: Callable[[], None] | None = None
         self._first_step_done = False
         self._world = 0
         """The first one of a process that an agent started."""
@@ -137,14 +142,31 @@ class Run:
         """
         self.rank, self.world_size = env.rank, env.size
         self.is_main = env.rank == 0
+        self._mirror.belongs_to(env.rank, env.size)
         self._world = self._world or world
         if not self.is_main:
+            self._let_go()
             return
         if self._held is None:
             self._lock.take(patience=_TAKE_OVER_SECONDS)
             self.figures.show_on(self._console)
             self._take_possession()
         self._held.file.world(world, self.world_size)
+
+    def _let_go(self) -> None:
+        """Another process is rank 0 now: leave it the run directory, if this one has it.
+
+        A checkpoint that is being written is given up, unless it gets its name before the new
+        rank 0 takes its fence: that one sees what is whole, and when the next one is due.
+        """
+        held, self._held = self._held, None
+        if held is None:
+            return
+        self.on_abort(None)
+        held.let_go()
+        self._lock.release()
+        self.saves, self.save_times = Saves(), SaveTimes(self.config.checkpoint)
+        self.attempt, self._first_step_done = 0, False
 
     def _enter(self) -> None:
         """Put this process on record."""
@@ -156,12 +178,18 @@ class Run:
             self._mirror.add(log, storage.join(self.directory, "logs", f"rank.{self.rank}"))
 
     def _take_possession(self) -> None:
+        times = self.save_times  # of this possession, whenever its last save ends
+
+        def saved(step: int, path: str) -> None:
+            times.whole(step)
+            self.pulse.tell("checkpoint", step=step, path=path)
+
         self._held = RunDirectory(
             self.config,
             self.local,
             figures=self.figures,
             mirror=self._mirror,
-            saved=lambda step, path: self.pulse.tell("checkpoint", step=step, path=path),
+            saved=saved,
             world_size=self.world_size,
         )
         self.run_id, self.attempt = self._held.run_id, self._held.attempt
@@ -197,27 +225,49 @@ class Run:
 
         Raises:
             StorageError: what is left cannot be published.
+            FencedOff: a later attempt has the run directory; nothing was written there.
         """
         self.figures.end()
-        self.update(status=status, error=None if error is None else error.what)
-        self.figures.close(status)
-        self._mirror.close()
+        fenced_off: FencedOff | None = None
+        try:
+            self.update(status=status, error=None if error is None else error.what)
+            self.figures.close(status)
+            self._mirror.close()
+        except FencedOff as later:
+            fenced_off = later
+            self._mirror.abandon()
+            self.figures.let_go()
         if self._opened:
             RankRecord(**(self._record.__dict__ | {"ended": True})).write(self.local)
         self._lock.release()
         self._signals.uninstall()
+        if fenced_off is not None:
+            raise fenced_off
 
     # ------------------------------------------------------------------------------ telling
     def say(self, line: str) -> None:
         """Tell people a line: rank 0 on the console, every rank in its log."""
         self.figures.say(line)
 
+    def check_fence(self) -> None:
+        """Raise FencedOff where a later attempt has the run directory (rank 0)."""
+        if self._held is not None:
+            self._held.fence.check()
+
     def update(self, **fields: Any) -> None:
-        """Put fields into run.json (rank 0; the others do nothing). Mappings are merged."""
+        """Put fields into run.json (rank 0; the others do nothing). Mappings are merged.
+
+        Raises:
+            FencedOff: a later attempt has the run directory.
+        """
         if self._held is not None:
             self._held.file.update(**fields)
 
     # ----------------------------------------------------------------------------- resuming
+    def choose_dataset(self, choose: Callable[[str], str]) -> str:
+        """As RunDirectory.choose_dataset; rank 0 only."""
+        return self._held.choose_dataset(choose) if self._held else choose(self.config.data.dataset)
+
     def resume_checkpoint(self, expect: Identity) -> Checkpoint | None:
         """The checkpoint that `checkpoint.resume` asks for; rank 0 only.
 
@@ -250,20 +300,21 @@ class Run:
         }
 
     # ----------------------------------------------------------------------------- stepping
-    def begin(self, state: TrainState, *, total_steps: int, steps_per_epoch: int) -> None:
+    def begin(self, state: TrainState, *, total_steps: int) -> None:
         """The steps begin: from here on a stop request waits for a step's end.
 
         Args:
             state: where the run stands.
             total_steps: steps of the whole run.
-            steps_per_epoch: global batches of an epoch.
         """
-        if self._held is not None and self._held.track(state.step):
-            self.save_times.taken()
+        if self._held is not None:
+            self._held.track(state.step)
+            if not self.save_times.known:  # from the base, or from a checkpoint
+                self.save_times.begin(state.step)
         if self._held is not None and (tracked := self._held.file.values.get("mlflow_run_id")):
             self.pulse.tell("tracking", mlflow_run_id=tracked)
         self._signals.stepping(True)
-        self.figures.begin(state.step, total_steps=total_steps, steps_per_epoch=steps_per_epoch)
+        self.figures.begin(state.step, total_steps=total_steps)
         self.pulse.begin(self.rank, state.step, total_steps)
 
     def end_steps(self) -> None:
@@ -341,6 +392,27 @@ class Run:
             remedy="start it again in the same way: it goes on from there",
         )
 
+    def end_together(self, meet: Callable[[], None]) -> None:
+        """This process ends, and so do all others, by common consent: `leave` waits for them.
+
+        Args:
+            meet: a collective that every rank enters as the last thing that it does.
+        """
+        self._meet = meet
+
+    def _wait_for_the_others(self, exit_code: int) -> None:
+        """Enter the collective of `end_together`, for `checkpoint.grace_seconds` at most."""
+        meet, self._meet = self._meet, None
+        if meet is None:
+            return
+        limit = threading.Timer(self.config.checkpoint.grace_seconds, os._exit, (exit_code,))
+        limit.daemon = True
+        limit.start()
+        # A rank that is lost, or that meets an error in its save, ends the wait as well.
+        with contextlib.suppress(HowdahError):
+            meet()
+        limit.cancel()
+
     def on_abort(self, save: Callable[[], None] | None) -> None:
         """How rank 0 saves the last completed step when the main thread hangs in a collective.
 
@@ -362,6 +434,7 @@ class Run:
 
     def _abandoned(self) -> None:
         """In the watching thread: the main thread cannot act. Save, say why, and go."""
+        self.pulse.take_over("save")
         self.save_last_completed()
         self.leave(self.stop_error(), consequence=self.stop_alone)
 
@@ -374,6 +447,9 @@ class Run:
         with self._abort_lock:  # a save that another thread has under way is seen through
             self._signals.disarm()
             told = failure.of(self.rank, error, consequence=consequence)
+            if not self.is_main:
+                # Nothing of this rank's end is seen before rank 0's checkpoint is whole.
+                self._wait_for_the_others(told.exit_code)
             if self._opened:
                 failure.write(self.local, told)
             if self._log is not None:
@@ -394,6 +470,7 @@ class Run:
                 consequence=consequence,
             )
             self._last_words(told)
+            self._wait_for_the_others(told.exit_code)
             os._exit(told.exit_code)
 
     def _last_words(self, told: failure.Failure) -> None:

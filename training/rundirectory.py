@@ -12,7 +12,7 @@ from training.fence import Fence
 from training.figures import Figures
 from training.metricslog import FILE_NAME as METRICS_FILE
 from training.metricslog import MetricsLog
-from training.place import Mirror
+from training.mirror import Mirror
 from training.runfile import RunFile, freeze_config
 from training.tracking import MlflowTracker, TensorBoard
 
@@ -47,10 +47,11 @@ class RunDirectory:
         self._figures, self._mirror = figures, mirror
         self._path = config.run.directory
         storage.make_dirs(self._path)
-        fence = Fence.take(self._path)
+        self.fence = fence = Fence.take(self._path)
         self.attempt = fence.attempt
         freeze_config(config, self._path)
-        self.file = RunFile(self._path)
+        self.file = RunFile(self._path, check=fence.check)
+        mirror.check = fence.check
         self._submission = os.environ.get("HOWDAH_APPLICATION")
         self.file.begin(
             config, world_size=world_size, attempt=self.attempt, submission=self._submission
@@ -58,6 +59,7 @@ class RunDirectory:
         self.checkpoints = Checkpoints(
             config.checkpoint_directory,
             keep=config.checkpoint.keep,
+            metric=config.evaluation.metric,
             fence=fence,
             say=figures.say,
             saving=mirror.publish,  # metrics of its steps: a resumed run does not log them again
@@ -65,10 +67,23 @@ class RunDirectory:
         )
         metrics = os.path.join(local, METRICS_FILE)
         published = storage.join(self._path, METRICS_FILE)
-        figures.write_to(MetricsLog(metrics, published, self.attempt))
-        if not storage.is_local(self._path):
-            mirror.add(metrics, published)
+        self._metrics = MetricsLog(metrics, published, self.attempt)
+        figures.write_to(self._metrics)
+        self._mirrored: list[str] = []
+        self._publish(metrics, published)
         self._tracking = False
+
+    def _publish(self, local: str, published: str, *, in_parts: bool = True) -> None:
+        if not storage.is_local(self._path):
+            self._mirrored.append(local)
+            self._mirror.add(local, published, in_parts=in_parts)
+
+    def let_go(self) -> None:
+        """Another process takes the directory over: write nothing more there."""
+        for local in self._mirrored:
+            self._mirror.drop(local)
+        self._mirror.check = None  # what is left is this process's own log, under its own name
+        self._figures.let_go()
 
     @property
     def run_id(self) -> str:
@@ -76,6 +91,20 @@ class RunDirectory:
         return self.file.values["run_id"]
 
     # ------------------------------------------------------------------------------ resuming
+    def choose_dataset(self, choose: Callable[[str], str]) -> str:
+        """The dataset's version to train on: the one that this submission has begun with.
+
+        The ETL may have committed another one since: what is started again by itself goes on with
+        its own. A user who starts a run again gets the newest, or is refused it.
+
+        Args:
+            choose: gives the version that `data.dataset`, or a version itself, stands for.
+        """
+        wanted = self._config.data.dataset
+        path = choose(self.file.dataset_of(self._submission) or wanted)
+        self.file.update_attempt(dataset=path)
+        return path
+
     def resume_checkpoint(self, expect: Identity) -> Checkpoint | None:
         """The checkpoint that `checkpoint.resume` asks for; None: begin with the base model.
 
@@ -83,14 +112,19 @@ class RunDirectory:
             CheckpointError: it is of another run, corrupt, or not there.
         """
         wanted = self._config.checkpoint.resume
-        if wanted == "auto" or self.file.has_begun(self._submission):
+        found = None
+        begun = self.file.has_begun(self._submission)
+        if wanted == "auto" or begun:
             found = self.checkpoints.latest(expect)
         elif wanted == "never":
-            found = None
             self._set_aside(-1)
-        else:
+        # Begun from a path, and lost before a checkpoint of its own: it begins there again.
+        if found is None and wanted not in ("auto", "never"):
             found = load(wanted, expect)
-            self._set_aside(found.step)
+            own = self.checkpoints.is_own(found)
+            self._set_aside(found.step if own else -1)
+            if not (own or begun) and self._metrics.last[0] >= 0:
+                self._figures.say(f"metrics until now are kept as {self._metrics.set_aside()}")
         self.file.update_attempt(
             resumed_from=None if found is None else found.path,
             resumed_at_step=0 if found is None else found.step,
@@ -123,8 +157,7 @@ class RunDirectory:
         if self._config.tracking.tensorboard:
             local = os.path.join(self._local, "tensorboard")
             self._figures.track(TensorBoard(local, resumed_at))
-            if not storage.is_local(self._path):
-                self._mirror.add(local, storage.join(self._path, "tensorboard"))
+            self._publish(local, storage.join(self._path, "tensorboard"), in_parts=False)
         options = self._config.tracking.mlflow
         if options is not None:
             tracker = MlflowTracker(

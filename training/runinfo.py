@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howdah.config import Config
-from howdah.config_model import CleanOptions
+from howdah.config_data import CleanOptions
 from howdah.manifest import Dataset
 from training.basemodel import BaseModel
 from training.runfile import versions

@@ -48,26 +48,46 @@ def peak_learning_rate(training: TrainingSection) -> float:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Learning rate by step: linear warm-up to `peak`, then `decay` down to 0 at `steps`."""
+    """Learning rate by step: linear warm-up to `peak`, then `decay` down to 0 at `steps`.
+
+    A run whose batches have changed between two epochs has taken another number of steps for the
+    epochs done than its present batches would have. `shift` is the difference: the learning rate
+    is that of a run that has had the present batches from its beginning, at the same place.
+    """
 
     peak: float
     """Learning rate at the end of the warm-up."""
     steps: int
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the whole run, those under earlier batches included."""
     warmup: int
     """Steps of the warm-up; 0: none."""
     decay: str
     """linear, cosine or constant."""
+    shift: int = 0
+    """Step `n` of the run is step `n - shift` of the schedule."""
 
     @classmethod
-    def of(cls, training: TrainingSection, steps_per_epoch: int) -> Schedule:
-        """The schedule that the configuration asks for."""
+    def of(
+        cls, training: TrainingSection, steps_per_epoch: int, *, done: int = 0, place: int = 0
+    ) -> Schedule:
+        """The schedule that the configuration asks for.
+
+        Args:
+            training: the configuration's section.
+            steps_per_epoch: global batches of one epoch, as batches are now.
+            done: optimizer steps that the run has taken.
+            place: the same place in the data in steps of the present batches: epochs done times
+                `steps_per_epoch`, and the steps of the epoch under way. It is `done` unless the
+                batches have changed. `max_steps` counts optimizer steps, whatever was in them.
+        """
         steps = total_steps(training, steps_per_epoch)
+        shift = done - place if training.max_steps is None else 0
         return cls(
             peak=peak_learning_rate(training),
-            steps=steps,
+            steps=steps + shift,
             warmup=warmup_steps(training, steps),
             decay=training.lr_scheduler_type,
+            shift=shift,
         )
 
     def lr(self, done: int) -> float:
@@ -77,11 +97,12 @@ class Schedule:
         >>> [schedule.lr(done) for done in (0, 1, 2, 6, 10)]
         [0.0, 0.5, 1.0, 0.5, 0.0]
         """
+        done, steps = done - self.shift, self.steps - self.shift
         if done < self.warmup:
             return self.peak * done / self.warmup
         if self.decay == "constant":
             return self.peak
-        left = max(0, self.steps - done) / max(1, self.steps - self.warmup)
+        left = max(0, steps - done) / max(1, steps - self.warmup)
         if self.decay == "linear":
             return self.peak * left
         return self.peak * 0.5 * (1.0 + math.cos(math.pi * (1.0 - left)))

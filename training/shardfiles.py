@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 import google_crc32c
 
-from howdah import storage
+from howdah import activity, storage
 from howdah.errors import DataError, NotFound
 from howdah.manifest import Dataset, ShardEntry
 from howdah.record import FOOTER_BYTES, HEADER_BYTES, read_frames
@@ -89,6 +89,8 @@ class ShardFiles:
         self._in_use = self.cache.use(self._set) if self.cache else None
         sizes = self._listed()
         self.indexes = [self._open_index(entry, sizes[entry.index_name]) for entry in entries]
+        self._checked: set[int] = set()
+        """Shards whose local copy this process has checked, or fetched, which checks it."""
         self.sizes = [int(index.offsets[-1]) for index in self.indexes]
         """Bytes of each shard's uncompressed stream."""
         self.index_bytes = sum(
@@ -161,6 +163,7 @@ class ShardFiles:
                 return self._map(number, file, None)
         if self.is_here(number):
             TRAFFIC.opened(self.sizes[number])
+            self._check_copy(number)
         pin = self.cache.take(*self._copy_of(number))
         return self._map(number, pin.file, pin)
 
@@ -219,12 +222,14 @@ class ShardFiles:
 
         def fill(file: BinaryIO) -> None:
             try:
-                self._copy(path, entry.crc32c, unpack=self._packed)(file)
+                with activity.doing("", f"fetching {entry.name}", total=entry.bytes, unit="bytes"):
+                    self._copy(path, entry.crc32c, unpack=self._packed)(file)
             except DataError:
                 self.locate_damage(entry)
             if file.tell() != self.sizes[number]:
                 self.locate_damage(entry)
             TRAFFIC.fetched(entry.bytes)
+            self._checked.add(number)
 
         return fill
 
@@ -265,18 +270,50 @@ class ShardFiles:
         entry = self.entries[number]
         path = self._dataset.shard_path(entry)
         if not self._remote:
-            if file_crc32c(storage.local_path(path)) != entry.crc32c:
+            if self._crc32c_of(storage.local_path(path), entry) != entry.crc32c:
                 self.locate_damage(entry)
             return True
-        key, size, fill = self._copy_of(number)
-        left = not self._packed and self.cache.holds(key, size)
-        if left and file_crc32c(self.cache.path(key)) != entry.crc32c:
-            self.cache.drop(key)  # of an earlier run, and damaged since
+        self._check_copy(number)
         try:
-            self.cache.fetch(key, size, fill)
+            self.cache.fetch(*self._copy_of(number))
         except NoRoom:
             return False
         return True
+
+    @staticmethod
+    def _crc32c_of(local: str, entry: ShardEntry) -> int:
+        with activity.doing("", f"reading {entry.name}", total=entry.bytes, unit="bytes"):
+            return file_crc32c(local)
+
+    def _check_copy(self, number: int) -> None:
+        """Drop a local copy that was damaged since it was fetched, perhaps by an earlier run.
+
+        Once for each process and shard: which node's cache still holds which copies, and which
+        ranks join later, is not known in advance, and the bytes are about to be read anyway.
+        """
+        key, size, _ = self._copy_of(number)
+        if number in self._checked or not self.cache.holds(key, size):
+            return
+        entry, path = self.entries[number], self.cache.path(key)
+        try:
+            if self._packed:
+                with activity.doing("", f"reading {entry.name}", total=size, unit="bytes"):
+                    whole = _crc32(path) == self._packed_crc32(number)
+            else:
+                whole = self._crc32c_of(path, entry) == entry.crc32c
+        except NotFound:  # removed to make room, since we looked
+            return
+        if whole:
+            self._checked.add(number)
+        else:
+            self.cache.drop(key)
+
+    def _packed_crc32(self, number: int) -> int:
+        """CRC-32 of a compressed shard's contents: gzip ends with it and their size."""
+        entry = self.entries[number]
+        with storage.open_read(self._dataset.shard_path(entry)) as file:
+            file.seek(max(0, entry.bytes - 8))
+            return int.from_bytes(file.read(4), "little")
 
     def locate_damage(self, entry: ShardEntry) -> None:
         """Raise for a damaged shard, naming the first bad record's offset."""
@@ -306,6 +343,7 @@ class _Crc:
     def over(self, chunks: Iterable[bytes]) -> Iterator[bytes]:
         for chunk in chunks:
             self.value = google_crc32c.extend(self.value, chunk)
+            activity.advanced(len(chunk))
             yield chunk
 
 
@@ -321,6 +359,14 @@ def file_crc32c(local: str) -> int:
     for _ in crc.over(_chunks(local)):
         pass
     return crc.value
+
+
+def _crc32(local: str) -> int:
+    """CRC-32, as gzip has it, of a local file."""
+    crc = 0
+    for chunk in _chunks(local):
+        crc = zlib.crc32(chunk, crc)
+    return crc
 
 
 def _gunzipped(chunks: Iterable[bytes], name: str) -> Iterator[bytes]:

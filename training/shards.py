@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from howdah import storage
+from howdah import activity, storage
 from howdah.config_model import TrainingSection
 from howdah.errors import ConfigError, DataError
 from howdah.manifest import Dataset
@@ -125,7 +125,8 @@ class ShardSet:
                     asking.enter_context(self.files.cache.asking_for_room())
                     asks = True
                 pause = random.uniform(0.05, 0.2)
-                time.sleep(pause)
+                with activity.doing("cache", "waiting for room in the shard cache"):
+                    time.sleep(pause)  # progress: this wait ends by itself
                 waited = waited + pause if asks else pause
 
     def _map(self, number: int) -> Mapped:
@@ -267,7 +268,13 @@ class ShardSet:
             DataError: truncated or altered, with the shard's name and the offset.
         """
         share = range(len(self.entries))[rank::world]
-        return sum(not self.files.verify(number) for number in share)
+        left_out = 0
+        what = f"verifying {self.split}"
+        with activity.doing("", what, total=len(share), unit="shards"):
+            for number in share:
+                left_out += not self.files.verify(number)
+                activity.advanced(1)
+        return left_out
 
 
 def _runs(starts: np.ndarray, lengths: np.ndarray, step: int = 1) -> np.ndarray:

@@ -131,12 +131,11 @@ def probe(framework: str, messages: Sequence[int], place: str) -> dict:
         place: a directory for its files.
     """
     out = os.path.join(place, "probe.json")
-    argv = launch_command.command(
-        "-", np=2, launcher="horovodrun", cores=env.available_cores(), is_root=False
-    )
-    start = argv.index(sys.executable)
     sizes = json.dumps(list(messages))
-    argv = [*argv[:start], sys.executable, "-m", "training.network_probe", framework, sizes, out]
+    rank = [sys.executable, "-m", "training.network_probe", framework, sizes, out]
+    argv = launch_command.command(
+        "-", np=2, launcher="horovodrun", cores=env.available_cores(), is_root=False, rank=rank
+    )
     output = os.path.join(place, "probe.txt")
     with _running(argv, output) as process:
         _until(lambda: process.poll() is not None, output)

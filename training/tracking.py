@@ -9,11 +9,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from howdah import activity
 from howdah.config_model import Config, MlflowOptions
 from howdah.errors import ClusterError
 from training.eventfile import EventFile
 
 __all__ = ["MlflowTracker", "TensorBoard", "Tracker", "flat"]
+
+_START_SECONDS = 900.0
+"""MLflow's client tries a server that is away some times, for two minutes each, and then fails."""
+_CLOSE_SECONDS = 60.0
+"""A run that is finished does not wait longer for an MLflow server."""
 
 
 class Tracker:
@@ -25,6 +31,10 @@ class Tracker:
 
     def go_on(self, step: int) -> None:
         """Steps after `step` follow, some of which may have been logged before."""
+
+    def let_go(self) -> None:
+        """Write nothing more: the run goes on in another process."""
+        raise NotImplementedError
 
     def close(self, status: str) -> None:
         """Write out what is left; status is finished, failed or interrupted."""
@@ -69,6 +79,10 @@ class TensorBoard(Tracker):
         """Finish the event file."""
         self._file.close()
 
+    def let_go(self) -> None:
+        """Finish the event file; another process writes the next one."""
+        self._file.close()
+
 
 class MlflowTracker(Tracker):
     """One MLflow run, whatever the world size, continued by later attempts.
@@ -105,18 +119,19 @@ class MlflowTracker(Tracker):
         self._error = MlflowException
         self._say = say
         try:
-            self._client = mlflow.MlflowClient(tracking_uri=options.uri)
-            if run_id is None:
-                experiment = self._client.get_experiment_by_name(options.experiment)
-                number = (
-                    experiment.experiment_id
-                    if experiment
-                    else self._client.create_experiment(options.experiment)
-                )
-                run_id = self._client.create_run(number, run_name=run_name).info.run_id
-                self._log_parameters(run_id, config)
-            else:
-                self._client.update_run(run_id, status="RUNNING")
+            with activity.at_most(_START_SECONDS):
+                self._client = mlflow.MlflowClient(tracking_uri=options.uri)
+                if run_id is None:
+                    experiment = self._client.get_experiment_by_name(options.experiment)
+                    number = (
+                        experiment.experiment_id
+                        if experiment
+                        else self._client.create_experiment(options.experiment)
+                    )
+                    run_id = self._client.create_run(number, run_name=run_name).info.run_id
+                    self._log_parameters(run_id, config)
+                else:
+                    self._client.update_run(run_id, status="RUNNING")
         except (MlflowException, OSError) as error:
             raise ClusterError(
                 "the MLflow server cannot be used",
@@ -128,6 +143,7 @@ class MlflowTracker(Tracker):
         self._waiting: list[Any] = []
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._status: str | None = None
         self._warned = False
         self._thread = threading.Thread(target=self._loop, name="mlflow", daemon=True)
         self._thread.start()
@@ -151,6 +167,10 @@ class MlflowTracker(Tracker):
     def _loop(self) -> None:
         while not self._stop.wait(2.0):
             self._send()
+        if self._status is None:  # the run goes on, by another process
+            self._send()
+        else:
+            self._end(self._status)
 
     def _send(self) -> None:
         with self._lock:
@@ -164,10 +184,23 @@ class MlflowTracker(Tracker):
                     self._say(f"warning: MLflow does not take figures: {error}".splitlines()[0])
                 self._warned = True
 
-    def close(self, status: str) -> None:
-        """Send what is left and end MLflow's run."""
+    def let_go(self) -> None:
+        """Have the thread send what is left and end; the run goes on, by another process."""
         self._stop.set()
-        self._thread.join()
+
+    def close(self, status: str) -> None:
+        """Send what is left and end MLflow's run; a server that does not answer is given up."""
+        self._status = status
+        self._stop.set()
+        with activity.at_most(_CLOSE_SECONDS):
+            self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._say(
+                f"warning: MLflow does not answer within {_CLOSE_SECONDS:.0f} s: its run lacks the"
+                " last figures and its end; metrics.jsonl has every figure"
+            )
+
+    def _end(self, status: str) -> None:
         self._send()
         state = {"finished": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
         try:

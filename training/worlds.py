@@ -18,6 +18,7 @@ from contextlib import contextmanager
 
 from training import comm as comm_module
 from training.comm import Comm, Waits, WorldChanged, rank_lost
+from training.connections import Connections
 from training.env import rank_env
 from training.link import Link
 from training.memory import Memory
@@ -27,7 +28,10 @@ __all__ = ["Worlds"]
 
 _PATIENCE_SECONDS = 5.0
 """How long a collective may still wait once a member of its world is known to be gone: usually the
-kernel has told us by then."""
+kernel has ended the wait by then."""
+_AGAIN_SECONDS = 1.0
+"""After so long the connections are shut again, until the world is left: Horovod may be making new
+ones."""
 
 
 class Worlds:
@@ -48,6 +52,8 @@ class Worlds:
         self._elastic = False
         self._over = False
         self._comm: Comm | None = None
+        self._connections: Connections | None = None
+        """To the others of the world that this process is in, joins or leaves."""
         self._placed: set[str] = set()
         """Environment variables that the last world has set."""
         self.memory = Memory(
@@ -88,18 +94,20 @@ class Worlds:
     def _join(self) -> None:
         run, link = self._run, self._link
         self._comm = None
+        run.pulse.enter("join")
         if link is None:
             self._comm = comm_module.init(self._framework, self._waits)
+            run.pulse.enter("prepare")
             run.share(self._comm)
             return
-        run.pulse.enter("join")
         world = link.next_world()
         for name in self._placed - world.env.keys():
             os.environ.pop(name, None)
         os.environ.update(world.env)
         self._placed = set(world.env)
         self._elastic = run.elastic = self.memory.on = world.elastic
-        self._comm = comm_module.init(self._framework, self._waits)
+        self._connections = Connections()
+        self._comm = comm_module.init(self._framework, self._waits, self._connections)
         link.send("joined", generation=world.generation, rank=self._comm.rank)
         run.pulse.enter("prepare")
         run.enter(rank_env(), world.generation)
@@ -123,6 +131,9 @@ class Worlds:
             self._run.say(f"a rank was lost; what is remembered: {where}; waiting for the others")
         if self._comm is not None:
             self._comm.shutdown()
+        if self._connections is not None:
+            self._connections.over()
+            self._connections = None
         self._link.send(
             "left",
             generation=self._link.generation,
@@ -131,11 +142,17 @@ class Worlds:
         )
 
     def lost(self) -> None:
-        """The agent knows that a member of this world is gone (in a thread of the link's)."""
-        timer = threading.Timer(_PATIENCE_SECONDS, self._give_up, (self._comm,))
-        timer.daemon = True
-        timer.start()
+        """The agent knows that a member of this world is gone (in a thread of the link's).
 
-    def _give_up(self, comm: Comm | None) -> None:
-        if comm is not None and comm is self._comm and self._waits.since is not None:
-            comm.give_up()
+        The connections to the others are shut until this world is left, whatever the main thread
+        does: it may compute now and come to a collective later, or be forming the world, or be
+        leaving it. Shutting them early does no harm: the next collective can only fail.
+        """
+        connections = self._connections
+        if connections is not None:
+            threading.Thread(
+                target=connections.shut_until_over,
+                args=(_PATIENCE_SECONDS, _AGAIN_SECONDS),
+                name="shut",
+                daemon=True,
+            ).start()

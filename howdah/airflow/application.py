@@ -15,10 +15,8 @@ from howdah.errors import HowdahError, NotFound
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 
-__all__ = ["Place", "Sight", "end", "job_lines", "job_page", "look", "told_lines"]
+__all__ = ["Place", "Sight", "end", "job_lines", "look", "told_lines"]
 
-_PAGE = "pages/job/"
-"""Where the job's page lies below the application's proxied address."""
 _PAGE_SECONDS = 10.0
 _KILL_POLL_SECONDS = 0.5
 
@@ -99,24 +97,13 @@ def look(manager: ResourceManager, application: str) -> Sight:
     return Sight(report=report, job=job, page_trouble=trouble, logs=logs)
 
 
-def job_page(manager: ResourceManager, report: Mapping[str, Any]) -> str:
-    """The URL of the job's own page, behind YARN's proxy; before the job runs, where it will be.
-
-    What YARN calls the application's page is skein's, which newer Javas fail to show.
-    """
-    told, proxied = str(report.get("trackingUrl") or ""), f"/proxy/{report['id']}"
-    if proxied not in told:
-        told = manager.urls[0] + proxied
-    return f"{told.rstrip('/')}/{_PAGE}"
-
-
 def _job(
     manager: ResourceManager, report: Mapping[str, Any]
 ) -> tuple[dict[str, Any] | None, str | None]:
     """The page's status.json, or why there is none: the driver may only be starting."""
     import requests
 
-    url = f"{job_page(manager, report)}status.json"
+    url = f"{manager.job_page(report)}status.json"
     try:
         answer = web.session(manager.conf, url).get(
             url, params=web.identity(manager.conf, manager.user), timeout=_PAGE_SECONDS,

@@ -319,10 +319,13 @@ class PredictOperator(HowdahOperator):
         model, source: as `howdah predict` takes them.
         target: its --output.
         text_columns, id_column, master: likewise; none: its own defaults.
+        overwrite: replace an output that is there, once the new one is whole.
+        config: with `data.spark`, for a Spark master; none: the defaults.
     """
 
     template_fields: Sequence[str] = (
-        "conn_id", "model", "source", "target", "text_columns", "id_column", "master",
+        "conn_id", "config", "model", "source", "target", "text_columns", "id_column", "master",
+        "overwrite",
     )  # fmt: skip
 
     def __init__(
@@ -334,6 +337,7 @@ class PredictOperator(HowdahOperator):
         text_columns: Sequence[str] | None = None,
         id_column: str | None = None,
         master: str | None = None,
+        overwrite: bool | Any = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -343,6 +347,7 @@ class PredictOperator(HowdahOperator):
         self.text_columns = text_columns
         self.id_column = id_column
         self.master = master
+        self.overwrite = overwrite
 
     def execute(self, context: Context) -> dict[str, Any]:
         words = ["predict", "--model", self.model, "--source", self.source]
@@ -353,7 +358,10 @@ class PredictOperator(HowdahOperator):
             words += ["--id-column", self.id_column]
         if self.master:
             words += ["--master", self.master]
-        return self.command(context, *words, config=False, grace_seconds=90.0)
+        if self.overwrite:
+            words += ["--overwrite"]
+        given = isinstance(self.config, Mapping)
+        return self.command(context, *words, config=given, grace_seconds=90.0)
 
 
 class CleanUpOperator(HowdahOperator):

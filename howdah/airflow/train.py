@@ -241,7 +241,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         page = links.application_page(manager, own.id)
         links.push(where, links.ApplicationLink, page)
         links.push(where, links.LogsLink, report.get("amContainerLogs") or page)
-        links.push(where, links.JobPageLink, app.job_page(manager, report))
+        links.push(where, links.JobPageLink, manager.job_page(report))
         links.push(where, links.MlflowLink, links.tracking_page(self.config))
         self._push_report(own.key, manager.conf, report=False)
 

@@ -119,7 +119,9 @@ def etl(
 
 @app.command()
 def package(
-    kind: Annotated[str, typer.Option(help="What runs in it: etl, tensorflow or torch.")] = "etl",
+    kind: Annotated[
+        str, typer.Option(help="etl, tensorflow, torch, predict-tensorflow or predict-torch.")
+    ] = "etl",
     output: Annotated[
         str | None, typer.Option(help="Directory (any storage); none: the local cache.")
     ] = None,
@@ -271,11 +273,25 @@ def predict(
         typer.Option(help="Column(s) of the text; none: those it was trained on."),
     ] = None,
     id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
-    master: Annotated[str | None, typer.Option(help="Run on this Spark master.")] = None,
+    master: Annotated[
+        str | None,
+        typer.Option(
+            help="Run on this Spark master (yarn, local[*], ...); none: in this process,"
+            " a table on data.spark.master."
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool,
+        typer.Option("--overwrite", help="Replace the output, once the new one is whole."),
+    ] = False,
+    config: ConfigPath = None,
+    set: Overrides = None,
     json: AsJson = False,
 ) -> None:
     """Classify texts: id, label, scores and the run id of the model."""
     from training import predict as predictor
+
+    checked = load(config, set)
 
     if stdin:
         if source is not None or output is not None:
@@ -288,6 +304,7 @@ def predict(
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(
         model, source, output,
-        text_columns=text_column, id_column=id_column, master=master, progress=say,
+        text_columns=text_column, id_column=id_column, master=master, config=checked,
+        overwrite=overwrite, progress=say,
     )  # fmt: skip
     answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])

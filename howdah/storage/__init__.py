@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
+from howdah import activity
 from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
 from howdah.storage import matching, retry
 from howdah.storage.backends import backend_of
@@ -265,9 +266,11 @@ def _copy(source: BinaryIO, target: BinaryIO, path: str) -> None:
 
 def _read_in_parallel(source: Any, target: Any, local: str) -> None:
     """A large remote file, several of its blocks at once: they lie on different DataNodes."""
+    own = activity.current() or activity.Activity()
 
     def block(offset: int) -> None:
-        data = source.fetch(offset, min(_PARALLEL_BYTES, source.size - offset))
+        with own.followed():
+            data = source.fetch(offset, min(_PARALLEL_BYTES, source.size - offset))
         with typed(local, "write", free_bytes):
             view = memoryview(data)
             while view:

@@ -15,6 +15,8 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from howdah import activity
+
 T = TypeVar("T")
 
 
@@ -50,7 +52,9 @@ class Calls:
                 target=self._work, args=(inbox, idle), name="howdah-storage", daemon=True
             ).start()
         inbox.put(job)
-        if not job.done.wait(seconds):
+        with activity.at_most(seconds):
+            answered = job.done.wait(seconds)
+        if not answered:
             raise TimeoutError(f"no answer within {seconds:.0f} s")
         if job.error is not None:
             raise job.error

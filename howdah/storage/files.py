@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+from howdah import activity
 from howdah.errors import StorageError, StorageUnavailable
 
 CHUNK_BYTES = 4 * 2**20
@@ -72,6 +73,7 @@ class Writer(io.BufferedIOBase):
             for start in range(0, count, self._gather):
                 self._hand_on(view[start : start + self._gather])
         self._count += count
+        activity.advanced()
         return count
 
     def _hand_on(self, data) -> None:
@@ -201,6 +203,7 @@ class RangeReader(io.BufferedIOBase):
         count = min(max(self._next, min(wanted, self._largest)), self.size - self._at)
         self._window = b""  # not two windows at once
         self._window, self._start = self.fetch(self._at, count), self._at
+        activity.advanced()
 
     def read1(self, size: int = -1) -> bytes:
         return self.read(min(size, self._largest) if size > 0 else self._largest)

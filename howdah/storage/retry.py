@@ -1,7 +1,8 @@
 """Try again while storage is away: a NameNode that restarts must not end a training run.
 
 Only `StorageUnavailable` is tried again; every other error is an answer. Whatever waits for one
-storage, from however many threads, says so once when waiting begins and once when it is over.
+storage, from however many threads, says so once when waiting begins and once when it is over. Each
+attempt counts as progress of the thread that waits (howdah/activity.py): waiting ends by itself.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from howdah import activity
 from howdah.errors import ConfigError, StorageUnavailable
 from howdah.storage import paths
 
@@ -68,15 +70,19 @@ def run(path: str, action: Callable[[], T]) -> T:
                 left = began + limit - now
                 if left <= 0:
                     raise _given_up(error, now - began) from None
+                activity.note(f"waiting for {where}, {now - began:.0f} s of {limit:.0f} s")
                 time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 if began is not None:
                     _over(where, time.monotonic() - began)
                     began = None
+                    activity.note("")
+                activity.advanced()
                 return result
     finally:
         if began is not None and limit > 0:
+            activity.note("")
             with _lock:
                 _waiting[where] -= 1
 

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
+from howdah import activity
 from howdah.errors import (
     ConfigError,
     NotAuthenticated,
@@ -154,7 +155,8 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         import urllib3
         from hdfs.util import HdfsError
 
-        with typed(path, doing, self.free_bytes):
+        limit = activity.at_most(CONNECT_SECONDS + ANSWER_SECONDS)
+        with typed(path, doing, self.free_bytes), limit:
             try:
                 yield
             except HdfsError as error:
