@@ -38,8 +38,8 @@ def main() -> None:
     from pyspark.sql.types import ArrayType, IntegerType
 
     from etl.shards import encode
-    from etl.spark import session
-    from howdah.config_model import SparkOptions
+    from howdah.config_data import SparkOptions
+    from howdah.spark.session import session
     from tools import minilm
 
     base, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))

@@ -135,7 +135,8 @@ def table(rows: Sequence[Row]) -> str:
 def report(name: str, rows: Sequence[Row], **more: object) -> None:
     """Print the table and save bench/results/<name>.json."""
     here = machine()
-    print(f"\n## {name}\n\n{table(rows)}\n")
+    if rows:
+        print(f"\n## {name}\n\n{table(rows)}\n")
     print(
         f"{here['cpu']}, {here['cores']} cores, {here['memory_gib']} GiB, load {here['load']:.1f}"
     )

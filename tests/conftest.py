@@ -8,7 +8,7 @@ pytest_plugins = [
         "fixtures_model",
         "fixtures_spark",
         "fixtures_dataset",
-        "fixtures_launch",
+        "fixtures_launched",
         "fixtures_cluster",
         "fixtures_etl_yarn",
         "fixtures_spark35",

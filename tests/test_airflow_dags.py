@@ -179,6 +179,38 @@ def test_from_rows_to_a_published_model_and_its_predictions(
     assert set(table.column("run_id").to_pylist()) == {told["run_id"]}
 
 
+def test_what_is_sent_to_score_reaches_the_command(dags, here, monkeypatch):
+    """The command itself on YARN: tests/test_training_predict_yarn.py."""
+    from howdah.airflow.hook import HowdahHook
+
+    asked = []
+    monkeypatch.setattr(
+        HowdahHook, "run", lambda hook, words, **more: asked.append((words, more)) or {"rows": 1}
+    )
+    # Airflow keeps in the DAG what was sent to it before: the one that sends least comes first.
+    done = states(dags["howdah_score"].test(run_conf={"model": "m", "source": "rows.csv"}))
+    assert set(done.values()) == {"success"}, done
+    ((words, more),) = asked
+    assert words[words.index("--output") + 1].endswith("predictions.parquet")
+    assert "--overwrite" in words  # a retry replaces what its run's earlier try left
+
+    asked.clear()
+    sent = {
+        "model": "hdfs://nn/models/m", "source": "news.texts", "output": "table:news.scored",
+        "master": "yarn", "spark": {"queue": "batch", "executors": 4},
+    }  # fmt: skip
+    done = states(dags["howdah_score"].test(run_conf=sent))
+    assert set(done.values()) == {"success"}, done
+    ((words, more),) = asked
+    assert words[:1] == ["predict"] and "--json" in words and "--overwrite" not in words
+    assert words[words.index("--master") + 1] == "yarn"
+    assert more["config"] == {"data": {"spark": {"queue": "batch", "executors": 4}}}
+
+    bad = {"model": "m", "source": "t", "master": "yarn", "spark": {"queu": "batch"}}
+    done = states(dags["howdah_score"].test(run_conf=bad))
+    assert done["check"] == "failed" and len(asked) == 1
+
+
 @pytest.mark.full
 @pytest.mark.timeout(900)  # two whole runs of the DAG
 def test_a_model_that_misses_the_gate_is_not_published_and_the_run_is_cleaned_up(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.clean import clean_text
-from howdah.config_model import CleanOptions
+from howdah.config_data import CleanOptions
 
 OFF = dict.fromkeys(CleanOptions.model_fields, False)
 

@@ -134,3 +134,42 @@ def test_starter_is_a_valid_configuration(tmp_path):
 )
 def test_sizes(text, size):
     assert parse_bytes(text) == size
+
+
+# ------------------------------------------------------------------------ what must fit together
+@pytest.mark.parametrize("key", ["workers", "max_workers"])
+def test_more_workers_than_rows_of_a_global_batch_are_refused(key):
+    yarn = {"min_workers": 1, key: 8}
+    with pytest.raises(ConfigError) as caught:
+        config.from_dict({"training": {"global_batch_size": 4}, "yarn": yarn})
+    assert f"yarn.{key} (8) must not exceed training.global_batch_size (4)" in str(caught.value)
+    config.from_dict({"training": {"global_batch_size": 8}, "yarn": yarn})
+
+
+def test_a_batch_of_one_row_needs_no_section_yarn():
+    alone = config.from_dict({"training": {"global_batch_size": 1}})
+    assert config.from_dict(yaml.safe_load(config.dump_yaml(alone))) == alone
+    with pytest.raises(ConfigError, match="1 problem"):
+        config.from_dict({"training": {"global_batch_size": 1}, "yarn": {"queue": "research"}})
+
+
+def test_gloo_gives_up_before_a_rank_is_taken_to_hang():
+    assert config.from_dict({}).yarn.gloo_timeout == 30.0
+    for hang, gloo in ((5, 5.0), (12, 10.0), (90, 60.0)):
+        assert config.from_dict({"yarn": {"hang_seconds": hang}}).yarn.gloo_timeout == gloo
+    assert config.from_dict({"yarn": {"gloo_timeout_seconds": 45}}).yarn.gloo_timeout == 45.0
+    with pytest.raises(ConfigError) as caught:
+        config.from_dict({"yarn": {"gloo_timeout_seconds": 120}})
+    text = str(caught.value)
+    assert "yarn.gloo_timeout_seconds (120) must not exceed yarn.hang_seconds (45)" in text
+
+
+def test_a_worker_has_one_gpu_or_none():
+    for count in (0, 1):
+        assert config.from_dict({"yarn": {"worker": {"gpus": count}}}).yarn.worker.gpus == count
+    with pytest.raises(ConfigError) as caught:
+        config.from_dict({"yarn": {"worker": {"gpus": 2}}})
+    text = str(caught.value)
+    assert "yarn.worker.gpus" in text
+    assert "one GPU" in text
+    assert "yarn.workers" in text

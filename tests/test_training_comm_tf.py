@@ -44,3 +44,46 @@ def test_a_failed_collective_is_a_lost_rank(tf, comm, message):
 def test_another_operator_s_error_stays_what_it_is(tf, comm):
     with pytest.raises(tf.errors.InvalidArgumentError, match="shapes"), comm._typed():
         raise tf.errors.InvalidArgumentError(None, None, "the shapes do not fit")
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_rows_of_many_ranks_are_added_in_the_order_of_the_ranks(tf, on_gpu):
+    # Both ways of adding, on the CPU: the one for GPUs adds no id twice in one call.
+    import numpy as np
+
+    from training.comm import SoloComm
+    from training.gradients_tf import Gradients
+    from training.parameters import WORD_EMBEDDINGS
+
+    sent = []
+
+    class ThreeRanks(SoloComm):
+        size = 3
+
+        def reduce_gradients(self, gradients):
+            return list(gradients)
+
+        def reduce_rows(self, ids_U, values_UD):
+            sent.extend(ids_U.numpy() if tf.executing_eagerly() else [])
+            # In float32 (1 + 2**25) - 2**25 is 0, and (-2**25 + 2**25) + 1 is 1: the order shows.
+            others = tf.constant([1, 7, 9, 7], tf.int64)
+            rows = tf.constant([5.0, 2.0**25, 6.0, -(2.0**25)])[:, None] * tf.ones([1, 4])
+            return tf.concat([ids_U, others], 0), tf.concat([values_UD, rows], 0)
+
+    named = {WORD_EMBEDDINGS: tf.Variable(tf.zeros([12, 4])), "bias": tf.Variable(tf.zeros([3]))}
+    gradients = Gradients(named)
+    gradients._on_gpu = on_gpu
+    gradients.arrange(None, sparse_embeddings=True)
+    own = tf.IndexedSlices(tf.ones([3, 4]), tf.constant([7, 3, 3]))
+    for _ in range(2):
+        gradients.add([own, tf.ones([3])], first=True)
+        gradients.reduce(ThreeRanks())
+        table = np.zeros(12)
+        table[[1, 3, 9]] = 5, 2, 6
+        assert gradients.sums[WORD_EMBEDDINGS].numpy()[:, 0].tolist() == table.tolist()
+        norm = np.sqrt(4 * (table**2).sum() + 3)
+        assert float(gradients.norm(ThreeRanks())) == pytest.approx(norm)
+    if on_gpu:  # own rows go out in the order of their ids
+        assert sent == [3, 7, 3, 7]
+    step = tf.function(lambda: gradients.reduce(ThreeRanks()), autograph=False)
+    step()  # as training runs it, traced

@@ -8,6 +8,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import signal
 
 import numpy as np
 import pytest
@@ -225,6 +226,26 @@ def test_a_rank_0_killed_while_it_writes_a_checkpoint(job, undisturbed, framewor
     assert run["best_step"] in {one.step for one in saved.list()}
     names = os.listdir(str(one.run_directory / "checkpoints"))
     assert all(name.startswith("step-") and name.count(".") == 0 for name in names), names
+
+
+@pytest.mark.parametrize("framework", either("torch"))
+def test_a_save_that_was_cut_short_is_made_up_for_at_once(job, undisturbed, framework):
+    # Rank 0 is stopped while it writes step 20, before anything is whole. The others go on from
+    # memory; then all are killed, four steps before the next save by the step's number.
+    stopped = {"where": "save", "rank": 0, "world": 1, "signal": signal.SIGSTOP}
+    killed = [{"where": "step", "rank": rank, "step": 36, "world": 2} for rank in (0, 1)]
+    settings = {"checkpoint.every_steps": 20, "checkpoint.keep": 9, "evaluation.every_steps": 100}
+    one = job(framework, stopped, *killed, **settings,
+              **{"yarn.min_workers": 2, "yarn.hang_seconds": 10})  # fmt: skip
+    run = one.finish()
+    assert len(one.struck()) == 3
+    first, second, third = run["attempts"]
+    assert first["resumed_at_step"] == 0
+    assert second["resumed_from"] == "memory"
+    again, step = second["resumed_at_step"], third["resumed_at_step"]
+    assert again >= 20 and step == again + 1  # saved at the end of the first step
+    one.check_rows()
+    np.testing.assert_allclose(one.losses(), undisturbed(framework), atol=2e-4)
 
 
 @pytest.mark.full

@@ -84,6 +84,10 @@ def test_each_rank_sees_one_gpu_and_more_ranks_than_gpus_are_refused():
             "HOROVOD_LOCAL_SIZE": "2"}  # fmt: skip
     assert prepared("torch", CUDA_VISIBLE_DEVICES="4,6", **rank)["CUDA_VISIBLE_DEVICES"] == "6"
     assert prepared("torch", CUDA_VISIBLE_DEVICES="", **rank)["CUDA_VISIBLE_DEVICES"] == ""
+    # The usual way to say CPU, and what CUDA makes of a list with an invalid number.
+    assert prepared("torch", CUDA_VISIBLE_DEVICES="-1", **rank)["CUDA_VISIBLE_DEVICES"] == "-1"
+    found = prepared("torch", CUDA_VISIBLE_DEVICES="4,-1,6", **rank)
+    assert found["error"] == "more ranks than GPUs on this node"
     found = prepared("torch", CUDA_VISIBLE_DEVICES="4", **rank)
     assert found["error"] == "more ranks than GPUs on this node"
 

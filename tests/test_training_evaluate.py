@@ -77,6 +77,8 @@ def batches(ids_NT, labels_N, chosen: list[int], padding: int = 0, size: int = 4
         part = everything[start : start + size]
         index = [row for row, _ in part]
         yield SimpleNamespace(
+            last_of_step=True,
+            global_weight=float(len(part)),
             ids_BT=ids_NT[index],
             mask_BT=np.ones_like(ids_NT[index]),
             labels_B=labels_N[index],

@@ -6,137 +6,22 @@ in `make test-all`.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.training_runs import ROOT, SETTINGS, launcher
-from tests.training_runs import _nested as nested
+from tests.fixtures_launched import Job, table
+from tests.training_runs import SETTINGS, launcher
 from training.checkpoint import Checkpoints
 from training.metricslog import read_metrics
-from training.place import RankRecord
 
 pytestmark = pytest.mark.mpi
-
-LIMIT = 200  # seconds; detects a hang
-ENDLESS = {"training.max_steps": 1_000_000}
-
-
-def table(*default: tuple[str, str]) -> list:
-    """(framework, launcher) pairs: those given always, the others in `make test-all` alone."""
-    pairs = [(f, k) for f in ("torch", "tensorflow") for k in ("mpirun", "horovodrun")]
-    return [
-        pytest.param(*pair, id="-".join(pair), marks=[] if pair in default else pytest.mark.full)
-        for pair in pairs
-    ]
-
-
-class Job:
-    """A running job and its run directory."""
-
-    def __init__(self, directory: str, argv: list[str]) -> None:
-        self.directory = directory
-        bin_directory = os.path.dirname(sys.executable)
-        self.process = subprocess.Popen(
-            argv,
-            cwd=ROOT,
-            env=os.environ
-            | {
-                "PATH": bin_directory + os.pathsep + os.environ["PATH"],
-                "PYTHONPATH": ROOT,
-                "CUDA_VISIBLE_DEVICES": "",
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.stdout = self.stderr = ""
-
-    def steps_saved(self) -> list[int]:
-        return [s.step for s in Checkpoints(os.path.join(self.directory, "checkpoints")).list()]
-
-    def wait_for_checkpoint(self) -> None:
-        deadline = time.monotonic() + LIMIT
-        while not self.steps_saved():
-            assert self.process.poll() is None, self.end()
-            assert time.monotonic() < deadline, "no checkpoint was ever written"
-            time.sleep(0.05)
-
-    def rank(self, number: int) -> int:
-        return RankRecord.read_all(self.directory)[number].pid
-
-    def end(self) -> int:
-        self.stdout, self.stderr = self.process.communicate(timeout=LIMIT)
-        return self.process.returncode
-
-    def processes(self) -> list[str]:
-        """Command lines of living processes that name the run directory."""
-        found = []
-        for name in filter(str.isdigit, os.listdir("/proc")):
-            with contextlib.suppress(OSError), open(f"/proc/{name}/cmdline", "rb") as file:
-                line = file.read().replace(b"\0", b" ").decode()
-                if self.directory in line and int(name) != os.getpid():
-                    found.append(line)
-        return found
-
-    def wait_until_nothing_is_left(self) -> None:
-        deadline = time.monotonic() + 60
-        while found := self.processes():
-            assert time.monotonic() < deadline, found
-            time.sleep(0.05)
-
-    def log_of_rank_0(self) -> str:
-        with open(os.path.join(self.directory, "logs", "rank.0"), encoding="utf-8") as file:
-            return file.read()
-
-    def run_json(self) -> dict:
-        with open(os.path.join(self.directory, "run.json"), encoding="utf-8") as file:
-            return json.load(file)
-
-
-@pytest.fixture
-def start(tmp_path, tiny_dataset, tiny_model_dir):
-    """Starts a job of two ranks; whatever it leaves is killed after the test."""
-    jobs: list[Job] = []
-
-    def go(framework: str, kind: str, *, bare: bool = False, **settings) -> Job:
-        directory = str(tmp_path / "run")
-        values = SETTINGS | ENDLESS | {
-            "run.directory": directory,
-            "data.dataset": tiny_dataset.path,
-            "model.base": tiny_model_dir,
-            "training.framework": framework,
-        }  # fmt: skip
-        config = str(tmp_path / "given.yaml")
-        with open(config, "w", encoding="utf-8") as file:
-            json.dump(nested(values | settings), file)
-        if bare:
-            rank = [sys.executable, "-m", "training", "--config", config]
-            argv = [*launcher(kind, 2), *rank, "--set", f"run.directory={directory}"]
-        else:
-            argv = [sys.executable, "-m", "howdah.cli", "train", "--config", config,
-                    "--np", "2", "--launcher", kind]  # fmt: skip
-        job = Job(directory, argv)
-        jobs.append(job)
-        return job
-
-    yield go
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
-        for record in RankRecord.read_all(job.directory):
-            if record.alive:
-                os.kill(record.pid, signal.SIGKILL)
 
 
 def finish(start, framework: str, kind: str, beyond: int) -> Job:
@@ -245,11 +130,11 @@ def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_all_are_terminate
     shown = [int(line.split("/")[0].split()[1]) for line in log.splitlines()
              if line.startswith("step ")]  # fmt: skip
     newest = Checkpoints(os.path.join(job.directory, "checkpoints")).latest()
-    if "the newest checkpoint is" in log:
+    if last_words := re.search(r"got: +the newest checkpoint is step-(\d+)", log):
         (began,) = re.findall(r"saving step (\d+), the last one completed", log)
         assert int(began) >= shown[-1]  # no completed step that was shown is left out
         assert newest.step == int(began)
-        assert f"the newest checkpoint is step-{began}" in log
+        assert last_words[1] == began
     else:
         # mpirun kills a second after its SIGTERM: on a busy machine in the middle of the save,
         # before the last words, or while the save before it is still being written. What was
@@ -310,7 +195,7 @@ def test_a_refused_configuration_is_told_once_by_a_bare_launcher(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text("training: {max_stepz: 3}\n")
     argv = [*launcher("mpirun", 2), sys.executable, "-m", "training", "--config", str(config)]
-    job = Job(str(tmp_path), argv)
+    job = Job(str(tmp_path), argv, {})
     assert job.end() == 2
     assert job.stderr.count("unknown key 'max_stepz'") == 1
     assert "did you mean training.max_steps?" in job.stderr

@@ -147,3 +147,28 @@ def test_frozen_words(named):
     assert gradients.norm().item() == pytest.approx(2.0 * np.sqrt(15))
     gradients.zero_()
     assert gradients.norm().item() == 0.0
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_rows_of_many_ranks_are_added_in_the_order_of_the_ranks(named, monkeypatch, backwards):
+    # In float32 (1 + 2**25) - 2**25 is 0, and (-2**25 + 2**25) + 1 is 1: the order shows.
+    addends = [1.0, 2.0**25, -(2.0**25)]
+    ids = torch.tensor([3, 7, 1, 7, 9, 7])  # of three ranks: 3 7, 1 7 9 and 7
+    values = torch.zeros(6, 4)
+    values[[1, 3, 5]] = torch.tensor(addends)[:, None]
+    comm = TwoRanks([], 4)
+    comm.reduce_rows = lambda own, rows: (ids, values)
+    plain = torch.Tensor.index_add_
+    if backwards:  # simulated: a device that adds what one call brings in an order of its own
+        monkeypatch.setattr(
+            torch.Tensor,
+            "index_add_",
+            lambda table, dim, index, source: plain(table, dim, index.flip(0), source.flip(0)),
+        )
+    gradients = FlatGradients(named)
+    gradients.arrange(None, sparse_embeddings=True)
+    gradients.zero_()
+    gradients.reduce_(comm, [torch.tensor([0])])
+    table = named[WORD_EMBEDDINGS].grad
+    assert table[7].tolist() == [0.0] * 4
+    assert torch.equal(gradients._touched, torch.tensor([1, 3, 7, 9]))

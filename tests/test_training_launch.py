@@ -63,9 +63,18 @@ def test_mpirun_on_other_machines():
 
 
 def test_horovodrun_takes_gloo():
-    argv = words(np=3, launcher="horovodrun")
-    assert os.path.basename(argv[0]) == "horovodrun"
-    assert argv[1:] == ["-np", "3", "--gloo", "-H", "localhost:3", *RANK]
+    argv = words(np=3, launcher="horovodrun", grace_seconds=45.5)
+    assert argv[:4] == [sys.executable, "-m", "training.horovodrun", "46"]
+    assert argv[4:] == ["-np", "3", "--gloo", "-H", "localhost:3", *RANK]
+
+
+def test_mpirun_waits_for_the_checkpoint():
+    argv = words(grace_seconds=90)
+    assert argv[argv.index("odls_base_sigkill_timeout") + 1] == "90"
+
+
+def test_a_launcher_of_something_else():
+    assert words(rank=["/bin/true"])[-1] == "/bin/true"
 
 
 @pytest.mark.parametrize("changes", [{"np": 0}, {"launcher": "srun"}])
@@ -243,7 +252,7 @@ from training.place import RankRecord
 def rank(n): RankRecord.of_this_process(n).write({str(tmp_path)!r})
 """
     argv = [sys.executable, "-c", head + textwrap.dedent(script)]
-    return launch._Job(argv, str(tmp_path), np=np, all_local=True, grace_seconds=grace)
+    return launch._Job(argv, "mpirun", str(tmp_path), np=np, all_local=True, grace_seconds=grace)
 
 
 def pids(tmp_path) -> list[int]:

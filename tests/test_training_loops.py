@@ -5,8 +5,11 @@ The fixed table: each test launches one framework; the other one in `make test-a
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -16,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 from howdah import storage
 from tests.fixtures_dataset import build_dataset
 from tests.serving_contract import reference_logits
-from tests.training_runs import NO_DROPOUT, train
+from tests.training_runs import NO_DROPOUT, NOISE, train
 from training.basemodel import load_base
 from training.parameters import start_weights
 from training.planner import Planner, PlanSpec
@@ -35,6 +38,48 @@ def learnable(tmp_path_factory, tiny_model_dir):
     path = str(tmp_path_factory.mktemp("learnable") / "v=1")
     rows = {"train": 768, "validation": 128, "test": 90}
     return build_dataset(path, model_dir=tiny_model_dir, rows=rows, seed=5)
+
+
+@pytest.fixture(scope="module", params=["torch", "tensorflow"])
+def half(request, tmp_path_factory, learnable, tiny_model_dir):
+    """A short run in bf16, with two ranks."""
+    return train(
+        str(tmp_path_factory.mktemp("half") / "run"),
+        dataset=learnable.path,
+        base=tiny_model_dir,
+        framework=request.param,
+        np_=2,
+        settings={
+            "training.precision": "bf16",
+            "training.global_batch_size": 32,
+            "training.per_device_max_tokens": 2048,
+            "training.learning_rate": 0.004,
+            "evaluation.splits": ["validation", "test"],
+        },
+    )
+
+
+def test_the_metrics_of_the_end_are_those_of_the_model_as_it_is_served(half):
+    said = half.run_json()
+    for split in ("validation", "test"):
+        done = subprocess.run(
+            [sys.executable, "-m", "howdah.cli", "evaluate", "--json", "--split", split,
+             "--config", os.path.join(half.directory, "given.yaml")],
+            capture_output=True, text=True, check=True,
+            env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        )  # fmt: skip
+        served = json.loads(done.stdout)["metrics"]
+        assert said["metrics"][split]["loss"] == pytest.approx(served["loss"], abs=1e-6)
+        assert said["metrics"][split]["accuracy"] == served["accuracy"]
+
+
+def test_the_logs_of_ranks_on_cpus_say_nothing_of_cuda_and_absl(half):
+    for rank in (0, 1):
+        with open(os.path.join(half.directory, "logs", f"rank.{rank}"), encoding="utf-8") as file:
+            log = file.read()
+        assert "step 10/10" in log
+        found = NOISE.search(log)
+        assert found is None, found[0]
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])

@@ -21,10 +21,13 @@ from howdah.errors import HowdahError, StorageUnavailable
 from training import checkpoint as checkpoint_module
 from training.checkpoint import load
 from training.comm import SoloComm
+from training.devices import CPU
 from training.env import RankEnv
 from training.memory import Memory
-from training.milestones import Milestones, model_weights, resume
+from training.milestones import Milestones, model_weights
+from training.planner import Planner
 from training.prepare import prepare
+from training.resuming import resume
 from training.run import Run
 from training.snapshots import Snapshots
 
@@ -52,10 +55,11 @@ class Training:
         self.comm, self.console = SoloComm(), io.StringIO()
         self.run = Run(config, RankEnv(), console=self.console)
         self.run.open()
-        self.job = prepare(config, self.comm, self.run, gpu=False)
+        self.job = prepare(config, self.comm, self.run, device=CPU)
         self.weights: dict[str, np.ndarray] = {}
         memory = Memory(every=50)
         self.state, tensors, self.due = resume(self.job, self.comm, self.run, memory)
+        self.job = self.job.at(self.state)
         self.restore(model_weights(tensors))
         self.milestones = Milestones(
             self.job,
@@ -66,11 +70,13 @@ class Training:
             snapshots=Snapshots(),
             weights=self.weights.items,
             moments=lambda: [("adam_m/classifier.bias", np.zeros(4, np.float32))],
-            forward=lambda ids_BT, mask_BT: np.tile(self.weights["classifier.bias"],
-                                                    (len(ids_BT), 1)),
+            forward=self.forward,
+            served=self.forward,
         )  # fmt: skip
-        steps = self.job.planner.steps_per_epoch
-        self.run.begin(self.state, total_steps=self.job.schedule.steps, steps_per_epoch=steps)
+        self.run.begin(self.state, total_steps=self.job.schedule.steps)
+
+    def forward(self, ids_BT, mask_BT):
+        return np.tile(self.weights["classifier.bias"], (len(ids_BT), 1))
 
     def restore(self, weights) -> None:
         self.weights.update({name: array.copy() for name, array in weights.items()})
@@ -79,10 +85,8 @@ class Training:
         """As a loop's step; with `abort` only up to where a collective could hang."""
         state, planner = self.state, self.job.planner
         with self.run.update_lock:
-            state.step += 1
+            state.advance(planner, int(state.plan["epoch"]), int(state.plan["step"]))
             self.weights["classifier.bias"][:] = [AMPLITUDES[state.step], 0.0, 0.0, 0.0]
-            at = (int(state.plan["epoch"]), int(state.plan["step"]))
-            state.plan = planner.state(*planner.after(*at)).to_json()
             self.milestones.completed()
         return False if abort else self.milestones.after_step(stop)
 
@@ -217,7 +221,10 @@ def test_a_failed_save_ends_the_run(begin, monkeypatch):
             done.step()
             while done.run.checkpoints.busy:
                 time.sleep(0.01)
-    done.run.close("failed")
+    before = storage.read_bytes(os.path.join(done.run.directory, "run.json"))
+    with pytest.raises(HowdahError, match="later attempt"):
+        done.run.close("failed")
+    assert storage.read_bytes(os.path.join(done.run.directory, "run.json")) == before
 
 
 # ------------------------------------------------------------------ storage that fails for a while
@@ -341,3 +348,32 @@ def test_a_stop_saves_also_after_a_save_that_failed(begin, outage):
     with pytest.raises(StorageUnavailable, match="step-4 could not be saved"):
         second.step(stop=True)
     second.run.close("failed")
+
+
+# ------------------------------------------------------------------------- an older order of rows
+def test_a_run_that_an_earlier_planner_began_goes_on_with_that_one(
+    tmp_path, tiny_dataset, tiny_model_dir, monkeypatch
+):
+    with monkeypatch.context() as patch:
+        real = Planner._set_version
+        patch.setattr(Planner, "_set_version", lambda self, version: real(self, 1))
+        first = Training(str(tmp_path), tiny_dataset, tiny_model_dir)
+        steps = first.job.planner.steps_per_epoch
+        rows = [first.job.planner.batch(0, step).row.tolist() for step in range(steps)]
+        first.step()
+        first.step()  # evaluated and saved
+        first.leave()
+    assert steps > 2  # in the middle of an epoch
+    second = Training(str(tmp_path), tiny_dataset, tiny_model_dir)
+    assert second.job.planner.version == 1
+    assert (second.state.step, second.state.plan["step"]) == (2, 2)
+    source = second.job.train_source(second.comm, second.state)
+    assert next(batch.step for batch in source) == 2
+    left = [second.job.planner.batch(0, step).row.tolist() for step in range(2, steps)]
+    assert left == rows[2:]
+    second.step()
+    second.leave()
+    # What it saves is again one that a third attempt goes on from.
+    third = Training(str(tmp_path), tiny_dataset, tiny_model_dir)
+    assert third.job.planner.version == 1
+    third.leave()

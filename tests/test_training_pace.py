@@ -5,9 +5,11 @@ from __future__ import annotations
 import io
 import threading
 
+import numpy as np
 import pytest
 
-from training import pace
+from training import checkpoint, pace
+from training.fence import Fence
 from training.pace import Pace
 
 MIB = 2**20
@@ -57,6 +59,19 @@ def test_what_a_slow_storage_took_is_not_made_up_by_a_burst(clock):
     clock.now += 60.0  # the storage stood still
     paced.spent(16 * MIB)
     assert clock.now - begun == pytest.approx(61.0)
+
+
+def test_a_checkpoint_is_read_back_at_the_pace_it_was_written(clock, tmp_path):
+    size = 48 * MIB
+    (tmp_path / "run").mkdir()
+    saves = checkpoint.Checkpoints(str(tmp_path / "run"), fence=Fence.take(str(tmp_path)))
+    written = []
+    saves._saved = lambda step, path: written.append(clock.now)
+    tensors = {"model/w": np.zeros(size // 4, np.float32)}
+    identity = checkpoint.Identity("b", "d", "t", ("l",), "p")
+    saves._write(saves._fence, 1, tensors, {}, identity, None, None, False, Pace(size))
+    assert written[0] - 100.0 == pytest.approx(3.0, abs=0.1)
+    assert clock.now - written[0] == pytest.approx(3.0, abs=0.1)
 
 
 def test_nobody_waits_for_the_pace():

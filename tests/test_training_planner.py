@@ -1,5 +1,7 @@
 """The planner: every row once an epoch, the same at every world size, resumed at any step."""
 
+import collections
+import hashlib
 import json
 from dataclasses import replace
 
@@ -9,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from howdah.errors import CheckpointError, ConfigError, DataError
-from training.permutation import permute
-from training.planner import Planner, PlanSpec, PlanState, micro_batches
+from training.permutation import permute, permute_by_rounds
+from training.planner import Planner, PlanSpec, PlanState, micro_batches, padded_length
 
 SPEC = PlanSpec(dataset_hash="d", split="train", seed=7, global_batch_size=64, window_batches=5)
 
@@ -123,6 +125,114 @@ def test_padding_is_at_most_five_percent(world):
     assert padded / real <= 1.05
 
 
+def sentences(rows: int) -> list[np.ndarray]:
+    """Token counts like SST-2's: 25 on the average, from 4 to 66."""
+    counts = np.round(np.random.default_rng(0).gamma(4.7, 5.3, rows))
+    return np.array_split(np.clip(counts, 4, 66).astype(np.int32), 8)
+
+
+@pytest.mark.parametrize("world", [1, 2, 8])
+@pytest.mark.parametrize("steps", [200, 216])
+def test_short_sentences_are_padded_as_little_where_an_epoch_has_200_steps(steps, world):
+    planner = Planner(sentences(32 * steps), replace(SPEC, global_batch_size=32, window_batches=50))
+    real = padded = 0
+    for step in range(planner.steps_per_epoch):
+        for rank in range(world):
+            rows = planner.rank_rows(0, step, rank, world)
+            real += int(rows.length.sum())
+            padded += padded_length(int(rows.length[0]), 2) * len(rows)
+    assert padded / real <= 1.05
+
+
+def same_mates(planner) -> float:
+    """Of a row's mates in its batch, the share that are its mates again an epoch later."""
+    mates = []
+    for epoch in (0, 1):
+        batches = [keys(planner.batch(epoch, step)) for step in range(planner.steps_per_epoch)]
+        mates.append({key: set(batch) - {key} for batch in batches for key in batch})
+    again = [len(own & mates[1][key]) / len(own) for key, own in mates[0].items()]
+    return float(np.mean(again))
+
+
+@pytest.mark.parametrize("steps", [10, 30, 50])
+def test_rows_of_a_short_epoch_meet_others_in_the_next_one(steps):
+    shards = [np.random.default_rng(0).integers(4, 129, 32 * steps).astype(np.int32)]
+    spec = replace(SPEC, global_batch_size=32, window_batches=50)
+    assert Planner(shards, spec).window_batches == max(1, steps // 4)
+    assert same_mates(Planner(shards, spec)) < 0.3
+    assert same_mates(Planner(shards, spec, version=1)) > 0.4
+
+
+def test_a_run_that_version_1_of_the_planner_began_keeps_its_order():
+    shards = [
+        np.random.default_rng(seed).integers(3, 90, rows).astype(np.int32)
+        for seed, rows in enumerate((301, 300, 7, 299))
+    ]
+    spec = replace(SPEC, global_batch_size=16, window_batches=50)
+    planner = Planner(shards, spec)
+    new = planner.plan_hash
+    planner.go_on_with("another plan's")
+    assert planner.plan_hash == new
+    planner.batch(0, 3)  # what was worked out for the new order must not be given out again
+    # By Howdah 0.1 at the commit before version 2.
+    planner.go_on_with("6661d17de3ec4926")
+    assert planner.plan_hash == "6661d17de3ec4926" in planner.earlier_hashes
+    digest = hashlib.sha256()
+    for epoch in range(2):
+        for step in range(planner.steps_per_epoch):
+            rows = planner.batch(epoch, step)
+            digest.update(rows.shard.astype("<i4").tobytes() + rows.row.astype("<i8").tobytes())
+    assert digest.hexdigest()[:16] == "9f4b90fc8679181c"
+    planner.check(PlanState(plan_hash="6661d17de3ec4926", epoch=0, step=5))
+    planner.go_on_with(new)
+    assert planner.plan_hash == new
+
+
+def rows_of_lengths(*of: int):
+    """A slice of rows with these lengths, longest first."""
+    planner = Planner([np.sort(np.array(of, np.int32))[::-1]], replace(
+        SPEC, global_batch_size=len(of), shuffle=False))  # fmt: skip
+    return planner.batch(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("of", "most", "cut"),
+    [
+        ([10] * 33, 320, [17, 16]),
+        ([10] * 32, 320, [32]),
+        ([10] * 65, 320, [22, 22, 21]),
+        # A part of long rows holds less than the mean: the others share the rest.
+        ([80] * 4 + [10] * 60, 320, [4, 30, 30]),
+    ],
+)
+def test_micro_batches_are_as_few_and_as_even_as_can_be(of, most, cut):
+    parts = micro_batches(rows_of_lengths(*of), most)
+    assert [len(part) for part in parts] == cut
+    assert all(int(part.length.max()) * len(part) <= most for part in parts)
+
+
+@given(
+    of=st.lists(st.integers(1, 100), min_size=1, max_size=200), most=st.integers(100, 2000),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_even_micro_batches_are_never_more_than_filled_ones(of, most):
+    rows = rows_of_lengths(*of)
+    parts = micro_batches(rows, most)
+    assert [key for part in parts for key in keys(part)] == keys(rows)
+    assert all(int(part.length[0]) * len(part) <= most for part in parts)
+    filled, at = 0, 0
+    while at < len(of):
+        at, filled = at + most // int(rows.length[at]), filled + 1
+    assert len(parts) == filled
+
+
+def test_rows_are_not_padded_beyond_the_model_s_positions():
+    rows = rows_of_lengths(*[127] * 4, *[125] * 4)
+    assert [len(p) for p in micro_batches(rows, 127 * 4, 8, 127)] == [4, 4]
+    assert padded_length(125, 8, 127) == 127
+    assert padded_length(120, 8, 127) == 120
+
+
 def test_micro_batches_cover_the_slice_within_the_bound():
     rows = Planner(lengths(64), SPEC).batch(0, 0)
     parts = micro_batches(rows, 500, 8)
@@ -193,3 +303,18 @@ def test_permutation_looks_random():
     assert fixed < 10  # a random permutation has 1 on average
     assert abs(np.corrcoef(np.arange(n), out)[0, 1]) < 0.05
     assert abs(np.corrcoef(out[:-1], out[1:])[0, 1]) < 0.05
+
+
+def spread(permutation, n: int, samples: int) -> collections.Counter:
+    """How often each order of n items comes, over the keys 0 to samples - 1."""
+    return collections.Counter(tuple(permutation(np.arange(n), n, 5, k)) for k in range(samples))
+
+
+def test_every_order_of_a_few_items_is_as_likely_as_another():
+    counts, expected = spread(permute, 5, 12_000), 12_000 / 120
+    chi2 = sum((count - expected) ** 2 / expected for count in counts.values())
+    assert len(counts) == 120
+    assert chi2 / 119 < 1.5  # 1 on the average, with a deviation of 0.13
+    assert len(spread(permute, 8, 20_000)) > 15_500  # of 40,320; 15,770 expected
+    # Version 1 of the planner: 47 and 9,800.
+    assert len(spread(permute_by_rounds, 8, 20_000)) < 12_000

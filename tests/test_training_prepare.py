@@ -15,11 +15,15 @@ from howdah.errors import ConfigError, DataError, ModelError
 from tests.fixtures_dataset import build_dataset
 from tests.tiny_model import write_tiny_model
 from training.comm import SoloComm
+from training.devices import CPU, Device
 from training.env import RankEnv
 from training.lossscale import LossScale, clip_factor
 from training.prepare import Job, prepare
 from training.run import Run
 from training.state import TrainState
+
+AMPERE = Device("GPU", "NVIDIA A100-SXM4-40GB", (8, 0))
+VOLTA = Device("GPU", "Tesla V100-SXM2-16GB", (7, 0))
 
 
 class OneOf(SoloComm):
@@ -32,7 +36,7 @@ class OneOf(SoloComm):
         return obj
 
 
-def job(dataset, base, comm=None, *, gpu=False, console=None, **sections) -> Job:
+def job(dataset, base, comm=None, *, device=CPU, console=None, **sections) -> Job:
     training = {"framework": "torch", "per_device_max_tokens": 512} | sections.pop("training", {})
     config = from_dict(
         {
@@ -43,10 +47,17 @@ def job(dataset, base, comm=None, *, gpu=False, console=None, **sections) -> Job
         }
     )
     run = Run(config, RankEnv(), console=console or io.StringIO())
-    return prepare(config, comm or SoloComm(), run, gpu=gpu)
+    return prepare(config, comm or SoloComm(), run, device=device)
 
 
 # --------------------------------------------------------------------------------- what is given
+def begun(job) -> TrainState:
+    """The state at the first step."""
+    state = TrainState()
+    state.moved(job.planner, 0, 0)
+    return state
+
+
 def test_a_job_has_all_that_a_loop_needs(tiny_dataset, tiny_model_dir):
     got = job(tiny_dataset.path, tiny_model_dir, training={"num_train_epochs": 2.0,
                                                            "global_batch_size": 16})  # fmt: skip
@@ -56,7 +67,7 @@ def test_a_job_has_all_that_a_loop_needs(tiny_dataset, tiny_model_dir):
     assert np.ptp(got.weights["classifier.weight"]) > 0
     assert got.class_weights is None
     assert got.identity.plan == got.planner.plan_hash
-    rows = [b.real_tokens for b in got.train_source(SoloComm(), got.planner.start())]
+    rows = [b.real_tokens for b in got.train_source(SoloComm(), begun(got))]
     assert sum(rows) == 2 * sum(shard.tokens for shard in tiny_dataset.manifest.splits["train"])
 
 
@@ -91,6 +102,58 @@ def test_an_evaluation_sees_each_row_once_in_any_world(tiny_dataset, tiny_model_
     ]
     rows = tiny_dataset.manifest.rows(split)
     assert sorted(ids) == sorted(f"{split}-{i}".encode() for i in range(rows))
+
+
+def test_a_split_is_opened_once_for_all_evaluations(tiny_dataset, tiny_model_dir, monkeypatch):
+    got = job(tiny_dataset.path, tiny_model_dir)
+    listed = []
+    real = storage.list_dir
+    monkeypatch.setattr(
+        storage, "list_dir", lambda path, **more: (listed.append(path), real(path, **more))[1]
+    )
+    seen = []
+    for max_rows in (None, 6, None):
+        source = got.eval_source("validation", SoloComm(), max_rows)
+        seen.append(sum(int(batch.weights_B.sum()) for batch in source))
+    rows = tiny_dataset.manifest.rows("validation")
+    assert seen == [rows, 6, rows]
+    assert not listed
+    train = got.eval_source("train", SoloComm())
+    assert train.shards is not got.shards  # which training reads at the same time
+    assert got.eval_source("train", SoloComm()).shards is train.shards
+
+
+def test_between_evaluations_no_shard_is_held_in_the_cache(tmp_path, tiny_model_dir):
+    place = f"memory://{tmp_path.name}-evaluated/v=1"
+    remote = build_dataset(place, model_dir=tiny_model_dir)
+    got = job(remote.path, tiny_model_dir,
+              training={"shard_cache_directory": str(tmp_path / "cache")})  # fmt: skip
+
+    def held() -> int:
+        return sum(mapped is not None for mapped in got.evaluated["validation"]._maps)
+
+    source = got.eval_source("validation", SoloComm())
+    assert sum(int(batch.weights_B.sum()) for batch in source) > 0
+    assert held() == 0
+    batches = iter(got.eval_source("validation", SoloComm()))
+    next(batches)
+    batches.close()  # a rank is lost in the middle of an evaluation, or a stop is asked for
+    assert held() == 0
+    ids = [b.row_ids for b in got.eval_source("validation", SoloComm(), row_ids=True)]
+    assert sum(map(len, ids)) >= remote.manifest.rows("validation")
+    assert held() == 0
+    storage.remove(storage.parent(place), recursive=True)
+
+
+def test_a_width_is_never_beyond_the_model_s_positions(tiny_dataset, tiny_model_dir):
+    longest = max(int(part.max()) for part in job(tiny_dataset.path, tiny_model_dir).shards.lengths)
+    assert longest % 8 != 0
+    got = job(tiny_dataset.path, tiny_model_dir, device=AMPERE)
+    got.base.config["max_position_embeddings"] = longest
+    for source in (got.train_source(SoloComm(), begun(got)),
+                   got.eval_source("train", SoloComm())):  # fmt: skip
+        widths = [batch.ids_BT.shape[1] for batch in source]
+        assert max(widths) == longest
 
 
 def test_a_short_evaluation_takes_rows_of_every_shard(tiny_dataset, tiny_model_dir):
@@ -177,7 +240,7 @@ def test_a_precision_that_was_settled_stays(tiny_dataset, tiny_model_dir, gains,
             return told if root == 1 else obj
 
     config, run = got.config, Run(got.config, RankEnv(), console=io.StringIO())
-    joined = prepare(config, Told(0, 2), run, gpu=False, holder=1)
+    joined = prepare(config, Told(0, 2), run, device=CPU, holder=1)
     assert (joined.precision, joined.pad_multiple) == (settled, 4 if settled == "bf16" else 2)
 
 
@@ -200,12 +263,55 @@ def test_processors_without_bf16_are_named(
     assert ("rank(s) 0, 1 have no instructions for bf16" in console.getvalue()) == warns
 
 
+@pytest.mark.parametrize(
+    ("device", "precision", "width"),
+    [(AMPERE, "bf16", 8), (VOLTA, "fp32", 8), (Device("GPU"), "fp32", 8)],
+)
+def test_auto_is_bf16_on_gpus_of_capability_8(
+    monkeypatch, tiny_dataset, tiny_model_dir, device, precision, width
+):
+    # Described devices: no GPU is needed, nor was one at hand.
+    monkeypatch.setattr("training.prepare.cpu_gains_by_bf16", lambda: True)
+    got = job(tiny_dataset.path, tiny_model_dir, device=device)
+    assert (got.precision, got.pad_multiple) == (precision, width)
+
+
+def test_gpus_of_different_generations_train_in_fp32_and_are_called_gpus(
+    tiny_dataset, tiny_model_dir
+):
+    console = io.StringIO()
+    others = ("fp32", None), ("bf16", None)
+    got = job(tiny_dataset.path, tiny_model_dir, Among(*others), console=console, device=AMPERE)
+    assert got.precision == "fp32"
+    assert "the GPUs of rank(s) 1 gain nothing by bf16" in console.getvalue()
+    training = {"precision": "bf16"}
+    job(tiny_dataset.path, tiny_model_dir, Among(("bf16", None)), console=console,
+        device=VOLTA, training=training)  # fmt: skip
+    assert "the GPUs of rank(s) 0, 1 have no units for bf16" in console.getvalue()
+    assert "compute capability 7.0" in console.getvalue()
+
+
 # ------------------------------------------------------------------------------- what is refused
+def test_gpus_on_some_ranks_alone_are_refused(tiny_dataset, tiny_model_dir):
+    class Mixed(OneOfAlike):
+        def gather_json(self, obj):
+            if not isinstance(obj, dict):
+                return super().gather_json(obj)
+            return [obj | {"device": kind} for kind in ("GPU", "CPU", "GPU", "CPU")]
+
+    with pytest.raises(ConfigError, match="some ranks train on a GPU") as caught:
+        job(tiny_dataset.path, tiny_model_dir, Mixed(0, 4), device=AMPERE)
+    assert caught.value.where == "rank(s) 1, 3: no GPU"
+    assert "rank(s) 0, 2" in caught.value.got
+
+
 def test_fp16_is_for_gpus(tiny_dataset, tiny_model_dir):
     training = {"precision": "fp16"}
     with pytest.raises(ConfigError, match="fp16 trains on GPUs only"):
         job(tiny_dataset.path, tiny_model_dir, training=training)
-    assert job(tiny_dataset.path, tiny_model_dir, training=training, gpu=True).precision == "fp16"
+    assert (
+        job(tiny_dataset.path, tiny_model_dir, training=training, device=AMPERE).precision == "fp16"
+    )
 
 
 def test_another_tokenizer_is_refused(tmp_path, tiny_dataset, tiny_model_dir):
@@ -257,7 +363,7 @@ def test_more_ranks_than_rows_are_refused(tmp_path, tiny_model_dir, tiny_dataset
 def test_ranks_with_different_configurations_are_refused(tiny_dataset, tiny_model_dir):
     class Differs(OneOf):
         def gather_json(self, obj):
-            return [obj, obj, "another"]
+            return [obj, obj, obj | {"config": "another"}]
 
     with pytest.raises(ConfigError, match="different configurations") as caught:
         job(tiny_dataset.path, tiny_model_dir, Differs(0, 3))

@@ -27,7 +27,7 @@ from training.checkpoint import Identity
 from training.env import RankEnv
 from training.eventfile import EventFile
 from training.metricslog import MetricsLog, read_metrics
-from training.place import Mirror, RankRecord, RunLock, local_directory, process_start
+from training.place import RankRecord, RunLock, local_directory, process_start
 from training.progress import Progress, StepFigures
 from training.run import Run
 from training.runfile import RunFile, config_hash
@@ -58,9 +58,10 @@ def open_run(directory: str, console=None, **sections) -> Run:
 
 
 def take_steps(run: Run, state: TrainState, upto: int, total: int = 20) -> None:
-    run.begin(state, total_steps=total, steps_per_epoch=10)
+    run.begin(state, total_steps=total)
     while state.step < upto:
         state.step += 1
+        state.epochs = state.step / 10
         run.step_done(state, loss=1.0 / state.step, **STEP)
     run.end_steps()
 
@@ -202,20 +203,22 @@ def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
 def test_when_a_checkpoint_is_due(monkeypatch):
     now = types.SimpleNamespace(seconds=1000.0)
     monkeypatch.setattr("training.savetimes.time.monotonic", lambda: now.seconds)
-    times = SaveTimes(CheckpointSection(every_steps=4, every_minutes=10))
-    assert [step for step in range(1, 9) if times.due(step, busy=False)] == [4, 8]
+    times = SaveTimes(CheckpointSection(every_steps=40, every_minutes=10))
+    times.begin(0)
+    assert [step for step in range(1, 81) if times.due(step, busy=True)] == [40, 80]
     now.seconds += 601
     assert times.due(5, busy=False)
     assert not times.due(5, busy=True)
-    times.taken()
-    assert not times.due(5, busy=False)
+    times.begun(5)
+    times.whole(5)
+    assert not times.due(6, busy=False)
     times.failed()  # another within a minute
     now.seconds += 59
-    assert not times.due(5, busy=False)
+    assert not times.due(7, busy=False)
     now.seconds += 2
-    assert times.due(5, busy=False)
-    times.taken()
-    assert not times.due(5, busy=False)
+    assert times.due(7, busy=False)
+    times.begun(7)
+    assert not times.due(8, busy=False)
 
 
 # ---------------------------------------------------------------------- one run in a directory
@@ -282,49 +285,6 @@ def test_the_private_directory_of_remote_runs_must_be_ours(tmp_path, monkeypatch
         local_directory("memory://x/run")
 
 
-def test_growing_files_are_published_whole_and_only_when_they_have_changed(tmp_path, monkeypatch):
-    uploads = []
-    real = storage.upload
-    monkeypatch.setattr(
-        storage, "upload", lambda local, path: (uploads.append(path), real(local, path))
-    )
-    remote = f"memory://{tmp_path.name}/mirror"
-    (tmp_path / "d").mkdir()
-    (tmp_path / "d" / "a").write_text("one")
-    mirror = Mirror(seconds=0.01, say=print)
-    mirror.add(str(tmp_path / "d"), remote)
-    deadline = time.monotonic() + 60
-    while not storage.exists(remote + "/a"):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    with open(tmp_path / "d" / "a", "a", encoding="utf-8") as file:
-        file.write(" two")
-    mirror.close()
-    assert storage.read_text(remote + "/a") == "one two"
-    assert len(uploads) == 2
-    storage.remove(remote, recursive=True)
-
-
-def test_a_storage_that_is_away_is_told_once_and_does_not_end_training(tmp_path, monkeypatch):
-    (tmp_path / "a").write_text("x")
-    tries, said = [], []
-
-    def away(local, path):
-        tries.append(path)
-        raise StorageError("cannot write")
-
-    monkeypatch.setattr(storage, "upload", away)
-    mirror = Mirror(seconds=0.01, say=said.append)
-    mirror.add(str(tmp_path / "a"), "memory://x/a")
-    deadline = time.monotonic() + 60
-    while len(tries) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    with pytest.raises(StorageError):
-        mirror.close()
-    assert len(said) == 1
-
-
 # ----------------------------------------------------------------------------------- figures
 FIGURES = StepFigures(
     step=120, epoch=1.2, loss=0.512, lr=4.1e-5, grad_norm=1.0, examples_per_second=123.4,
@@ -342,7 +302,7 @@ def test_the_progress_line():
 def test_the_wait_for_input_is_that_of_the_steps_since_the_last_line(tmp_path):
     run = open_run(str(tmp_path / "run"), io.StringIO(), training={"logging_steps": 1})
     state = TrainState()
-    run.begin(state, total_steps=3, steps_per_epoch=10)
+    run.begin(state, total_steps=3)
     # Far longer than the steps themselves, then nothing: the first line has all of it.
     for waited in (1000.0, 1000.0, 2000.0):
         state.step += 1
@@ -376,7 +336,7 @@ def test_a_terminal_gets_a_bar_with_the_same_figures(monkeypatch):
 def test_paused_time_is_no_training_time(tmp_path):
     run = open_run(str(tmp_path))
     state = TrainState()
-    run.begin(state, total_steps=2, steps_per_epoch=1)
+    run.begin(state, total_steps=2)
     with run.figures.paused():
         time.sleep(0.3)
     state.step = 1
@@ -449,7 +409,7 @@ def test_an_mlflow_that_is_not_there_is_one_clear_error(tmp_path, monkeypatch):
     options = {"tracking": {"mlflow": {"uri": "http://127.0.0.1:9"}, "tensorboard": False}}
     run = open_run(str(tmp_path), **options)
     with pytest.raises(ClusterError, match="MLflow") as caught:
-        run.begin(TrainState(), total_steps=1, steps_per_epoch=1)
+        run.begin(TrainState(), total_steps=1)
     run.close("failed")
     assert "http://127.0.0.1:9" in caught.value.where
 

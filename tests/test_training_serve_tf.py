@@ -2,8 +2,43 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import pytest
+
 from tests.serving_contract import ServingContract
+from training import serve
 
 
 class TestServing(ServingContract):
     framework = "tensorflow"
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_every_gpus_memory_grows_with_its_use(started):
+    """With devices made up: this is a test of what is asked for, not of a GPU."""
+    asked = []
+
+    def grow(gpu, on):
+        if started:
+            raise RuntimeError("Physical devices cannot be modified after being initialized")
+        asked.append((gpu, on))
+
+    devices = SimpleNamespace(
+        list_physical_devices=lambda kind: [f"{kind}:{n}" for n in range(2)],
+        experimental=SimpleNamespace(set_memory_growth=grow),
+    )
+    serve._grow_memory(devices)
+    assert asked == ([] if started else [("GPU:0", True), ("GPU:1", True)])
+
+
+def test_it_is_asked_for_before_tensorflow_starts(monkeypatch):
+    order = []
+    import tensorflow as tf
+
+    monkeypatch.setattr(serve, "_grow_memory", lambda devices: order.append("memory"))
+    monkeypatch.setattr(tf, "constant", lambda value: order.append("start"))
+    monkeypatch.setattr("training.model_tf.build", lambda *words, **settings: None)
+    monkeypatch.setattr("training.model_tf.forward_fn", lambda net: None)
+    serve._forward("tensorflow", {}, {}, 2)
+    assert order == ["memory", "start"]

@@ -20,6 +20,7 @@ from tests.fixtures_dataset import build_dataset
 from training.planner import Planner, PlanSpec
 from training.readers import BatchSource
 from training.shardcache import NoRoom, ShardCache
+from training.shardfiles import ShardFiles
 from training.shards import ShardSet
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -267,14 +268,15 @@ def read_all(shards: ShardSet, *, prefetch: int = 2, watch=lambda: None) -> list
 def counted(monkeypatch) -> list[str]:
     """Names of the shards that are fetched from now on."""
     opened: list[str] = []
-    real = storage.open_read
+    real = ShardFiles._copy
 
-    def open_read(path):
-        if path.startswith("memory://") and ".index" not in path:
-            opened.append(storage.name(path))
-        return real(path)
+    def copy(self, path, crc32c, **more):
+        fill = real(self, path, crc32c, **more)
+        if ".index" in path:
+            return fill
+        return lambda file: (opened.append(storage.name(path)), fill(file))
 
-    monkeypatch.setattr(storage, "open_read", open_read)
+    monkeypatch.setattr(ShardFiles, "_copy", copy)
     return opened
 
 
@@ -427,15 +429,48 @@ def test_a_shard_that_arrives_altered_once_is_fetched_again(remote, tmp_path, mo
     assert sorted(read_all(shards)) == EVERYTHING
 
 
+def damage_copy(cache: ShardCache, dataset, number: int) -> None:
+    """As a disk does, or another program: the size stays."""
+    folder = os.path.join(cache.directory, dataset.manifest.dataset_hash)
+    name = dataset.manifest.splits["train"][number].name
+    (copy,) = [
+        one for one in os.listdir(folder) if f"-{name}" in one and not one.endswith(".index")
+    ]
+    with open(os.path.join(folder, copy), "r+b") as file:
+        data = bytearray(file.read())
+        at = data.index(b"train-") - 4  # before a row's key
+        data[at : at + 60] = bytes(60)
+        file.seek(0)
+        file.write(data)
+
+
 def test_a_copy_that_was_damaged_since_the_last_run_is_fetched_again(remote, tmp_path):
     cache = ShardCache(str(tmp_path / "cache"))
     assert ShardSet(remote, "train", cache=cache).verify() == 0
-    folder = os.path.join(cache.directory, remote.manifest.dataset_hash)
-    for name in os.listdir(folder):
-        if "train-00001-" in name and not name.endswith(".unpacked"):
-            with open(os.path.join(folder, name), "r+b") as file:
-                file.seek(-1, 2)
-                file.write(b"\xff")
+    damage_copy(cache, remote, 1)
     shards = ShardSet(remote, "train", cache=cache)
     assert shards.verify() == 0
     assert sorted(read_all(shards)) == EVERYTHING
+
+
+@pytest.mark.parametrize("verified", [True, False])  # a rank that joins later verifies nothing
+def test_damaged_copies_are_found_on_every_node(remote, tmp_path, verified):
+    # Two nodes, one rank each; an earlier run has left everything in both caches.
+    caches = [ShardCache(str(tmp_path / f"node{number}")) for number in range(2)]
+    for number, cache in enumerate(caches):
+        assert ShardSet(remote, "train", cache=cache).verify() == 0
+        for shard in range(12):  # those of the other rank's share
+            if shard % 2 != number:
+                damage_copy(cache, remote, shard)
+    for rank, cache in enumerate(caches):
+        shards = ShardSet(remote, "train", cache=cache)
+        if verified:
+            assert shards.verify(rank, 2) == 0
+        assert sorted(read_all(shards)) == EVERYTHING
+        ids = shards.gather(
+            np.repeat(np.arange(12), 20), np.tile(np.arange(20), 12), np.concatenate(shards.lengths)
+        )
+        local = ShardSet(remote, "train", cache=ShardCache(str(tmp_path / "anew")))
+        assert (ids == local.gather(
+            np.repeat(np.arange(12), 20), np.tile(np.arange(20), 12), np.concatenate(local.lengths)
+        )).all()  # fmt: skip

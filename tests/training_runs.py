@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from training.metricslog import read_metrics
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 LAUNCH_SECONDS = 240  # detects a hang
+NOISE = re.compile(r".*(cuda|cuInit|cuDNN|cuBLAS|cuFFT|absl|oneDNN|\b[IWE]0000 ).*", re.I)
+"""What libraries write to a rank's log that is no user's concern where there is no GPU."""
 
 # Few rows in a global batch and few tokens in a micro-batch: every step accumulates.
 SETTINGS = {

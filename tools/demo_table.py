@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Sequence
 
 from etl.docstrings import corpus, default_packages, identity
-from etl.spark import session
-from howdah.config_model import SparkOptions
+from howdah.config_data import SparkOptions
 from howdah.errors import HowdahError, render
+from howdah.spark.session import session
 
 PARTITIONS = 4
 _DIGEST = "howdah.demo.digest"

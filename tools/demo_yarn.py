@@ -29,7 +29,7 @@ def overrides(workers: int) -> tuple[str, ...]:
         "yarn.environment=path",
         f"yarn.python={sys.executable}",
         f"yarn.workers={workers}",
-        "yarn.worker.memory=3 GiB",
+        "yarn.worker.memory=3.5 GiB",
     )
 
 
