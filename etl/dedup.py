@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from etl import near
@@ -48,7 +48,7 @@ def deduplicate(
     Args:
         rows: id, text, label, key; each id once.
         options: `data.dedup`.
-        scratch: for intermediate data of many near duplicates.
+        scratch: for intermediate data.
         temporary: data frames persisted on the way are appended; the caller unpersists them.
         driver_edges: edges between near duplicates that the driver joins by itself.
         progress: gets a line where joining them takes rounds.
@@ -57,12 +57,15 @@ def deduplicate(
     partitions. The same text under different labels is rejected whole (label_conflict). Near
     duplicates under different labels are kept once a label, in the same group.
     """
-    groups = rows.groupBy("key").agg(
-        F.min("id").alias("first"),
-        (F.min("label") != F.max("label")).alias("conflict"),
-        F.concat_ws(", ", F.sort_array(F.collect_set("label"))).alias("labels"),
-    )
-    judged = rows.join(groups, "key").persist()
+    # Windows, not joins with aggregates: a join would hold the plan of its rows twice, and Spark
+    # writes the plan of each action, with those of all cached frames in it, as text.
+    same = Window.partitionBy("key")
+    judged = rows.select(
+        "*",
+        F.min("id").over(same).alias("first"),
+        (F.min("label").over(same) != F.max("label").over(same)).alias("conflict"),
+        F.concat_ws(", ", F.sort_array(F.collect_set("label").over(same))).alias("labels"),
+    ).persist()
     temporary.append(judged)
     unique = judged.where(~F.col("conflict") & (F.col("id") == F.col("first")))
     if options.near:
@@ -71,15 +74,13 @@ def deduplicate(
         )
     else:
         found = near.none(unique)
-    alike = found.rows.persist()
-    temporary.append(alike)
+    alike = found.rows
     clusters, largest = _sizes(alike, "cluster")
     largest_group = _sizes(alike, "group")[1] if found.capped_buckets else largest
     # (id of a text's first row, cluster, group, label), then the first id of cluster and label
     labelled = alike.join(unique.select("id", "label"), "id")
-    kept = labelled.groupBy("cluster", "label").agg(F.min("id").alias("survivor"))
-    survivors = labelled.join(kept, ["cluster", "label"])
-    survivors = survivors.select(F.col("id").alias("first"), "group", "survivor")
+    survivor = F.min("id").over(Window.partitionBy("cluster", "label")).alias("survivor")
+    survivors = labelled.select(F.col("id").alias("first"), "group", survivor)
     marked = judged.join(survivors, "first", "left")
     conflict = F.col("conflict")
     exact = (F.col("id") != F.col("first")) & F.lit(options.exact)

@@ -71,7 +71,7 @@ def find(
     Args:
         unique: id, text; each id and each text once.
         options: `data.dedup`.
-        scratch: for intermediate data, where there are more than `driver_edges` edges.
+        scratch: for intermediate data; `rows` of the result are read from it.
         temporary: data frames persisted on the way are appended; the caller unpersists them.
         driver_edges: edges that the driver joins by itself.
         progress: gets a line where it takes rounds.
@@ -94,8 +94,11 @@ def find(
         "bucket", F.lit(0).alias("piece"), F.lit(False).alias("beyond"), "node"
     )
     loose = None
+    place = scratch.place("near")
     if buckets:
-        more, loose = _pieces(shared.where(large), options.max_bucket_size)
+        # From files, as the rows found below: what reads them has a plan of one step.
+        oversized = scratch.keep(shared.where(large), f"{place}/oversized")
+        more, loose = _pieces(oversized, options.max_bucket_size)
         pieces = pieces.unionByName(more)
     components = join(_links(pieces, signed, options.threshold))
     members = _members(copies, components, loose)
@@ -103,16 +106,15 @@ def find(
         members = members.withColumn("group", F.col("root"))
     else:
         members = _grouped(members, loose, join)
-    named = members.join(signed.select("id", "node"), "node").persist()
-    temporary.append(named)
-    rows = named.join(named.groupBy("root").agg(F.min("id").alias("cluster")), "root")
+    named = members.join(signed.select("id", "node"), "node")
+    cluster = F.min("id").over(Window.partitionBy("root")).alias("cluster")
     if loose is None:
-        rows = rows.select("id", "cluster", F.col("cluster").alias("group"))
+        rows = named.select("id", cluster).withColumn("group", F.col("cluster"))
     else:
-        names = named.groupBy("group").agg(F.min("id").alias("name"))
-        rows = rows.join(names, "group").select("id", "cluster", F.col("name").alias("group"))
+        group = F.min("id").over(Window.partitionBy("group")).alias("group")
+        rows = named.select("id", cluster, group)
     return Near(
-        rows=rows,
+        rows=scratch.keep(rows, f"{place}/found"),
         capped_buckets=buckets,
         capped_entries=entries - buckets * options.max_bucket_size,
     )
@@ -161,9 +163,8 @@ def _numbered(signed: DataFrame) -> DataFrame:
 
 def _copies(signed: DataFrame) -> DataFrame:
     """(node, leader) of each row that has the signature of another: the leader's node is lower."""
-    heads = signed.groupBy("same").agg(F.min("node").alias("leader"), F.count("*").alias("n"))
-    copies = signed.select("node", "same").join(heads.where(F.col("n") > 1), "same")
-    return copies.where(F.col("node") != F.col("leader")).select("node", "leader")
+    leader = F.min("node").over(Window.partitionBy("same")).alias("leader")
+    return signed.select("node", leader).where(F.col("node") != F.col("leader"))
 
 
 # ------------------------------------------------------------------------------------ buckets

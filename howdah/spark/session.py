@@ -184,6 +184,8 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
+        # The driver keeps the plan of each action as text; without a limit it may fill its heap.
+        "spark.sql.maxPlanStringLength": str(1 << 20),
         **shipped,
     }
     if in_container():
