@@ -21,6 +21,7 @@ pytestmark = pytest.mark.mpi
 
 LIMIT = 600  # seconds; detects a hang
 HANG = 5
+CALM = 8  # where no rank may be lost: other tests beside may hold a process back for seconds
 full = pytest.mark.full
 
 
@@ -70,8 +71,8 @@ def either(framework, elastic):
 
 
 # Of these the old limit was ten times hang_seconds for a phase, and hang_seconds inside a step.
-SHORT = {"verify": 3.0, "evaluate": 11.0 * HANG, "save": 2.0 * HANG, "away": 1.5 * HANG}
-LONG = {"verify": 10.0 * HANG, "evaluate": 30.0 * HANG, "save": 5.0 * HANG, "away": 3.0 * HANG}
+SHORT = {"verify": 3.0, "evaluate": 11.0 * CALM, "save": 2.0 * CALM, "away": 1.5 * CALM}
+LONG = {"verify": 10.0 * CALM, "evaluate": 30.0 * CALM, "save": 5.0 * CALM, "away": 3.0 * CALM}
 
 
 def check_long_phases(one, evaluation):
@@ -82,8 +83,9 @@ def check_long_phases(one, evaluation):
     assert "evaluating validation: " in one.page()
     assert any("rows" in r["doing"] for r in status["ranks"])
     code, verdict, status = one.end(LIMIT)
-    assert (code, verdict["status"], status["restarts"], status["tries"]) == (0, "SUCCEEDED", 0, 1)
-    assert status["generation"] == 1
+    what = "\n".join(event["what"] for event in status["events"]) + "\n" + one.log.read_text()
+    assert (code, verdict["status"]) == (0, "SUCCEEDED"), what
+    assert (status["restarts"], status["tries"], status["generation"]) == (0, 1, 1), what
     lines = [line for _, line in status["lines"]]
     if evaluation > 40:  # a phase is spoken of after half a minute
         assert any(line.startswith("evaluating validation: ") for line in lines)
@@ -93,7 +95,7 @@ def check_long_phases(one, evaluation):
 
 @pytest.mark.parametrize(("framework", "elastic"), either("torch", True))
 def test_phases_that_take_many_limits_cost_no_rank(job, framework, elastic):
-    check_long_phases(job(framework, elastic=elastic, slow=SHORT), SHORT["evaluate"])
+    check_long_phases(job(framework, elastic=elastic, slow=SHORT, hang=CALM), SHORT["evaluate"])
 
 
 @full
@@ -101,7 +103,7 @@ def test_phases_that_take_many_limits_cost_no_rank(job, framework, elastic):
 @pytest.mark.parametrize("elastic", [True, False])
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_an_evaluation_of_thirty_limits(job, framework, elastic):
-    check_long_phases(job(framework, elastic=elastic, slow=LONG), LONG["evaluate"])
+    check_long_phases(job(framework, elastic=elastic, slow=LONG, hang=CALM), LONG["evaluate"])
     kind = "elastic" if elastic else "static"
     fault = f"{kind}: evaluation of 30, save of 5, storage away for 3 times hang_seconds"
     fault_table.add_local(framework, fault, None, "undisturbed")
