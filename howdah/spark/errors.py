@@ -51,11 +51,15 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
 
     try:
         yield
+    except ConnectionError as error:  # Py4J lets it through when it connects anew
+        raise _driver_ended(doing, error) from error
     except (PySparkException, Py4JError) as error:
         text = str(error)
         carried = _carried(text)
         if carried is not None:
             raise carried from error
+        if _jvm_is_gone(error):
+            raise _driver_ended(doing, error) from error
         remedy = "if memory ran out: data.spark.driver_memory, or of executors"
         remedy += " data.spark.executor_memory (JVM) or spark.executor.memoryOverhead (Python) in"
         remedy += " data.spark.conf; otherwise Spark's log on the executors tells more"
@@ -66,6 +70,27 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
         raise kind(
             f"Spark could not {doing}", where=where, got=first_line(error), remedy=remedy
         ) from error
+
+
+def _jvm_is_gone(error: Exception) -> bool:
+    """Whether Py4J had no answer at all: what Java throws, or a method it lacks, has a trace."""
+    from py4j.protocol import Py4JError, Py4JNetworkError
+
+    if isinstance(error, Py4JNetworkError):
+        return True
+    text = str(error)
+    called = text.startswith("An error occurred while calling") and "Trace:" not in text
+    return type(error) is Py4JError and called
+
+
+def _driver_ended(doing: str, error: Exception) -> ClusterError:
+    """Spark's driver was killed, or ran out of memory: the source may be without fault."""
+    return ClusterError(
+        f"Spark's driver (JVM) ended when it was to {doing}",
+        got=first_line(error),
+        remedy="start the command again; if that comes again, data.spark.driver_memory, and the log"
+        " of the application",
+    )
 
 
 def _carried(text: str) -> HowdahError | None:
