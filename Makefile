@@ -8,6 +8,11 @@ GROUP ?=
 CLUSTER ?=
 CUDA_ARCHS ?=
 PORT ?= 8080
+# 1: a mini cluster is started as root, though other users work on this machine (docs/minicluster.md).
+SHARED ?=
+ifneq ($(SHARED),)
+export HOWDAH_MINICLUSTER_SHARED := $(SHARED)
+endif
 
 help: ## list the targets
 	@echo "Howdah: text on Hadoop or on one machine to a trained classifier."
@@ -23,11 +28,11 @@ setup-gpu: ## a GPU environment, .venv-gpu-FRAMEWORK (FRAMEWORK=torch, or tensor
 demo: setup ## corpus -> ETL -> two-process training -> prediction (FRAMEWORK=tensorflow|torch, CLUSTER=1)
 	@FRAMEWORK=$(FRAMEWORK) CLUSTER=$(CLUSTER) tools/demo.sh
 
-hadoop: setup ## real HDFS, YARN and Hive metastore daemons on loopback (docs/minicluster.md)
+hadoop: setup ## real HDFS, YARN and Hive metastore daemons on loopback (docs/minicluster.md, SHARED=1)
 	@.venv/bin/howdah minicluster start --metastore
 
 airflow: setup ## Airflow on loopback with the DAGs; Ctrl-C ends it (CLUSTER=1, FRAMEWORK=torch, PORT=8080)
-	@$(PYTHON_ENV) -m tools.airflow_run --port $(PORT) --framework $(FRAMEWORK) $(if $(CLUSTER),--cluster)
+	@$(PYTHON_ENV) -m tools.local_airflow.run --port $(PORT) --framework $(FRAMEWORK) $(if $(CLUSTER),--cluster)
 
 test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
 	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)
@@ -39,7 +44,7 @@ lint: setup ## ruff: rules and format
 	@$(PYTHON_ENV) -m ruff check .
 	@$(PYTHON_ENV) -m ruff format --check .
 
-format: setup ## ruff: mend what it can
+format: setup ## ruff: fix what it can
 	@$(PYTHON_ENV) -m ruff check --fix .
 	@$(PYTHON_ENV) -m ruff format .
 

@@ -6,26 +6,25 @@ import importlib
 import pkgutil
 import sys
 
-import bench
+from bench import benches
 
 
 def names() -> list[str]:
-    """Benches there are: bench/bench_<name>.py."""
-    found = [module.name for module in pkgutil.iter_modules(bench.__path__)]
-    return [name.removeprefix("bench_") for name in found if name.startswith("bench_")]
+    """Benches there are: bench/benches/<name>.py."""
+    return [module.name for module in pkgutil.iter_modules(benches.__path__)]
 
 
-def main(words: list[str]) -> int:
+def main(arguments: list[str]) -> int:
     """Run the named benches one after the other."""
-    if "--list" in words:
+    if "--list" in arguments:
         print("\n".join(names()))
         return 0
-    unknown = sorted(set(words) - set(names()))
+    unknown = sorted(set(arguments) - set(names()))
     if unknown:
         print(f"no bench {', '.join(unknown)}; there are: {', '.join(names())}", file=sys.stderr)
         return 2
-    for name in words or names():
-        importlib.import_module(f"bench.bench_{name}").main()
+    for name in arguments or names():
+        importlib.import_module(f"{benches.__name__}.{name}").main()
     return 0
 
 

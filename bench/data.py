@@ -7,9 +7,8 @@ import importlib.util
 
 import numpy as np
 
-from etl import docstrings
-from howdah.encode import Encoder
-from howdah.manifest import (
+from howdah.data.encode import Encoder
+from howdah.data.manifest import (
     Dataset,
     DatasetManifest,
     RecordEntry,
@@ -18,10 +17,11 @@ from howdah.manifest import (
     commit,
     load_dataset,
 )
-from howdah.record import RecordLayout, ShardWriter
+from howdah.data.record import RecordLayout, ShardWriter
+from tools.demo import corpus as docstrings
 
-_LABELS = 8
-COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}
+LABELS = 8
+_COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}
 
 
 def rows(count: int, seed: int = 0, max_length: int = 128) -> tuple[list, np.ndarray, list[bytes]]:
@@ -29,29 +29,32 @@ def rows(count: int, seed: int = 0, max_length: int = 128) -> tuple[list, np.nda
     rng = np.random.default_rng(seed)
     lengths = np.clip(rng.lognormal(np.log(40), 0.6, count), 4, max_length).astype(int)
     ids = [rng.integers(1000, 30522, n).astype(np.uint16) for n in lengths]
-    return ids, rng.integers(0, _LABELS, count), [b"%016x" % n for n in range(count)]
+    return ids, rng.integers(0, LABELS, count), [b"%016x" % n for n in range(count)]
 
 
 def commit_dataset(
-    path: str, entries: list[ShardEntry], max_length: int = 128, tokenizer: Encoder | None = None
+    path: str,
+    splits: dict[str, list[ShardEntry]],
+    max_length: int = 128,
+    tokenizer: Encoder | None = None,
 ) -> Dataset:
-    """A committed dataset with one split, train; of `tokenizer` where a model trains on it."""
+    """A committed dataset; of `tokenizer` where a model trains on it."""
     commit(
         path,
         DatasetManifest(
             dataset_hash="bench",
             created="2026-01-01T00:00:00Z",
             etl_version="bench",
-            labels=[str(n) for n in range(_LABELS)],
+            labels=[str(n) for n in range(LABELS)],
             max_length=max_length,
             tokenizer=TokenizerEntry(
                 hash=tokenizer.hash if tokenizer else "bench",
-                vocab_size=30522,
+                vocab_size=tokenizer.vocab_size if tokenizer else 30522,
                 pad_id=0,
                 source="bench",
             ),
-            record=RecordEntry(ids_dtype="uint16", columns=COLUMNS),
-            splits={"train": entries},
+            record=RecordEntry(ids_dtype="uint16", columns=_COLUMNS),
+            splits=splits,
             source={},
             seed=0,
             split_rule={},
@@ -79,8 +82,8 @@ def write_texts(path: str, texts: str, count: int, tokenizer: Encoder) -> Datase
     rng = np.random.default_rng(0)
     chosen = [pairs[n] for n in rng.permutation(len(pairs))[:count]]
     names = sorted({label for _, label in chosen})
-    if len(names) > _LABELS:
-        raise ValueError(f"{len(names)} labels: a dataset of the benches has {_LABELS}")
+    if len(names) > LABELS:
+        raise ValueError(f"{len(names)} labels: a dataset of the benches has {LABELS}")
     ids = [part.astype(np.uint16) for part in tokenizer.encode([t for t, _ in chosen], 128)]
     labels = np.array([names.index(label) for _, label in chosen])
     return _write(path, ids, labels, [b"%016x" % n for n in range(count)], 4, tokenizer)
@@ -88,8 +91,8 @@ def write_texts(path: str, texts: str, count: int, tokenizer: Encoder) -> Datase
 
 def _docstrings() -> list[tuple[str, str]]:
     # A GPU environment has neither Airflow nor Spark: what it has of the list.
-    here = [name for name in docstrings.default_packages() if importlib.util.find_spec(name)]
-    corpus = docstrings.corpus(here[:_LABELS])
+    here = [name for name in docstrings.PACKAGES if importlib.util.find_spec(name)]
+    corpus = docstrings.corpus(here[:LABELS])
     return [(text, label) for _, text, label in corpus if len(text) >= 20]
 
 
@@ -111,4 +114,4 @@ def _write(
         with open(f"{path}/{name}.index", "wb") as file:
             file.write(stats.index)
         entries.append(stats.entry(name))
-    return commit_dataset(path, entries, tokenizer=tokenizer)
+    return commit_dataset(path, {"train": entries}, tokenizer=tokenizer)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from howdah.machine import cpu_has_amx, processor
+from howdah.core.machine import cpu_has_amx, processor
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("tensorflow", "torch", "transformers", "datasets", "pyspark", "horovod", "numpy")
@@ -32,7 +32,7 @@ class Row:
     peer_values: list[float]
     our_values: list[float]
     bar: str | None = None
-    """The bar in words, e.g. ">= 3x"."""
+    """The bar as text, e.g. ">= 3x"."""
     lower_is_better: bool = False
     notes: dict = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ def compare(
 
     Args:
         work: units done by one call (rows, tokens, ...); rates are work / seconds.
-        in_process: this process does the work. Where others do (Spark's), its processor time tells
+        in_process: this process does the work. Where others do (Spark's), its processor time says
             nothing and is left out.
     """
     peer_values, our_values, peer_cpu, our_cpu = [], [], [], []
@@ -170,8 +170,8 @@ class Rounds:
         parts = [here["cpu"], here["cores"], here["python"], here["versions"], settings]
         digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode())
         for source in sources:
-            place = RESULTS.parent.parent / source
-            for path in sorted(place.rglob("*.py")) if place.is_dir() else [place]:
+            root = RESULTS.parent.parent / source
+            for path in sorted(root.rglob("*.py")) if root.is_dir() else [root]:
                 digest.update(path.read_bytes())
         self._key = digest.hexdigest()[:16]
 
@@ -191,7 +191,7 @@ class Rounds:
             file.write(json.dumps({**line, "found": found}) + "\n")
 
     def up_to(self, count: int, what: str, run: Callable[[], dict]) -> list[dict]:
-        """`count` rounds of `what`: those that are there, then what `run` gives, kept and told."""
+        """`count` rounds of `what`: those that are there, then what `run` gives; keeps those."""
         rounds = self.kept(what)[:count]
         while len(rounds) < count:
             rounds.append(run())
@@ -200,10 +200,10 @@ class Rounds:
         return rounds
 
 
-def rows_from_child(module: str, *words: str) -> list[Row]:
+def rows_from_child(module: str, *arguments: str) -> list[Row]:
     """Rows that a child process prints as JSON: one framework a process."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *words],
+        [sys.executable, "-m", module, *arguments],
         stdout=subprocess.PIPE,
         text=True,
         check=True,

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from bench.data import write_dataset, write_texts
-from howdah import config
-from howdah.encode import Encoder
-from howdah.machine import cpu_gains_by_bf16
+from howdah.config import loader
+from howdah.core.machine import cpu_gains_by_bf16
+from howdah.data.encode import Encoder
 from tools import minilm
 
 BATCH = int(os.environ.get("BENCH_BATCH", "32"))
@@ -68,7 +68,7 @@ class Bench:
             dataset = write_dataset(f"{folder}/data", rows, tokenizer=encoder)
         else:
             dataset = write_texts(f"{folder}/data", texts, rows, encoder)
-        from training.shards import ShardSet
+        from training.data.shards import ShardSet
 
         lengths = np.concatenate(ShardSet(dataset, "train").lengths).astype(np.int64)
         self.mean_length = float(lengths.mean())
@@ -95,11 +95,11 @@ class Bench:
             "tracking": {"tensorboard": False},
         }  # fmt: skip
         with open(f"{directory}.yaml", "w", encoding="utf-8") as file:
-            file.write(config.dump_yaml(config.from_dict(settings)))
-        words = [word for one in set_ for word in ("--set", one)]
+            file.write(loader.dump_yaml(loader.from_dict(settings)))
+        arguments = [word for one in set_ for word in ("--set", one)]
         _run(
             "howdah.cli", "train", "--config", f"{directory}.yaml", "--np", str(ranks),
-            "--launcher", launcher, *words,
+            "--launcher", launcher, *arguments,
         )  # fmt: skip
         with open(f"{directory}/metrics.jsonl", encoding="utf-8") as file:
             lines = [json.loads(line) for line in file]
@@ -118,7 +118,7 @@ class Bench:
             cold_tokens_per_second=sum(tokens[_WARM:warm]) / cold if cold else None,
         )
 
-    def hf_trainer(self, *words: str, steps: int | None = None, warm: int = 0) -> Steps:
+    def hf_trainer(self, *arguments: str, steps: int | None = None, warm: int = 0) -> Steps:
         """Hugging Face's Trainer: `steps` (the bench's) after `warm` ones.
 
         Some backward passes of one length come before its first step in any case.
@@ -128,9 +128,9 @@ class Bench:
         """
         out = f"{self.folder}/hf.json"
         _run(
-            "bench.hf_trainer", "--dataset", f"{self.folder}/data", "--base", self.base,
+            "bench.peers.hf_trainer", "--dataset", f"{self.folder}/data", "--base", self.base,
             "--out", out, "--max-steps", str(warm + (steps or self.steps)), "--threads", str(CORES),
-            "--warm-up", *words,
+            "--warm-up", *arguments,
         )  # fmt: skip
         with open(out, encoding="utf-8") as file:
             found = json.load(file)
@@ -145,7 +145,7 @@ class Bench:
         steps = 4 + (steps or self.steps)
         found = json.loads(
             _run(
-                "bench.tf_plain", "--dataset", f"{self.folder}/data", "--base", self.base,
+                "bench.peers.tf_plain", "--dataset", f"{self.folder}/data", "--base", self.base,
                 "--steps", str(steps), "--batch", str(BATCH), "--threads", str(CORES),
             ).splitlines()[-1]
         )  # fmt: skip
@@ -155,7 +155,7 @@ class Bench:
         """Seconds of each step of torch's DDP over gloo, the first ones left out."""
         meet = tempfile.mktemp(dir=self.folder)  # a name for the ranks to meet at
         found = _run(
-            "bench.ddp_gloo", "--dataset", f"{self.folder}/data", "--base", self.base,
+            "bench.peers.ddp_gloo", "--dataset", f"{self.folder}/data", "--base", self.base,
             "--meet", meet, "--world", str(world), "--steps", str(_WARM + self.steps),
             "--batch", str(batch), "--threads", "1",
         )  # fmt: skip
@@ -225,13 +225,13 @@ def _random_base(like: str, target: str) -> str:
     """A base of DistilBERT-base's shape with random weights, and the small one's tokenizer."""
     from safetensors.numpy import save_file
 
-    from training.distilbert import encoder_shapes
+    from howdah.data.family import DISTILBERT
 
     with open(f"{like}/config.json", encoding="utf-8") as file:
         shape = json.load(file) | _BASE
     rng = np.random.default_rng(0)
     weights = {}
-    for name, size in encoder_shapes(shape).items():
+    for name, size in DISTILBERT.encoder_shapes(shape).items():
         weights[name] = (0.02 * rng.standard_normal(size)).astype(np.float32)
         if len(size) == 1:
             weights[name][:] = float(name.endswith("LayerNorm.weight") or "norm.weight" in name)
@@ -245,10 +245,10 @@ def _random_base(like: str, target: str) -> str:
     return target
 
 
-def _run(module: str, *words: str) -> str:
+def _run(module: str, *arguments: str) -> str:
     """A module's stdout; what it says besides is shown only where it fails."""
     done = subprocess.run(
-        [sys.executable, "-m", module, *words], capture_output=True, text=True, check=False
+        [sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{module} ended with {done.returncode}:\n{done.stderr[-4000:]}")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 
 from airflow.sdk import DAG, TaskGroup
 
-from howdah.airflow import form
 from howdah.airflow.approval import ApproveOperator
 from howdah.airflow.assets import DATA, MODEL
 from howdah.airflow.dataset import DatasetOperator
+from howdah.airflow.form import trigger_form
 from howdah.airflow.operators import (
     CheckOperator,
     CleanUpOperator,
@@ -20,9 +19,12 @@ from howdah.airflow.operators import (
     PreflightOperator,
     PublishOperator,
 )
+from howdah.airflow.retries import RETRIES, TRAINING_RETRIES
 from howdah.airflow.train import HowdahTrainOperator
+from howdah.policy import rules as policy
 
-DEFAULTS = form.installed_defaults()
+DEFAULTS = trigger_form.installed_defaults()
+POLICY, _ = policy.in_force()
 POOL = os.environ.get("HOWDAH_AIRFLOW_POOL", "default_pool")
 
 DOC = """
@@ -31,13 +33,13 @@ is found and not made again, without `data.source` it is taken as it is), **trai
 this machine or on YARN), **evaluate** the export, **gate**, **approve** (only with the param
 `approval`), **publish**, **teardown**.
 
-A retried or cleared task goes on where it was: the run directory belongs to the DAG run. Fields
-are the keys of Howdah's configuration; `howdah config explain KEY` tells about each.
+A retried or cleared task resumes: the run directory belongs to the DAG run. Fields are the keys of
+Howdah's configuration; `howdah config explain KEY` explains each.
 """
 
 
 def finetune(dag_id: str, schedule, description: str) -> DAG:
-    """The tasks, the same whatever starts them."""
+    """The DAG; its tasks are the same for the form and for new data."""
     with DAG(
         dag_id,
         description=description,
@@ -45,20 +47,21 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
         schedule=schedule,
         catchup=False,
         tags=["howdah"],
-        default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+        default_args=RETRIES,
     ) as dag:
         here = {"conn_id": "{{ params.conn_id }}"}
         check = CheckOperator(task_id="check", multiple_outputs=True, **here)
-        backend, np = check.output["backend"], "{{ params.np }}"
+        backend = check.output["backend"]
+        ranks = {"np": "{{ params.np }}", "launcher": "{{ params.launcher }}"}
         run = {**here, "config": check.output["config"]}
 
-        preflight = PreflightOperator(task_id="preflight", backend=backend, np=np, **run)
+        preflight = PreflightOperator(task_id="preflight", backend=backend, **ranks, **run)
         with TaskGroup("etl") as etl:
             build = EtlOperator(task_id="build", **run)
             # Without a source `build` is skipped, and the dataset is taken as it is.
             DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
         train = HowdahTrainOperator(
-            task_id="train", backend=backend, np=np, pool=POOL, retries=3, **run
+            task_id="train", backend=backend, pool=POOL, retries=TRAINING_RETRIES, **ranks, **run
         )
         evaluate = EvaluateOperator(
             task_id="evaluate",
@@ -83,10 +86,10 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
 
         check >> preflight >> etl >> train >> evaluate >> gate >> approve >> publish >> teardown
         gate >> publish
-        # A cleared task is looked after again: preflight before it, the teardown after it.
+        # With setup and teardown, clearing a task also runs preflight before and teardown after it.
         teardown.as_teardown(setups=preflight)
-    # Not before: Airflow copies all of a DAG's params into each task that is made after them.
-    dag.params = form.params(defaults=DEFAULTS)
+    # Set last: Airflow copies all of a DAG's params into each task that is made after them.
+    dag.params = trigger_form.params(defaults=DEFAULTS, policy=POLICY)
     return dag
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
-
 from airflow.sdk import DAG
 
 from howdah.airflow.operators import PredictOperator
+from howdah.airflow.retries import RETRIES
 from howdah.airflow.scoring import CheckScoringOperator, params
+from howdah.policy import rules as policy
 
 with DAG(
     "howdah_score",
@@ -15,9 +15,9 @@ with DAG(
     doc_md="**check** what was sent, **predict**: id, label, scores and the model's run id.",
     schedule=None,
     catchup=False,
-    params=params(),
+    params=params(policy.in_force()[0]),
     tags=["howdah"],
-    default_args={"retries": 2, "retry_delay": timedelta(seconds=30)},
+    default_args=RETRIES,
 ) as dag:
     here = {"conn_id": "{{ params.conn_id }}"}
     check = CheckScoringOperator(task_id="check", multiple_outputs=True, **here)

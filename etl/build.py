@@ -11,15 +11,17 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from etl import adopt, dedup, gate, labels, reading, shards
-from etl.csv_quotes import Strays
-from etl.scratch import Scratch
-from etl.sources import Source
-from etl.split import split_column
-from howdah.config_data import DataSection
-from howdah.config_model import Config
-from howdah.encode import Encoder
+from etl.rows import dedup, gate, labels
+from etl.rows.split import split_column
+from etl.sources import reading
+from etl.sources.source import Source
+from etl.workspace.scratch import Scratch
+from etl.write import adopt, shards
+from howdah.config.data import DataSection
+from howdah.config.model import Config
+from howdah.data.encode import Encoder
 from howdah.errors import DataError
+from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
 
 SAMPLES = 3
@@ -70,37 +72,16 @@ def from_text(
         DataError: an empty source, unknown labels, too many rejected rows.
     """
     data = config.data
-    strays = None
-    if source.kind == "csv":
-        strays = reading.check_quotes(spark, source, data.csv)
-    rows = reading.read(spark, source, data)
-    work = partial(
-        gate.clean_batches, clean=data.clean, quality=data.quality, labels=labels.mapping(data)
-    )
-    gated = rows.mapInArrow(crossing(work), gate.SCHEMA).persist()
+    strays = reading.check_quotes(spark, source, data.csv) if source.kind == "csv" else None
+    gated = _gate(spark, source, data).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
-        first, lines = _gate_counts(gated)
-    read = sum(first.values())
-    passed: Counter[str] = Counter()
-    unknown: Counter[str] = Counter()
-    drops: Counter[str] = Counter()
-    for (reason, label), count in first.items():
-        if reason is None:
-            passed[label] += count
-        else:
-            drops[reason] += count
-        if reason == "bad_label" and label and label.strip():
-            unknown[label.strip()] += count
-    progress(f"read {read:,} rows, {sum(passed.values()):,} passed the gate")
-    _refuse_empty(read, source)
-    labels.refuse_unknown(data, unknown)
-    _refuse_rejects(read, drops, data)
-    names = labels.names(data, passed)
+        at_gate, lines = _gate_counts(gated)
+    read = sum(at_gate.values())
+    names = _labels_at_gate(at_gate, source, data, progress)
 
-    passing = gated.where(F.col("reason").isNull()).select("id", "text", "label", "key")
     found = dedup.deduplicate(
-        passing,
+        gated.where(F.col("reason").isNull()).select("id", "text", "label", "key"),
         data.dedup,
         scratch,
         kept,
@@ -109,28 +90,27 @@ def from_text(
     )
     final = found.rows.withColumn("split", split_column("group", data.split)).persist()
     kept.append(final)
-    second = _counts(final, "reason", "label")
-    for (reason, _), count in second.items():
-        if reason is not None:
-            drops[reason] += count
+
+    counts = at_gate + _counts(final, "reason", "label")
+    drops = _drops(counts)
     _refuse_rejects(read, drops, data)
-    by_label = Counter()
-    for (reason, label), count in (first + second).items():
-        if reason is not None:
-            by_label[label or "", reason] += count
-    remaining = read - sum(drops.values())
+    quality = _quality(read, counts)
+    quality["near_duplicates"] = {
+        "clusters": found.near_clusters,
+        "largest_cluster": found.largest_cluster,
+        "capped_buckets": found.capped_buckets,
+        "capped_entries": found.capped_entries,
+        "largest_group": found.largest_group,
+        **data.dedup.model_dump(),
+    }
     progress(
-        f"kept {remaining:,} rows; dropped "
+        f"kept {quality['kept']:,} rows; dropped "
         + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
     )
-    if found.capped_entries:
-        progress(
-            f"{found.capped_buckets:,} buckets of near duplicates are larger than"
-            f" data.dedup.max_bucket_size ({data.dedup.max_bucket_size:,}):"
-            f" {found.capped_entries:,} entries were not all compared with one another; those of a"
-            " bucket go to the same"
-            f" split (the largest group that does has {found.largest_group:,} texts)"
-        )
+    _warn_capped(found, data, progress)
+    if strays is not None:
+        quality["csv"] = _csv_quality(data, lines, strays, progress)
+
     columns = ("id", "text", "label", "reason", "detail")
     rejected = (
         gated.where(F.col("reason").isNotNull())
@@ -138,22 +118,6 @@ def from_text(
         .unionByName(final.where(F.col("reason").isNotNull()).select(*columns))
     )
     good = final.where(F.col("reason").isNull())
-    quality = {
-        "read": read,
-        "kept": remaining,
-        "drops": {reason: drops[reason] for reason in gate.REASONS if drops[reason]},
-        "drops_by_label": _nested(by_label),
-        "near_duplicates": {
-            "clusters": found.near_clusters,
-            "largest_cluster": found.largest_cluster,
-            "capped_buckets": found.capped_buckets,
-            "capped_entries": found.capped_entries,
-            "largest_group": found.largest_group,
-            **data.dedup.model_dump(),
-        },
-    }
-    if strays is not None:
-        quality["csv"] = _csv_quality(data, lines, strays, progress)
     return Built(
         encoded=shards.encode(good, encoder, names, data.max_length),
         rejected=rejected,
@@ -162,6 +126,50 @@ def from_text(
         samples=_samples(good, "label"),
         reject_samples=_samples(rejected, "reason"),
     )
+
+
+def _gate(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """The source's rows, cleaned and judged: `gate.SCHEMA`."""
+    work = partial(
+        gate.clean_batches, clean=data.clean, quality=data.quality, labels=labels.mapping(data)
+    )
+    return reading.read(spark, source, data).mapInArrow(crossing(work), gate.SCHEMA)
+
+
+def _labels_at_gate(
+    at_gate: Counter, source: Source, data: DataSection, progress: Callable[[str], None]
+) -> list[str]:
+    """The names of the labels, once what the gate let pass is enough to go on with.
+
+    Args:
+        at_gate: (reason or None, label) -> rows.
+    """
+    passed: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    for (reason, label), count in at_gate.items():
+        if reason is None:
+            passed[label] += count
+        elif reason == "bad_label" and label and label.strip():
+            unknown[label.strip()] += count
+    read = sum(at_gate.values())
+    progress(f"read {read:,} rows, {sum(passed.values()):,} passed the gate")
+    _refuse_empty(read, source)
+    labels.refuse_unknown(data, unknown)
+    _refuse_rejects(read, _drops(at_gate), data)
+    return labels.names(data, passed)
+
+
+def _warn_capped(
+    found: dedup.Deduplicated, data: DataSection, progress: Callable[[str], None]
+) -> None:
+    if found.capped_entries:
+        progress(
+            f"{found.capped_buckets:,} buckets of near duplicates are larger than"
+            f" data.dedup.max_bucket_size ({data.dedup.max_bucket_size:,}):"
+            f" {found.capped_entries:,} entries were not all compared with one another; those of a"
+            " bucket go to the same"
+            f" split (the largest group that does has {found.largest_group:,} texts)"
+        )
 
 
 def from_records(
@@ -186,14 +194,8 @@ def from_records(
     _refuse_empty(read, source)
     passed = Counter({label: n for (reason, label), n in counts.items() if reason is None})
     unknown = Counter({label: n for (reason, label), n in counts.items() if reason == "bad_label"})
-    drops: Counter[str] = Counter()
-    by_label: Counter = Counter()
-    for (reason, label), count in counts.items():
-        if reason is not None:
-            drops[reason] += count
-            by_label[label or "", reason] += count
     labels.refuse_unknown(data, unknown)
-    _refuse_rejects(read, drops, data)
+    _refuse_rejects(read, _drops(counts), data)
     names = labels.names(data, passed)
     progress(f"read {read:,} records, {sum(passed.values()):,} passed")
     numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
@@ -205,12 +207,7 @@ def from_records(
             "id", nothing.alias("text"), "label", "reason", "detail"
         ),
         labels=names,
-        quality={
-            "read": read,
-            "kept": sum(passed.values()),
-            "drops": {reason: drops[reason] for reason in gate.REASONS if drops[reason]},
-            "drops_by_label": _nested(by_label),
-        },
+        quality=_quality(read, counts),
     )
 
 
@@ -245,7 +242,7 @@ def _csv_quality(
     strays: Strays,
     progress: Callable[[str], None],
 ) -> dict:
-    """What else an unclosed quote may show by, where it could not be told for certain."""
+    """Signs of an unclosed quote that the check of quotes cannot prove."""
     texts = sum(count for count, _, _ in lines)
     most, worst = max(((most, worst) for _, most, worst in lines), default=(0, None))
     if texts:
@@ -269,11 +266,36 @@ def _csv_quality(
     }
 
 
-def _nested(counts: Counter) -> dict[str, dict[str, int]]:
+def _drops(counts: Counter) -> Counter[str]:
+    """reason -> rows, of (reason or None, label) -> rows."""
+    drops: Counter[str] = Counter()
+    for (reason, _), count in counts.items():
+        if reason is not None:
+            drops[reason] += count
+    return drops
+
+
+def _quality(read: int, counts: Counter) -> dict:
+    """What the manifest says of any source: rows read, kept and dropped."""
+    drops = _drops(counts)
+    return {
+        "read": read,
+        "kept": read - sum(drops.values()),
+        "drops": {reason: drops[reason] for reason in gate.REASONS if drops[reason]},
+        "drops_by_label": _drops_by_label(counts),
+    }
+
+
+def _drops_by_label(counts: Counter) -> dict[str, dict[str, int]]:
+    """{label: {reason: rows}}, both sorted."""
+    dropped = Counter()
+    for (reason, label), count in counts.items():
+        if reason is not None:
+            dropped[label or "", reason] += count
     out: dict[str, dict[str, int]] = {}
-    for (label, reason), count in sorted(counts.items()):
+    for (label, reason), count in sorted(dropped.items()):
         out.setdefault(label, {})[reason] = count
-    # A label column that is none would fill the manifest: the worst ones tell the story.
+    # A column of free text given as the label column would fill the manifest: keep the worst.
     worst = sorted(out, key=lambda label: -sum(out[label].values()))[:100]
     return {label: out[label] for label in sorted(worst)}
 
@@ -309,5 +331,5 @@ def _refuse_rejects(read: int, drops: Counter[str], data: DataSection) -> None:
             expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
             got=f"{rejected:,} rows: "
             + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
-            remedy="mend the source or the column mapping, or raise the fraction",
+            remedy="fix the source or the column mapping, or raise the fraction",
         )

@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from etl.build import Built
 from howdah import storage
-from howdah.manifest import DatasetManifest
+from howdah.data.manifest import DatasetManifest
 
 JSON = "report.json"
 HTML = "report.html"

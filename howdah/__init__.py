@@ -1,3 +1,3 @@
-"""The shared core of Howdah: configuration, storage, records, manifests, the command line."""
+"""Howdah's core: configuration, storage, records, manifests, models, the command line, Airflow."""
 
 __version__ = "0.1.0"

@@ -1,23 +1,27 @@
-"""Errors a user can act on: what, where, expected, got, remedy, and an exit code of their own.
+"""Errors that a user can act on: what, where, expected, got, remedy, and an exit code per class.
 
-Everything that Howdah refuses is refused with one of these; the command line prints `render(error)`
-and exits with `error.exit_code`, without a traceback. Any other exception is a defect of Howdah.
+Howdah raises one of these for every expected failure; the command line prints `render(error)` and
+exits with `error.exit_code`, without a traceback. Any other exception is a defect of Howdah.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from howdah import redact
 
 
 class HowdahError(Exception):
-    """Base of all errors that are the caller's to mend.
+    """Base of all errors that a user can fix.
 
     Args:
         what: one sentence that says what is wrong.
-        where: file, key, row or host that it is about.
+        where: the file, key, row or host.
         expected: what would have been right.
         got: what was found instead.
         remedy: what the user can do now.
+        problems: all problems, where a check reports several at once.
     """
 
     exit_code = 1
@@ -30,6 +34,7 @@ class HowdahError(Exception):
         expected: str | None = None,
         got: str | None = None,
         remedy: str | None = None,
+        problems: Sequence[HowdahError] = (),
     ) -> None:
         super().__init__(what)
         self.what = what
@@ -37,12 +42,41 @@ class HowdahError(Exception):
         self.expected = expected
         self.got = got
         self.remedy = remedy
+        self.problems = list(problems)
 
     def __str__(self) -> str:
         return render(self)
 
     def __reduce__(self):  # keyword-only fields must survive pickling (Spark workers raise these)
         return _rebuild, (type(self), self.what, self.__dict__)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON, redacted: {error, what, where, expected, got, remedy, exit_code[, problems]}."""
+        what = redact.text(self.what)
+        out = {"error": type(self).__name__, "what": what, "exit_code": self.exit_code}
+        out.update({field: redact.plain(getattr(self, field)) for field in _FIELDS})
+        if self.problems:
+            out["problems"] = [problem.as_dict() for problem in self.problems]
+        return out
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> HowdahError:
+        """The error whose `as_dict` gave the fields. Fields may be missing.
+
+        Only this module's classes are looked up: an error of another class, or of none, becomes a
+        `cls`.
+
+        >>> type(TrainingError.from_dict({"error": "FencedOff", "what": "taken over"})).__name__
+        'TrainingError'
+        """
+        kind = globals().get(str(fields.get("error")))
+        if not (isinstance(kind, type) and issubclass(kind, HowdahError)):
+            kind = cls
+        return kind(
+            str(fields.get("what")),
+            problems=[HowdahError.from_dict(problem) for problem in fields.get("problems") or ()],
+            **{field: fields.get(field) for field in _FIELDS},
+        )
 
 
 def _rebuild(cls: type[HowdahError], what: str, fields: dict) -> HowdahError:
@@ -53,33 +87,25 @@ def _rebuild(cls: type[HowdahError], what: str, fields: dict) -> HowdahError:
 
 
 class CheckFailed(HowdahError):
-    """A check said no (doctor, gate); `problems` holds each bound that was missed."""
+    """A check failed (doctor, gate); `problems` has each bound that was missed."""
 
     exit_code = 1
 
-    def __init__(self, what: str, *, problems: Sequence[HowdahError] = (), **fields) -> None:
-        super().__init__(what, **fields)
-        self.problems = list(problems)
-
 
 class UsageError(HowdahError):
-    """The command line's words are off."""
+    """The command line's arguments are wrong."""
 
     exit_code = 2
 
 
 class ConfigError(HowdahError):
-    """The run configuration is wrong; `problems` holds every problem found, not only the first."""
+    """The run configuration is wrong; `problems` has every problem, not only the first."""
 
     exit_code = 2
 
-    def __init__(self, what: str, *, problems: Sequence[HowdahError] = (), **fields) -> None:
-        super().__init__(what, **fields)
-        self.problems = list(problems)
-
 
 class DataError(HowdahError):
-    """A source, dataset, shard or record is not what it must be."""
+    """A source, dataset, shard or record is invalid."""
 
     exit_code = 3
 
@@ -91,13 +117,13 @@ class ModelError(HowdahError):
 
 
 class CheckpointError(HowdahError):
-    """A checkpoint cannot be written, read or continued from."""
+    """A checkpoint cannot be written, read or resumed from."""
 
     exit_code = 4
 
 
 class StorageError(HowdahError):
-    """Storage refused or failed."""
+    """A storage refused a call, or failed."""
 
     exit_code = 5
 
@@ -107,7 +133,7 @@ class NotFound(StorageError):
 
 
 class AlreadyExists(StorageError):
-    """The path exists and is never overwritten."""
+    """The path exists, and is never overwritten."""
 
 
 class PermissionDenied(StorageError):
@@ -119,27 +145,27 @@ class StorageFull(StorageError):
 
 
 class QuotaExceeded(StorageFull):
-    """A directory's quota on HDFS is used up; the disks may have room."""
+    """A directory's HDFS quota is used up; the disks may have room."""
 
 
 class NotAuthenticated(StorageError):
-    """The cluster wants a Kerberos ticket or a token, and there is none that it takes."""
+    """The cluster requires a Kerberos ticket or a token, and accepts none of this process's."""
 
 
 class TokensExpiring(NotAuthenticated):
-    """The delegation tokens are about to end: all is saved, and new ones are needed to go on."""
+    """The delegation tokens are about to expire: all is saved, new ones are needed to resume."""
 
 
 class StorageUnavailable(StorageError):
-    """Storage does not answer now: down, restarting, on standby. Trying again may help."""
+    """The storage does not answer now (down, restarting, on standby). A retry may succeed."""
 
 
 class SafeMode(StorageUnavailable):
-    """The NameNode takes no writes for now."""
+    """The NameNode is in safe mode: it accepts no writes for now."""
 
 
 class ClusterError(HowdahError):
-    """The cluster refused or failed (Spark, YARN)."""
+    """The cluster (Spark, YARN) refused a request, or failed."""
 
     exit_code = 5
 
@@ -166,28 +192,19 @@ _FIELDS = ("where", "expected", "got", "remedy")
 
 
 def render(error: HowdahError) -> str:
-    """The text a user sees: one line of what, then the fields that are known, one a line.
+    """The text that a user sees: a line with `what`, the problems, then one line for each field.
 
     >>> print(render(DataError("shard is truncated", where="a.tfrecord", got="12 bytes")))
     shard is truncated
       where:    a.tfrecord
       got:      12 bytes
     """
-    lines = [error.what]
-    for problem in getattr(error, "problems", ()):
+    lines = [redact.text(error.what)]
+    for problem in error.problems:
         lines += ["- " + render(problem).replace("\n", "\n  ")]
     for field in _FIELDS:
         value = getattr(error, field)
         if value is not None:
-            text = str(value).replace("\n", "\n            ")
+            text = redact.text(str(value)).replace("\n", "\n            ")
             lines.append(f"  {field + ':':<10}{text}")
     return "\n".join(lines)
-
-
-def as_dict(error: HowdahError) -> dict:
-    """The same for `--json`: {error, what, where, expected, got, remedy, exit_code[, problems]}."""
-    out = {"error": type(error).__name__, "what": error.what, "exit_code": error.exit_code}
-    out.update({field: getattr(error, field) for field in _FIELDS})
-    if getattr(error, "problems", None):
-        out["problems"] = [as_dict(problem) for problem in error.problems]
-    return out

@@ -1,20 +1,20 @@
-"""Fixtures shared by all tests; each topic's fixtures live in tests/fixtures_<topic>.py."""
+"""Fixtures shared by all tests; each topic's fixtures live in tests/fixtures/<topic>.py."""
 
 import importlib.util
 
 pytest_plugins = [
-    f"tests.{module}"
+    f"tests.fixtures.{module}"
     for module in (
-        "fixtures_model",
-        "fixtures_spark",
-        "fixtures_dataset",
-        "fixtures_launched",
-        "fixtures_cluster",
-        "fixtures_etl_yarn",
-        "fixtures_spark35",
-        "fixtures_storage",
-        "fixtures_httpfs",
-        "fixtures_airflow",
+        "model",
+        "spark",
+        "dataset",
+        "launched",
+        "cluster",
+        "etl_yarn",
+        "spark35",
+        "storage",
+        "httpfs",
+        "airflow",
     )
-    if importlib.util.find_spec(f"tests.{module}")
+    if importlib.util.find_spec(f"tests.fixtures.{module}")
 ]

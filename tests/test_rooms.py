@@ -1,21 +1,33 @@
-"""Which room may import which (docs/architecture.md), read from the source itself."""
+"""Which room may import which (docs/architecture.md), read from the source itself.
+
+A room is a folder, or a file that stands beside folders. Below one folder its rooms stand on
+floors, each above all that it imports: no import runs up, and none runs in a circle.
+"""
 
 import ast
+import graphlib
+import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("howdah", "etl", "training", "yarn", "dags")
+from tests import ROOT
+
+ROOMS = ("howdah", "etl", "training", "jobs", "yarn", "minicluster", "dags")
 MAY_IMPORT = {
     "howdah": {"howdah"},
     "etl": {"howdah", "etl"},
     "training": {"howdah", "training"},
-    "yarn": {"howdah", "yarn"},
+    "jobs": {"howdah", "jobs"},
+    "yarn": {"howdah", "jobs", "yarn"},
+    "minicluster": {"howdah", "minicluster"},
     "dags": {"howdah"},
 }
 COMPOSITION_ROOT = "howdah/cli/"  # howdah/airflow/ is one too, and starts commands instead
+MOST_FILES = 15  # in a folder
+MOST_ROOMS = 25  # below a folder, as one picture shows them
 HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow", "mlflow"}
 
 
@@ -54,9 +66,124 @@ def test_the_core_and_the_dags_start_light(room):
         assert not used, f"{name} imports {used} at module level"
 
 
+def test_threads_are_made_in_one_place():
+    """Where an exception that ends one is reported, and its owner says what follows."""
+    for room in ROOMS:
+        for path in sources(room):
+            if path == ROOT / "howdah" / "core" / "threads.py":
+                continue
+            for node in ast.walk(ast.parse(path.read_text())):
+                made = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Thread")
+                assert not made, f"{path}:{node.lineno}: use howdah.core.threads.start"
+
+
 def test_only_storage_knows_fsspec():
     for room in ROOMS:
         for path in sources(room):
             used = set(imports(ast.parse(path.read_text()), module_level=False))
             if path != ROOT / "howdah" / "storage" / "fsspec_backends.py":
                 assert "fsspec" not in used, path
+
+
+def module_name(path: Path) -> str:
+    """`training/comm/base.py` -> `training.comm.base`; a package's `__init__.py` is the package."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(tree: ast.AST, known: set[str], *, lazily: bool) -> Iterator[str]:
+    """Modules of ours that a module imports: outside functions, or in functions as well.
+
+    What only type checkers import (`if TYPE_CHECKING:`) is never run and does not count.
+    """
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not lazily:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name in known)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                inside = f"{node.module}.{alias.name}"
+                found = inside if inside in known else node.module
+                if found in known:
+                    yield found
+        else:
+            yield from imported(node, known, lazily=lazily)
+
+
+def import_map(rooms: tuple[str, ...], *, lazily: bool) -> dict[str, set[str]]:
+    """Module -> modules of ours that it imports."""
+    files = {module_name(path): path for room in rooms for path in sources(room)}
+    return {
+        name: set(imported(ast.parse(path.read_text()), set(files), lazily=lazily)) - {name}
+        for name, path in files.items()
+    }
+
+
+def circle(arrows: dict[str, set[str]]) -> list[str] | None:
+    """The names along a circle of imports; None: there is none."""
+    try:
+        graphlib.TopologicalSorter(arrows).prepare()
+    except graphlib.CycleError as error:
+        return error.args[1]
+    return None
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    product = tuple(room for room in ROOMS if room != "dags")
+    assert circle(import_map(product, lazily=False)) is None
+    for room in product:
+        found = import_map((room,), lazily=True)
+        lazy_entrance = {name for name in found if name.startswith("howdah.cli")}
+        arrows = {
+            name: to - lazy_entrance for name, to in found.items() if name not in lazy_entrance
+        }
+        assert circle(arrows) is None
+
+
+def folders() -> list[str]:
+    """Folders of the product that hold rooms, as dotted names."""
+    names = {module_name(path) for room in ROOMS if room != "dags" for path in sources(room)}
+    return sorted({name.rpartition(".")[0] for name in names if "." in name})
+
+
+@pytest.mark.parametrize("folder", folders())
+def test_no_import_between_rooms_runs_up(folder):
+    """The rooms below a folder can be ordered so that each imports only lower ones."""
+    inside = folder + "."
+    arrows: dict[str, set[str]] = {}
+    for name, to in import_map((folder.partition(".")[0],), lazily=False).items():
+        if name.startswith(inside):
+            room = name[len(inside) :].partition(".")[0]
+            below = {
+                other[len(inside) :].partition(".")[0] for other in to if other.startswith(inside)
+            }
+            arrows.setdefault(room, set()).update(below - {room})
+    assert circle(arrows) is None
+    assert len(arrows) <= MOST_ROOMS
+
+
+def test_a_folder_has_at_most_fifteen_files():
+    files = subprocess.run(
+        ["git", "ls-files", *ROOMS, "tools", "bench"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    count = Counter(name.rpartition("/")[0] for name in files)
+    assert {name: n for name, n in count.items() if n > MOST_FILES} == {}
+
+
+def test_tensors_of_checkpoints_are_named_in_one_place():
+    """What their names begin with is a fact of the format: training/checkpoint/read.py."""
+    spelt = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources("training")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value in ("model/", "adam_m/", "adam_v/")
+        and path != ROOT / "training" / "checkpoint" / "read.py"
+    ]  # fmt: skip
+    assert not spelt, "use MODEL, ADAM_M, ADAM_V"

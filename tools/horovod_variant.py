@@ -130,10 +130,10 @@ def build_inputs(target: Mapping, variant: Variant) -> dict[str, str]:
 
 def _cpu_features() -> list[str]:
     try:
-        words = set(Path("/proc/cpuinfo").read_text().split())
+        flags = set(Path("/proc/cpuinfo").read_text().split())
     except OSError:
         return []
-    return [feature for feature in CPU_FEATURES if feature in words]
+    return [feature for feature in CPU_FEATURES if feature in flags]
 
 
 def _first_line(text: str | None) -> str:

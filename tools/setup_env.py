@@ -33,7 +33,7 @@ from toolkit import ROOT, Installer, SetupError, exclusive, output_of, say, step
 
 LOGS = ROOT / "build" / "setup-logs"
 TOOLS = ("toolkit", "system_packages", "horovod_variant", "build_horovod", "setup_env")
-PACKAGES = ("howdah", "etl", "training", "yarn")
+PACKAGES = ("howdah", "etl", "training", "jobs", "yarn", "minicluster")
 INDEX_REMEDY = (
     "pip's settings are used (`pip config list`: index-url, extra-index-url, cert, proxy); behind "
     "a mirror set PIP_INDEX_URL; run again, what was fetched is kept"
@@ -71,7 +71,7 @@ def target_for(gpu: str | None, cuda_archs: tuple[str, ...] = ()) -> Target:
 
 
 def base_python() -> str:
-    """The interpreter itself, also where this runs inside somebody's virtual environment."""
+    """The interpreter itself, also where this runs inside a virtual environment."""
     return getattr(sys, "_base_executable", None) or sys.executable
 
 

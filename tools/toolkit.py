@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT))
 
-from howdah import cache as howdah_cache  # noqa: E402 - it needs the standard library alone
+from howdah.core import cache as howdah_cache  # noqa: E402 - it needs the standard library alone
 
 UV_REQUIREMENTS = ROOT / "tools" / "uv-requirements.txt"
 LOG_TAIL_LINES = 25
@@ -288,11 +288,13 @@ class Installer:
                 "proxy); behind a mirror set PIP_INDEX_URL",
             )
 
-    def run(self, words: Sequence[str | Path], log: str, *, what: str, remedy: str | None) -> str:
-        """Run `uv <words>` under the user's pip settings, logged."""
+    def run(
+        self, arguments: Sequence[str | Path], log: str, *, what: str, remedy: str | None
+    ) -> str:
+        """Run `uv <arguments>` under the user's pip settings, logged."""
         pip = parse_pip_config(output_of([*self.pip, "config", "list"]) or "")
         extra, flags = uv_settings(pip, os.environ)
         env = {**os.environ, "UV_PYTHON_DOWNLOADS": "never", "UV_NO_PROGRESS": "1", **extra}
         env.pop("VIRTUAL_ENV", None)  # an environment active in the user's shell is not ours
-        argv = [self.uv, *words, *flags]
+        argv = [self.uv, *arguments, *flags]
         return run_logged(argv, self.logs / log, what=what, remedy=remedy, env=env)

@@ -4,9 +4,10 @@
     horovodrun -np 2 python -m training --config run.yaml --set training.max_steps=100
     mpirun -np 2 python -m training --config run.yaml --resume never
 
-`howdah train` starts the same with the right environment. On a cluster an agent (yarn/agent.py)
-starts it with `--standby`: it imports its framework first, and is told its rank over a link
-(training/link.py). Nothing here imports a framework before the environment is set.
+`howdah train` starts the same with the right environment. On a cluster an agent
+(jobs/agent/agent.py) starts it with `--standby`: it imports its framework first, and receives its
+rank over the control channel (training/elastic/control_channel.py). Nothing here imports a
+framework before the environment is set.
 """
 
 from __future__ import annotations
@@ -23,30 +24,32 @@ import time
 from collections.abc import Callable, Sequence
 
 from howdah import storage
-from howdah.config import Config
-from howdah.config import load as load_config
-from howdah.errors import HowdahError, Terminated, TrainingError, UsageError, as_dict, render
-from howdah.processes import die_with_parent
-from training import devices, env, output
-from training.collectivelimit import CollectiveLimit
-from training.comm import Waits, rank_lost
-from training.link import ENVIRONMENT as LINK
-from training.link import Link, LinkConsole
-from training.place import local_directory
-from training.pulse import Pulse
-from training.quiet import starting_tensorflow
-from training.run import Run
-from training.shardfiles import TRAFFIC
+from howdah.config.loader import Config, require_secrets
+from howdah.config.loader import load as load_config
+from howdah.core.processes import die_with_parent
+from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
+from howdah.storage import directories
+from training.comm.backends import implementation
+from training.comm.base import Waits, rank_lost
+from training.data.shard_files import TRAFFIC
+from training.elastic.control_channel import ENVIRONMENT as CHANNEL
+from training.elastic.control_channel import ChannelConsole, ControlChannel
+from training.elastic.heartbeat import Heartbeat
+from training.process import devices, env, failure, output
+from training.process.quiet import starting_tensorflow
+from training.run.collective_limit import CollectiveLimit
+from training.run.local_dir import local_directory
+from training.run.run import Run
+from training.run.run_json import NEEDED
 from training.worlds import Worlds
 
 _LOOPS = {"tensorflow": "training.loop_tf", "torch": "training.loop_torch"}
-_COMMS = {"tensorflow": "training.comm_tf", "torch": "training.comm_torch"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train as one rank; the process's exit code."""
     here = env.rank_env()
-    if here.launcher is not None or LINK in os.environ or "HOWDAH_STARTED" in os.environ:
+    if here.launcher is not None or CHANNEL in os.environ or "HOWDAH_STARTED" in os.environ:
         die_with_parent()
     args = _parse(argv)
     if args.standby:
@@ -54,16 +57,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config = load_config(args.config, _overrides(args))
         _configure_storage(config)
+        require_secrets(config, *NEEDED)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
-        console, log = output.redirect(local_directory(config.run.directory), here.rank)
+        if here.rank == 0:  # before its log is put there
+            directory, mode = config.run.directory, config.run.mode
+            directories.take(directory, mode, key="run.directory", below=directories.BELOW)
+        local = local_directory(config.run.directory, config.run.mode)
+        console, log = output.redirect(local, here.rank)
     except HowdahError as error:
         return _refuse(error, here.rank)
     run = Run(config, here, console=console, log=log)
-    _configure_storage(config, run.say)  # who waits for storage says so where people look
+    _configure_storage(config, run.say)  # waiting for storage is shown on the console
     waits = Waits()
     try:
         run.open()  # before the framework: a directory in use is refused at once
-        run.pulse.start(run.say)
+        run.heartbeat.start(run.say)
         _train(config, run, Worlds(config.training.framework, run, waits=waits), waits)
     except BaseException as error:  # noqa: BLE001 - every end of a rank is written down
         _leave(run, error)
@@ -71,18 +79,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _standby(args: argparse.Namespace) -> int:
-    """Train as whatever rank the agent says, in one world or, of an elastic job, several."""
+    """Train as the rank that the agent assigns, in one world or, of an elastic job, several."""
     stacks = os.environ.get("HOWDAH_STACKS")
-    if stacks is not None:  # asked for when the main thread hangs, in whatever it may hang
+    if stacks is not None:  # the agent asks for stacks when the main thread hangs
         faulthandler.register(signal.SIGRTMIN + 3, file=open(stacks, "a"), all_threads=True)  # noqa: SIM115
     faulthandler.enable()
-    link = None
+    channel = None
     try:
-        link = Link.of_environment()
-        if link is None:
+        channel = ControlChannel.of_environment()
+        if channel is None:
             raise UsageError(
                 "--standby is for processes that an agent starts",
-                expected=f"{LINK} in the environment",
+                expected=f"{CHANNEL} in the environment",
                 remedy="leave it out, or start training with `howdah submit`",
             )
         config = load_config(args.config, _overrides(args))
@@ -91,54 +99,56 @@ def _standby(args: argparse.Namespace) -> int:
         env.prepare(config.training.framework, threads=threads or None)
     except HowdahError as error:
         print(f"training: {render(error)}", file=sys.stderr, flush=True)
-        if link is not None:
-            told = as_dict(error)
-            link.send("failed", exit_code=error.exit_code, error=told, consequence=False)
+        if channel is not None:
+            described = failure.describe(error)
+            channel.send("failed", exit_code=error.exit_code, error=described, consequence=False)
         return error.exit_code
     waits = Waits()
-    pulse = Pulse(link, waits)
-    console = LinkConsole(link)
-    run = Run(config, env.RankEnv(), console=console, log=sys.stderr, pulse=pulse)
+    heartbeat = Heartbeat(channel, waits)
+    console = ChannelConsole(channel)
+    run = Run(config, env.RankEnv(), console=console, log=sys.stderr, heartbeat=heartbeat)
     _configure_storage(config, run.say)
-    worlds = Worlds(config.training.framework, run, link, waits)
+    worlds = Worlds(config.training.framework, run, channel, waits)
 
     def stop(save: bool) -> None:
         if save:
-            os.kill(os.getpid(), signal.SIGUSR2)  # as `howdah train` asks: training/stopping.py
+            os.kill(
+                os.getpid(), signal.SIGUSR2
+            )  # as `howdah train` asks: training/process/stopping.py
         else:
             run.leave(Terminated("the job was ended without saving", where=run.directory))
 
     try:
         run.open()
-        link.listen(on_stop=stop, on_loss=worlds.lost)
-        pulse.start(run.say)
-        pulse.watch_data(TRAFFIC.counts)
+        channel.listen(on_stop=stop, on_loss=worlds.lost)
+        heartbeat.start(run.say)
+        heartbeat.watch_data(TRAFFIC.counts)
         started = time.monotonic()
         _import(config.training.framework)
-        link.send("ready", import_seconds=round(time.monotonic() - started, 3))
+        channel.send("ready", import_seconds=round(time.monotonic() - started, 3))
         _train(config, run, worlds, waits)
-        link.send("finished")
-    except BaseException as error:  # noqa: BLE001 - every end of a rank is told
+        channel.send("finished")
+    except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _leave(run, error)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # all is said and closed; a framework's own farewell takes time and may fail
+    os._exit(0)  # all is reported and closed; a framework's own exit takes time and may fail
 
 
 def _import(framework: str) -> None:
-    """Load what a rank needs, while it waits for its world anyway.
+    """Load what a rank needs, before it waits for its world.
 
     Raises:
         ClusterError: the agent has asked for a GPU, and the framework sees none.
     """
     device = _start_framework(framework)
-    with contextlib.suppress(ImportError):  # a world of one needs no Horovod; others say so
-        importlib.import_module(_COMMS[framework])
+    with contextlib.suppress(ClusterError):  # a world of one needs no Horovod
+        implementation("horovod", framework)  # in the worlds of agents (jobs/world.py)
     devices.require(framework, device)
 
 
 def _start_framework(framework: str) -> devices.Device:
-    """Import it, and have it look for its devices; what it trains on."""
+    """Import the framework and find its devices; returns what it trains on."""
     with starting_tensorflow() if framework == "tensorflow" else contextlib.nullcontext():
         importlib.import_module(_LOOPS[framework])
         return devices.find(framework)
@@ -172,34 +182,34 @@ def _train(config: Config, run: Run, worlds: Worlds, waits: Waits) -> None:
     if device.gpu and limit is not None:
         CollectiveLimit(run, waits, limit).start()
     importlib.import_module(_LOOPS[config.training.framework]).train(config, worlds, run)
-    run.pulse.enter("end")
+    run.heartbeat.enter("end")
     run.close("finished")
     worlds.close()
 
 
 def _leave(run: Run, error: BaseException) -> None:
-    """End this rank by what it raised; does not come back."""
+    """End this rank with what it raised; does not return."""
     lost = rank_lost(error)
-    if lost or run.stop_alone:
-        with run.pulse.during("save"):
-            run.save_last_completed()
+    if lost or run.stops.alone:
+        with run.heartbeat.during("save"):
+            run.last_save.save()
     if lost and not isinstance(error, HowdahError):
-        told = TrainingError(
+        lost_rank = TrainingError(
             "another rank was lost, and training stopped",
             where=run.directory,
             got=str(error).splitlines()[0] if str(error) else type(error).__name__,
             remedy="the lost rank's log says why; start again: the run goes on from the newest"
             " checkpoint",
         )
-        told.__cause__ = error
-        error = told
-    run.leave(error, consequence=lost or run.stop_alone)
+        lost_rank.__cause__ = error
+        error = lost_rank
+    run.leave(error, consequence=lost or run.stops.alone)
 
 
 def _refuse(error: HowdahError, rank: int) -> int:
-    """A refusal before the run has begun: every rank meets it, rank 0 tells it."""
+    """A refusal before the run has begun: every rank raises it, rank 0 prints it."""
     if rank != 0:
-        time.sleep(2.0)  # rank 0's end ends this process; who is left had a trouble of its own
+        time.sleep(2.0)  # rank 0's exit ends this process, unless only this rank has failed
         print(f"rank {rank}: {render(error)}", file=sys.stderr, flush=True)
     else:
         print(f"training: {render(error)}", file=sys.stderr, flush=True)

@@ -1,6 +1,7 @@
 """Training in TensorFlow, to be read top to bottom; training/loop_torch.py has the same sections.
 
-What runs on the device is traced once, whatever the shapes of the batches (training/steps_tf.py).
+What runs on the device is traced once, whatever the shapes of the batches
+(training/optim/steps_tf.py).
 """
 
 from __future__ import annotations
@@ -11,17 +12,23 @@ from functools import partial
 import numpy as np
 import tensorflow as tf
 
-from howdah.config import Config
-from training import devices, model_tf, parameters
-from training.gradients_tf import Gradients
-from training.lossscale import LossScale, clip_factor, not_finite
-from training.milestones import Milestones, model_weights
-from training.optimizer_tf import AdamW
+from howdah.config.loader import Config
+from training.checkpoint.read import model_weights
+from training.checkpoint.snapshots import Snapshots
+from training.comm.base import WorldChanged
+from training.hooks.conclusion import conclude
+from training.hooks.evaluator import Evaluator
+from training.hooks.resumable import ResumableState
+from training.hooks.saver import CheckpointSaver
+from training.model import forward_tf, parameters
+from training.optim.adamw_tf import AdamW
+from training.optim.gradients_tf import Gradients
+from training.optim.loss_scale import LossScale, clip_factor, not_finite
+from training.optim.steps_tf import Steps
 from training.prepare import prepare
+from training.process import devices
 from training.resuming import resume
-from training.run import Run
-from training.snapshots import Snapshots
-from training.steps_tf import Steps
+from training.run.run import Run
 from training.worlds import Worlds
 
 
@@ -38,7 +45,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     """
     training = config.training
     gpus = tf.config.list_physical_devices("GPU")
-    for gpu in gpus:  # take memory as it is needed: other ranks and people may be there
+    for gpu in gpus:  # take memory as it is needed: other ranks and other users may share it
         tf.config.experimental.set_memory_growth(gpu, True)
     device = devices.find("tensorflow")
     job = net = None
@@ -49,13 +56,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             holder = worlds.memory.holder
             job = prepare(config, comm, run, device=device, holder=holder, before=job)
 
-            # ----------------------------------------------------------------- where to go on from
+            # ------------------------------------------------------------- the state to resume from
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory)
             job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
             if net is None:
-                net = model_tf.build(
+                net = forward_tf.build(
                     job.model_config,
                     model_weights(tensors),
                     num_labels=len(job.labels),
@@ -64,37 +71,37 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     precision=job.precision,
                 )
                 trainable = {name: net.variables[name] for name in net.trainable_names}
-                gradients = Gradients(trainable)
+                gradients = Gradients(trainable, words=job.base.family.word_embeddings)
                 optimizer = AdamW(trainable, training)
                 steps = Steps(net, gradients, label_smoothing=training.label_smoothing_factor)
-                forward = model_tf.forward_fn(net)
-                served = model_tf.forward_fn(net, as_served=True)
+                forward = forward_tf.forward_fn(net)
+                served = forward_tf.forward_fn(net, as_served=True)
             else:
-                model_tf.import_weights(net, model_weights(tensors))
+                forward_tf.import_weights(net, model_weights(tensors))
             optimizer.restore(tensors, state.step - state.skipped_steps)
             gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
             steps.join(comm)
             scale = LossScale(state, on=job.precision == "fp16")
-            milestones = Milestones(
-                job,
-                comm,
-                run,
+            resumable = ResumableState(
                 state,
                 worlds.memory,
-                snapshots=snapshots,
-                weights=partial(model_tf.weights, net),
+                snapshots,
+                evaluation_due=evaluation_due,
+                weights=partial(forward_tf.weights, net),
                 moments=optimizer.moments,
-                forward=forward,
-                served=served,
             )
+            saver = CheckpointSaver(job, comm, run, resumable)
+            evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
             del tensors  # a second copy of all weights and moments
 
             # ------------------------------------------------------------------------- the steps
-            last = job.schedule.steps
-            run.begin(state, total_steps=last)
-            if evaluation_due:
-                milestones.catch_up()
-            over = state.step >= last or state.stopped_early
+            total_steps = job.schedule.steps
+            run.begin(state, total_steps=total_steps)
+            # -- an evaluation that the run was stopped before: every rank enters
+            if evaluator.due:
+                saver.reopen()
+                saver.replace(evaluator.evaluate())
+            over = state.step >= total_steps or state.stopped_early
             losses, counts = [], np.zeros(3)
             source = job.train_source(comm, state)
             for batch in () if over else source:
@@ -105,9 +112,10 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 if not batch.last_of_step:
                     continue
 
-                # -- one small sum for all that ranks must agree on: none may leave the step alone
-                stop = run.stop_requested()
-                if run.stop_alone:
+                # -- one small sum for all that ranks must agree on: every rank enters, since the
+                # others would wait in the next collective for one that left the step alone
+                stop = run.stops.requested()
+                if run.stops.alone:
                     raise run.stop_error()
                 totals = comm.sum(
                     np.array([float(sum(losses)), stop, worlds.change_wanted, *counts])
@@ -115,7 +123,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
-                # -- the gradient of the global batch, the same on every rank from here on
+                # -- the gradient of the global batch: every rank enters with its own, and has the
+                # same sum from here on
                 norm = steps.reduce() / scale.value
                 if not math.isfinite(norm) and not scale.on:
                     raise not_finite("gradient's norm", norm, state.step)
@@ -128,7 +137,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                         optimizer.step(list(gradients.sums.values()), lr=lr, factor=factor)
                     scale.update(math.isfinite(norm))
                     state.advance(job.planner, batch.epoch, batch.step)
-                    milestones.completed()
+                    evaluator.schedule()
                 run.step_done(
                     state,
                     loss=totals[0],
@@ -141,9 +150,42 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 )
                 losses, counts = [], np.zeros(3)
 
-                # -- evaluation, checkpoint, stop, another world
-                if milestones.after_step(stop=totals[1] > 0, change=totals[2] > 0):
+                # -- what all ranks have agreed on in that sum: none decides anything else alone
+                stop, change = totals[1] > 0, totals[2] > 0
+                last = state.step >= total_steps
+                saver.check(give_up=not stop)  # rank 0; no collective
+
+                # -- stop: every rank enters, and leaves when rank 0's checkpoint is whole
+                if stop:
+                    saver.save_and_stop()
+
+                # -- memory of an elastic job: no collective, but the same steps on every rank
+                if evaluator.due or change or last or worlds.memory.due(state.step):
+                    resumable.commit()
+
+                # -- evaluation: every rank enters, since each has a share of the rows
+                evaluated = None
+                if evaluator.due:
+                    evaluated = evaluator.evaluate()
+                    resumable.commit()
+
+                # -- checkpoint: rank 0 alone, in the background; no collective
+                if saver.due(evaluated, last=last):
+                    saver.save(evaluated)
+
+                # -- the end, or another world: at the same step on every rank
+                if last or state.stopped_early:
                     break
+                if change:
+                    raise WorldChanged("another world is wanted", got=f"step {state.step} is done")
 
             # -------------------------------------------- the best weights: evaluated, exported
-            milestones.conclude(partial(model_tf.import_weights, net))
+            conclude(
+                job,
+                comm,
+                run,
+                resumable,
+                saver,
+                served=served,
+                restore=partial(forward_tf.import_weights, net),
+            )

@@ -10,16 +10,22 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from howdah.config import Config
-from howdah.config_model import TrainingSection
-from training import devices, model_torch, parameters
-from training.gradients_torch import FlatGradients
-from training.lossscale import LossScale, clip_factor, not_finite
-from training.milestones import Milestones, model_weights
+from howdah.config.loader import Config
+from howdah.config.model import TrainingSection
+from training.checkpoint.read import ADAM_M, ADAM_V, model_weights
+from training.checkpoint.snapshots import Snapshots
+from training.comm.base import WorldChanged
+from training.hooks.conclusion import conclude
+from training.hooks.evaluator import Evaluator
+from training.hooks.resumable import ResumableState
+from training.hooks.saver import CheckpointSaver
+from training.model import forward_torch, parameters
+from training.optim.gradients_torch import FlatGradients
+from training.optim.loss_scale import LossScale, clip_factor, not_finite
 from training.prepare import prepare
+from training.process import devices
 from training.resuming import resume
-from training.run import Run
-from training.snapshots import Snapshots
+from training.run.run import Run
 from training.worlds import Worlds
 
 
@@ -45,13 +51,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             holder = worlds.memory.holder
             job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
-            # ----------------------------------------------------------------- where to go on from
+            # ------------------------------------------------------------- the state to resume from
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory)
             job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
             if net is None:
-                net = model_torch.build(
+                net = forward_torch.build(
                     job.model_config,
                     model_weights(tensors),
                     num_labels=len(job.labels),
@@ -61,33 +67,35 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     device=device,
                 )
                 trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
-                gradients = FlatGradients(trainable)
+                gradients = FlatGradients(trainable, words=job.base.family.word_embeddings)
                 optimizer = _adamw(trainable, training, job.schedule.peak)
+                forward = forward_torch.forward_fn(net)
+                served = forward_torch.forward_fn(net, as_served=True)
             else:
-                model_torch.import_weights(net, model_weights(tensors))
+                forward_torch.import_weights(net, model_weights(tensors))
             _set_moments(optimizer, trainable, tensors, state.step - state.skipped_steps)
             gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
             scale = LossScale(state, on=job.precision == "fp16")
-            milestones = Milestones(
-                job,
-                comm,
-                run,
+            resumable = ResumableState(
                 state,
                 worlds.memory,
-                snapshots=snapshots,
-                weights=partial(model_torch.weights, net),
+                snapshots,
+                evaluation_due=evaluation_due,
+                weights=partial(forward_torch.weights, net),
                 moments=partial(_moments, optimizer, trainable),
-                forward=model_torch.forward_fn(net),
-                served=model_torch.forward_fn(net, as_served=True),
             )
+            saver = CheckpointSaver(job, comm, run, resumable)
+            evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
             del tensors  # a second copy of all weights and moments
 
             # ------------------------------------------------------------------------- the steps
-            steps = job.schedule.steps
-            run.begin(state, total_steps=steps)
-            if evaluation_due:
-                milestones.catch_up()
-            over = state.step >= steps or state.stopped_early
+            total_steps = job.schedule.steps
+            run.begin(state, total_steps=total_steps)
+            # -- an evaluation that the run was stopped before: every rank enters
+            if evaluator.due:
+                saver.reopen()
+                saver.replace(evaluator.evaluate())
+            over = state.step >= total_steps or state.stopped_early
             net.train()
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
@@ -114,15 +122,17 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 if not batch.last_of_step:
                     continue
 
-                # -- one small sum for all that ranks must agree on: none may leave the step alone
-                stop = run.stop_requested()
-                if run.stop_alone:
+                # -- one small sum for all that ranks must agree on: every rank enters, since the
+                # others would wait in the next collective for one that left the step alone
+                stop = run.stops.requested()
+                if run.stops.alone:
                     raise run.stop_error()
                 totals = comm.sum(np.array([loss_sum.item(), stop, worlds.change_wanted, *counts]))
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
-                # -- the gradient of the global batch, the same on every rank from here on
+                # -- the gradient of the global batch: every rank enters with its own, and has the
+                # same sum from here on
                 gradients.reduce_(comm, ids)
                 norm = gradients.norm().item() / scale.value
                 if not math.isfinite(norm) and not scale.on:
@@ -138,7 +148,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                         optimizer.step()
                     scale.update(math.isfinite(norm))
                     state.advance(job.planner, batch.epoch, batch.step)
-                    milestones.completed()
+                    evaluator.schedule()
                 gradients.zero_()
                 run.step_done(
                     state,
@@ -152,12 +162,49 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 )
                 loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
 
-                # -- evaluation, checkpoint, stop, another world
-                if milestones.after_step(stop=totals[1] > 0, change=totals[2] > 0):
+                # -- what all ranks have agreed on in that sum: none decides anything else alone
+                stop, change = totals[1] > 0, totals[2] > 0
+                last = state.step >= total_steps
+                saver.check(give_up=not stop)  # rank 0; no collective
+
+                # -- stop: every rank enters, and leaves when rank 0's checkpoint is whole
+                if stop:
+                    saver.save_and_stop()
+
+                # -- memory of an elastic job: no collective, but the same steps on every rank
+                if evaluator.due or change or last or worlds.memory.due(state.step):
+                    resumable.commit()
+
+                # -- evaluation: every rank enters, since each has a share of the rows
+                evaluated = None
+                if evaluator.due:
+                    evaluated = evaluator.evaluate()
+                    resumable.commit()
+
+                # -- checkpoint: rank 0 alone, in the background; no collective
+                if saver.due(evaluated, last=last):
+                    saver.save(evaluated)
+
+                # -- the end, or another world: at the same step on every rank
+                if last or state.stopped_early:
                     break
+                if change:
+                    raise WorldChanged("another world is wanted", got=f"step {state.step} is done")
 
             # -------------------------------------------- the best weights: evaluated, exported
-            milestones.conclude(partial(model_torch.import_weights, net))
+            conclude(
+                job,
+                comm,
+                run,
+                resumable,
+                saver,
+                served=served,
+                restore=partial(forward_torch.import_weights, net),
+            )
+
+
+_MOMENTS = (("exp_avg", ADAM_M), ("exp_avg_sq", ADAM_V))
+"""What torch's AdamW calls its moments, and what a checkpoint does."""
 
 
 def _adamw(
@@ -183,7 +230,7 @@ def _set_moments(
     """AdamW's state after `updates` updates; zeros where nothing is saved."""
     for name, parameter in trainable.items():
         own = {"step": torch.tensor(float(updates), dtype=torch.float32)}
-        for key, prefix in (("exp_avg", "adam_m/"), ("exp_avg_sq", "adam_v/")):
+        for key, prefix in _MOMENTS:
             own[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             if prefix + name in saved:
                 own[key].copy_(torch.from_numpy(saved[prefix + name]))
@@ -196,6 +243,6 @@ def _moments(
     optimizer: torch.optim.AdamW, trainable: dict[str, torch.nn.Parameter]
 ) -> Iterator[tuple[str, np.ndarray]]:
     """AdamW's moments as in a checkpoint; copy what is kept: they may be its own memory."""
-    for key, prefix in (("exp_avg", "adam_m/"), ("exp_avg_sq", "adam_v/")):
+    for key, prefix in _MOMENTS:
         for name, parameter in trainable.items():
             yield prefix + name, optimizer.state[parameter][key].to("cpu").numpy()

@@ -1,4 +1,4 @@
-"""What a loop trains on: dataset, base, plan and schedule, opened and held against each other.
+"""What a loop trains on: dataset, base, plan and schedule, opened and checked against each other.
 
 Free of any framework.
 """
@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import assert_never
 
 import numpy as np
 
-from howdah.config import Config
+from howdah.config.loader import Config
+from howdah.config.splits import TRAIN, VALIDATION
+from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
+from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import ConfigError, DataError
-from howdah.machine import cpu_emulates_bf16, cpu_gains_by_bf16
-from howdah.manifest import Dataset, load_dataset
-from training import parameters
-from training.basemodel import BaseModel
-from training.comm import Comm
-from training.devices import Device
-from training.identity import Identity
-from training.planner import (
+from training.checkpoint.identity import Identity
+from training.checkpoint.state import TrainState
+from training.comm.base import Comm
+from training.data.planner import (
     Planner,
     PlanSpec,
     PlanState,
@@ -27,24 +27,24 @@ from training.planner import (
     pad_multiple,
     padded_length,
 )
+from training.data.readers import BatchSource
+from training.data.shard_cache import ShardCache
+from training.data.shards import ShardSet, class_counts, node_cache
+from training.evaluation import metrics
+from training.model import parameters
+from training.model.pretrained import BaseModel
+from training.optim.schedule import Schedule
 from training.prepare_base import agreed_base, broadcast_files
-from training.readers import BatchSource
-from training.run import Run
-from training.runfile import config_hash
-from training.schedule import Schedule
-from training.shardcache import ShardCache
-from training.shards import ShardSet, class_counts, node_cache
-from training.state import TrainState
+from training.process.devices import Device
+from training.run.run import Run
+from training.run.run_json import config_hash
 
 __all__ = ["Job", "prepare", "training_planner"]
 
 
-_DROPOUTS = ("dropout", "attention_dropout", "seq_classif_dropout")
-
-
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """All that a loop needs to begin, the same on every rank."""
+    """All that a loop needs, the same on every rank."""
 
     config: Config
     dataset: Dataset
@@ -54,7 +54,7 @@ class Job:
     """The base's config.json with the dropouts of this run."""
     weights: dict[str, np.ndarray]
     """Every tensor of the model to begin with, by Hugging Face's torch names, until `resume` has
-    taken them; none in a world that goes on from memory."""
+    taken them; none in a world that resumes from memory."""
     shards: ShardSet
     planner: Planner
     schedule: Schedule
@@ -73,7 +73,7 @@ class Job:
     @property
     def positions(self) -> int:
         """Tokens of the longest row that the model can read."""
-        return int(self.base.config["max_position_embeddings"])
+        return self.base.family.longest(self.base.config)
 
     @property
     def labels(self) -> list[str]:
@@ -142,8 +142,8 @@ class Job:
             row_ids=row_ids,
         )
 
-    def told(self) -> dict:
-        """What a rank that joins later must know, as JSON; the tokenizer's files come besides."""
+    def facts(self) -> dict:
+        """What a rank that joins later needs, as JSON; the tokenizer's files come separately."""
         base = {"config": self.base.config, "hash": self.base.hash, "source": self.base.source}
         return {"path": self.dataset.path, "base": base, "precision": self.precision}
 
@@ -161,27 +161,29 @@ def prepare(
     holder: int | None = None,
     before: Job | None = None,
 ) -> Job:
-    """Open and check everything. Every rank enters.
+    """Open and check everything. Every rank enters: all must agree on data, base and precision,
+    or find out together that they do not.
 
     Args:
         device: what the framework trains on here.
-        holder: the rank whose memory the run goes on from (training/memory.py). Its dataset and
-            base are everybody's then, the model's weights come from it later, and the data is not
-            read through again: the world before has done that, and a shard that a new rank fetches
+        holder: the rank whose memory the run resumes from (training/checkpoint/elastic_state.py).
+            All ranks take its dataset and base; the model's weights come from it later. The data is
+            not verified again: the world before has done that, and a shard that a new rank fetches
             is checked as it arrives.
-        before: what this rank has opened in an earlier world.
+        before: the job of this rank in an earlier world.
     Raises:
         ConfigError, DataError, ModelError: something does not fit; nothing has been trained yet.
     """
+    metrics.require(config.evaluation.metric)
     _check_ranks_agree(config, comm, device)
     if holder is None:
         job = _opened(config, comm, run, device, before)
     else:
-        told = comm.broadcast_json(None if before is None else before.told(), root=holder)
+        facts = comm.broadcast_json(None if before is None else before.facts(), root=holder)
         files = broadcast_files(before.base.tokenizer_files if before else {}, comm, holder)
         job = before
-        if before is None or before.told()["path"] != told["path"]:
-            job = _joined(config, comm, run, device.gpu, told, files)
+        if before is None or before.facts()["path"] != facts["path"]:
+            job = _joined(config, comm, run, device.gpu, facts, files)
     _warn_of_emulation(job, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
     run.say(
@@ -193,7 +195,7 @@ def prepare(
 
 
 def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | None) -> Job:
-    """The job of a run that begins, or goes on from a checkpoint: all is read and verified."""
+    """The job of a run that begins or resumes from a checkpoint: all is read and verified."""
     precision = _agreed_precision(config, comm, run, device, before)
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
     path = None
@@ -208,12 +210,12 @@ def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | 
 
 
 def _joined(
-    config: Config, comm: Comm, run: Run, gpu: bool, told: dict, files: dict[str, bytes]
+    config: Config, comm: Comm, run: Run, gpu: bool, facts: dict, files: dict[str, bytes]
 ) -> Job:
-    """The job of a rank that joins a run under way."""
-    dataset, precision = load_dataset(told["path"]), told["precision"]
+    """The job of a rank that joins a running job."""
+    dataset, precision = load_dataset(facts["path"]), facts["precision"]
     opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
-    base = BaseModel(weights={}, tokenizer_files=files, **told["base"])
+    base = BaseModel(weights={}, tokenizer_files=files, **facts["base"])
     return _job(config, gpu, precision, dataset, opened, base, {})
 
 
@@ -226,14 +228,13 @@ def _job(
     base: BaseModel,
     weights: dict[str, np.ndarray],
 ) -> Job:
-    shards = opened["train"]
+    shards = opened[TRAIN]
     planner = training_planner(config, shards)
     return Job(
         config=config,
         dataset=dataset,
         base=base,
-        model_config=dict(base.config)
-        | dict(zip(_DROPOUTS, parameters.dropout_rates(base.config, config.model), strict=True)),
+        model_config=parameters.with_dropouts(base.config, config.model),
         weights=weights,
         shards=shards,
         planner=planner,
@@ -243,7 +244,7 @@ def _job(
         precision=precision,
         sparse_embeddings=False,
         identity=_identity(base, dataset, planner),
-        evaluated={split: one for split, one in opened.items() if split != "train"},
+        evaluated={split: one for split, one in opened.items() if split != TRAIN},
     )
 
 
@@ -305,7 +306,7 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
 
 
 def precision_of(config: Config, device: Device) -> str:
-    """fp32, bf16 or fp16: training.precision, `auto` made out for this machine and device."""
+    """fp32, bf16 or fp16: training.precision, `auto` resolved for this machine and device."""
     wanted = config.training.precision
     if wanted != "auto":
         return wanted
@@ -318,7 +319,7 @@ def _agreed_precision(
 ) -> str:
     """The same on every rank, though `auto` may mean bf16 on one machine and fp32 on another.
 
-    What a world before has agreed on stays: models have been built by it.
+    What an earlier world has agreed on stays: models were built with it.
     """
     own = precision_of(config, device)
     if own == "fp16" and not device.gpu:
@@ -345,7 +346,7 @@ def _agreed_precision(
 
 
 def _warn_of_emulation(job: Job, comm: Comm, run: Run, device: Device) -> None:
-    """bf16 was asked for by name, or agreed on before a rank came that cannot do it."""
+    """bf16 was configured, or agreed on before a rank without it joined."""
     if job.precision != "bf16" or (not device.gpu and job.config.training.framework != "torch"):
         return
     emulates = comm.gather_json(not device.gains_by_bf16 if device.gpu else cpu_emulates_bf16())
@@ -370,12 +371,12 @@ def _open_splits(
 ) -> tuple[dict[str, ShardSet], ShardCache]:
     """The splits to be read, and the cache that they are read through."""
     manifest = dataset.manifest
-    if manifest.rows("train") < comm.size:
+    if manifest.rows(TRAIN) < comm.size:
         raise DataError(
             "there are fewer rows to train on than ranks",
             where=dataset.path,
             expected=f"at least {comm.size} rows in train",
-            got=str(manifest.rows("train")),
+            got=str(manifest.rows(TRAIN)),
             remedy="start fewer ranks, or make a larger dataset",
         )
     longest = config.training.per_device_max_tokens
@@ -388,7 +389,7 @@ def _open_splits(
             got=str(longest),
             remedy="raise it",
         )
-    splits = dict.fromkeys(("train", "validation", *config.evaluation.splits))
+    splits = dict.fromkeys((TRAIN, VALIDATION, *config.evaluation.splits))
     cache = node_cache(config.training)
     opened = {
         split: ShardSet(dataset, split, cache=cache) for split in splits if manifest.rows(split)
@@ -398,7 +399,7 @@ def _open_splits(
             run.say(f"not read, since the manifest does not list it: {name} (of {split})")
         shards.check_room(
             training_planner(config, shards)
-            if split == "train"
+            if split == TRAIN
             else _evaluation_planner(config, shards, shards.lengths, comm.size)
         )
     return opened, cache
@@ -440,6 +441,8 @@ def _class_weights(config: Config, dataset: Dataset, shards: ShardSet) -> np.nda
         return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
     if wanted == "none":
         return None
+    if wanted != "balanced":
+        assert_never(wanted)
     counts_C = class_counts(shards, len(labels))  # scikit-learn's compute_class_weight("balanced")
     balanced_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
     return np.where(counts_C > 0, balanced_C, 1.0).astype(np.float32)
@@ -450,14 +453,14 @@ def _sparse_embeddings(
 ) -> bool:
     """Rows on the network are fewer bytes than the table if N * U < 2 V.
 
-    Decided once, by rank 0's estimate of U (rows that a rank's step touches), for all: ranks that
-    chose for themselves would wait for each other in different collectives.
+    Decided by rank 0's estimate of U (rows that a rank's step touches) for all ranks: if each chose
+    for itself, they could wait for each other in different collectives.
     """
     wanted = config.training.sparse_embeddings
     if comm.size == 1 or config.model.freeze_embeddings:
         return False
     if wanted != "auto":
-        return wanted == "sparse"
+        return {"dense": False, "sparse": True}[wanted]
     unique = 0.0
     if comm.rank == 0:
         steps = min(4, planner.steps_per_epoch)
@@ -467,7 +470,7 @@ def _sparse_embeddings(
             ids = shards.gather(rows.shard, rows.row, rows.length)
             unique += len(np.unique(ids)) / steps
     unique = comm.broadcast_json(unique)
-    return comm.size * unique < 2 * int(base.config["vocab_size"])
+    return comm.size * unique < 2 * int(base.config[base.family.keys.vocabulary])
 
 
 # ------------------------------------------------------------------------------ the run itself

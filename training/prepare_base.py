@@ -1,6 +1,6 @@
-"""The base model of a run: read and checked by rank 0, and then everybody's.
+"""The base model of a run: read and checked by rank 0, and broadcast to all.
 
-Storage is asked once, and weights are the same everywhere by construction.
+Storage is read once, and all ranks have the same weights.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import replace
 import numpy as np
 
 from howdah import storage
-from howdah.config import Config
-from howdah.encode import Encoder
+from howdah.config.loader import Config
+from howdah.data.encode import Encoder
+from howdah.data.manifest import Dataset
 from howdah.errors import ModelError
-from howdah.manifest import Dataset
-from training import parameters
-from training.basemodel import BaseModel, load_base
-from training.comm import Comm
-from training.run import Run
+from training.comm.base import Comm
+from training.model import parameters
+from training.model.pretrained import BaseModel, load_base
+from training.run.run import Run
 
 __all__ = ["agreed_base", "broadcast_files"]
 
@@ -32,7 +32,7 @@ def agreed_base(
     Raises:
         ModelError: it does not fit the dataset.
     """
-    manifest, base, told = dataset.manifest, None, None
+    manifest, base, facts = dataset.manifest, None, None
     if comm.rank == 0:
         base = load_base(
             config.model.base, revision=config.model.revision, label_names=manifest.labels
@@ -40,13 +40,13 @@ def agreed_base(
         _check_fit(config, dataset, base)
         for note in base.notes:
             run.say(note)
-        told = {"config": base.config, "hash": base.hash, "source": base.source}
-    told = comm.broadcast_json(told)
-    # Any rank may have to export one day: that of an elastic job which outlives rank 0.
+        facts = {"config": base.config, "hash": base.hash, "source": base.source}
+    facts = comm.broadcast_json(facts)
+    # Any rank may have to export: one of an elastic job that outlives rank 0.
     files = broadcast_files({} if base is None else base.tokenizer_files, comm, 0)
     weights = {}
     if base is None:
-        base = BaseModel(weights={}, tokenizer_files=files, **told)
+        base = BaseModel(weights={}, tokenizer_files=files, **facts)
     else:
         weights = parameters.start_weights(
             base.config,
@@ -54,7 +54,7 @@ def agreed_base(
             num_labels=len(manifest.labels),
             seed=config.training.seed,
         )
-        base = replace(base, weights={})  # a quarter of a gigabyte that nobody asks for again
+        base = replace(base, weights={})  # a quarter of a gigabyte that is not needed again
     return base, comm.broadcast(weights)
 
 
@@ -75,19 +75,20 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
             got=f"tokenizer {encoder.hash}",
             remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
         )
-    if base.config["vocab_size"] < manifest.tokenizer.vocab_size:
+    vocabulary, longest = base.family.keys.vocabulary, base.family.longest(base.config)
+    if base.config[vocabulary] < manifest.tokenizer.vocab_size:
         raise ModelError(
             "the base model has fewer embeddings than its tokenizer has words",
             where=base.source,
-            expected=f"vocab_size of at least {manifest.tokenizer.vocab_size}",
-            got=str(base.config["vocab_size"]),
+            expected=f"{vocabulary} of at least {manifest.tokenizer.vocab_size}",
+            got=str(base.config[vocabulary]),
             remedy="take the base model's own tokenizer",
         )
-    if base.config["max_position_embeddings"] < manifest.max_length:
+    if longest < manifest.max_length:
         raise ModelError(
             "the dataset's rows are longer than the base model can read",
             where=base.source,
-            expected=f"data.max_length of at most {base.config['max_position_embeddings']}",
+            expected=f"data.max_length of at most {longest}",
             got=f"{manifest.max_length} ({storage.name(dataset.path)})",
             remedy="lower data.max_length and run `howdah etl` again",
         )

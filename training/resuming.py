@@ -1,4 +1,4 @@
-"""Where a run goes on from, in each of its worlds: memory, the newest checkpoint, or the base."""
+"""Where a run resumes from, in each of its worlds: memory, the newest checkpoint, or the base."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ from typing import Any
 
 import numpy as np
 
-from training.checkpoint import Checkpoint
-from training.comm import Comm
-from training.memory import Memory
+from training.checkpoint.elastic_state import ElasticState
+from training.checkpoint.manager import Checkpoint
+from training.checkpoint.read import MODEL
+from training.checkpoint.state import TrainState
+from training.comm.base import Comm
 from training.prepare import Job
-from training.run import Run
-from training.state import TrainState
+from training.run.run import Run
+from training.run.run_directory import RunDirectory
 
 __all__ = ["resume"]
 
 
 def resume(
-    job: Job, comm: Comm, run: Run, memory: Memory
+    job: Job, comm: Comm, run: Run, memory: ElasticState
 ) -> tuple[TrainState, dict[str, np.ndarray], bool]:
-    """Where to go on from: what a rank remembers of an earlier world, else the newest checkpoint,
-    else the base. Every rank enters; a checkpoint is read by rank 0 for all.
+    """Where to resume from: a rank's memory of an earlier world, else the newest checkpoint, else
+    the base. Every rank enters, so that all have the same state: a checkpoint is read by rank 0 and
+    broadcast.
 
     Returns:
         (state, tensors: all of the model's as `model/<name>` and the moments there are, whether an
@@ -30,28 +33,29 @@ def resume(
     if memory.holder is not None:
         meta, tensors = memory.share(comm)
         run.say(f"{comm.size} rank(s) go on from memory at step {meta['step']}")
-        run.resumed_from_memory(meta["step"])
-        if run.checkpoints is not None:
-            _take_over(meta["best_step"], run, train_seconds=meta["train_seconds"])
+        if run.owned is not None:
+            run.owned.resumed_from_memory(meta["step"])
+            _reconcile(run.owned, meta["best_step"], train_seconds=meta["train_seconds"])
         job.planner.go_on_with(meta["plan"]["plan_hash"])
         return TrainState.from_meta(meta), tensors, bool(meta["evaluation_due"])
     found: Checkpoint | None = None
-    told: dict[str, Any] | None = None
+    meta: dict[str, Any] | None = None
     if comm.rank == 0:
-        found = run.resume_checkpoint(job.identity)
-        told = None if found is None else _with_reachable_best(found.meta, run)
-    told = comm.broadcast_json(told)
-    if told is None:
+        found = run.owned.resume_checkpoint(job.identity)
+        meta = None if found is None else _with_reachable_best(found.meta, run)
+    meta = comm.broadcast_json(meta)
+    if meta is None:
         state, due = TrainState(), False
         state.moved(job.planner, 0, 0)
-        tensors = {f"model/{name}": array for name, array in job.weights.items()}
+        tensors = {MODEL + name: array for name, array in job.weights.items()}
     else:
-        state, due = TrainState.from_meta(told), bool(told.get("evaluation_due", False))
+        state, due = TrainState.from_meta(meta), bool(meta.get("evaluation_due", False))
         for line in _fitted(state, job):
             run.say(line)
         tensors = comm.broadcast(found.tensors if found is not None else {})
     job.weights.clear()  # they are in the model from here on
-    run.saves.saved_step = state.step
+    if run.owned is not None:
+        run.owned.saves.saved_step = state.step
     memory.hold(state.to_meta() | {"evaluation_due": due}, tensors)
     return state, tensors, due
 
@@ -71,8 +75,8 @@ def _with_reachable_best(meta: dict[str, Any], run: Run) -> dict[str, Any]:
 def _fitted(state: TrainState, job: Job) -> list[str]:
     """Fit a checkpoint's state to the configuration as it is now; what to say about it.
 
-    Rank 0 has refused what does not fit (training/identity.py): where the plan is another one, the
-    state lies between two epochs.
+    Rank 0 has refused what does not fit (training/checkpoint/identity.py): where the plan is
+    another one, the state lies between two epochs.
     """
     said = []
     training, rules = job.config.training, job.config.evaluation
@@ -98,17 +102,17 @@ def _fitted(state: TrainState, job: Job) -> list[str]:
     return said
 
 
-def _take_over(best: int | None, run: Run, *, train_seconds: float) -> None:
-    """Rank 0: what is on storage need not be what the state remembers."""
-    run.checkpoints.expect_again()
+def _reconcile(owned: RunDirectory, best: int | None, *, train_seconds: float) -> None:
+    """Rank 0: storage need not hold what the state in memory says was saved."""
+    owned.checkpoints.expect_repeated_steps()
     # A rank 0 that was lost may have been writing the best one.
-    gone = best is not None and not run.checkpoints.has(best)
-    run.saves.best_lost |= gone and best != run.saves.pending
-    if run.save_times.known:
+    gone = best is not None and not owned.checkpoints.has(best)
+    owned.saves.best_lost |= gone and best != owned.saves.pending
+    if owned.save_times.known:
         return
     # Steps that it had not saved may be older than the rules allow: those count, not this world's.
-    newest = next(iter(run.checkpoints.list()), None)
+    newest = next(iter(owned.checkpoints.list()), None)
     if newest is None:
-        run.save_times.begin(0, age=train_seconds)
+        owned.save_times.begin(0, age=train_seconds)
     else:
-        run.save_times.begin(newest.step, age=max(0.0, time.time() - newest.unix_time))
+        owned.save_times.begin(newest.step, age=max(0.0, time.time() - newest.unix_time))

@@ -4,30 +4,31 @@
         with worlds.survived():
             ...                       # everything that enters a collective
 
-A rank that is lost, or a world that shall change, ends the block; the next world begins it anew, in
-the same process and with what `worlds.memory` holds. Without an agent (training/link.py) there is
-one world, the launcher's, and what goes wrong in it is raised.
+A lost rank, or a change of worlds, ends the block; the next world begins it anew, in the same
+process and with what `worlds.memory` holds. Without an agent
+(training/elastic/control_channel.py) there is one world, the launcher's, and its errors are
+raised.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from training import comm as comm_module
-from training.comm import Comm, Waits, WorldChanged, rank_lost
-from training.connections import Connections
-from training.env import rank_env
-from training.link import Link
-from training.memory import Memory
-from training.run import Run
+from howdah.core import threads
+from training.checkpoint.elastic_state import ElasticState
+from training.comm import backends
+from training.comm.base import Comm, Waits, WorldChanged, rank_lost
+from training.comm.connections import Connections
+from training.elastic.control_channel import ControlChannel
+from training.process.env import rank_env
+from training.run.run import Run
 
 __all__ = ["Worlds"]
 
 _PATIENCE_SECONDS = 5.0
-"""How long a collective may still wait once a member of its world is known to be gone: usually the
+"""How long a collective may still wait after a member of its world is known to be gone: usually the
 kernel has ended the wait by then."""
 _AGAIN_SECONDS = 1.0
 """After so long the connections are shut again, until the world is left: Horovod may be making new
@@ -40,14 +41,18 @@ class Worlds:
     Args:
         framework: "tensorflow" or "torch".
         run: this rank's side of the run.
-        link: to the agent; None: the launcher's world is the only one.
+        channel: to the agent; None: the launcher's world is the only one.
         waits: counts the time in collectives.
     """
 
     def __init__(
-        self, framework: str, run: Run, link: Link | None = None, waits: Waits | None = None
+        self,
+        framework: str,
+        run: Run,
+        channel: ControlChannel | None = None,
+        waits: Waits | None = None,
     ) -> None:
-        self._framework, self._run, self._link = framework, run, link
+        self._framework, self._run, self._channel = framework, run, channel
         self._waits = waits or Waits()
         self._elastic = False
         self._over = False
@@ -56,8 +61,9 @@ class Worlds:
         """To the others of the world that this process is in, joins or leaves."""
         self._placed: set[str] = set()
         """Environment variables that the last world has set."""
-        self.memory = Memory(
-            run.config.yarn.commit_every, told=lambda step: run.pulse.tell("commit", step=step)
+        self.memory = ElasticState(
+            run.config.yarn.commit_every,
+            committed=lambda step: run.heartbeat.send("commit", step=step),
         )
 
     def __iter__(self) -> Iterator[Comm]:
@@ -83,33 +89,33 @@ class Worlds:
 
     @property
     def change_wanted(self) -> bool:
-        """This rank was told that another world shall take the place of this one."""
-        return self._elastic and self._link.change_wanted
+        """The agent has asked this rank to leave this world for another one."""
+        return self._elastic and self._channel.change_wanted
 
     def close(self) -> None:
-        """Leave the last world in good order. Every rank enters."""
+        """Shut the last world down. Every rank enters: the others wait for it."""
         self._comm.shutdown()
 
     # ------------------------------------------------------------------------------- joining
     def _join(self) -> None:
-        run, link = self._run, self._link
+        run, channel = self._run, self._channel
         self._comm = None
-        run.pulse.enter("join")
-        if link is None:
-            self._comm = comm_module.init(self._framework, self._waits)
-            run.pulse.enter("prepare")
+        run.heartbeat.enter("join")
+        if channel is None:
+            self._comm = backends.init(self._framework, self._waits)
+            run.heartbeat.enter("prepare")
             run.share(self._comm)
             return
-        world = link.next_world()
+        world = channel.next_world()
         for name in self._placed - world.env.keys():
             os.environ.pop(name, None)
         os.environ.update(world.env)
         self._placed = set(world.env)
         self._elastic = run.elastic = self.memory.on = world.elastic
-        self._connections = Connections()
-        self._comm = comm_module.init(self._framework, self._waits, self._connections)
-        link.send("joined", generation=world.generation, rank=self._comm.rank)
-        run.pulse.enter("prepare")
+        self._connections, run.loss_known = Connections(), False
+        self._comm = backends.init(self._framework, self._waits, self._connections)
+        channel.send("joined", generation=world.generation, rank=self._comm.rank)
+        run.heartbeat.enter("prepare")
         run.enter(rank_env(), world.generation)
         run.share(self._comm)
         if world.elastic:
@@ -117,26 +123,26 @@ class Worlds:
 
     # ------------------------------------------------------------------------------- leaving
     def _leave(self, error: BaseException) -> None:
-        """Leave this world for the next one; raises the error where there is none for us."""
+        """Leave this world for the next one; raises the error where there is no next one."""
         changed = isinstance(error, WorldChanged)
-        if not self._elastic or not (changed or rank_lost(error)) or self._run.stop_alone:
+        if not self._elastic or not (changed or rank_lost(error)) or self._run.stops.alone:
             raise error
-        if self._run.stop_requested():  # there is no world any more to agree on a step with
-            self._run.save_last_completed()
+        if self._run.stops.requested():  # no other rank is left to agree on a step with
+            self._run.last_save.save()
             raise self._run.stop_error()
-        self._run.pulse.enter("join")
+        self._run.heartbeat.enter("join")
         self._run.end_steps()
         if not changed:
             where = "nothing yet" if self.memory.step is None else f"step {self.memory.step}"
-            self._run.say(f"a rank was lost; what is remembered: {where}; waiting for the others")
+            self._run.say(f"a rank was lost; in memory: {where}; waiting for the others")
         if self._comm is not None:
             self._comm.shutdown()
         if self._connections is not None:
             self._connections.over()
             self._connections = None
-        self._link.send(
+        self._channel.send(
             "left",
-            generation=self._link.generation,
+            generation=self._channel.generation,
             reason="changed" if changed else "lost",
             step=self.memory.step,
         )
@@ -144,15 +150,17 @@ class Worlds:
     def lost(self) -> None:
         """The agent knows that a member of this world is gone (in a thread of the link's).
 
-        The connections to the others are shut until this world is left, whatever the main thread
-        does: it may compute now and come to a collective later, or be forming the world, or be
-        leaving it. Shutting them early does no harm: the next collective can only fail.
+        Connections to the other ranks are shut until this world is left, whatever the main thread
+        does: it may compute now and enter a collective later, or be forming or leaving the world.
+        Shutting them early does no harm: the next collective can only fail.
         """
         connections = self._connections
         if connections is not None:
-            threading.Thread(
-                target=connections.shut_until_over,
-                args=(_PATIENCE_SECONDS, _AGAIN_SECONDS),
+            self._run.loss_known = True
+            threads.start(
+                connections.shut_until_over,
+                _PATIENCE_SECONDS,
+                _AGAIN_SECONDS,
                 name="shut",
-                daemon=True,
-            ).start()
+                failed=threads.RESTART,
+            )

@@ -1,71 +1,40 @@
-"""What the nodes get from us: Howdah's wheel, a Python environment, the user's files.
+"""Packages for the nodes: Howdah's wheel, a Python environment, the user's files.
 
-Each lies on the cluster's storage under its hash: uploaded once, used by every job after it, and
+Each is stored in the staging directory under its hash: uploaded once, used by all later jobs, and
 localised once on each node by YARN.
 """
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 
-from howdah import package, storage
-from howdah.config_model import Config
+from howdah import storage
+from howdah.config.model import Config
 from howdah.errors import ConfigError
-from howdah.hadoop import conf as settings
-from howdah.hadoop.kerberos import short_name
-from howdah.hadoop.web import current_user
-from howdah.package import Package
+from howdah.packaging import package
+from howdah.packaging.cluster_paths import staging
+from howdah.packaging.package import Package
+from howdah.packaging.staging import PACKAGES, ready
 from yarn.spec import Shipment, Source, file_names
 
-__all__ = ["plan", "staging", "upload"]
+__all__ = ["plan", "upload"]
 
 Progress = Callable[[str], None]
 
 
-def staging(config: Config) -> str:
-    """The staging directory: `yarn.staging`, else .howdah in the user's home on HDFS.
-
-    Raises:
-        ConfigError: neither is known.
-    """
-    return home(config) if config.yarn.staging is None else config.yarn.staging
-
-
-def home(config: Config) -> str:
-    """.howdah in the user's home on HDFS: where clients look who know an application's id alone.
-
-    Raises:
-        ConfigError: fs.defaultFS is not known.
-    """
-    default_fs = settings.load().known_default_fs()
-    return storage.join(default_fs, "user", user(config), ".howdah")
-
-
-def user(config: Config) -> str:
-    """Whose job it is: the proxied user, else the principal's, else the login's."""
-    if config.run.user:
-        return config.run.user
-    if config.yarn.principal:
-        return re.split("[/@]", config.yarn.principal)[0]
-    if settings.load().kerberos:
-        return short_name() or current_user()
-    return current_user()
-
-
 def plan(config: Config, progress: Progress) -> tuple[Shipment, list[Package]]:
-    """What is to be shipped, made where it is not in the cache; nothing is uploaded.
+    """The packages of a job, built if they are not in the local cache; nothing is uploaded.
 
     Raises:
-        ConfigError: `yarn.files` names two files alike.
-        ClusterError, StorageError: a package cannot be made.
+        ConfigError: a file of `yarn.files` is missing, or its name is taken.
+        ClusterError, StorageError: a package cannot be built.
     """
-    directory = storage.join(staging(config), "packages")
+    directory = storage.join(staging(config, config.yarn), PACKAGES)
     wheel = package.wheel()
     packages = [wheel]
     environment = None
-    if config.yarn.environment == "archive":
+    if {"archive": True, "path": False}[config.yarn.environment]:
         started = time.monotonic()
         made = package.environment(config.training.framework, progress=progress)
         seconds = time.monotonic() - started
@@ -95,6 +64,7 @@ def plan(config: Config, progress: Progress) -> tuple[Shipment, list[Package]]:
     shipment = Shipment(
         wheel=Source(url=storage.join(directory, wheel.name)),
         wheel_name=wheel.name,
+        wheel_sha256=package.sha256(wheel.path),
         environment=environment,
         files=files,
     )
@@ -102,12 +72,16 @@ def plan(config: Config, progress: Progress) -> tuple[Shipment, list[Package]]:
 
 
 def upload(config: Config, packages: list[Package], progress: Progress) -> None:
-    """Put on the cluster's storage what is not there yet."""
-    directory = storage.join(staging(config), "packages")
+    """Upload the packages that are not in the staging directory yet.
+
+    Raises:
+        ConfigError: other users may write to the staging directory.
+    """
+    directory = ready(staging(config, config.yarn), "yarn.staging")
     for item in packages:
         started = time.monotonic()
         said: list[str] = []
-        package.publish(item, directory, said.append)
+        directory.put(item, said.append)
         if said:
             seconds = time.monotonic() - started
             progress(f"uploaded {item.name}: {item.size / 2**20:,.1f} MiB in {seconds:.1f} s")

@@ -1,6 +1,6 @@
-"""What is asked of YARN for a job: made of the configuration and of what was shipped, nothing else.
+"""What a job asks of YARN, computed from the configuration and the shipped files alone.
 
-Pure: no file, no network, no skein. `backend_skein` turns an `Application` into skein's words;
+Pure: no file, no network, no skein. `skein_backend` converts an `Application` to skein's objects;
 `howdah submit --dry-run` prints it.
 """
 
@@ -14,19 +14,28 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from howdah import storage
-from howdah.config_model import Config
+from howdah.config.model import Config
 from howdah.errors import ConfigError
+from howdah.packaging import cluster_paths
 
-__all__ = ["Application", "Asked", "Shipment", "Source", "application", "refuse_own_paths", "tag"]
+__all__ = [
+    "Application",
+    "ContainerRequest",
+    "Shipment",
+    "Source",
+    "application",
+    "refuse_local_paths",
+    "tag",
+]
 
 CONFIG = "run.yaml"
 """Name of the configuration in each container's working directory."""
 SECRET = ".howdah.secret"
-"""Name of the file there that holds the submission's secret: only the job's containers get it."""
+"""Name of the file there with the job's secrets (jobs/secret_file.py)."""
 HADOOP = "hadoop-conf"
 """Name there of the submitter's Hadoop settings, for nodes that give containers none."""
 FINISHED = ".howdah.finished"
-"""Made there by the driver once it has told YARN how the job ended."""
+"""Name of an empty file there: the driver has reported the job's end to YARN."""
 SUBMISSION = "HOWDAH_SUBMISSION"
 """Variable of the driver: the token of its submission, the same as in owner.json."""
 ENVIRONMENT = "environment"
@@ -34,7 +43,7 @@ ENVIRONMENT = "environment"
 WORKER = "worker"
 """The service whose containers are the workers."""
 TAG = "howdah"
-"""A tag of every job."""
+"""A tag that every job has."""
 _MIB = 2**20
 _RESERVED = (CONFIG, SECRET, HADOOP, FINISHED, ENVIRONMENT, "home", "tmp")
 
@@ -53,6 +62,8 @@ class Shipment:
 
     wheel: Source
     wheel_name: str
+    wheel_sha256: str
+    """Of the wheel: containers run it only if it is the one that was submitted."""
     environment: Source | None = None
     """None: the nodes have their own (`yarn.environment: path`)."""
     files: Mapping[str, Source] = dataclasses.field(default_factory=dict)
@@ -60,7 +71,7 @@ class Shipment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class ContainerRequest:
     """One kind of container: resources, and the bash script that runs in it."""
 
     memory_mib: int
@@ -78,22 +89,22 @@ class Application:
     name: str
     queue: str
     user: str | None
-    """Whom it is submitted for; None: oneself."""
+    """The proxied user; None: the submitter."""
     node_label: str | None
     priority: int | None
     tags: tuple[str, ...]
     view_users: tuple[str, ...]
     modify_users: tuple[str, ...]
     page_users: tuple[str, ...]
-    """Who sees the job's page, besides the owner."""
+    """Users, besides the owner, who may see the job's page."""
     file_systems: tuple[str, ...]
-    """Those that delegation tokens are fetched for."""
+    """URLs of the HDFS clusters that need delegation tokens."""
     attempts: int
     workers: int
     nodes: tuple[str, ...]
-    """Hosts that hold the dataset's blocks: asked for, not insisted on."""
-    driver: Asked
-    worker: Asked
+    """Hosts that hold the dataset's blocks: preferred, not required."""
+    driver: ContainerRequest
+    worker: ContainerRequest
 
     def as_dict(self) -> dict[str, Any]:
         """For --dry-run and --json."""
@@ -101,7 +112,7 @@ class Application:
 
 
 def tag(run_directory: str) -> str:
-    """The tag that tells applications of a run directory, however its path is written."""
+    """The tag of a run directory's applications, the same however its path is written."""
     return f"howdah-run-{hashlib.sha256(_canonical(run_directory).encode()).hexdigest()[:16]}"
 
 
@@ -152,27 +163,27 @@ def application(
         ),
         view_users=tuple(options.view_users),
         modify_users=tuple(options.modify_users),
-        # Without Kerberos nobody is known to the ResourceManager's proxy: its pages are open too.
+        # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
         page_users=tuple(options.view_users) if secure else ("*",),
         file_systems=file_systems(config),
         attempts=options.attempts,
         workers=options.workers,
         nodes=tuple(nodes),
-        driver=Asked(
+        driver=ContainerRequest(
             memory_mib=_mib(options.driver.memory),
             vcores=options.driver.vcores,
             gpus=0,
             script=_driver_script(config, shipment),
             files=files,
-            # Java's own, for skein's master: /tmp may not be executable, or not ours to write; from
-            # Java 16 on its pages look into java.util by leave alone (Java 8 reads no JDK_...).
+            # For skein's master, a Java program: /tmp may not be executable or writable, and from
+            # Java 16 on its pages reflect on java.util only if it is opened (Java 8 ignores JDK_*).
             env={
                 "_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp",
                 "JDK_JAVA_OPTIONS": "--add-opens=java.base/java.util=ALL-UNNAMED",
                 SUBMISSION: token,
             },
         ),
-        worker=Asked(
+        worker=ContainerRequest(
             memory_mib=_mib(options.worker.memory),
             vcores=options.worker.vcores,
             gpus=options.worker.gpus,
@@ -188,7 +199,7 @@ def file_systems(config: Config) -> tuple[str, ...]:
     found = {}
     for path in _paths(config).values():
         scheme, slashes, rest = (path or "").partition("://")
-        if slashes and scheme.lower() in ("hdfs", "webhdfs", "swebhdfs"):
+        if slashes and scheme.lower() in storage.HDFS_SCHEMES:
             authority = rest.partition("/")[0]
             if authority:
                 found[f"{scheme}://{authority}"] = None
@@ -206,32 +217,25 @@ def _paths(config: Config) -> dict[str, str]:
     return {key: path for key, path in found.items() if path}
 
 
-def refuse_own_paths(config: Config, *, local_model: bool) -> None:
-    """Plain paths are this machine's: containers do not see them.
+def refuse_local_paths(config: Config, *, local_model: bool) -> None:
+    """Refuse paths on this machine, which containers cannot read.
 
     Args:
         local_model: whether model.base is a directory here (else it is a hub's name).
     Raises:
         ConfigError: with every such key at once.
     """
-    own = {key: path for key, path in _paths(config).items() if "://" not in path}
+    paths = _paths(config)
     if not local_model:
-        own.pop("model.base", None)
-    if own:
-        raise ConfigError(
-            "on YARN a path must be one that every node sees",
-            where=", ".join(own),
-            expected="hdfs://..., or file://... on a file system that all nodes mount",
-            got=", ".join(own.values()),
-            remedy="put the data on HDFS (hdfs dfs -put), and name it there",
-        )
+        paths.pop("model.base", None)
+    cluster_paths.refuse_local(paths)
 
 
 def file_names(config: Config) -> dict[str, str]:
-    """`yarn.files` by the names that they get in a container.
+    """{name in a container: path} of `yarn.files`.
 
     Raises:
-        ConfigError: two of the same name, or one that is in use.
+        ConfigError: two have the same name, or a name is reserved.
     """
     found: dict[str, str] = {}
     for path in config.yarn.files:
@@ -250,18 +254,27 @@ def file_names(config: Config) -> dict[str, str]:
 
 # ------------------------------------------------------------------------------------- scripts
 def _python(config: Config) -> str:
-    if config.yarn.environment == "archive":
-        return f"./{ENVIRONMENT}/bin/python"
-    return shlex.quote(config.yarn.python or "")
+    return {
+        "archive": f"./{ENVIRONMENT}/bin/python",
+        "path": shlex.quote(config.yarn.python or ""),
+    }[config.yarn.environment]
 
 
 def _preamble(config: Config, shipment: Shipment) -> str:
-    """What each container's script begins with.
+    """The beginning of each container's script.
 
-    A home and temporary files of its own (/tmp may be noexec, the user may have no home), and a
-    cache that the job's containers on a node share: YARN's directory of the application there.
+    It sets a home and a temporary directory of the container's own (/tmp may be noexec, the user
+    may have no home), and a cache that the job's containers on a node share: YARN's directory of
+    the application there.
+
+    It verifies the wheel's hash, because YARN pins the size and time of localised files, not their
+    contents. The environment's archive is unpacked by YARN itself.
     """
     return (
+        f'if test "$(sha256sum < {shipment.wheel_name})" != "{shipment.wheel_sha256}  -"; then\n'
+        f'  echo "howdah: {shipment.wheel_name} is not the one that was submitted" >&2\n'
+        "  exit 5\n"
+        "fi\n"
         'export HOME="$PWD/home" TMPDIR="$PWD/tmp"\n'
         'mkdir -p "$HOME" "$TMPDIR"\n'
         f'test -d "$HADOOP_CONF_DIR" || export HADOOP_CONF_DIR="$PWD/{HADOOP}"\n'
@@ -271,10 +284,11 @@ def _preamble(config: Config, shipment: Shipment) -> str:
 
 
 def _driver_script(config: Config, shipment: Shipment) -> str:
-    """The driver beside skein's master, its parent.
+    """The driver's script; skein's master, its parent, starts it.
 
-    A driver that dies without a word takes the master with it: YARN starts the next attempt, and
-    tells what the driver said last. By its exit code skein would end the whole application.
+    If the driver dies before it has reported the job's end, the script kills the master, so that
+    YARN starts the next attempt and shows the driver's last lines. skein would end the whole
+    application because of the driver's exit code.
     """
     return _preamble(config, shipment) + (
         "unset _JAVA_OPTIONS JDK_JAVA_OPTIONS\n"

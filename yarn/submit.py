@@ -1,7 +1,7 @@
 """`howdah submit`: a configuration becomes an application on YARN.
 
-In this order: check what can be checked, claim the run directory, ship what the nodes lack, submit,
-write the id down. Whoever comes second with the same run is led to the application that is there.
+In this order: preflight checks, acquire the run directory's lock, upload what the nodes lack,
+submit, record the id. A second submission of the same run attaches to the live application.
 """
 
 from __future__ import annotations
@@ -16,17 +16,23 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from howdah import config as config_module
-from howdah import storage
-from howdah.config_model import Config
+from howdah import redact, storage
+from howdah.config import loader as config_module
+from howdah.config.model import Config
+from howdah.data.manifest import content_hash
 from howdah.errors import ClusterError, HowdahError, Interrupted, StorageError, Terminated
 from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
-from howdah.manifest import content_hash
-from yarn import locality, preflight, sealed, shipping, spec, steer, watch
-from yarn.owner import Claim, Owner
-from yarn.registry import announce
+from howdah.packaging import cluster_paths
+from howdah.packaging.staging import PACKAGES
+from jobs import secret_file
+from yarn import address, shipping, spec
+from yarn.client import control
+from yarn.client.registry import announce
+from yarn.client.status import Job
+from yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
+from yarn.preflight import locality, preflight
 
 __all__ = ["Submitted", "dry_run", "submit"]
 
@@ -35,13 +41,13 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Submitted:
-    """An application that runs, or will."""
+    """An application that YARN has accepted."""
 
     application: str
     tracking_url: str
     run_directory: str
     attached: bool
-    """It was there before."""
+    """An earlier submission of the same run is still live; nothing was submitted."""
     seconds: float
     """From the command to YARN's answer."""
 
@@ -58,23 +64,24 @@ class Submitted:
 
     @property
     def follow(self) -> str:
-        """The command that follows it."""
+        """The command that shows its log."""
         return f"howdah logs {self.application} --follow"
 
 
 def fingerprint(config: Config) -> str:
-    """Tells configurations apart."""
-    return content_hash(config.model_dump(mode="json"))
+    """Hash of a configuration without its secrets."""
+    return content_hash(redact.config(config).model_dump(mode="json"))
 
 
 def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
-    """What would be asked of YARN and shipped, after the same checks; nothing is written."""
+    """What `submit` would ask of YARN and upload, after the same checks; nothing is written."""
+    secret_file.values(config, os.environ)
     with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
         manager = ResourceManager(user=config.run.user)
         _check(config, manager, progress)
         shipment, packages = shipping.plan(config, progress)
-        directory = storage.join(shipping.staging(config), "packages")
-        asked = spec.application(
+        directory = storage.join(cluster_paths.staging(config, config.yarn), PACKAGES)
+        application = spec.application(
             config, shipment, config_file=f"(the configuration)/{spec.CONFIG}",
             secret_file=f"(a new secret)/{spec.SECRET}", token="(a new token)",
             hadoop_file="(this machine's settings)", secure=manager.conf.kerberos,
@@ -82,11 +89,11 @@ def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
         )  # fmt: skip
     missing = [p for p in packages if not storage.exists(storage.join(directory, p.name))]
     return {
-        "application": asked.as_dict(),
+        "application": application.as_dict(),
         "uploads": [{**p.as_dict(), "to": directory} for p in missing],
         "commands": {
-            "driver": asked.driver.script.splitlines(),
-            "worker": asked.worker.script.splitlines(),
+            "driver": application.driver.script.splitlines(),
+            "worker": application.worker.script.splitlines(),
             "status": "howdah status APPLICATION",
             "logs": "howdah logs APPLICATION --follow",
             "kill": "howdah kill APPLICATION",
@@ -95,26 +102,27 @@ def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
 
 
 def submit(config: Config, progress: Progress) -> Submitted:
-    """Submit the job of a configuration, or lead to the one that runs.
+    """Submit the job of a configuration, or attach to its live application.
 
     Raises:
-        ConfigError, DataError, ModelError, StorageError: what the preflight finds.
-        ClusterError: YARN refuses; the run directory is another job's.
-        Interrupted, Terminated: what was submitted by then is killed.
+        ConfigError, DataError, ModelError, StorageError: a preflight check failed.
+        ClusterError: YARN refuses; another job holds the run directory.
+        Interrupted, Terminated: after killing what was submitted by then.
     """
     started = time.monotonic()
+    secret_env = secret_file.values(config, os.environ)
     with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
         manager = ResourceManager(user=config.run.user)
         _check(config, manager, progress)
-        owner = Owner(config.run.directory, spec.tag(config.run.directory), manager)
-        token, print_ = secrets.token_hex(6), fingerprint(config)
-        claim = owner.claim(token, print_, shipping.user(config))
+        lock = SubmissionLock(config.run.directory, spec.tag(config.run.directory), manager)
+        token, digest = secrets.token_hex(6), fingerprint(config)
+        claim = lock.acquire(token, digest, submitter(config))
         if isinstance(claim, str):
-            application = _attach(owner, claim, print_)
+            application = _attach(lock, claim, digest)
             progress(f"this run is submitted already: {application}")
             attached = True
         else:
-            application = _new(config, manager, owner, claim, progress)
+            application = _new(config, manager, lock, claim, secret_env, progress)
             attached = False
         tracking = manager.job_page(manager.application(application))
         return Submitted(
@@ -124,20 +132,21 @@ def submit(config: Config, progress: Progress) -> Submitted:
 
 
 def _check(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    config_module.require_secrets(config)
     local_model = os.path.isdir(config.model.base)
-    spec.refuse_own_paths(config, local_model=local_model)
+    spec.refuse_local_paths(config, local_model=local_model)
     preflight.check(config, manager, progress)
 
 
-def _attach(owner: Owner, application: str, print_: str) -> str:
-    """The application that runs, if it is the same job."""
-    there = owner.read()
-    if there is not None and there.application is None:  # its submitter was killed before
-        owner.complete(there, application)
-    if there is None or there.fingerprint != print_:
+def _attach(lock: SubmissionLock, application: str, digest: str) -> str:
+    """The live application, if it has the same configuration."""
+    claim = lock.read()
+    if claim is not None and claim.application is None:  # its submitter was killed
+        lock.complete(claim, application)
+    if claim is None or claim.fingerprint != digest:
         raise ClusterError(
             "another job is using this run directory",
-            where=storage.parent(owner.path),
+            where=storage.parent(lock.path),
             expected="no application, or one of the same configuration",
             got=application,
             remedy=f"give run.directory another value, or end it: howdah kill {application}",
@@ -146,74 +155,83 @@ def _attach(owner: Owner, application: str, print_: str) -> str:
 
 
 def _new(
-    config: Config, manager: ResourceManager, owner: Owner, claim: Claim, progress: Progress
+    config: Config,
+    manager: ResourceManager,
+    lock: SubmissionLock,
+    claim: Claim,
+    secret_env: dict[str, str],
+    progress: Progress,
 ) -> str:
-    """Ship and submit; when that ends badly, nothing stays behind."""
-    from yarn import backend_skein
+    """Upload and submit; the application's id. A failure kills it and releases the lock."""
+    from yarn import skein_backend
 
     try:
         shipment, packages = shipping.plan(config, progress)
         shipping.upload(config, packages, progress)
         nodes = locality.hosts(config, manager, progress)
-        with tempfile.TemporaryDirectory(prefix="howdah-submit-") as place:  # 0700
-            asked = spec.application(
+        job_secrets = secret_file.Secrets(secret=address.new_secret(), env=secret_env)
+        with tempfile.TemporaryDirectory(prefix="howdah-submit-") as directory:  # 0700
+            request = spec.application(
                 config, shipment, nodes=nodes, token=claim.token,
-                config_file=_written(place, spec.CONFIG, _shipped(config)),
-                secret_file=_written(place, spec.SECRET, sealed.new_secret()),
-                hadoop_file=_zipped(place, manager.conf), secure=manager.conf.kerberos,
+                config_file=_write(directory, spec.CONFIG, _shipped(config)),
+                secret_file=_write(directory, spec.SECRET, job_secrets.text()),
+                hadoop_file=_zip(directory, manager.conf), secure=manager.conf.kerberos,
             )  # fmt: skip
-            progress(f"submitting {asked.name} to queue {asked.queue}")
-            application = backend_skein.submit(
-                asked, keytab=config.yarn.keytab, principal=config.yarn.principal
+            progress(f"submitting {request.name} to queue {request.queue}")
+            application = skein_backend.submit(
+                request, keytab=config.yarn.keytab, principal=config.yarn.principal
             )
-        owner.complete(claim, application)
-        unknown = announce(config, application)
-        if unknown is not None:
-            progress(unknown)
+        completed = lock.complete(claim, application)
+        if completed.user != claim.user:  # the lock has looked up tags of the wrong user
+            progress(f"YARN's name for the submitter is {completed.user}, not {claim.user}")
+        not_registered = announce(config, application)
+        if not_registered is not None:
+            progress(not_registered)
     except BaseException:
-        _undo(manager, owner, claim, progress)
+        _undo(manager, lock, claim, progress)
         raise
     if config.yarn.priority is not None:
-        _prioritise(manager, application, config.yarn.priority, progress)
+        _set_priority(manager, application, config.yarn.priority, progress)
     return application
 
 
 def _shipped(config: Config) -> str:
-    """The configuration as containers see it: they are the proxied user already, by tokens."""
+    """The configuration for containers, whose tokens are the proxied user's already."""
     run = config.run.model_copy(update={"user": None})
-    told = {"staging": shipping.staging(config), "keytab": None, "principal": None}
-    yarn = config.yarn.model_copy(update=told)
+    staging = cluster_paths.staging(config, config.yarn)
+    yarn = config.yarn.model_copy(update={"staging": staging, "keytab": None, "principal": None})
     return config_module.dump_yaml(config.model_copy(update={"run": run, "yarn": yarn}))
 
 
-def _written(directory: str, name: str, text: str) -> str:
+def _write(directory: str, name: str, text: str) -> str:
+    """Write a file that its owner alone can read; its path."""
     path = os.path.join(directory, name.lstrip("."))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
     return path
 
 
-def _zipped(directory: str, conf: HadoopConf) -> str:
-    """The settings as a .zip of one file."""
+def _zip(directory: str, conf: HadoopConf) -> str:
+    """Write the settings as a .zip of one core-site.xml; its path."""
     path = os.path.join(directory, f"{spec.HADOOP}.zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("core-site.xml", as_xml(conf))
     return path
 
 
-def _undo(manager: ResourceManager, owner: Owner, claim: Claim, progress: Progress) -> None:
-    """Kill what YARN has taken of this submission, and give the run directory back."""
+def _undo(manager: ResourceManager, lock: SubmissionLock, claim: Claim, progress: Progress) -> None:
+    """Kill this submission's application, if YARN has accepted it, and release the lock."""
     with contextlib.suppress(HowdahError):
-        for app in manager.applications(applicationTags=f"howdah-{claim.token}"):
+        for app in manager.applications(applicationTags=claim_tag(claim.token), user=claim.user):
             manager.kill(app["id"], "its submission was interrupted")
             progress(f"killed {app['id']}")
-        owner.give_back(claim)
+        lock.release(claim)
 
 
-def _prioritise(
+def _set_priority(
     manager: ResourceManager, application: str, priority: int, progress: Progress
 ) -> None:
-    """skein submits with priority 0: it is set right after that."""
+    """Set the priority, because skein submits with 0."""
     try:
         given = manager.set_priority(application, priority)
     except (ClusterError, StorageError) as error:
@@ -224,33 +242,33 @@ def _prioritise(
 
 
 def follow(config: Config, submitted: Submitted, progress: Progress) -> dict[str, Any]:
-    """Follow a job to its end; its last status. An interrupt ends the job as well.
+    """Follow a job to its end; its last status. An interrupt saves a checkpoint and ends the job.
 
     Raises:
-        TrainingError, ClusterError...: what the job died of.
-        Interrupted, Terminated: the job has saved what it could, and is killed.
+        TrainingError, ClusterError...: the job's own error.
+        Interrupted, Terminated: after the job was killed.
     """
     with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
-        # It may take its time to come back: the job goes on meanwhile.
-        patience = max(PATIENCE_SECONDS, config.run.storage_retry_seconds)
+        # The job goes on while the ResourceManager is away.
+        patience = max(PATIENCE_SECONDS, storage.retry_seconds())
         manager = ResourceManager(user=config.run.user, patience=patience)
-        job = watch.Job(submitted.application, config.run.directory)
+        job = Job(submitted.application, config.run.directory)
         try:
-            return steer.wait(manager, job, progress)
+            return control.wait(manager, job, progress)
         except (KeyboardInterrupt, Interrupted, Terminated):
             progress("ending the job; once more to end it at once")
             seconds = config.checkpoint.grace_seconds
             try:
-                steer.kill(manager, job, save=True, save_seconds=seconds, progress=progress)
+                control.kill(manager, job, save=True, save_seconds=seconds, progress=progress)
             except (KeyboardInterrupt, Interrupted, Terminated):
-                steer.kill(manager, job, save=False, save_seconds=0, progress=progress)
+                control.kill(manager, job, save=False, save_seconds=0, progress=progress)
             progress(f"{job.application} is over")
             raise
 
 
-def lines(told: dict[str, Any]) -> list[str]:
-    """A dry run for people."""
-    asked = told["application"]
+def lines(result: dict[str, Any]) -> list[str]:
+    """A `dry_run` as text."""
+    asked = result["application"]
     out = [f"application {asked['name']}: queue {asked['queue']}, {asked['workers']} workers"]
     for role in ("driver", "worker"):
         part = asked[role]
@@ -264,5 +282,7 @@ def lines(told: dict[str, Any]) -> list[str]:
     for key in ("tags", "view_users", "modify_users", "file_systems", "nodes"):
         if asked[key]:
             out.append(f"{key}: {', '.join(asked[key])}")
-    out += [f"to upload: {p['name']} ({p['bytes']:,} bytes) to {p['to']}" for p in told["uploads"]]
-    return out + [f"then: {told['commands'][name]}" for name in ("status", "logs", "kill")]
+    out += [
+        f"to upload: {p['name']} ({p['bytes']:,} bytes) to {p['to']}" for p in result["uploads"]
+    ]
+    return out + [f"then: {result['commands'][name]}" for name in ("status", "logs", "kill")]

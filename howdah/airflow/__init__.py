@@ -1,9 +1,9 @@
 """The Airflow provider: what `pip install howdah[airflow]` adds to an Airflow.
 
-The second composition root beside howdah/cli: it starts everything as `howdah ...` commands in
-processes of their own, here or on an edge node, so that an Airflow that another team runs needs no
-framework, Spark or Java. Nothing of Airflow is imported in this module: Airflow reads
-`provider_info` at each start, and an older Airflow must come as far as `require`.
+The second composition root beside howdah/cli: it runs everything as `howdah ...` commands in
+child processes, on this machine or on an edge node, so that an Airflow that another team runs needs
+no framework, Spark or Java. This module imports nothing of Airflow: Airflow reads `provider_info`
+at each start, and an older Airflow must be able to call `require`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ DEFAULT_CONNECTION = "howdah_default"
 
 _NEEDED = (3, 3)
 _MISSING = (
-    ((3, 0), "the task SDK (airflow.sdk) and tasks that speak to the API server alone"),
+    ((3, 0), "the task SDK (airflow.sdk) and tasks that use the API server alone"),
     ((3, 1), "tasks that wait for a person's approval (human in the loop)"),
     ((3, 3), "airflow.sdk.ResumableJobMixin and the task state store: a retry finds its job"),
 )
-"""What Howdah uses of Airflow, and the version that brought it."""
+"""(first version that has it, what Howdah uses)."""
 
 
 class AirflowTooOld(UsageError, ImportError):
-    """This Airflow lacks what Howdah needs. An ImportError too: Airflow tells of it as of one."""
+    """This Airflow lacks what Howdah needs; an ImportError, as which Airflow shows it in a DAG."""
 
 
 def require() -> None:
@@ -67,8 +67,8 @@ def _airflow_version() -> str | None:
 
 
 def provider_info() -> dict[str, Any]:
-    """What Airflow is told of this package (entry point group `apache_airflow_provider`)."""
-    from howdah.airflow.settings import form_fields
+    """Airflow's description of this package (entry point group `apache_airflow_provider`)."""
+    from howdah.airflow.runner.settings import form_fields
 
     return {
         "package-name": "howdah",

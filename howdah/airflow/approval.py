@@ -1,4 +1,4 @@
-"""A person's approval between the gate and publishing, where the run was asked to wait for one."""
+"""Optional approval by a user between the gate and publishing."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ __all__ = ["ApproveOperator", "approval_text"]
 
 
 class ApproveOperator(ApprovalOperator):
-    """Waits, without a worker's slot, for "Approve" or "Reject"; else it is skipped.
+    """Waits, without a worker's slot, for "Approve" or "Reject"; without `asked` it is skipped.
 
-    What comes after it takes the trigger rule none_failed: it runs when nobody had to be asked.
-    "Reject" skips what comes after it. Answers with {"note"}, what to keep of the approval.
+    The tasks after it need the trigger rule none_failed, so that they run where no approval was
+    asked for. "Reject" skips them. Returns {"note"}: who approved, and when.
 
     Args:
         asked: whether to wait (templated: the param `approval`).
-        verdict: of the gate (templated), shown to who decides.
+        verdict: of the gate (templated), shown to the user who decides.
         run_directory: likewise.
     """
 
@@ -56,7 +56,7 @@ class ApproveOperator(ApprovalOperator):
 
 
 def approval_text(verdict: Mapping[str, Any], run_directory: str | None) -> str:
-    """What who decides reads: Markdown, a row for each of the gate's bounds."""
+    """The text shown to the user who decides: Markdown, a row for each of the gate's bounds."""
     lines = [f"Run directory: `{run_directory}`", ""]
     checks = verdict.get("checks") or []
     if not checks:

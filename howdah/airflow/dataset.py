@@ -1,4 +1,4 @@
-"""What the ETL made, held against what the run is going to ask of it."""
+"""Check that the ETL's dataset has what the run needs of it."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from airflow.sdk import Context  # noqa: E402
 
 from howdah.airflow import failures  # noqa: E402
 from howdah.airflow.operators import HowdahOperator  # noqa: E402
+from howdah.config.splits import TRAIN  # noqa: E402
 
 __all__ = ["DatasetOperator", "shortcomings"]
 
 
 class DatasetOperator(HowdahOperator):
-    """Logs the dataset's quality figures; refuses one that the run could not end with.
+    """Logs the dataset's quality figures; refuses a dataset with which the run cannot succeed.
 
-    A split without rows would show only when the training has ended, hours later.
+    A split without rows would show only after the training, hours later.
 
     Args:
-        made: the ETL task's output (templated); None: it was skipped, for want of a source, and the
-            dataset is taken as it is (preflight's and the training's to look at).
+        made: the ETL task's output (templated); None: it was skipped because there is no source,
+            and the run takes the dataset as it is (preflight and training check it).
     Returns:
         {"dataset", "state": "written"|"unchanged"|"as it is", "rows", "drops", "report"}.
     """
@@ -53,7 +54,7 @@ class DatasetOperator(HowdahOperator):
         if problems:
             raise failures.failed(
                 {
-                    "what": "the run cannot end well with this dataset",
+                    "what": "the run cannot succeed with this dataset",
                     "where": made["dataset"],
                     "problems": problems,
                     "remedy": "see the report; data.split, data.quality and data.labels decide",
@@ -65,14 +66,14 @@ class DatasetOperator(HowdahOperator):
 
 
 def shortcomings(made: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What is wrong with a dataset for a run: error objects; none: nothing."""
+    """What a run needs and the dataset lacks: error objects, empty if it lacks nothing."""
     rows, gate, problems = made["rows"], config["gate"], []
-    if not rows.get("train"):
+    if not rows.get(TRAIN):
         problems.append({"what": "there is nothing to train on", "got": "no rows in train"})
     if len(made["labels"]) < 2:
         problems.append(
             {
-                "what": "there is nothing to tell apart",
+                "what": "there are no classes to tell apart",
                 "expected": "two labels or more",
                 "got": ", ".join(made["labels"]) or "none",
             }

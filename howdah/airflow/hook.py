@@ -1,4 +1,4 @@
-"""HowdahHook: runs `howdah` commands where a Connection of type "howdah" says."""
+"""HowdahHook: run `howdah` commands on the machine that a Connection of type "howdah" names."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from airflow.sdk import BaseHook, Connection  # noqa: E402
 from airflow.sdk.exceptions import AirflowNotFoundException  # noqa: E402
 from airflow.sdk.log import amask_secret, mask_secret, redact  # noqa: E402
 
-from howdah.airflow import failures, runners, settings  # noqa: E402
+from howdah import storage  # noqa: E402
+from howdah.airflow import failures  # noqa: E402
+from howdah.airflow.form import trigger_form  # noqa: E402
+from howdah.airflow.runner import runners, settings  # noqa: E402
+from howdah.config.loader import to_yaml  # noqa: E402
 from howdah.errors import ConfigError, HowdahError  # noqa: E402
+from howdah.policy import rules as policies  # noqa: E402
+from howdah.policy.check import Judge  # noqa: E402
 
 __all__ = ["HowdahHook"]
 
 
 class HowdahHook(BaseHook):
-    """What tasks and triggers ask of Howdah.
+    """A Connection's settings, policy, commands and ResourceManager, for tasks and triggers.
 
     Args:
-        conn_id: a Connection of type "howdah"; where the default one is not there, commands run
-            on this machine and nothing of a cluster is known.
+        conn_id: a Connection of type "howdah"; if the default one does not exist, commands run on
+            this machine, without a cluster.
     """
 
     conn_name_attr = "conn_id"
@@ -39,14 +45,15 @@ class HowdahHook(BaseHook):
         self.conn_id = conn_id
         self._settings: settings.ConnectionSettings | None = None
         self._runner: runners.Runner | None = None
+        self._policy: policies.Policy | None = None
 
     # --------------------------------------------------------------------------- the Connection
     @property
     def settings(self) -> settings.ConnectionSettings:
-        """What the Connection says, checked.
+        """The Connection's fields, checked.
 
         Raises:
-            HowdahCommandRefused: there is no such Connection, or it is not what Howdah takes.
+            HowdahCommandRefused: there is no such Connection, or its fields are not valid.
         """
         if self._settings is None:
             try:
@@ -55,11 +62,11 @@ class HowdahHook(BaseHook):
                 found = None
             self._settings = self._checked(found)
             for name, value in self._settings.environment.items():
-                mask_secret(value, name)  # only if the name is one of a secret
+                mask_secret(value, name)  # if the name is that of a secret
         return self._settings
 
     async def asettings(self) -> settings.ConnectionSettings:
-        """The same inside a triggerer's event loop, which must not wait for a Connection."""
+        """The same inside a triggerer's event loop, without blocking it."""
         if self._settings is None:
             try:
                 found: Connection | None = await self.aget_connection(self.conn_id)
@@ -93,13 +100,82 @@ class HowdahHook(BaseHook):
 
     @property
     def backend(self) -> str:
-        """Where training runs unless the run says otherwise: "local" or "yarn"."""
+        """Where training runs unless the run names a backend: "local" or "yarn"."""
         return self.settings.backend
 
     @property
     def run_root(self) -> str:
-        """Where run directories lie."""
+        """The directory of the run directories."""
         return self.settings.run_root or os.path.join(_airflow_home(), "howdah-runs")
+
+    # --------------------------------------------------------------------------------- policy
+    @property
+    def policy(self) -> policies.Policy:
+        """What may be sent to DAGs with this Connection: its own policy, else the installation's.
+
+        run_root and the installation's defaults of the form are allowed in addition.
+
+        Raises:
+            HowdahCommandRefused: the policy or the defaults cannot be read, or are not valid.
+        """
+        if self._policy is None:
+            with refusals():
+                found, name = policies.in_force(self.settings.policy)
+                defaults = _merged(
+                    found.defaults, trigger_form.sections(trigger_form.installed_defaults())
+                )
+                roots = list(dict.fromkeys([*found.roots, self._root()]))
+                self._policy = found.model_copy(
+                    update={"roots": roots, "defaults": defaults, "name": found.name or name}
+                )
+        return self._policy
+
+    def _root(self) -> str:
+        """run_root, made absolute if it is a directory of this machine."""
+        known, root = self.settings, self.run_root
+        if known.ssh_conn_id is None and storage.is_local(root) and "://" not in root:
+            return os.path.join(self._directory(), os.path.expanduser(root))
+        return root
+
+    def _directory(self) -> str:
+        return self.settings.working_directory or _airflow_home()
+
+    def judge(self) -> Judge:
+        """The policy as a Judge of what was sent. An edge node judges its own paths."""
+        known = self.settings
+        with refusals():
+            return Judge(
+                self.policy, env={**os.environ, **known.environment},
+                directory=self._directory(), paths=known.ssh_conn_id is None,
+            )  # fmt: skip
+
+    def refuse_unless_listed(self) -> None:
+        """Refuse a Connection that was sent unless the installation allows its name.
+
+        The Connection's own policy does not decide this: it says what may be asked of the
+        Connection, not who may choose it.
+
+        Raises:
+            HowdahCommandRefused: it is not allowed.
+        """
+        with refusals():
+            installed, name = policies.in_force()
+            default = trigger_form.own_default("conn_id", trigger_form.installed_defaults())
+            usual, listed = {default, DEFAULT_CONNECTION}, installed.conn_ids
+            fits = self.conn_id in (listed or ()) or policies.ANY in (listed or ())
+            if installed.trusted or fits or self.conn_id == default:
+                return
+            if listed is None and (self.conn_id in usual or self.settings.policy is not None):
+                return
+            raise ConfigError(
+                "conn_id is refused by the policy's rule `conn_ids`: it is none of them",
+                where=name,
+                expected=", ".join(listed or ())
+                or f"{', '.join(sorted(usual))}, or a Connection with a policy of its own",
+                got=self.conn_id,
+                remedy="leave conn_id as it is, or have the administrator of this installation list"
+                " it",
+            )
 
     # ------------------------------------------------------------------------------- commands
     def runner(self) -> runners.Runner:
@@ -110,10 +186,10 @@ class HowdahHook(BaseHook):
                 self._runner = runners.LocalRunner(
                     known.command or runners.local_command(),
                     environment=known.environment,
-                    directory=known.working_directory or _airflow_home(),
+                    directory=self._directory(),
                 )
             else:
-                from howdah.airflow.runner_ssh import SshRunner
+                from howdah.airflow.runner.ssh import SshRunner
 
                 self._runner = SshRunner(
                     known.command or "howdah",
@@ -125,67 +201,64 @@ class HowdahHook(BaseHook):
 
     def run(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
         config: Mapping[str, Any] | None = None,
         on_line: Callable[[str], None] | None = None,
         task: str | None = None,
         grace_seconds: float = 60.0,
     ) -> dict[str, Any]:
-        """Run `howdah WORDS` to its end; the JSON object that it answers with.
+        """Run `howdah ARGUMENTS` until it ends; the JSON object that it prints.
 
         Args:
-            words: the command and its options; `--json` among them.
-            config: the configuration, given to the command as `--config -`.
-            on_line: told each line of progress; none: the task's log.
+            arguments: the command and its options; `--json` among them.
+            config: the configuration, given to the command as `--config -`; `policy` is applied
+                to it and to the arguments.
+            on_line: called with each line of progress; none: the task's log.
             task: names the task (dag, run, task, map index): two commands of one task never run
                 at once, the second waits for the end of the first.
-            grace_seconds: what the command has to end in order when it is cancelled.
+            grace_seconds: how long the command has for an orderly end when it is cancelled.
         Raises:
-            HowdahCommandRefused: it failed by what it was given (exit codes 1 to 4).
-            HowdahCommandFailed: it failed, and a retry may do better.
+            HowdahCommandRefused: the command refused its input (exit codes 1 to 4).
+            HowdahCommandFailed: the command failed, and a retry may succeed.
         """
         done = self.call(
-            words, config=config, on_line=on_line, task=task, grace_seconds=grace_seconds
+            arguments, config=config, on_line=on_line, task=task, grace_seconds=grace_seconds
         )
         if done.code == 0 and done.result is not None:
             return done.result
-        raise failures.failed(self.error_of(words, done), done.code)
+        raise failures.failed(self.error_of(arguments, done), done.code)
 
     def call(
         self,
-        words: Sequence[str],
+        arguments: Sequence[str],
         *,
         config: Mapping[str, Any] | None = None,
         on_line: Callable[[str], None] | None = None,
         task: str | None = None,
         grace_seconds: float = 60.0,
-    ) -> runners.Done:
-        """The same, for a command whose exit code is an answer too (`howdah doctor`)."""
-        import yaml
-
-        text = None
+    ) -> runners.CommandResult:
+        """The same, whatever the exit code (`howdah doctor` prints its object with exit code 1)."""
+        text = policy = None
+        if not self.policy.trusted:
+            policy = policies.to_yaml(self.policy)
         if config is not None:
-            text = yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True)
-            words = [*words, "--config", "-"]
-        tell = on_line or self._to_log
+            text = to_yaml(config)
+            arguments = [*arguments, "--config", "-"]
+        handle = on_line or self._to_log
         with refusals():
             done = self.runner().run(
-                words, config=text, on_line=lambda line: tell(blotted(line)), lock=task,
-                grace_seconds=grace_seconds,
+                arguments, config=text, policy=policy, on_line=lambda line: handle(masked(line)),
+                lock=task, grace_seconds=grace_seconds,
             )  # fmt: skip
-        return runners.Done(done.code, blotted(done.result), blotted(done.tail))
+        return runners.CommandResult(done.code, masked(done.result), masked(done.tail))
 
-    def error_of(self, words: Sequence[str], done: runners.Done) -> dict[str, Any]:
-        """The error object of a command that failed."""
+    def error_of(self, arguments: Sequence[str], done: runners.CommandResult) -> dict[str, Any]:
+        """The error object of a command that failed, made here if it printed none."""
         if done.code and done.result and "what" in done.result:
             return done.result
-        return self._no_word(words, done)
-
-    def _no_word(self, words: Sequence[str], done: runners.Done) -> dict[str, Any]:
-        """The error object of a command that gave none."""
         return {
-            "what": f"`howdah {words[0]}` ended without an answer",
+            "what": f"`howdah {arguments[0]}` ended without an answer",
             "where": self.runner().where,
             "expected": "one JSON object on stdout",
             "got": "\n".join([f"exit code {done.code}", *done.tail]),
@@ -195,26 +268,26 @@ class HowdahHook(BaseHook):
         self.log.info("%s", line)
 
     def cancel(self, seconds: float = 60.0) -> None:
-        """End the command that runs, in order; may be called from a signal handler."""
+        """End the running command in order; may be called from a signal handler."""
         if self._runner is not None:
             self._runner.cancel(seconds)
 
     # ---------------------------------------------------------------------------------- YARN
     def resource_manager(self, *, user: str | None = None, patience: float | None = None) -> Any:
-        """YARN's ResourceManager as the Connection tells it.
+        """The ResourceManager that the Connection, or else HADOOP_CONF_DIR, names.
 
         Args:
-            user: whom to act for (`run.user`).
-            patience: seconds to try again while it does not answer; none: the client's own.
+            user: proxied user (`run.user`).
+            patience: seconds to try again while it does not answer; none: the client's default.
         Raises:
-            HowdahCommandRefused: nothing says where it is.
+            HowdahCommandRefused: neither names one.
         """
         from howdah.hadoop import conf
         from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
 
         known = self.settings
         with refusals():
-            # An edge node's settings are not this machine's.
+            # The environment of an edge node does not apply to this machine.
             here = {} if known.ssh_conn_id else known.environment
             loaded = conf.load({**os.environ, **here}, names=conf.YARN_FILES)
             if not known.resourcemanager and not any(map(_of_yarn, loaded.values)):
@@ -233,7 +306,7 @@ class HowdahHook(BaseHook):
 
     @contextlib.contextmanager
     def logged_in(self) -> Iterator[None]:
-        """With the Connection's Kerberos ticket; without a keytab in it, nothing."""
+        """With a Kerberos ticket of the Connection's keytab, if it has one."""
         from howdah.hadoop import kerberos
 
         known = self.settings
@@ -241,41 +314,50 @@ class HowdahHook(BaseHook):
             yield
 
     def test_connection(self) -> tuple[bool, str]:
-        """What Airflow's button "Test" says: the program answers, the ResourceManager too."""
+        """For Airflow's button "Test": whether the program and the ResourceManager answer."""
         try:
             self.run(["config", "explain", "run.name", "--json"], on_line=lambda line: None)
-            told = f"howdah answers on {self.runner().where}"
+            found = f"howdah answers on {self.runner().where}"
             if self.settings.backend == "yarn":
                 with self.logged_in():
-                    found = self.resource_manager(patience=5.0).info()
-                told += f"; YARN {found.get('resourceManagerVersion')} is {found.get('state')}"
+                    info = self.resource_manager(patience=5.0).info()
+                found += f"; YARN {info.get('resourceManagerVersion')} is {info.get('state')}"
         except (failures.HowdahCommandFailed, HowdahError) as error:
             return False, str(error)
-        return True, told
+        return True, found
 
 
 @contextlib.contextmanager
 def refusals() -> Iterator[None]:
-    """Howdah's errors in this process, as the exceptions that Airflow takes."""
+    """Raise a HowdahError of this process as an exception of Airflow's."""
     try:
         yield
     except HowdahError as error:
         raise failures.of_error(error) from None
 
 
-def blotted(value: Any) -> Any:
-    """The same with `***` for every secret that Airflow knows of.
+def masked(value: Any) -> Any:
+    """The value with `***` for every secret that Airflow knows.
 
-    Airflow blots them out of the task's log file, but not where the scheduler repeats the log on
-    its stdout (LocalExecutor). Names are not looked at: `tokens` are no secret here.
+    Airflow masks them in the task's log file, but not where the scheduler repeats the log on its
+    stdout (LocalExecutor). Keys are not looked at: `tokens` is not a secret here.
     """
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
-        return {key: blotted(item) for key, item in value.items()}
+        return {key: masked(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(blotted(item) for item in value)
+        return type(value)(masked(item) for item in value)
     return value
+
+
+def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested mappings merged; values of `other` win."""
+    merged = dict(one)
+    for name, value in other.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merged(merged[name], value) if both else value
+    return merged
 
 
 def _of_yarn(name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Links of a task in Airflow's pages: pushed as soon as they are known, and there ever after.
+"""Links of a task in Airflow's pages: pushed as soon as their URLs are known.
 
-Airflow asks an operator for its links when the task has ended; what is pushed to a link's XCom key
-before that is shown while the task runs or is deferred, and stays after a failure.
+Airflow asks an operator for its links when the task has ended. A URL that is pushed to a link's
+XCom key before that is shown while the task runs or is deferred, and stays after a failure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from howdah.airflow import require
+from howdah.core.paths import HDFS_SCHEMES
 
 require()
 
@@ -30,23 +31,23 @@ __all__ = [
     "application_page",
     "begin",
     "directory_page",
+    "logged_run",
     "push",
     "push_meanwhile",
     "run_page",
-    "told_run",
     "tracked_run",
     "tracking_page",
 ]
 
 _NAMENODE_PORT = 9870  # Hadoop's own default
-_TOLD_RUN = re.compile(r"MLflow run: ([0-9a-f]{32})$")
+_LOGGED_RUN = re.compile(r"MLflow run: ([0-9a-f]{32})$")
 
 
 class PushedLink(BaseOperatorLink):
     """A link whose URL the operator, or its trigger, pushes."""
 
     def get_link(self, operator: Any, *, ti_key: TaskInstanceKey) -> str:
-        """What was pushed; "": nothing yet."""
+        """The URL that was pushed; "": none yet."""
         return XCom.get_value(ti_key=ti_key, key=self.xcom_key) or ""
 
 
@@ -58,7 +59,7 @@ class ApplicationLink(PushedLink):
 
 
 class LogsLink(PushedLink):
-    """The logs of the application's driver, and from there those of its containers."""
+    """The logs of the application's driver, which link to those of its containers."""
 
     name = "Logs on YARN"
     xcom_key = "howdah_link_logs"
@@ -86,12 +87,12 @@ class MlflowLink(PushedLink):
 
 
 def push(where: Mapping[str, Any], link: type[PushedLink], url: str | None) -> None:
-    """Show a link of a task from now on.
+    """Set the URL of a task's link.
 
     Args:
         where: dag_id, run_id, task_id and map_index of the task.
-        link: which one.
-        url: where it leads; none: nothing is shown.
+        link: its class.
+        url: none: the link is not shown.
     """
     XCom.set(key=link.xcom_key, value=url or "", **where)
 
@@ -99,7 +100,7 @@ def push(where: Mapping[str, Any], link: type[PushedLink], url: str | None) -> N
 def push_meanwhile(
     where: Mapping[str, Any], link: type[PushedLink], url: str | None, log: Any
 ) -> None:
-    """The same while a command runs, which must not end for want of a link."""
+    """The same while a command runs, which does not need the link: a failure is only logged."""
     try:
         push(where, link, url)
     except (AirflowException, AirflowRuntimeError, OSError, TypeError) as error:
@@ -107,8 +108,8 @@ def push_meanwhile(
 
 
 def begin(where: Mapping[str, Any], links: Iterable[PushedLink]) -> None:
-    """Show none of these links yet. Airflow asks for all at the task's end, and complains of each
-    that was never pushed.
+    """Push no URL for each of these links: Airflow asks for all of them at the task's end, and
+    logs a warning for each that was never pushed.
     """
     for link in links:
         push(where, type(link), None)
@@ -122,13 +123,13 @@ def application_page(manager: Any, application: str) -> str:
 def run_page(
     settings: Any, run_root: str, directory: str, *, conf: Any = None, report: bool = False
 ) -> str | None:
-    """Where a browser sees a run directory; None: nowhere.
+    """The page of a run directory; None: there is none.
 
     Args:
-        settings: of the Connection; its `files_url` leads to what lies in `run_root`.
+        settings: of the Connection; its `files_url` shows the files of `run_root`.
         directory: the run directory.
-        conf: the cluster's HadoopConf; of a directory on HDFS, the NameNode has a page.
-        report: there is a report by now: lead to it where that can be shown.
+        conf: the cluster's HadoopConf: the NameNode has a page of a directory on HDFS.
+        report: the report is written: link to it where a browser can show it.
     """
     inside = directory.removeprefix(run_root.rstrip("/") + "/")
     if settings.files_url and inside != directory:
@@ -140,7 +141,7 @@ def run_page(
 def directory_page(conf: Any, directory: str) -> str | None:
     """The NameNode's page of a directory; None: not on HDFS.
 
-    Not the report itself: WebHDFS gives files to be saved, and the directory is there from the
+    Not of the report itself: WebHDFS makes a browser save files, and the directory exists from the
     start.
 
     Args:
@@ -149,9 +150,9 @@ def directory_page(conf: Any, directory: str) -> str | None:
     """
     parts = urlsplit(directory)
     if parts.scheme == "hdfs" and not conf.is_name_service(parts.netloc):
-        told = conf.get("dfs.namenode.http-address")
-        urls = [f"http://{told or f'{parts.hostname}:{_NAMENODE_PORT}'}"]
-    elif parts.scheme in ("hdfs", "webhdfs", "swebhdfs"):
+        address = conf.get("dfs.namenode.http-address")
+        urls = [f"http://{address or f'{parts.hostname}:{_NAMENODE_PORT}'}"]
+    elif parts.scheme in HDFS_SCHEMES:
         urls = conf.web_urls(parts.netloc, secure=parts.scheme == "swebhdfs")
     else:
         return None
@@ -169,13 +170,13 @@ def tracking_page(config: Mapping[str, Any]) -> str | None:
     if not server.startswith(("http://", "https://")):
         return None
     parts = urlsplit(server)
-    host = parts.netloc.rpartition("@")[2]  # a user and a password are no part of a link
+    host = parts.netloc.rpartition("@")[2]  # without user and password
     return f"{parts.scheme}://{host}{parts.path}".rstrip("/") + "/"
 
 
-def told_run(line: str) -> str | None:
-    """MLflow's id of the run, in the line by which rank 0 tells it; None: another line."""
-    found = _TOLD_RUN.search(line)
+def logged_run(line: str) -> str | None:
+    """MLflow's id of the run in rank 0's line that has it; None: another line."""
+    found = _LOGGED_RUN.search(line)
     return found and found.group(1)
 
 

@@ -1,4 +1,4 @@
-"""The tasks of a run: each runs one `howdah` command where the Connection says."""
+"""The tasks of a run: each runs one `howdah` command on the machine that the Connection names."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ require()
 from airflow.sdk import BaseOperator, Context  # noqa: E402
 from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
 
-from howdah.airflow import failures, links, ownership  # noqa: E402
+from howdah.airflow import failures, links  # noqa: E402
+from howdah.airflow.application import ownership  # noqa: E402
 from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
 from howdah.airflow.local_training import scalars  # noqa: E402
+from howdah.config import launchers  # noqa: E402
+from howdah.config.splits import TEST  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
 
 __all__ = [
@@ -29,34 +32,46 @@ __all__ = [
     "PredictOperator",
     "PreflightOperator",
     "PublishOperator",
+    "run_name",
     "safe_name",
     "task_key",
 ]
 
 
+_NAME_CHARACTERS = 200
+"""Most characters of a run's id (up to 250) in a file's name (up to 255)."""
 _APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
 
 
 def task_key(context: Context) -> str:
-    """What names a task of a run through all its tries."""
+    """The name of a task of a run, the same for all its tries."""
     ti = context["ti"]
     return "/".join(map(str, (ti.dag_id, ti.run_id, ti.task_id, ti.map_index)))
 
 
 def safe_name(text: str) -> str:
-    """A text as one name in a path; two texts never give the same."""
-    safe = re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
-    if safe == text:
-        return safe
-    return f"{safe}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    """A text as one readable name in a path. Two DAG ids never give the same name: Airflow allows
+    only the characters that are kept."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-.") or "run"
+
+
+def run_name(run_id: str) -> str:
+    """A DAG run's id as one name in a path; two ids never give the same.
+
+    The name always has the id's hash, since the user who triggers a run may choose an id that
+    reads like the name of another one.
+    """
+    return (
+        f"{safe_name(run_id)[:_NAME_CHARACTERS]}-{hashlib.sha256(run_id.encode()).hexdigest()[:12]}"
+    )
 
 
 class HowdahOperator(BaseOperator):
-    """Base of all: a Connection, a configuration, and commands that end when the task does.
+    """Base class: a Connection, a configuration, and commands that end when the task does.
 
     Args:
         conn_id: Connection of type "howdah".
-        config: the run's configuration, nested; of the task `check` (its output's "config").
+        config: the run's configuration, nested: "config" of the output of the task `check`.
     """
 
     template_fields: Sequence[str] = ("conn_id", "config")
@@ -77,15 +92,20 @@ class HowdahOperator(BaseOperator):
 
     @property
     def hook(self) -> HowdahHook:
-        """The Connection's hook, one for the task's life."""
+        """The Connection's hook."""
         if self._hook is None:
             self._hook = HowdahHook(self.conn_id)
         return self._hook
 
+    def pre_execute(self, context: Any) -> None:
+        """Refuse a Connection that was sent unless the installation allows it."""
+        if dict(context["params"]).get("conn_id") == self.conn_id:
+            self.hook.refuse_unless_listed()
+
     def command(
-        self, context: Context, *words: str, config: bool = True, **options: Any
+        self, context: Context, *arguments: str, config: bool = True, **options: Any
     ) -> dict[str, Any]:
-        """Run a howdah command with this task's configuration; its JSON object."""
+        """Run a howdah command with this task's configuration; the JSON object that it prints."""
         if config and not isinstance(self.config, Mapping):
             raise failures.failed(
                 {
@@ -97,21 +117,25 @@ class HowdahOperator(BaseOperator):
                 2,
             )
         return self.hook.run(
-            [*words, "--json"], config=self.config if config else None, task=task_key(context),
-            **options,
+            [*arguments, "--json"], config=self.config if config else None,
+            task=task_key(context), **options,
         )  # fmt: skip
 
     def on_kill(self) -> None:
-        """End the command in order; what takes longer than Airflow waits, the guard finishes."""
+        """End the command in order; the guard completes that if it outlasts Airflow's patience."""
         if self._hook is not None:
             self._hook.cancel()
 
 
 class CheckOperator(HowdahOperator):
-    """Checks what the trigger form sent, logs the whole configuration, and hands it on.
+    """Checks what was sent, logs the whole configuration, and returns it.
+
+    Sent by the form, the API or an Asset's event: keys and values are checked, and whether the
+    installation's policy allows them. Each command that gets the configuration applies the policy
+    again on the machine where it runs.
 
     Returns {"config", "backend", "conn_id", "run_directory"}. The run directory is the same for
-    every try of the DAG run: a retry goes on where the last one ended.
+    every try of the DAG run, so a retry resumes.
 
     Args:
         backend: "local" or "yarn"; none: the param `backend`, else the Connection's.
@@ -124,21 +148,30 @@ class CheckOperator(HowdahOperator):
         self.backend = backend
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from howdah.airflow import form
-        from howdah.config import dump_yaml, from_dict
+        from howdah import redact
+        from howdah.airflow.form import trigger_form
+        from howdah.config.loader import dump_yaml, from_dict
 
         ti = context["ti"]
         directory = "/".join(
-            (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), safe_name(ti.run_id))
+            (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id))
         )
         with refusals():
-            params = form.sent(context)
+            params = trigger_form.sent(context)
             backend = self.backend or params.get("backend") or self.hook.backend
+            if backend not in trigger_form.BACKENDS:  # no schema was applied to an event
+                raise ConfigError(
+                    "no such backend", where="backend", expected=" or ".join(trigger_form.BACKENDS),
+                    got=repr(backend),
+                )  # fmt: skip
             _reachable(directory, backend, self.conn_id)
-            nested = form.config(params, backend=backend, overrides={"run.directory": directory})
+            nested = trigger_form.config(
+                params, backend=backend, overrides={"run.directory": directory},
+                defaults=trigger_form.installed_defaults(), judge=self.hook.judge(),
+            )  # fmt: skip
             checked = from_dict(nested, where="what the trigger form sent")
         self.log.info("backend: %s, Connection: %s", backend, self.conn_id)
-        self.log.info("the whole configuration:\n%s", dump_yaml(checked))
+        self.log.info("the whole configuration:\n%s", dump_yaml(redact.config(checked)))
         return {
             "config": checked.model_dump(mode="json"),
             "backend": backend,
@@ -148,7 +181,7 @@ class CheckOperator(HowdahOperator):
 
 
 def _reachable(directory: str, backend: str, conn_id: str) -> None:
-    """A job's containers do not see this machine's directories."""
+    """Refuse a run directory of this machine for YARN, whose containers cannot reach it."""
     if backend == "yarn" and ("://" not in directory or directory.startswith("file://")):
         raise ConfigError(
             "run directories of the backend yarn must lie where the cluster's nodes find them",
@@ -159,31 +192,40 @@ def _reachable(directory: str, backend: str, conn_id: str) -> None:
 
 
 class PreflightOperator(HowdahOperator):
-    """Finds out before anything is spent whether the run can work.
+    """Checks before any work is done whether the run can succeed.
 
-    The machine, the cluster, and whether the program takes the configuration; without a source for
-    the ETL the dataset is there, and the job itself is looked at: steps, queue, containers, room.
+    The machine, the cluster, and the configuration as the program there reads it; without a source
+    for the ETL the dataset exists, so the job is checked too: steps, queue, containers, capacity.
 
     Args:
         backend: "local" or "yarn".
-        np: ranks of the local backend.
+        np, launcher: ranks of the local backend, and the launcher that starts them.
     """
 
-    template_fields: Sequence[str] = ("conn_id", "config", "backend", "np")
+    template_fields: Sequence[str] = ("conn_id", "config", "backend", "np", "launcher")
 
-    def __init__(self, *, backend: str = "local", np: int | str = 1, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        backend: str = "local",
+        np: int | str = 1,
+        launcher: str = launchers.DEFAULT,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
-        self.backend = backend
-        self.np = np
+        self.backend, self.np, self.launcher = backend, np, launcher
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah.airflow import preflight
 
         self.command(context, "config", "check")
+        launcher = None
         if self.backend == "local":
             with refusals():
                 preflight.ranks(self.config, int(self.np))
-        found = preflight.doctor(self.hook, self.backend, self.log)
+                launchers.require(self.launcher, where="launcher")
+            launcher = self.launcher if int(self.np) > 1 else None
+        found = preflight.doctor(self.hook, self.backend, self.log, launcher=launcher)
         if self.backend == "yarn":
             found["yarn"] = preflight.resource_manager(self.hook, self.log)
         if not has_source(self.config):
@@ -200,15 +242,15 @@ class PreflightOperator(HowdahOperator):
 
 
 def has_source(config: Mapping[str, Any]) -> bool:
-    """True if there is something to make a dataset of."""
+    """True if the configuration names a source for the ETL."""
     data = config.get("data") or {}
     return bool(data.get("source") or data.get("query_file"))
 
 
 class EtlOperator(HowdahOperator):
-    """Makes the dataset, or finds it unchanged: on this machine's Spark, or on YARN.
+    """Makes the dataset, or finds it unchanged: with Spark on this machine, or on YARN.
 
-    Without a source it is skipped: the run takes the dataset that is there.
+    Without a source it is skipped: the run takes the dataset that exists.
     """
 
     operator_extra_links = (links.ApplicationLink(), links.ReportLink())
@@ -220,15 +262,15 @@ class EtlOperator(HowdahOperator):
             raise AirflowSkipException("no source is given: the dataset is taken as it is")
         shown = False
 
-        def tell(line: str) -> None:
+        def on_line(line: str) -> None:
             nonlocal shown
             self.log.info("%s", line)
             if not shown and (found := _APPLICATION.search(line)):
                 shown = True
                 self._show_application(where, found.group())
 
-        # Killed, an application is ended by Spark's own client: a JVM starts first.
-        made = self.command(context, "etl", grace_seconds=90.0, on_line=tell)
+        # A killed command kills its application with Spark's client, which starts a JVM first.
+        made = self.command(context, "etl", grace_seconds=90.0, on_line=on_line)
         state = "unchanged" if made["unchanged"] else "written"
         self.log.info("dataset %s: %s, rows: %s", state, made["dataset"], made["rows"])
         manager = self._manager()
@@ -245,7 +287,7 @@ class EtlOperator(HowdahOperator):
             links.push_meanwhile(where, links.ApplicationLink, page, self.log)
 
     def _manager(self) -> Any:
-        """YARN's ResourceManager; None: the Connection knows of no cluster."""
+        """YARN's ResourceManager; None: the Connection names no cluster."""
         try:
             return self.hook.resource_manager()
         except failures.HowdahCommandFailed:
@@ -262,23 +304,23 @@ class EvaluateOperator(HowdahOperator):
 
     template_fields: Sequence[str] = ("conn_id", "config", "split", "model")
 
-    def __init__(self, *, split: str = "test", model: str | None = None, **kwargs: Any) -> None:
+    def __init__(self, *, split: str = TEST, model: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.split = split
         self.model = model
 
     def execute(self, context: Context) -> dict[str, Any]:
-        words = ["evaluate", "--split", self.split]
+        arguments = ["evaluate", "--split", self.split]
         if self.model:
-            words += ["--model", self.model]
-        told = self.command(context, *words)
-        found = scalars(told["metrics"])
-        self.log.info("%s: %s", told["split"], found)
-        return {"split": told["split"], "metrics": found}
+            arguments += ["--model", self.model]
+        evaluated = self.command(context, *arguments)
+        metrics = scalars(evaluated["metrics"])
+        self.log.info("%s: %s", evaluated["split"], metrics)
+        return {"split": evaluated["split"], "metrics": metrics}
 
 
 class GateOperator(HowdahOperator):
-    """Holds the run's metrics against the gate; a model that misses it fails for good."""
+    """Judges the run's metrics by the gate; a model that misses it fails without a retry."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         return self.command(context, "gate")
@@ -300,26 +342,26 @@ class PublishOperator(HowdahOperator):
         self.note = note
 
     def execute(self, context: Context) -> dict[str, Any]:
-        words = ["publish", *(["--note", self.note] if self.note else [])]
-        told = self.command(context, *words)
+        arguments = ["publish", *(["--note", self.note] if self.note else [])]
+        published = self.command(context, *arguments)
         keys = ("name", "version", "path", "run_id", "run_directory", "framework", "metrics")
-        small = {key: told.get(key) for key in keys}
+        small = {key: published.get(key) for key in keys}
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = small
         self.log.info(
-            "published %s version %s: %s", *(told[k] for k in ("name", "version", "path"))
+            "published %s version %s: %s", *(published[k] for k in ("name", "version", "path"))
         )
-        return {**small, "changed": told.get("changed")}
+        return {**small, "changed": published.get("changed")}
 
 
 class PredictOperator(HowdahOperator):
-    """Classifies the rows of a source with a published model, a run's or an export.
+    """Classifies the rows of a source with a published model, a run's model or an export.
 
     Args:
         model, source: as `howdah predict` takes them.
         target: its --output.
-        text_columns, id_column, master: likewise; none: its own defaults.
-        overwrite: replace an output that is there, once the new one is whole.
+        text_columns, id_column, master: likewise; none: its defaults.
+        overwrite: replace an existing output, once the new one is complete.
         config: with `data.spark`, for a Spark master; none: the defaults.
     """
 
@@ -350,22 +392,22 @@ class PredictOperator(HowdahOperator):
         self.overwrite = overwrite
 
     def execute(self, context: Context) -> dict[str, Any]:
-        words = ["predict", "--model", self.model, "--source", self.source]
-        words += ["--output", self.target]
+        arguments = ["predict", "--model", self.model, "--source", self.source]
+        arguments += ["--output", self.target]
         for column in self.text_columns or []:
-            words += ["--text-column", column]
+            arguments += ["--text-column", column]
         if self.id_column:
-            words += ["--id-column", self.id_column]
+            arguments += ["--id-column", self.id_column]
         if self.master:
-            words += ["--master", self.master]
+            arguments += ["--master", self.master]
         if self.overwrite:
-            words += ["--overwrite"]
+            arguments += ["--overwrite"]
         given = isinstance(self.config, Mapping)
-        return self.command(context, *words, config=given, grace_seconds=90.0)
+        return self.command(context, *arguments, config=given, grace_seconds=90.0)
 
 
 class CleanUpOperator(HowdahOperator):
-    """Ends what the run may have left running; a teardown, which never fails a good run.
+    """Kills the run's application if it still runs; a teardown, which fails no finished run.
 
     Args:
         backend: "local" or "yarn".
@@ -382,12 +424,12 @@ class CleanUpOperator(HowdahOperator):
             self.log.info("nothing to end: commands on a machine end with their tasks")
             return {"application": None}
         try:
-            told = self.command(context, "kill")
+            killed = self.command(context, "kill")
         except failures.HowdahCommandFailed as error:
-            if error.told.get("error") == "NotFound":
+            if error.details.get("error") == "NotFound":
                 self.log.info("nothing to end: no application was submitted for this run")
-            else:  # told, and left to who looks after the cluster: the run itself is what it was
-                self.log.warning("could not look after the run's application: %s", error)
+            else:  # a warning only: the run's own result does not depend on it
+                self.log.warning("the run's application could not be killed: %s", error)
             return {"application": None}
-        self.log.info("%s is %s", told["application"], told["state"])
-        return {"application": told["application"], "state": told["state"]}
+        self.log.info("%s is %s", killed["application"], killed["state"])
+        return {"application": killed["application"], "state": killed["state"]}

@@ -1,4 +1,4 @@
-"""What a run's first look at its machine or cluster asks, and which findings stop it."""
+"""Checks of the machine or cluster before a run, and which findings stop it."""
 
 from __future__ import annotations
 
@@ -7,20 +7,21 @@ from typing import Any
 
 from howdah.airflow import failures
 from howdah.airflow.hook import HowdahHook, refusals
+from howdah.config.launchers import LAUNCHERS
 from howdah.errors import ConfigError
 
 __all__ = ["doctor", "ranks", "resource_manager"]
 
 _TRAINING = {"packages", "Horovod", "shared memory"}
-"""Checks of `howdah doctor` that a machine which trains must pass, not one that submits."""
+"""Checks of `howdah doctor` that a machine must pass to train, but not to submit."""
 _CLUSTER = {"HADOOP_CONF_DIR", "ResourceManager", "howdah submit"}
-"""Those that a machine which submits must pass; skipped there is failed: it knows no cluster."""
-_NEVER = {"MPI"}
-"""What only one launcher of two needs: `howdah train` itself refuses without it."""
+"""Those that it must pass to submit; a skipped one counts as failed: no cluster is configured."""
+_LAUNCHERS = {row.check for row in LAUNCHERS.values() if row.check is not None}
+"""Those that it must pass if the launcher that needs them starts ranks there."""
 
 
 def ranks(config: Mapping[str, Any], np: int) -> None:
-    """Each rank needs a row of the global batch.
+    """Refuse more ranks than rows of the global batch.
 
     Raises:
         ConfigError: there are more ranks than rows.
@@ -36,11 +37,15 @@ def ranks(config: Mapping[str, Any], np: int) -> None:
         )
 
 
-def doctor(hook: HowdahHook, backend: str, log: Any) -> dict[str, Any]:
-    """`howdah doctor` where commands run; its findings, in the log line by line.
+def doctor(
+    hook: HowdahHook, backend: str, log: Any, *, launcher: str | None = None
+) -> dict[str, Any]:
+    """Run `howdah doctor` on the machine of the commands and log each of its findings.
 
+    Args:
+        launcher: starts the ranks there; None: no ranks are started.
     Raises:
-        HowdahCommandRefused: something that this backend needs is missing; with all of it.
+        HowdahCommandRefused: with everything that this backend needs and the machine lacks.
     """
     done = hook.call(["doctor", "--json"])
     if done.result is None or "checks" not in done.result:
@@ -48,7 +53,7 @@ def doctor(hook: HowdahHook, backend: str, log: Any) -> dict[str, Any]:
     checks = done.result["checks"]
     for check in checks:
         log.info("%-4s  %s: %s", check["status"], check["name"], check["found"])
-    failing = [check for check in checks if _stops(check, backend)]
+    failing = [check for check in checks if _stops(check, backend, launcher)]
     if failing:
         raise failures.failed(
             {
@@ -65,17 +70,19 @@ def doctor(hook: HowdahHook, backend: str, log: Any) -> dict[str, Any]:
     return {"ok": True, "to_look_at": warned}
 
 
-def _stops(check: Mapping[str, Any], backend: str) -> bool:
-    """True if a finding stands against a run on this backend."""
+def _stops(check: Mapping[str, Any], backend: str, launcher: str | None) -> bool:
+    """True if a finding prevents a run on this backend, started by this launcher."""
     name, status = check["name"], check["status"]
     if name in _CLUSTER:
         return backend == "yarn" and status in ("fail", "skip")
-    needless = _NEVER | (_TRAINING if backend == "yarn" else set())
+    needless = _LAUNCHERS if launcher is None else _LAUNCHERS - {LAUNCHERS[launcher].check}
+    if backend == "yarn":
+        needless = _LAUNCHERS | _TRAINING
     return status == "fail" and name not in needless
 
 
 def resource_manager(hook: HowdahHook, log: Any) -> dict[str, Any]:
-    """The ResourceManager as Airflow's own machine sees it: it is asked while a job runs."""
+    """Query the ResourceManager from Airflow's machine, as the trigger does while a job runs."""
     with refusals(), hook.logged_in():
         info = hook.resource_manager().info()
     found = {key: info.get(key) for key in ("state", "haState", "resourceManagerVersion")}

@@ -1,29 +1,49 @@
-"""Batch scoring: the form's fields, and the check of what was sent."""
+"""Batch scoring: the fields of its form, and the check of the values that were sent."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from howdah.airflow import DEFAULT_CONNECTION, require
+from howdah.airflow import require
 
 require()
 
 from airflow.sdk import Context, Param  # noqa: E402
 
-from howdah import config as configs  # noqa: E402
-from howdah.airflow import form  # noqa: E402
+from howdah.airflow.form import trigger_form  # noqa: E402
 from howdah.airflow.hook import refusals  # noqa: E402
-from howdah.airflow.operators import HowdahOperator, safe_name  # noqa: E402
+from howdah.airflow.operators import HowdahOperator, run_name, safe_name  # noqa: E402
+from howdah.config import loader as configs  # noqa: E402
+from howdah.config.data import SparkOptions  # noqa: E402
 from howdah.errors import ConfigError, HowdahError  # noqa: E402
+from howdah.policy.check import Judge  # noqa: E402
+from howdah.policy.rules import Policy  # noqa: E402
 
 __all__ = ["CheckScoringOperator", "configuration", "params"]
 
 _OPTIONAL = {"type": ["string", "null"]}
+_NAMES = {"model": "model", "source": "rows", "output": "output", "master": "master"}
+"""{field: kind of its value for the policy}."""
 
 
-def params() -> dict[str, Param]:
-    """The `params` of a DAG that scores."""
+def params(policy: Policy | None = None) -> dict[str, Param]:
+    """The `params` of a DAG that scores.
+
+    Args:
+        policy: where it does not allow `spark` or `conn_id` to be sent, they are not shown and
+            keep their defaults; None: every field is shown.
+    """
+    made = _params()
+    if policy is not None:
+        spark = any(policy.may_send(f"data.spark.{name}") for name in SparkOptions.model_fields)
+        for name, sendable in (("spark", spark), ("conn_id", policy.may_send("conn_id"))):
+            if not sendable:
+                made[name].schema = {**made[name].schema, "const": made[name].value}
+    return made
+
+
+def _params() -> dict[str, Param]:
     return {
         "model": Param(
             "models/run", "Published model, version, run directory or export (any storage).",
@@ -51,27 +71,28 @@ def params() -> dict[str, Param]:
             type=["object", "null"],
         ),
         "overwrite": Param(
-            False, "Replace an output that is there, once the new one is whole; without an output"
+            False, "Replace an existing output, once the new one is complete; without an output"
             " of your own that of the run's earlier try is replaced in any case.", type="boolean",
         ),
         "conn_id": Param(
-            DEFAULT_CONNECTION, "Airflow Connection of type howdah.", type="string", minLength=1,
+            trigger_form.own_default("conn_id", trigger_form.installed_defaults()),
+            "Airflow Connection of type howdah.", type="string", minLength=1,
         ),
     }  # fmt: skip
 
 
 def _installed_spark() -> dict[str, Any] | None:
-    """What this installation's defaults say of Spark."""
-    return (form.installed_defaults().get("data") or {}).get("spark") or None
+    """Spark's settings in this installation's defaults."""
+    return (trigger_form.installed_defaults().get("data") or {}).get("spark") or None
 
 
 class CheckScoringOperator(HowdahOperator):
-    """Refuses keys that no field has and passwords in URLs; says where the output goes.
+    """Refuses unknown keys, passwords in URLs, and what the installation's policy does not allow;
+    chooses the path of the output.
 
     Returns {"model", "source", "target", "text_columns", "id_column", "master", "config",
-    "overwrite"}: the configuration has the settings of Spark. Without an output of the user's, a
-    retry of the DAG run writes to the same place, replacing what an earlier try left there, another
-    run elsewhere.
+    "overwrite"}: the configuration has the settings of Spark. Without an output of the user's the
+    path belongs to the DAG run: a retry replaces the output of an earlier try.
     """
 
     template_fields: Sequence[str] = ("conn_id",)
@@ -79,10 +100,10 @@ class CheckScoringOperator(HowdahOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         given, ti = dict(context["params"]), context["ti"]
         with refusals():
-            check(given)
+            check(given, self.hook.judge())
         target = given["output"] or "/".join(
             (
-                self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), safe_name(ti.run_id),
+                self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id),
                 "predictions.parquet",
             )
         )  # fmt: skip
@@ -102,34 +123,53 @@ class CheckScoringOperator(HowdahOperator):
         return asked
 
 
-def check(given: Mapping[str, Any]) -> None:
-    """Raises ConfigError with every problem of what was sent."""
+def check(given: Mapping[str, Any], judge: Judge) -> None:
+    """Raise ConfigError with every problem of the values that were sent, the policy's included."""
     known = params()
     problems = [
         HowdahError(f"unknown key {name!r}", where=name, expected=", ".join(known))
         for name in given
         if name not in known
     ]
-    problems += [problem for name, value in given.items() for problem in form.secrets(name, value)]
+    problems += [
+        problem for name, value in given.items() for problem in trigger_form.secrets(name, value)
+    ]
+    refused: list[HowdahError] = []
     try:
-        configuration(given.get("spark"))
+        spark = given.get("spark") or {}
+        asked = configs.from_dict(configuration(spark), where="what was sent")
+        refused += judge.config(asked, sent=[f"data.spark.{name}" for name in spark])
     except ConfigError as error:
         problems += error.problems or [error]
+    for name, value in given.items():
+        if name != "spark":
+            refused += judge.printable(name, value)
+    for name, kind in _NAMES.items():
+        if isinstance(given.get(name), str) and given[name]:
+            refused += judge.value(name, kind, given[name])
+    if given.get("conn_id") != trigger_form.own_default(
+        "conn_id", trigger_form.installed_defaults()
+    ):
+        refused += judge.key("conn_id")
     problems += [
         HowdahError("a value is needed", where=name)
         for name in ("model", "source")
         if not given.get(name)
     ]
     if problems:
-        raise ConfigError("what was sent cannot be used", problems=problems)
+        raise ConfigError("what was sent cannot be used", problems=problems + refused)
+    judge.refuse(refused)
 
 
 def configuration(spark: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The configuration of a prediction: what was sent of Spark, checked; the rest is Howdah's.
+    """The configuration of a prediction: Spark's settings that were sent, over this installation's
+    defaults, checked.
 
     Raises:
-        ConfigError: with every key that there is not, and every value that its key does not take.
+        ConfigError: with every unknown key and every invalid value.
     """
-    sections = {"data": {"spark": dict(spark or {})}}
-    configs.from_dict(sections, where="what was sent")
-    return sections
+    made = trigger_form.sections(trigger_form.installed_defaults())
+    data = dict(made.get("data") or {})
+    made["data"] = {**data, "spark": {**(data.get("spark") or {}), **(spark or {})}}
+    configs.from_dict(made, where="what was sent")
+    return made

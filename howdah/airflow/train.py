@@ -1,20 +1,20 @@
 """Training as a task: on YARN without a worker's slot while it runs, or on this machine.
 
-On YARN the application's id is kept before anything waits, so that whatever is killed - worker,
-scheduler, triggerer - the task has one application, and goes on with it:
+On YARN the application's id is stored before the task waits. So whichever process is killed -
+worker, scheduler, triggerer - the task has one application and goes on with it:
 
     execute ─ stored id? tag? ─▶ howdah submit ─▶ store the id ─▶ defer ─▶ ApplicationTrigger
-    execute_complete ◀─ it is over ─┘                └─ an older try ended it: once more
+    execute_complete ◀─ it is over ─┘                └─ an older try killed it: submit again
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from howdah.airflow import require
+from howdah.core import threads
 
 require()
 
@@ -26,31 +26,37 @@ from airflow.sdk.exceptions import (  # noqa: E402
 )
 from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
 
-from howdah.airflow import application as app  # noqa: E402
-from howdah.airflow import links, ownership  # noqa: E402
+from howdah.airflow import links  # noqa: E402
+from howdah.airflow.application import ownership  # noqa: E402
+from howdah.airflow.application import watching as app  # noqa: E402
+from howdah.airflow.application.task_application import TaskApplication  # noqa: E402
 from howdah.airflow.failures import HowdahCommandFailed, failed, of_error  # noqa: E402
 from howdah.airflow.local_training import scalars, train  # noqa: E402
 from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
-from howdah.airflow.task_application import TaskApplication  # noqa: E402
-from howdah.airflow.trigger import PLACE_KEY, ApplicationTrigger  # noqa: E402
-from howdah.errors import ClusterError, ConfigError, HowdahError, as_dict  # noqa: E402
+from howdah.airflow.trigger import POSITION_KEY, ApplicationTrigger  # noqa: E402
+from howdah.config.launchers import DEFAULT  # noqa: E402
+from howdah.errors import (  # noqa: E402
+    ClusterError,
+    ConfigError,
+    HowdahError,
+)
 from howdah.hadoop.resourcemanager import LIVE  # noqa: E402
 
 __all__ = ["HowdahTrainOperator"]
 
 _ON_KILL_SECONDS = 4.0
-"""Airflow kills a task's process 5 s after it has told it to end."""
+"""Airflow kills a task's process 5 s after SIGTERM."""
 
 
 class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
-    """Trains, and answers with {"application", "run_directory", "metrics"}.
+    """Trains; returns {"application", "run_directory", "metrics"}.
 
     Args:
-        backend: "yarn" or "local"; none: as the Connection says.
+        backend: "yarn" or "local"; none: the Connection's.
         np, launcher: of the local backend, see local_training.
-        poll_seconds: between two looks at the application.
-    `execution_timeout` is the time that one try has for all of it, waiting for the cluster
-    included; the application is killed when it is over.
+        poll_seconds: between two reports of the application.
+    `execution_timeout` limits one try, waiting for the cluster included; when it has passed, the
+    application is killed.
     """
 
     template_fields = (*HowdahOperator.template_fields, "backend", "np", "launcher")
@@ -68,7 +74,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         *,
         backend: str | None = None,
         np: int | str = 1,
-        launcher: str = "horovodrun",
+        launcher: str = DEFAULT,
         poll_seconds: float = 2.0,
         **more: Any,
     ) -> None:
@@ -79,9 +85,9 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         self._own: TaskApplication | None = None
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Train; on YARN this ends by waiting in a trigger."""
-        where = ownership.TaskKey.of(context["ti"]).as_dict()
-        links.begin(where, self.operator_extra_links)
+        """Train; on YARN this defers the task to a trigger."""
+        task = ownership.TaskKey.of(context["ti"]).as_dict()
+        links.begin(task, self.operator_extra_links)
         backend = self.backend or self.hook.backend
         if backend == "local":
             return self._train_here(context)
@@ -93,16 +99,25 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         self._deadline = time.time() + limit.total_seconds() if limit else None
         self._own = self._application(context, ownership.new_token())
         self._own.claim()
-        return self._go_on(context)
+        return self._run_resumable(context)
 
     def _application(self, context: Context, token: str) -> TaskApplication:
         return TaskApplication(
             self.hook, self.config, ownership.TaskKey.of(context["ti"]), token=token,
-            try_number=context["ti"].try_number, log=self.log,
+            claim=self._claim(context), try_number=context["ti"].try_number, log=self.log,
         )  # fmt: skip
 
-    def _go_on(self, context: Context) -> dict[str, Any]:
-        """The mixin's way; what it has submitted does not run on without anybody who waits."""
+    def _claim(self, context: Context) -> str:
+        """The task's random claim, stored before anything is submitted with it."""
+        kept = context["task_state_store"]
+        claim = kept.get(ownership.CLAIM_KEY)
+        if not isinstance(claim, str):
+            claim = ownership.new_claim()
+            kept.set(ownership.CLAIM_KEY, claim)
+        return claim
+
+    def _run_resumable(self, context: Context) -> dict[str, Any]:
+        """The mixin's steps; if they fail, the application is killed, since no trigger waits."""
         try:
             with self.hook.logged_in():
                 return self.execute_resumable(context)
@@ -114,25 +129,25 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
 
     # --------------------------------------------------------------------- the mixin's steps
     def submit_job(self, context: Context) -> dict[str, Any]:
-        """An application of this task that is there already, else a new one."""
+        """The application of this task that runs already, else a new one."""
         own = self._own
         own.id = own.find() or own.submit(task_key(context), self._line)
         return own.stored()
 
     def get_job_status(self, external_id: Any, context: Context) -> str:
-        """YARN's word for the stored application."""
+        """YARN's state of the stored application."""
         return self._own.status(external_id)
 
     def is_job_active(self, status: str) -> bool:
-        """It may be waited for."""
+        """True if the application has not ended."""
         return status in LIVE.split(",")
 
     def is_job_succeeded(self, status: str) -> bool:
-        """It ended well, and only its result has not been taken."""
+        """True if it has succeeded, and only its result is still to be read."""
         return status == "SUCCEEDED"
 
     def poll_until_complete(self, external_id: Any, context: Context) -> NoReturn:
-        """Wait in a trigger."""
+        """Defer to a trigger."""
         own = self._own
         own.id = external_id["application"]
         self._push_links(own)
@@ -141,25 +156,26 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
                 conn_id=self.conn_id, application=own.id, key=own.key.as_dict(), token=own.token,
                 try_number=own.try_number, user=own.user, deadline=self._deadline,
                 poll_seconds=self.poll_seconds, tracking=links.tracking_page(self.config),
+                run_directory=self.config["run"]["directory"],
             ),
             method_name="execute_complete",
         )  # fmt: skip
         raise AssertionError("defer() raises")
 
     def get_job_result(self, external_id: Any, context: Context) -> dict[str, Any]:
-        """The small metrics; the stored id goes, so that a cleared task trains anew."""
-        told = self._tell_rest(external_id["application"]) or {}
+        """The scalar metrics; removes the stored id, so that a cleared task trains again."""
+        status = self._log_rest(external_id["application"]) or {}
         self._push_report(self._own.key, self._own.manager.conf, report=True)
         context["task_state_store"].delete(self.external_id_key)
         return {
             "application": external_id["application"],
             "run_directory": self.config["run"]["directory"],
-            "metrics": scalars((told.get("run") or {}).get("metrics") or {}),
+            "metrics": scalars((status.get("run") or {}).get("metrics") or {}),
         }
 
     # ------------------------------------------------------------------------------- the end
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
-        """The application is over, or cannot be watched any more."""
+        """The application is over, or the trigger could not watch it."""
         application, self._deadline = event["application"], event["deadline"]
         self._own = own = self._application(context, event["token"])
         with self.hook.logged_in():
@@ -168,7 +184,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
                 own.end("it cannot be watched")
                 raise AirflowException(f"{application} cannot be watched: {event['problem']}")
             if event.get("timed_out"):
-                self._tell_rest(application)
+                self._log_rest(application)
                 what = f"the task's execution_timeout is over: {application} was killed"
                 self.log.error(what)
                 raise AirflowTaskTimeout(what)
@@ -176,13 +192,13 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             if event["final_status"] == "SUCCEEDED":
                 return self.get_job_result({"application": application}, context)
         if own.ended_by_another(event["final_status"], event["diagnostics"]):
-            self.log.warning("an earlier try has ended it: %s", event["diagnostics"])
-            return self._go_on(context)
-        raise self._death(event, self._tell_rest(application))
+            self.log.warning("an earlier try has killed it: %s", event["diagnostics"])
+            return self._run_resumable(context)
+        raise self._failure(event, self._log_rest(application))
 
     def resume_execution(self, next_method: str, next_kwargs: Any, context: Context) -> Any:
-        """Airflow's way back from a deferral. Where the triggerer could not make the trigger (of
-        another version of Howdah, say), nobody watches the application: it is ended.
+        """Called by Airflow after a deferral. If the triggerer could not make the trigger (one
+        that another version of Howdah stored), no process watches the application: kill it.
         """
         try:
             return super().resume_execution(next_method, next_kwargs, context)
@@ -195,12 +211,12 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
                     own.end("its trigger could not run")
             raise
 
-    def _death(
-        self, event: Mapping[str, Any], told: Mapping[str, Any] | None
+    def _failure(
+        self, event: Mapping[str, Any], status: Mapping[str, Any] | None
     ) -> HowdahCommandFailed:
-        """What the job died of: its driver's own error, else what YARN says."""
+        """Why the job failed: its driver's error, else YARN's diagnostics."""
         self.log.error("YARN's diagnostics: %s", event["diagnostics"] or "(none)")
-        job = (told or {}).get("job") or {}
+        job = (status or {}).get("job") or {}
         if job.get("error"):
             return failed(job["error"], int(job.get("exit_code") or job["error"]["exit_code"]))
         error = ClusterError(
@@ -209,7 +225,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             got=event["diagnostics"] or None,
             remedy=f"howdah logs {event['application']}",
         )
-        return failed(as_dict(error), error.exit_code)
+        return failed(error.as_dict(), error.exit_code)
 
     # -------------------------------------------------------------------------- this machine
     def _train_here(self, context: Context) -> dict[str, Any]:
@@ -218,20 +234,20 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         tracking = links.tracking_page(self.config)
         links.push(key.as_dict(), links.MlflowLink, tracking)
 
-        def tell(line: str) -> None:
+        def on_line(line: str) -> None:
             self._line(line)
-            if tracking and (run := links.told_run(line)):
+            if tracking and (run := links.logged_run(line)):
                 page = links.tracked_run(tracking, run)
                 links.push_meanwhile(key.as_dict(), links.MlflowLink, page, self.log)
 
-        told = train(
+        result = train(
             self.hook, self.config, task=task_key(context), np=int(self.np),
-            launcher=self.launcher, on_line=tell,
+            launcher=self.launcher, on_line=on_line,
         )  # fmt: skip
         self._push_report(key, None, report=True)
-        return told
+        return result
 
-    # ------------------------------------------------------------------------------- telling
+    # ------------------------------------------------------------------------- log and links
     def _line(self, line: str) -> None:
         self.log.info("%s", line)
 
@@ -252,35 +268,35 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         )  # fmt: skip
         links.push(key.as_dict(), links.ReportLink, page)
 
-    def _tell_rest(self, application: str) -> dict[str, Any] | None:
-        """What the job has said since the trigger's last look; its whole account, if it is had."""
+    def _log_rest(self, application: str) -> dict[str, Any] | None:
+        """Log the job's lines since the trigger's last report; its status, None if that fails."""
         try:
-            told = self.hook.run(
+            status = self.hook.run(
                 ["status", application, "--json"], config=self.config, on_line=self._line
             )
         except HowdahCommandFailed as error:
-            self.log.warning("the job's own account cannot be had: %s", error)
+            self.log.warning("the job's status cannot be read: %s", error)
             return None
         where = self._own.key.as_dict()
-        place = app.Place.of(XCom.get_one(key=PLACE_KEY, **where), application)
-        lines, place = app.job_lines(told.get("job"), place)
+        position = app.LogPosition.of(XCom.get_one(key=POSITION_KEY, **where), application)
+        lines, position = app.job_lines(status.get("job"), position)
         for line in lines:
             self.log.info("%s", line)
-        XCom.set(key=PLACE_KEY, value=place.as_dict(), **where)
-        run = (told.get("run") or {}).get("mlflow_run_id")
+        XCom.set(key=POSITION_KEY, value=position.as_dict(), **where)
+        run = (status.get("run") or {}).get("mlflow_run_id")
         page = links.tracked_run(links.tracking_page(self.config), run)
         links.push(where, links.MlflowLink, page)
-        return told
+        return status
 
     # ------------------------------------------------------------------------------- killing
     def on_kill(self) -> None:
-        """The task's process was told to end: nothing of it stays on the cluster."""
-        super().on_kill()  # a submission under way takes back what it has submitted
+        """The task's process ends: kill the application, unless another try goes on with it."""
+        super().on_kill()  # a submission under way kills what it has submitted
         if self._own is None or self._own.id is None:
             return
-        thread = threading.Thread(target=self._end_own, name="howdah-kill", daemon=True)
-        thread.start()
-        thread.join(_ON_KILL_SECONDS)
+        threads.start(self._end_own, name="howdah-kill", failed=threads.REPORT).join(
+            _ON_KILL_SECONDS
+        )
 
     def _end_own(self) -> None:
         if self._own.taken_over():

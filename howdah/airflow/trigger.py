@@ -1,13 +1,17 @@
-"""Waiting for an application on YARN without a worker's slot.
+"""Wait for an application on YARN without a worker's slot.
 
-Runs in Airflow's triggerer, beside hundreds of others in one event loop: whatever blocks goes to
-threads. What it has told of the application is kept in an XCom, so that a triggerer that takes over
-after a restart tells nothing twice.
+Runs in Airflow's triggerer, beside hundreds of others in one event loop: every blocking call runs
+in a thread. The log position is kept in an XCom, so that a triggerer that takes over after a
+restart logs no line twice.
+
+Airflow's database holds triggers by class path and arguments, and XComs by key: a deferred task of
+an earlier version is resumed only while these names stay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,38 +27,53 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance  # noqa: 
 from airflow.sdk.execution_time.xcom import XCom  # noqa: E402
 from airflow.triggers.base import BaseTrigger, TriggerEvent  # noqa: E402
 
-from howdah.airflow import application as app  # noqa: E402
-from howdah.airflow import links, tickets  # noqa: E402
+from howdah import storage  # noqa: E402
+from howdah.airflow import links  # noqa: E402
+from howdah.airflow.application import tickets  # noqa: E402
+from howdah.airflow.application import watching as app  # noqa: E402
+from howdah.airflow.application.ownership import OWNER_KEY, TaskKey  # noqa: E402
 from howdah.airflow.failures import HowdahCommandRefused  # noqa: E402
-from howdah.airflow.hook import HowdahHook, blotted  # noqa: E402
-from howdah.airflow.ownership import OWNER_KEY, TaskKey  # noqa: E402
+from howdah.airflow.hook import HowdahHook, masked  # noqa: E402
+from howdah.airflow.runner.settings import ConnectionSettings  # noqa: E402
 from howdah.errors import ConfigError, HowdahError, NotFound  # noqa: E402
 
 __all__ = ["ApplicationTrigger"]
 
-PLACE_KEY = "howdah_told"
-"""XCom key of how far the application has been told of."""
+POSITION_KEY = "howdah_told"
+"""XCom key of the log position (watching.LogPosition)."""
 _FINAL = {"success", "failed", "skipped", "removed", "upstream_failed"}
-"""States of a task that no try follows; None, scheduled... mean: cleared, one is coming."""
+"""States of a task that no try follows; with None, scheduled... it was cleared: a try follows."""
 _TAKE_OVER_SECONDS = 15.0
-"""How long the next try may take to say that the application is its own; Airflow gives `on_kill`
-30 s in all."""
+"""How long the next try may take to claim the application; Airflow gives `on_kill` 30 s in all."""
 _KILL_SECONDS = 10.0
 _PAGE_SECONDS = 60.0
-"""How long the job's page may not answer before its account is asked for in another way."""
-_ACCOUNT_SECONDS = 30.0
+"""How long the job's page may fail to answer before the status is read in another way."""
+_STATUS_SECONDS, _MOST_STATUS_SECONDS = 30.0, 600.0
+"""Between two such reads: first and longest pause; it doubles each time."""
 _REMIND_SECONDS = 600.0
 """How often the log says that the ResourceManager still does not answer."""
 
 _NO_ANSWER = (AirflowException, AirflowRuntimeError, TypeError)
-"""What Airflow's own calls raise when it cannot be asked (TypeError: an answer of another kind)."""
+"""What Airflow's own calls raise when its API does not answer (TypeError: an answer of another
+kind)."""
 
-# Not asyncio's own threads: those are few, and a ResourceManager that hangs would hold them all.
-_LOOKS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="howdah-look")
+# Not asyncio's own threads: those are few, and a ResourceManager that hangs would block them all.
+_REPORTS = ThreadPoolExecutor(max_workers=32, thread_name_prefix="howdah-report")
 _KILLS = ThreadPoolExecutor(max_workers=8, thread_name_prefix="howdah-kill")
+_STATUSES = ThreadPoolExecutor(max_workers=4, thread_name_prefix="howdah-status")
 
-_ENDING: set[asyncio.Task[None]] = set()
+_KILLING: set[asyncio.Task[None]] = set()
 """Kills under way: asyncio itself holds its tasks by weak references."""
+
+
+def _can_read_storage_of(known: ConnectionSettings) -> bool:
+    """True if storage's settings are the same here as for the Connection's commands: storage reads
+    this process's environment, which a Connection cannot change."""
+    return known.ssh_conn_id is None and all(
+        os.environ.get(name) == value
+        for name, value in known.environment.items()
+        if name.startswith(("HADOOP_", "KRB5", "AWS_"))
+    )
 
 
 async def _in(pool: ThreadPoolExecutor, call: Callable[..., Any], *args: Any, **more: Any) -> Any:
@@ -62,7 +81,7 @@ async def _in(pool: ThreadPoolExecutor, call: Callable[..., Any], *args: Any, **
 
 
 class ApplicationTrigger(BaseTrigger):
-    """Fires when an application is over, or its time is.
+    """Fires when an application is over, or its deadline has passed.
 
     Args:
         conn_id: Connection of the cluster.
@@ -70,10 +89,11 @@ class ApplicationTrigger(BaseTrigger):
         key: the task's dag_id, run_id, task_id and map_index.
         token: of the execution that waits; a later one has another.
         try_number: of the task.
-        user: whom to act for; none: whom the Connection is for.
+        user: proxied user; none: the Connection's.
         deadline: seconds since 1970 after which the application is killed; none: never.
-        poll_seconds: between two looks.
+        poll_seconds: between two reports.
         tracking: MLflow's page, of `links.tracking_page`.
+        run_directory: of the job; None: stored by an earlier version.
     """
 
     def __init__(
@@ -87,21 +107,24 @@ class ApplicationTrigger(BaseTrigger):
         deadline: float | None = None,
         poll_seconds: float = 2.0,
         tracking: str | None = None,
+        run_directory: str | None = None,
     ) -> None:
         super().__init__()
         self.conn_id, self.application, self.token = conn_id, application, token
         self.key, self.try_number = TaskKey(**key), try_number
         self.user, self.deadline, self.poll_seconds = user, deadline, poll_seconds
-        self.tracking = tracking
+        self.tracking, self.run_directory = tracking, run_directory
         self._manager: Any = None
-        self._over = self._late = False
-        self._logs: str | None = None
-        self._tracked: str | None = None
-        self._silent_since: float | None = None
+        self._over = self._timed_out = False
+        self._logs_url: str | None = None
+        self._mlflow_run: str | None = None
+        self._unanswered_since: float | None = None
         self._reminded = 0.0
         self._hook: Any = None
-        self._page_trouble = False
-        self._account_due = 0.0
+        self._status_unreadable = False
+        self._status_due = 0.0
+        self._status_pause = _STATUS_SECONDS
+        self._status_read: asyncio.Task[Any] | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """For Airflow's database."""
@@ -111,16 +134,16 @@ class ApplicationTrigger(BaseTrigger):
                 "conn_id": self.conn_id, "application": self.application,
                 "key": self.key.as_dict(), "token": self.token, "try_number": self.try_number,
                 "user": self.user, "deadline": self.deadline, "poll_seconds": self.poll_seconds,
-                "tracking": self.tracking,
+                "tracking": self.tracking, "run_directory": self.run_directory,
             },
         )  # fmt: skip
 
     # ---------------------------------------------------------------------------- watching
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until it is over; one event, also for what should not happen.
+        """Watch until it is over; one event, also for an unexpected error.
 
-        A trigger that raises fails its task at once, and nobody would look after the application:
-        the worker is told instead.
+        A trigger that raises fails its task at once and leaves the application running, so every
+        error goes to the worker, in the event's "problem".
         """
         try:
             event = await self._watch()
@@ -129,19 +152,22 @@ class ApplicationTrigger(BaseTrigger):
         except Exception as error:
             self.log.exception("Howdah's trigger has failed")
             event = {"problem": f"{type(error).__name__}: {error}"}
+        finally:
+            if self._status_read is not None:
+                self._status_read.cancel()
         self._over = "state" in event
         held = {"application": self.application, "token": self.token, "deadline": self.deadline}
         yield TriggerEvent({**held, **event})
 
     async def _watch(self) -> dict[str, Any]:
-        place = app.Place.of(await self._stored_place(), self.application)
-        if place.state is not None:
+        position = app.LogPosition.of(await self._stored_position(), self.application)
+        if position.state is not None:
             self.log.info("watching %s again", self.application)
         while True:
             if (
                 self.deadline is not None
                 and time.time() > self.deadline
-                and await self._ended_late()
+                and await self._killed_at_deadline()
             ):
                 return {
                     "state": "KILLED",
@@ -149,133 +175,157 @@ class ApplicationTrigger(BaseTrigger):
                     "diagnostics": "",
                     "timed_out": True,
                 }
-            sight = await self._look()
-            if sight is not None:
-                sight = await self._with_account(sight)
-                lines, now = app.told_lines(sight, place)
-                if now != place:
-                    place = now
-                    await self._keep(place)
+            report = await self._report()
+            if report is not None:
+                report = await self._with_status(report)
+                lines, now = app.new_lines(report, position)
+                if now != position:
+                    position = now
+                    await self._store_position(position)
                 for line in lines:
-                    self.log.info("%s", blotted(line))
-                await self._show(sight)
-                if sight.over:
+                    self.log.info("%s", masked(line))
+                await self._push_links(report)
+                if report.over:
                     return {
-                        "state": sight.state,
-                        "final_status": sight.report.get("finalStatus"),
-                        "diagnostics": blotted(sight.diagnostics[-4000:]),
+                        "state": report.state,
+                        "final_status": report.yarn.get("finalStatus"),
+                        "diagnostics": masked(report.diagnostics[-4000:]),
                     }
             await asyncio.sleep(self.poll_seconds)
 
-    async def _look(self) -> app.Sight | None:
-        """None: the ResourceManager does not answer now. It is waited for without end.
+    async def _report(self) -> app.ApplicationReport | None:
+        """None: the ResourceManager does not answer now. The trigger waits for it without limit.
 
         Raises:
             NotFound: YARN has forgotten the application.
         """
         try:
             if self._manager is None:
-                self._manager = await _in(_LOOKS, self._connect)
-            sight = await _in(_LOOKS, app.look, self._manager, self.application)
+                self._manager = await _in(_REPORTS, self._connect)
+            report = await _in(_REPORTS, app.fetch_report, self._manager, self.application)
         except (NotFound, ConfigError, HowdahCommandRefused):
             raise
         except (HowdahError, *_NO_ANSWER) as error:
-            self._silent(str(error))
+            self._warn_unanswered(str(error))
             return None
-        if self._silent_since is not None:
-            seconds = time.monotonic() - self._silent_since
+        if self._unanswered_since is not None:
+            seconds = time.monotonic() - self._unanswered_since
             self.log.info("the ResourceManager answers again, after %.0f s", seconds)
-            self._silent_since = None
-        return sight
+            self._unanswered_since = None
+        return report
 
     def _connect(self) -> Any:
         self._hook = hook = HowdahHook(self.conn_id)
         tickets.hold(hook.settings.keytab, hook.settings.principal, f"{self.conn_id}: keytab")
         return hook.resource_manager(user=self.user, patience=0.0)
 
-    async def _with_account(self, sight: app.Sight) -> app.Sight:
-        """Where the job's page does not answer here: its account as `howdah status` has it, which
-        reads the run directory where the Connection's commands run. A process each time, so seldom.
-        """
-        if sight.page_trouble is None:
-            self._account_due = 0.0
-            return sight
-        if not self._account_due:  # the driver may be starting
-            self._account_due = time.monotonic() + _PAGE_SECONDS
-        if time.monotonic() < self._account_due:
-            return sight
-        self._account_due = time.monotonic() + _ACCOUNT_SECONDS
-        words = ["status", self.application, "--json"]
-        try:
-            told = await _in(_LOOKS, self._hook.run, words, on_line=lambda line: None)
-        except (HowdahError, *_NO_ANSWER) as error:
-            if not self._page_trouble:
-                self.log.warning(
-                    "rank 0's lines are told at the end only: neither the job's page can be read"
-                    " here (%s), nor the run directory (%s)", sight.page_trouble, error,
-                )  # fmt: skip
-            self._page_trouble = True
-            return sight
-        return replace(sight, job=told.get("job"))
-
-    def _silent(self, cause: str) -> None:
+    async def _with_status(self, report: app.ApplicationReport) -> app.ApplicationReport:
+        """Where the job's page does not answer: the report with the status of the run directory,
+        which is read in the background, so that reports do not wait for it."""
+        if self._status_read is not None and self._status_read.done():
+            done, self._status_read = self._status_read, None
+            return self._with_result(report, done)
+        if report.status_error is None:
+            if report.status is not None:
+                self._status_due, self._status_pause = 0.0, _STATUS_SECONDS
+            return report
+        if self._status_read is not None:
+            return report
         now = time.monotonic()
-        if self._silent_since is None:
-            self._silent_since = self._reminded = now
-            self.log.warning("%s\ntrying on; the application does not need us", cause)
+        if not self._status_due:  # the driver may be starting
+            self._status_due = now + _PAGE_SECONDS
+        if now >= self._status_due:
+            self._status_due = now + self._status_pause
+            self._status_pause = min(2 * self._status_pause, _MOST_STATUS_SECONDS)
+            self._status_read = asyncio.create_task(_in(_STATUSES, self._read_status))
+        return report
+
+    def _with_result(
+        self, report: app.ApplicationReport, done: asyncio.Task[Any]
+    ) -> app.ApplicationReport:
+        """The report with the status that was read; a failure is logged once and ignored, since
+        the job does not depend on it."""
+        try:
+            status = done.result()
+        except (HowdahError, OSError, *_NO_ANSWER) as error:
+            if not self._status_unreadable:
+                self.log.warning(
+                    "rank 0's lines are logged at the end only: neither the job's page can be read"
+                    " here (%s), nor the run directory (%s)", report.status_error, error,
+                )  # fmt: skip
+            self._status_unreadable = True
+            return report
+        return report if report.status is not None else replace(report, status=status)
+
+    def _read_status(self) -> dict[str, Any] | None:
+        """The driver's status.json: read in this process where storage has the same settings as
+        for the Connection's commands, else by `howdah status`."""
+        if self.run_directory is None or not _can_read_storage_of(self._hook.settings):
+            arguments = ["status", self.application, "--json"]
+            return self._hook.run(arguments, on_line=lambda line: None).get("job")
+        status = storage.read_json(storage.join(self.run_directory, "yarn", "status.json"))
+        ours = isinstance(status, dict) and status.get("application") == self.application
+        return status if ours else None
+
+    def _warn_unanswered(self, cause: str) -> None:
+        now = time.monotonic()
+        if self._unanswered_since is None:
+            self._unanswered_since = self._reminded = now
+            self.log.warning("%s\nasking again; meanwhile the application runs on", cause)
         elif now - self._reminded > _REMIND_SECONDS:
             self._reminded = now
             self.log.warning(
                 "no answer from the ResourceManager for %.0f minutes",
-                (now - self._silent_since) / 60,
+                (now - self._unanswered_since) / 60,
             )
 
-    async def _show(self, sight: app.Sight) -> None:
-        """Links that are known only by now."""
-        if sight.logs is not None and sight.logs != self._logs:
-            self._logs = sight.logs
-            await self._tolerant(links.push, self.key.as_dict(), links.LogsLink, sight.logs)
-        run = (sight.job or {}).get("mlflow_run_id")
-        if run is not None and run != self._tracked:
-            self._tracked = run
+    async def _push_links(self, report: app.ApplicationReport) -> None:
+        """Push the links that are known only once the application runs."""
+        if report.logs_url is not None and report.logs_url != self._logs_url:
+            self._logs_url = report.logs_url
+            await self._tolerant(links.push, self.key.as_dict(), links.LogsLink, report.logs_url)
+        run = (report.status or {}).get("mlflow_run_id")
+        if run is not None and run != self._mlflow_run:
+            self._mlflow_run = run
             page = links.tracked_run(self.tracking, run)
             await self._tolerant(links.push, self.key.as_dict(), links.MlflowLink, page)
 
-    async def _ended_late(self) -> bool:
-        """Kill it; False: it had ended by itself, or the kill is not confirmed: look again."""
-        if not self._late:
-            self._late = True
+    async def _killed_at_deadline(self) -> bool:
+        """Kill it; False: it had ended by itself, or YARN has not confirmed the kill yet."""
+        if not self._timed_out:
+            self._timed_out = True
             self.log.error("the time limit is over: killing %s", self.application)
         try:
             state = await self._kill("its time limit is over")
         except (HowdahError, *_NO_ANSWER) as error:
-            self._silent(str(error))
+            self._warn_unanswered(str(error))
             return False
         return state == "KILLED"
 
     # ------------------------------------------------------------------------------ killing
     async def on_kill(self) -> None:
-        """The user has marked the task, or cleared it: kill what nobody takes over.
+        """The user has marked the task, or cleared it: kill the application, unless a later try
+        claims it.
 
-        A cleared task is tried again: that try goes on with the application, if it comes in time.
+        A cleared task is tried again: that try goes on with the application if it starts in time.
         `cleanup` kills nothing: it is also called when a triggerer stops.
 
-        Airflow cancels a trigger anew each second until it is over, this method included: so what
-        is to be done is a task of its own, which nobody cancels.
+        Airflow cancels a trigger every second until it has ended, this method included; so the
+        kill runs in a task of its own, which Airflow does not cancel.
         """
         if self._over:
             return
-        task = asyncio.create_task(self._end_unless_taken_over())
-        _ENDING.add(task)
-        task.add_done_callback(_ENDING.discard)
+        task = asyncio.create_task(self._kill_unless_taken_over())
+        _KILLING.add(task)
+        task.add_done_callback(_KILLING.discard)
         await asyncio.shield(task)
 
-    async def _end_unless_taken_over(self) -> None:
+    async def _kill_unless_taken_over(self) -> None:
         try:
             if await self._taken_over():
                 self.log.info("the next try goes on with %s", self.application)
                 return
-        except Exception:  # Airflow cannot be asked: an application must not run on unattended
+        except Exception:  # Airflow does not answer: an application must not run on unwatched
             self.log.exception("whether another try has taken the application over is not known")
         self.log.info("killing %s", self.application)
         try:
@@ -300,37 +350,40 @@ class ApplicationTrigger(BaseTrigger):
             self._manager = await _in(_KILLS, self._connect)
         reason = self.key.reason(self.try_number, self.token, why)
         return await _in(
-            _KILLS, app.end, self._manager, self.application, reason, seconds=_KILL_SECONDS
-        )
+            _KILLS, app.kill_and_wait, self._manager, self.application, reason,
+            seconds=_KILL_SECONDS,
+        )  # fmt: skip
 
-    # ----------------------------------------------------------------------- Airflow's words
+    # --------------------------------------------------------------------- Airflow's database
     async def _task_state(self) -> str | None:
         """The task's state now."""
         key = self.key
-        told = await _in(
+        states = await _in(
             _KILLS, RuntimeTaskInstance.get_task_states, dag_id=key.dag_id, run_ids=[key.run_id],
             task_ids=[key.task_id], map_index=key.map_index,
         )  # fmt: skip
-        found = [state for task, state in told.get(key.run_id, {}).items() if state]
+        found = [state for task, state in states.get(key.run_id, {}).items() if state]
         return str(found[0]) if found else None
 
     async def _xcom(self, key: str) -> Any:
         return await _in(_KILLS, XCom.get_one, key=key, **self.key.as_dict())
 
-    async def _stored_place(self) -> Any:
+    async def _stored_position(self) -> Any:
         try:
-            return await self._xcom(PLACE_KEY)
+            return await self._xcom(POSITION_KEY)
         except _NO_ANSWER as error:
-            self.log.warning("what was told before is not known: %s", error)
+            self.log.warning("the log position is not known, lines may come twice: %s", error)
             return None
 
-    async def _keep(self, place: app.Place) -> None:
-        """Before the lines are told: after a crash in between some are missing, none are twice."""
-        await self._tolerant(XCom.set, key=PLACE_KEY, value=place.as_dict(), **self.key.as_dict())
+    async def _store_position(self, position: app.LogPosition) -> None:
+        """Before its lines are logged: a crash in between loses some, and repeats none."""
+        await self._tolerant(
+            XCom.set, key=POSITION_KEY, value=position.as_dict(), **self.key.as_dict()
+        )
 
     async def _tolerant(self, call: Callable[..., Any], *args: Any, **more: Any) -> None:
-        """Tell Airflow something that the application can do without."""
+        """Call Airflow's API; a failure is only logged, since the application does not need it."""
         try:
-            await _in(_LOOKS, call, *args, **more)
+            await _in(_REPORTS, call, *args, **more)
         except _NO_ANSWER as error:
-            self.log.warning("Airflow did not take a note: %s", error)
+            self.log.warning("Airflow did not store an XCom: %s", error)

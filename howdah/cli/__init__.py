@@ -17,8 +17,9 @@ import typer
 
 from howdah import __version__
 from howdah.cli import jobs, minicluster, models, work
-from howdah.cli.common import say
-from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, as_dict, render
+from howdah.cli.common import say, under
+from howdah.core.terminal import shown
+from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, render
 
 __all__ = ["app", "main", "run"]
 
@@ -35,13 +36,35 @@ app.add_typer(jobs.app)
 app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 
+_UNDER_POLICY = {
+    "config", "doctor", "etl", "evaluate", "export", "gate", "guard", "kill", "logs", "plan",
+    "predict", "ps", "publish", "scale", "status", "submit", "train",
+}  # fmt: skip
+"""Commands that apply a policy to their options; under a policy the others are refused."""
+
+
 @app.callback(invoke_without_command=True)
 def _top(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Do only what this policy allows (YAML, any storage); may be given several times.",
+        ),
+    ] = None,
 ) -> None:
     if version:
         print(f"howdah {__version__}")
         raise typer.Exit()
+    if policy and context.invoked_subcommand not in _UNDER_POLICY:
+        raise UsageError(
+            f"howdah {context.invoked_subcommand} cannot be run under a policy",
+            where="--policy",
+            expected=", ".join(sorted(_UNDER_POLICY)),
+        )
+    under(policy or [])
 
 
 def _terminate(signum: int, frame: object) -> None:
@@ -49,7 +72,7 @@ def _terminate(signum: int, frame: object) -> None:
 
 
 def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
-    """Run a command; what is the user's to mend becomes one message and an exit code."""
+    """Run a command; a HowdahError becomes one message and its exit code."""
     try:
         result = call()
         return result if isinstance(result, int) else 0
@@ -58,7 +81,7 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     except HowdahError as caught:
         error = caught
     if as_json:
-        print(_json.dumps(as_dict(error), ensure_ascii=False))
+        print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)))
     say(f"howdah: {render(error)}")
     return error.exit_code
 
@@ -85,7 +108,7 @@ def main() -> None:
     code = run(call, as_json="--json" in sys.argv)
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader has gone (| head): nothing is lost that anyone wants
+    except BrokenPipeError:  # the reader has closed the pipe (| head)
         sys.stderr.close()
         code = code or 0
     sys.exit(code)

@@ -1,13 +1,19 @@
-"""What every command shares: its usual options, how it tells, how it loads a configuration."""
+"""Shared by all commands: common options, output, and loading a configuration under policies."""
 
 from __future__ import annotations
 
 import json as _json
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from howdah import redact
+from howdah.core.terminal import shown
+
+if TYPE_CHECKING:
+    from howdah.policy.check import Judge
 
 ConfigPath = Annotated[
     str | None,
@@ -19,24 +25,70 @@ Overrides = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
+_POLICIES: list[str] = []
+_JUDGES: list[Judge] = []
+"""The policies of `howdah --policy`: a command runs only if all of them allow it."""
+
+
 def say(line: str) -> None:
-    """Tell people something; stdout is left to results."""
-    print(line, file=sys.stderr, flush=True)
+    """Print a line for the user on stderr, masked and escaped; stdout is only for results."""
+    print(shown(redact.text(line)), file=sys.stderr, flush=True)
 
 
 def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
-    """The command's result: one JSON object, or lines for people."""
+    """Print the command's result: one JSON object, or lines of text."""
     if as_json:
-        print(_json.dumps(value, ensure_ascii=False))
+        print(shown(_json.dumps(value, ensure_ascii=False)))
     else:
         for line in lines:
-            print(line)
+            print(shown(line))
+
+
+def under(paths: Sequence[str]) -> None:
+    """Apply the policies in these files to everything that this process does.
+
+    Raises:
+        ConfigError, NotFound: a file is no policy, or does not exist.
+    """
+    _POLICIES[:], _JUDGES[:] = paths, []
+    if paths:
+        from howdah.policy import rules as policy
+        from howdah.policy.check import Judge
+
+        _JUDGES[:] = [Judge(policy.load(path), path) for path in paths]
+
+
+def policies() -> list[str]:
+    """The files of `howdah --policy`."""
+    return list(_POLICIES)
+
+
+def allowed(*asked: tuple[str, str, str | None]) -> None:
+    """Refuse options of a command that the policies do not allow.
+
+    Args:
+        asked: (option, kind of its value: config.types.Kind, "rows" or "output"; value) each; None
+            as value is allowed.
+    Raises:
+        ConfigError: with every option that is refused.
+    """
+    for judge in _JUDGES:
+        judge.refuse(
+            problem
+            for option, kind, value in asked
+            if value is not None
+            for problem in judge.value(option, kind, value)
+        )
 
 
 def load(path: str | None, overrides: list[str] | None):
-    """The checked configuration; storage does as its `run` section says from here on."""
-    from howdah import config, storage
+    """The checked configuration, if the policies allow it; its `run` section configures storage."""
+    from howdah import storage
+    from howdah.config import loader
 
-    checked = config.load(path, overrides or [])
+    allowed(("--config", "path", None if path == "-" else path))
+    checked = loader.load(path, overrides or [])
+    for judge in _JUDGES:
+        judge.refuse(judge.config(checked))
     storage.configure(retry_seconds=checked.run.storage_retry_seconds, user=checked.run.user)
     return checked

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load, say
+from howdah.core.terminal import shown
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -42,14 +43,14 @@ def submit(
 
     checked = load(config, set)
     if dry_run:
-        told = submission.dry_run(checked, say)
-        answer(told, json, submission.lines(told))
+        plan = submission.dry_run(checked, say)
+        answer(plan, json, submission.lines(plan))
         return
     found = submission.submit(checked, say)
     if wait:
         say(f"submitted {found.application}: {found.tracking_url}")
-        told = submission.follow(checked, found, say)
-        answer({**found.as_dict(), "status": told}, json, [f"{found.application} succeeded"])
+        final = submission.follow(checked, found, say)
+        answer({**found.as_dict(), "status": final}, json, [f"{found.application} succeeded"])
         return
     lines = [found.application, f"page: {found.tracking_url}", f"follow it: {found.follow}"]
     answer(found.as_dict(), json, lines)
@@ -60,11 +61,11 @@ def status(
     application: Job = None, config: ConfigPath = None, set: Overrides = None, json: AsJson = False
 ) -> None:
     """Show a job on YARN: state, ranks, step, loss, time left, last checkpoint, restarts."""
-    from yarn import watch
+    from yarn.client.status import find_job, job_status, status_lines
 
     manager, checked = _yarn(config, set)
-    told = watch.status(manager, watch.find(manager, application, checked))
-    answer(told, json, watch.status_lines(told))
+    found = job_status(manager, find_job(manager, application, checked))
+    answer(found, json, status_lines(found))
 
 
 @app.command()
@@ -79,11 +80,11 @@ def logs(
     json: AsJson = False,
 ) -> None:
     """Show the logs of a job on YARN: of all its containers, or of one rank."""
-    from yarn import logs as joblogs
-    from yarn import watch
+    from yarn.client import logs as joblogs
+    from yarn.client.status import find_job
 
     manager, checked = _yarn(config, set)
-    job = watch.find(manager, application, checked)
+    job = find_job(manager, application, checked)
     if follow or rank is not None:
         joblogs.of_rank(manager, job, rank or 0, follow=follow, out=_log_line(json))
         return
@@ -94,7 +95,7 @@ def logs(
 def _log_line(as_json: bool) -> Callable[[str], None]:
     if as_json:
         raise UsageError("a rank's log is text", remedy="leave out --json, or --rank and --follow")
-    return lambda line: print(line, flush=True)
+    return lambda line: print(shown(line), flush=True)
 
 
 @app.command()
@@ -106,12 +107,13 @@ def kill(
     save_seconds: Annotated[float, typer.Option(min=1, help="How long saving may take.")] = 120.0,
     json: AsJson = False,
 ) -> None:
-    """End a job on YARN; told when YARN has confirmed it."""
-    from yarn import steer, watch
+    """End a job on YARN and wait until YARN has confirmed it."""
+    from yarn.client import control
+    from yarn.client.status import find_job
 
     manager, checked = _yarn(config, set)
-    job = watch.find(manager, application, checked)
-    state = steer.kill(manager, job, save=save, save_seconds=save_seconds, progress=say)
+    job = find_job(manager, application, checked)
+    state = control.kill(manager, job, save=save, save_seconds=save_seconds, progress=say)
     answer(
         {"application": job.application, "state": state}, json, [f"{job.application} is {state}"]
     )
@@ -119,7 +121,7 @@ def kill(
 
 @app.command()
 def scale(
-    words: Annotated[
+    arguments: Annotated[
         list[str], typer.Argument(metavar="[APPLICATION] WORKERS", help="How many workers.")
     ],
     config: ConfigPath = None,
@@ -127,12 +129,13 @@ def scale(
     json: AsJson = False,
 ) -> None:
     """Ask an elastic job for another number of workers."""
-    from yarn import steer, watch
+    from yarn.client import control
+    from yarn.client.status import find_job
 
-    application, workers = steer.scale_words(words)
+    application, workers = control.scale_arguments(arguments)
     manager, checked = _yarn(config, set)
-    job = watch.find(manager, application, checked)
-    steer.scale(manager, job, workers)
+    job = find_job(manager, application, checked)
+    control.scale(manager, job, workers)
     answer(
         {"application": job.application, "workers": workers}, json,
         [f"{job.application} was asked for {workers} workers"],
@@ -141,16 +144,16 @@ def scale(
 
 @app.command()
 def ps(
-    all_users: Annotated[bool, typer.Option("--all-users", help="Everybody's.")] = False,
+    all_users: Annotated[bool, typer.Option("--all-users", help="All users' jobs.")] = False,
     all_states: Annotated[
         bool, typer.Option("--all", "-a", help="Those that are over as well.")
     ] = False,
     json: AsJson = False,
 ) -> None:
     """List Howdah's jobs on YARN."""
-    from yarn import watch
+    from yarn.client.status import list_jobs, own_user, ps_lines
 
     manager, _ = _yarn(None)
-    user = None if all_users else watch.oneself(manager)
-    found = watch.jobs(manager, user=user, finished=all_states)
-    answer({"jobs": found}, json, watch.ps_lines(found))
+    user = own_user(manager)
+    found = list_jobs(manager, user=None if all_users else user, finished=all_states)
+    answer({"user": user, "jobs": found}, json, ps_lines(found))

@@ -14,7 +14,7 @@ minicluster_app = typer.Typer(
 )
 
 ClusterDirectory = Annotated[
-    str, typer.Option("--directory", "-d", help="Where everything of the cluster lies.")
+    str, typer.Option("--directory", "-d", help="Directory of the cluster's files.")
 ]
 CLUSTER_DIRECTORY = "build/minicluster"
 
@@ -36,16 +36,22 @@ def minicluster_start(
     node_gpus: Annotated[
         int, typer.Option(min=0, help="GPUs that each NodeManager offers (counted, not isolated).")
     ] = 0,
+    shared: Annotated[
+        bool,
+        typer.Option(
+            "--shared", help="Without Kerberos, as root, although this machine has other users."
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Start a cluster and leave it running; one that runs in the directory already is used."""
-    from yarn.minicluster import command
+    """Start a cluster and leave it running, or use one that runs in the directory already."""
+    from minicluster import command
 
-    told = command.start(
+    started = command.start(
         directory, secure=kerberos, with_metastore=metastore, ports=port or [],
-        node_memory_mb=node_memory, node_gpus=node_gpus, say=say,
+        node_memory_mb=node_memory, node_gpus=node_gpus, shared=shared, say=say,
     )  # fmt: skip
-    answer(told, json, command.start_lines(told))
+    answer(started, json, command.start_lines(started))
 
 
 @minicluster_app.command("stop")
@@ -55,11 +61,11 @@ def minicluster_stop(
     json: AsJson = False,
 ) -> None:
     """End every daemon and container of a cluster; its data is kept unless --remove."""
-    from yarn.minicluster import command
+    from minicluster import command
 
-    told = command.end(directory, remove=remove)
-    state = "stopped" if told["was_running"] else "nothing was running"
-    answer(told, json, [f"mini cluster {state}: {told['directory']}"])
+    ended = command.end(directory, remove=remove)
+    state = "stopped" if ended["was_running"] else "nothing was running"
+    answer(ended, json, [f"mini cluster {state}: {ended['directory']}"])
 
 
 @minicluster_app.command("status")
@@ -67,17 +73,17 @@ def minicluster_status(
     directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = False
 ) -> None:
     """Show each daemon's state, process and ports; exit code 1 where one does not run well."""
-    from yarn.minicluster import MiniCluster, command
+    from minicluster import MiniCluster, command
 
-    told = MiniCluster(directory).status()
-    answer(told, json, command.state_lines(told))
-    raise typer.Exit(0 if command.all_well(told) else 1)
+    state = MiniCluster(directory).status()
+    answer(state, json, command.state_lines(state))
+    raise typer.Exit(0 if command.healthy(state) else 1)
 
 
 @minicluster_app.command("env")
 def minicluster_env(directory: ClusterDirectory = CLUSTER_DIRECTORY, json: AsJson = False) -> None:
-    """Print what a shell needs: eval "$(howdah minicluster env)"; hdfs dfs -ls /"""
-    from yarn.minicluster import MiniCluster, command
+    """Print a shell's environment variables: eval "$(howdah minicluster env)"; hdfs dfs -ls /"""
+    from minicluster import MiniCluster, command
 
     cluster = MiniCluster(directory)
     environment = {key: cluster.env[key] for key in cluster.exports()}
@@ -92,7 +98,7 @@ def minicluster_logs(
     json: AsJson = False,
 ) -> None:
     """Show the end of a daemon's log, or where all logs are. Containers' logs: yarn logs."""
-    from yarn.minicluster import MiniCluster, command
+    from minicluster import MiniCluster, command
 
     cluster = MiniCluster(directory)
     if daemon is None:

@@ -1,4 +1,4 @@
-"""The commands between a finished run and the model that others use: gate, publish."""
+"""The commands between a finished run and its published model: gate, publish."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ app = typer.Typer()
 
 
 def _evaluator(config):
-    """How the gate measures the published model on rows that it was not judged on before."""
+    """The function by which the gate evaluates the published model on another dataset."""
 
     def evaluate(model: str, dataset: str, split: str) -> dict:
-        from training.evaluate import evaluate_run
+        from training.serving.evaluate import evaluate_run
 
         data = config.data.model_copy(update={"dataset": dataset})
         there = config.model_copy(update={"data": data})
@@ -28,7 +28,7 @@ def _evaluator(config):
 @app.command()
 def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
     """Judge the configuration's finished run: gate.minimum, the published model; exit 1 if not."""
-    from howdah.gate import judge
+    from howdah.models.gate import judge
 
     checked = load(config, set)
     verdict = judge(checked, _evaluator(checked))
@@ -56,7 +56,7 @@ def publish(
     """Publish the configuration's run as <publish.directory>/<name>/v=N, if it passes the gate."""
     if version is not None and rollback:
         raise UsageError("give --version or --rollback, not both")
-    from howdah import publish as publishing
+    from howdah.models import publish as publishing
 
     checked = load(config, set)
     if version is not None:

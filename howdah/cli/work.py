@@ -9,7 +9,18 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load, say
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    Overrides,
+    allowed,
+    answer,
+    load,
+    policies,
+    say,
+)
+from howdah.config import launchers
+from howdah.config.splits import SPLITS, TEST
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -22,7 +33,7 @@ app.add_typer(config_app, name="config")
 @app.command()
 def doctor(json: AsJson = False) -> None:
     """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings."""
-    from howdah.doctor import doctor as check
+    from howdah.doctor.report import doctor as check
 
     raise typer.Exit(check(json=json))
 
@@ -31,11 +42,11 @@ def doctor(json: AsJson = False) -> None:
     hidden=True,
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
 )
-def guard(words: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
-    """Run a howdah command that ends when stdin does: for programs that start howdah."""
-    from howdah.guard import guard as guarded
+def guard(arguments: Annotated[list[str], typer.Argument(metavar="COMMAND...")]) -> None:
+    """Run a howdah command and end it when stdin closes: for programs that start howdah."""
+    from howdah.core.supervisor import supervise
 
-    raise typer.Exit(guarded(words))
+    raise typer.Exit(supervise(arguments, policies=policies()))
 
 
 # ------------------------------------------------------------------------------------ config
@@ -44,8 +55,10 @@ def config_init(
     path: Annotated[str | None, typer.Argument(help="File to write; none: stdout.")] = None,
 ) -> None:
     """Write a configuration to start from."""
-    from howdah import config, storage
+    from howdah import storage
+    from howdah.config import loader as config
 
+    allowed(("FILE", "path", path))
     text = config.starter_yaml()
     if path is None:
         print(text, end="")
@@ -59,8 +72,8 @@ def config_explain(
     key: Annotated[str, typer.Argument(help="section.key, a section, or a key's bare name.")],
     json: AsJson = False,
 ) -> None:
-    """Tell what a key means, what it takes and its default."""
-    from howdah import config
+    """Explain a key: meaning, type and default."""
+    from howdah.config import loader as config
 
     found = config.explain(key)
     lines = []
@@ -72,11 +85,41 @@ def config_explain(
 
 @config_app.command("check")
 def config_check(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
-    """Check a configuration and print it whole, defaults included."""
-    from howdah.config import dump_yaml
+    """Check a configuration and print it whole, defaults included, without its secrets."""
+    from howdah import redact
+    from howdah.config.loader import dump_yaml
 
-    checked = load(config, set)
+    checked = redact.config(load(config, set))
     answer(checked.model_dump(mode="json"), json, [dump_yaml(checked).rstrip()])
+
+
+@config_app.command("policy")
+def config_policy(
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[FILE]",
+            help="A policy (YAML, any storage); none: that of $HOWDAH_AIRFLOW_POLICY, else the"
+            " default.",
+        ),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Explain each key of a policy for Airflow's forms, and print the policy that is in force."""
+    from howdah.policy import rules as policies
+
+    allowed(("FILE", "path", path))
+    found, source = policies.in_force(path)
+    keys = policies.explain(found)
+    lines = [f"# {source}"]
+    for item in keys:
+        lines += [f"# {item['key']}: {item['type']} (default: {_json.dumps(item['default'])})"]
+        lines += [f"#     {item['help']}"]
+    policy = found.model_dump(mode="json")
+    answer(
+        {"from": source, "policy": policy, "keys": keys}, json,
+        [*lines, policies.to_yaml(found).rstrip()],
+    )  # fmt: skip
 
 
 # --------------------------------------------------------------------------------------- etl
@@ -100,7 +143,7 @@ def etl(
     if deploy_mode is not None:
         overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
     checked = load(config, overrides)
-    from etl.submit import run
+    from etl.launch.submit import run
 
     result = run(checked, progress=say)
     made = result.as_dict()
@@ -130,13 +173,13 @@ def package(
         typer.Option(help="Horovod wheel without MPI for the framework; none: found or built."),
     ] = None,
     extra: Annotated[
-        list[str] | None, typer.Option("--with", help="One more package to take in; repeatable.")
+        list[str] | None, typer.Option("--with", help="One more package to include; repeatable.")
     ] = None,
     json: AsJson = False,
 ) -> None:
     """Pack the wheel and a relocatable Python environment, each named by its hash."""
-    from howdah import package as packages
     from howdah import storage
+    from howdah.packaging import package as packages
 
     local = output if output is None or storage.is_local(output) else None
     started = time.monotonic()
@@ -144,16 +187,16 @@ def package(
         kind, local, progress=say, horovod=horovod, extra=extra or []
     )
     made = [packages.wheel(local), environment]
-    places = [item.path for item in made]
+    paths = [item.path for item in made]
     if output is not None and local is None:
-        places = [packages.publish(item, output, progress=say) for item in made]
-    told = [{**item.as_dict(), "path": path} for item, path in zip(made, places, strict=True)]
+        paths = [packages.publish(item, output, progress=say) for item in made]
+    listed = [{**item.as_dict(), "path": path} for item, path in zip(made, paths, strict=True)]
     seconds = round(time.monotonic() - started, 1)
     answer(
-        {"wheel": told[0], "environment": told[1], "seconds": seconds},
+        {"wheel": listed[0], "environment": listed[1], "seconds": seconds},
         json,
         [
-            *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in told),
+            *(f"{item['path']}  {item['bytes'] / 2**20:,.1f} MiB" for item in listed),
             f"runs on x86-64 with glibc {environment.glibc} or newer; made in {seconds} s",
         ],
     )
@@ -175,7 +218,7 @@ def plan(
     json: AsJson = False,
 ) -> None:
     """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
-    from training.preview import preview, scaling_lines, scaling_preview
+    from training.planning.preview import preview, scaling_lines, scaling_preview
 
     checked = load(config, set)
     summary = preview(checked, world=np)
@@ -192,22 +235,19 @@ def train(
     config: ConfigPath = None,
     set: Overrides = None,
     np: Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")] = 1,
-    launcher: Annotated[str, typer.Option(help="mpirun or horovodrun.")] = "mpirun",
+    launcher: Annotated[str, typer.Option(help=f"{launchers.either()}.")] = launchers.DEFAULT,
     resume: Annotated[
         str | None, typer.Option(help="auto, never, or a checkpoint (checkpoint.resume).")
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train on this machine with Horovod; the command that it runs is shown."""
-    if launcher not in ("mpirun", "horovodrun"):
-        raise UsageError(
-            "unknown launcher", where="--launcher", expected="mpirun or horovodrun", got=launcher
-        )
+    """Train on this machine with Horovod; prints the launcher's command."""
+    launchers.require(launcher, where="--launcher")
     overrides = list(set or [])
     if resume is not None:
         overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
     checked = load(config, overrides)
-    from training.launch import train as launch
+    from training.launch.launch import train as launch
 
     raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
 
@@ -219,19 +259,20 @@ def evaluate(
     model: Annotated[
         str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
     ] = None,
-    split: Annotated[str, typer.Option(help="train, validation or test.")] = "test",
+    split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
     gate: Annotated[
         bool, typer.Option(help="Hold the metrics against gate.minimum; exit 1.")
     ] = False,
     json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a split of the dataset."""
-    from howdah.gate import check_minimum, require
-    from training.evaluate import evaluate_run
-
+    allowed(("--model", "model", model))
     checked = load(config, set)
+    from howdah.models.gate import check_minimum, require
+    from training.serving.evaluate import evaluate_run
+
     metrics = evaluate_run(checked, model=model, split=split, progress=say)
-    # The gate speaks first: a refusal is the one JSON object, with the metrics in its message.
+    # The gate comes first: a refusal is the one JSON object, with the metrics in its message.
     if gate:
         require(check_minimum(metrics, checked.gate.minimum), split, "gate.minimum")
         say("gate: passed")
@@ -250,9 +291,11 @@ def export(
     json: AsJson = False,
 ) -> None:
     """Write a Hugging Face directory from a checkpoint of the configuration's run."""
-    from training.export import export_run
+    allowed(("--checkpoint", "path", checkpoint), ("--output", "path", output))
+    checked = load(config, set)
+    from training.serving.export import export_run
 
-    path = export_run(load(config, set), checkpoint=checkpoint, output=output)
+    path = export_run(checked, checkpoint=checkpoint, output=output)
     answer({"export": path}, json, [f"export: {path}"])
 
 
@@ -282,16 +325,19 @@ def predict(
     ] = None,
     overwrite: Annotated[
         bool,
-        typer.Option("--overwrite", help="Replace the output, once the new one is whole."),
+        typer.Option("--overwrite", help="Replace the output, once the new one is complete."),
     ] = False,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
     """Classify texts: id, label, scores and the run id of the model."""
-    from training import predict as predictor
-
+    allowed(
+        ("--model", "model", model), ("--source", "rows", source), ("--output", "output", output),
+        ("--master", "master", master),
+    )  # fmt: skip
     checked = load(config, set)
+    from training.prediction import predict as predictor
 
     if stdin:
         if source is not None or output is not None:

@@ -1,1 +1,1 @@
-"""Hadoop without Java: its settings, its tokens, the first words of its RPC."""
+"""Hadoop without Java: settings, tokens, Kerberos logins, the ResourceManager, an RPC probe."""

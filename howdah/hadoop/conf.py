@@ -1,7 +1,7 @@
-"""Hadoop's own client settings: core-site.xml, hdfs-site.xml, yarn-site.xml of HADOOP_CONF_DIR.
+"""Hadoop's client settings: core-site.xml, hdfs-site.xml, yarn-site.xml of HADOOP_CONF_DIR.
 
-Read here rather than by each client, so that all of them see the same: includes followed,
-`${...}` filled in, and a fault named with its file.
+Read here rather than by each client, so that all see the same values: with includes, `${...}`
+filled in, and errors that name the file.
 """
 
 from __future__ import annotations
@@ -19,13 +19,17 @@ YARN_FILES = (*FILES, "yarn-site.xml")
 DEFAULT_RPC_PORT, DEFAULT_HTTP_PORT, DEFAULT_HTTPS_PORT = 8020, 9870, 9871
 _REFERENCE = re.compile(r"\$\{([^${}\s]+)\}")
 _XI_INCLUDE = "{http://www.w3.org/2001/XInclude}include"
+_UMASK = "fs.permissions.umask-mode"
+_OCTAL_UMASK = re.compile(r"\+?0*([0-7]{3})")
+_UMASK_CLAUSE = re.compile(r"([ugoa]*)([-+=])([rwx]*)")
 
 
 @dataclass(frozen=True)
 class HadoopConf:
-    """Settings by name; `directory` is None where there is no HADOOP_CONF_DIR.
+    """Settings by name.
 
-    `files` are those that were read, `state` changes whenever one of them does.
+    `directory` is None without HADOOP_CONF_DIR, `files` are those that were read, and `state`
+    changes whenever one of them does.
     """
 
     directory: str | None
@@ -40,20 +44,53 @@ class HadoopConf:
 
     @property
     def kerberos(self) -> bool:
-        """True if the cluster wants authentication."""
+        """Whether the cluster requires Kerberos authentication."""
         return (self.get("hadoop.security.authentication") or "").strip().lower() == "kerberos"
 
     @property
     def default_fs(self) -> str | None:
-        """`fs.defaultFS` ("hdfs://nn:8020"), without a slash at its end."""
+        """`fs.defaultFS` ("hdfs://nn:8020"), without a trailing slash."""
         value = self.get("fs.defaultFS") or self.get("fs.default.name")
         return value.strip().rstrip("/") if value else None
 
-    def known_default_fs(self) -> str:
-        """`default_fs` where nothing goes without it.
+    @property
+    def umask(self) -> int:
+        """`fs.permissions.umask-mode`: permission bits that new files and directories do not get.
+
+        Hadoop has two forms: octal ("022") names the bits that are removed, symbolic
+        ("u=rwx,g=rx,o=") those that remain; classes that it does not name have none left.
+        Source: org.apache.hadoop.fs.permission.UmaskParser.
 
         Raises:
-            ConfigError: it is not known.
+            ConfigError: it has neither form.
+        """
+        text = (self.get(_UMASK) or "022").strip()
+        octal = _OCTAL_UMASK.fullmatch(text)
+        if octal:
+            return int(octal[1], 8)
+        left = {"u": 0, "g": 0, "o": 0}
+        for part in re.split(r"[,\s]+", text):
+            clause = _UMASK_CLAUSE.fullmatch(part)
+            if clause is None:
+                raise ConfigError(
+                    "the umask for new files cannot be read",
+                    where=f"{_UMASK} in {self.directory or 'the Hadoop settings'}",
+                    expected='three octal digits ("027") or permissions ("u=rwx,g=rx,o=")',
+                    got=repr(text),
+                    remedy="correct it in core-site.xml or hdfs-site.xml",
+                )
+            classes, operation, letters = clause.groups()
+            # Bits start from none, so "-" leaves none.
+            bits = sum({"r": 4, "w": 2, "x": 1}[one] for one in set(letters))
+            for one in "ugo" if "a" in classes or not classes else classes:
+                left[one] = 0 if operation == "-" else bits
+        return 0o777 & ~(left["u"] << 6 | left["g"] << 3 | left["o"])
+
+    def known_default_fs(self) -> str:
+        """`default_fs`, which the caller cannot do without.
+
+        Raises:
+            ConfigError: it is not set.
         """
         if self.default_fs is None:
             raise ConfigError(
@@ -67,26 +104,26 @@ class HadoopConf:
         return self.default_fs
 
     def with_values(self, more: Mapping[str, str]) -> HadoopConf:
-        """The same with some settings more, or otherwise."""
+        """A copy with these settings added or replaced."""
         return replace(self, values={**self.values, **more})
 
     def default_authority(self) -> str | None:
-        """What `hdfs:///path` means: the authority of an hdfs:// fs.defaultFS."""
+        """The authority of `hdfs:///path`: that of an hdfs:// fs.defaultFS."""
         value = self.default_fs or ""
         return value[len("hdfs://") :] if value.lower().startswith("hdfs://") else None
 
     def is_name_service(self, authority: str) -> bool:
-        """True if several NameNodes stand behind this name."""
+        """Whether this is the name of several NameNodes (dfs.ha.namenodes)."""
         return f"dfs.ha.namenodes.{authority}" in self.values
 
     def rpc_addresses(self, authority: str) -> list[str]:
-        """host:port of the NameNodes behind an authority, in the file's order."""
+        """host:port of an authority's NameNodes, in the file's order."""
         if self.is_name_service(authority):
             return self._of_service("dfs.namenode.rpc-address", authority)
         return [authority if _has_port(authority) else f"{authority}:{DEFAULT_RPC_PORT}"]
 
     def web_urls(self, authority: str, *, secure: bool = False) -> list[str]:
-        """WebHDFS addresses ("http://host:port") behind an authority, in the file's order.
+        """WebHDFS addresses ("http://host:port") of an authority, in the file's order.
 
         Args:
             secure: https (swebhdfs://).
@@ -114,7 +151,7 @@ class HadoopConf:
 
 
 def as_xml(conf: HadoopConf) -> bytes:
-    """All settings as one core-site.xml, references filled in: for where there are none."""
+    """All settings as one core-site.xml, references filled in, for machines without these files."""
     root = ElementTree.Element("configuration")
     for name, value in sorted(conf.values.items()):
         item = ElementTree.SubElement(root, "property")
@@ -124,7 +161,7 @@ def as_xml(conf: HadoopConf) -> bytes:
 
 
 def directory(environ: Mapping[str, str] | None = None) -> str | None:
-    """HADOOP_CONF_DIR, else HADOOP_HOME/etc/hadoop where that is there."""
+    """HADOOP_CONF_DIR, else HADOOP_HOME/etc/hadoop if it exists."""
     env = os.environ if environ is None else environ
     if env.get("HADOOP_CONF_DIR"):
         return env["HADOOP_CONF_DIR"]
@@ -134,13 +171,13 @@ def directory(environ: Mapping[str, str] | None = None) -> str | None:
 
 
 def load(environ: Mapping[str, str] | None = None, *, names: Sequence[str] = FILES) -> HadoopConf:
-    """Read the settings anew; ConfigError for a directory or file that cannot be read.
+    """Read the settings; ConfigError for a directory or file that cannot be read.
 
-    Without HADOOP_CONF_DIR and HADOOP_HOME there are no settings, which is fine for a cluster
+    Without HADOOP_CONF_DIR and HADOOP_HOME there are no settings, which suffices for a cluster
     without Kerberos and name services.
 
     Args:
-        names: the files to read, later ones win (`YARN_FILES` for who speaks to YARN).
+        names: the files to read, later ones win (`YARN_FILES` for clients of YARN).
     """
     folder = directory(environ)
     if folder is None:
@@ -179,7 +216,7 @@ def _read(path: str, values: dict[str, str], finals: set[str], files: list[str])
         ) from None
     except ElementTree.ParseError as error:
         raise ConfigError(
-            "a Hadoop file is no XML", where=path, got=str(error), remedy="mend or replace it"
+            "a Hadoop file is no XML", where=path, got=str(error), remedy="correct or replace it"
         ) from None
     files.append(path)
     for item in root:
@@ -197,8 +234,8 @@ def _read(path: str, values: dict[str, str], finals: set[str], files: list[str])
 
 
 def _fill(value: str, values: Mapping[str, str]) -> str:
-    """`${name}` and `${env.NAME}` as Hadoop fills them in; what is not known stays."""
-    for _ in range(20):  # Hadoop's own bound on references that lead to references
+    """`${name}` and `${env.NAME}` filled in as by Hadoop; unknown references stay."""
+    for _ in range(20):  # Hadoop's limit of nested references
 
         def known(match: re.Match) -> str:
             name = match.group(1)

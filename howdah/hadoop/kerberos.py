@@ -1,7 +1,7 @@
-"""A Kerberos login of our own from a keytab, for the time of a command.
+"""A Kerberos login from a keytab for the duration of a command.
 
-What is given a keytab itself (Spark, skein) takes it; storage, the REST clients and Hadoop's
-command lines take a ticket cache. They get one that is nobody else's, kept fresh until the end.
+Spark and skein take the keytab itself; storage, the REST clients and Hadoop's command lines need a
+ticket cache. They get a private one, which is renewed until the command ends.
 """
 
 from __future__ import annotations
@@ -15,61 +15,63 @@ import tempfile
 import threading
 from collections.abc import Iterator
 
-from howdah import storage
+from howdah.core import threads
+from howdah.core.paths import local_path
+from howdah.core.processes import environ
 from howdah.errors import ClusterError
-from howdah.processes import environ
 
 __all__ = ["logged_in", "short_name"]
 
-_FRESH_SECONDS = 60.0  # a login costs the KDC next to nothing; tickets last minutes at the least
+_END_SECONDS = 30.0  # wait for a login in progress; a hanging one does not block the command's end
+_RENEW_SECONDS = 60.0  # a login is cheap for the KDC, and tickets last at least some minutes
 
 
 @contextlib.contextmanager
 def logged_in(keytab: str | None, principal: str | None, key: str) -> Iterator[None]:
-    """With KRB5CCNAME set to a cache that holds the principal's ticket; without a keytab, nothing.
+    """Inside, KRB5CCNAME names a cache with the principal's ticket. No keytab: no effect.
 
     Args:
         key: the configuration's key of the keytab, for messages.
     Raises:
-        ClusterError: the keytab is not there, or the KDC does not take it.
+        ClusterError: the keytab is missing, or the KDC does not accept it.
     """
     if keytab is None:
         yield
         return
-    keytab = storage.local_path(keytab)
+    keytab = local_path(keytab)
     where = f"{key} {keytab}, principal {principal}"
-    with tempfile.TemporaryDirectory(prefix="howdah-krb5-") as place:
-        cache = f"FILE:{os.path.join(place, 'cache')}"
+    with tempfile.TemporaryDirectory(prefix="howdah-krb5-") as directory:
+        cache = f"FILE:{os.path.join(directory, 'cache')}"
         login(keytab, principal or "", cache, where)
         over = threading.Event()
 
-        def keep() -> None:
-            while not over.wait(_FRESH_SECONDS):
-                # One that fails is tried again; the ticket there lasts longer than a minute.
+        def renew() -> None:
+            while not over.wait(_RENEW_SECONDS):
+                # A failure is retried; the present ticket lasts longer than a minute.
                 with contextlib.suppress(ClusterError):
                     login(keytab, principal or "", cache, where)
 
-        thread = threading.Thread(target=keep, name="kerberos", daemon=True)
-        thread.start()
+        # RESTART: without this thread the ticket would expire during the command.
+        thread = threads.start(renew, name="kerberos", failed=threads.RESTART)
         try:
             with environ({"KRB5CCNAME": cache, "KRB5_CLIENT_KTNAME": f"FILE:{keytab}"}):
                 yield
         finally:
             over.set()
-            thread.join()
+            thread.join(_END_SECONDS)
 
 
 def short_name() -> str | None:
-    """Who one is to a Kerberised cluster: the first part of the principal of the ticket, or of the
-    keytab that $KRB5_CLIENT_KTNAME names; None: there is neither.
+    """The user's name on a Kerberised cluster: the first part of the principal of the ticket, or of
+    the keytab in $KRB5_CLIENT_KTNAME; None: there is neither.
 
-    A cluster's own rules (hadoop.security.auth_to_local) are not looked at.
+    A cluster's rules (hadoop.security.auth_to_local) are not applied.
     """
     program = shutil.which("klist")
     if program is None:
         return None
-    asked = [[program], [program, "-k", os.environ.get("KRB5_CLIENT_KTNAME", "")]]
-    for argv in asked[: 2 if asked[1][2] else 1]:
+    commands = [[program], [program, "-k", os.environ.get("KRB5_CLIENT_KTNAME", "")]]
+    for argv in commands[: 2 if commands[1][2] else 1]:
         done = subprocess.run(
             argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
@@ -80,7 +82,7 @@ def short_name() -> str | None:
 
 
 def login(keytab: str, principal: str, cache: str, where: str) -> None:
-    """kinit from a keytab into a cache."""
+    """kinit from a keytab into a cache; ClusterError if it fails."""
     program = shutil.which("kinit")
     if program is None:
         raise ClusterError(
@@ -98,5 +100,5 @@ def login(keytab: str, principal: str, cache: str, where: str) -> None:
             "the keytab gives no Kerberos ticket",
             where=where,
             got=(done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1],
-            remedy=f"look what is in it (klist -kt {keytab}), and at the realm in krb5.conf",
+            remedy=f"check its contents (klist -kt {keytab}) and the realm in krb5.conf",
         )

@@ -1,6 +1,6 @@
-"""The scheduler's queues, and who may submit to one by the access lists that everybody is told.
+"""The scheduler's queues, and who may submit to one by its access lists, which all users can read.
 
-Pure: it takes what the ResourceManager's REST interface answers.
+Pure functions of the answers of the ResourceManager's REST interface.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from typing import Any
 
 __all__ = ["every", "refused"]
 
-_SUFFICE = ("SUBMIT_APP", "ADMINISTER_QUEUE")
+_RIGHTS = ("SUBMIT_APP", "ADMINISTER_QUEUE")
 
 
 def refused(top: Mapping[str, Any], queue: str, user: str) -> str | None:
-    """Why a user may not submit to a queue; None: allowed, or not known from the lists.
+    """Why a user may not submit to a queue; None: allowed, or the lists do not decide it.
 
-    A right that a queue above gives holds below it. Who is in a group, YARN alone knows.
+    Rights on a queue hold for all queues below it. Only YARN knows the members of groups.
 
     Args:
         top: the root queue with all below it.
         queue: name or path.
         user: short name.
     """
-    above = _way(top, queue)
-    told = [lists for one in above if (lists := _lists(one)) is not None]
-    if not told or len(told) < len(above):
-        return None  # the fair scheduler's queues, and an older Hadoop's, do not tell
-    for text in (text for lists in told for text in lists):
+    path = _path_to(top, queue)
+    known = [lists for one in path if (lists := _lists(one)) is not None]
+    if not known or len(known) < len(path):
+        return None  # the fair scheduler, and older Hadoops, do not report the lists
+    for text in (text for lists in known for text in lists):
         users, _, groups = text.partition(" ")
         names = {name.strip() for name in users.split(",")}
         if text.strip() == "*" or groups.strip() or user in names:
             return None
-    return f"no access list of {' > '.join(str(one.get('queueName')) for one in above)} has {user}"
+    return f"no access list of {' > '.join(str(one.get('queueName')) for one in path)} has {user}"
 
 
 def every(queue: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -43,26 +43,26 @@ def every(queue: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _children(queue: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-    """Those right below, in either scheduler's words."""
+    """Direct children, by either scheduler's field names."""
     inner = queue.get("queues") or queue.get("childQueues") or {}
     return (inner.get("queue") or []) if isinstance(inner, Mapping) else inner
 
 
-def _way(queue: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
-    """From this queue down to the one of that name; empty: it is not here."""
+def _path_to(queue: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """From this queue down to the one of that name; empty: it is not below this queue."""
     below = _children(queue)
     if not below and name in (queue.get("queueName"), queue.get("queuePath")):
         return [queue]
     for child in below:
-        if found := _way(child, name):
+        if found := _path_to(child, name):
             return [queue, *found]
     return []
 
 
 def _lists(queue: Mapping[str, Any]) -> list[str] | None:
-    """Its lists of users and groups, of which one is enough to submit; None: it does not tell."""
+    """Lists of users and groups, any of which suffices to submit; None: not reported."""
     entries = (queue.get("queueAcls") or {}).get("queueAcl")
     if entries is None:
         return None
     entries = [entries] if isinstance(entries, Mapping) else entries
-    return [str(e.get("accessControlList")) for e in entries if e.get("accessType") in _SUFFICE]
+    return [str(e.get("accessControlList")) for e in entries if e.get("accessType") in _RIGHTS]

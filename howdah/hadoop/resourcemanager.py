@@ -1,8 +1,8 @@
 """YARN's ResourceManager by its REST interface: applications, queues and nodes, without Java.
 
-Works from any machine that reaches the ResourceManager's web port; no route to an application's
-own containers is needed. A pair of them, HTTPS and Kerberos are as yarn-site.xml says; proxy
-variables of the environment are not looked at.
+Works from any machine that reaches the ResourceManager's web port, without a route to containers.
+High availability, HTTPS and Kerberos are configured by yarn-site.xml; proxy variables of the
+environment are ignored.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from howdah.hadoop.conf import HadoopConf
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 PATIENCE_SECONDS = 30.0
-"""How long a ResourceManager is waited for that restarts, or whose partner takes over."""
+"""How long to retry while a ResourceManager restarts or fails over."""
 OVER = ("FINISHED", "FAILED", "KILLED")
 """States of an application that has ended."""
 LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"
 """All others, as `ResourceManager.applications(states=)` takes them."""
 _JOB_PAGE = "pages/job/"
-"""Where a job's own page lies below the application's proxied address (yarn/driver.py)."""
+"""Path of a job's page below the application's proxied address (jobs/driver/driver.py)."""
 _PAUSE_SECONDS = 0.5
 _JSON = "application/json"
-_REMEDY = "look whether it runs, and at yarn.resourcemanager.webapp.address in yarn-site.xml"
+_REMEDY = "check that it runs, and yarn.resourcemanager.webapp.address in yarn-site.xml"
 
 
 def web_urls(conf: HadoopConf) -> list[str]:
     """Addresses ("http://host:port") of the ResourceManagers' REST interface, one each.
 
     Raises:
-        ConfigError: yarn-site.xml does not tell.
+        ConfigError: yarn-site.xml does not have them.
     """
     secure = (conf.get("yarn.http.policy") or "HTTP_ONLY").strip().upper() == "HTTPS_ONLY"
     kind, key, port = ("http", "address", 8088)
@@ -67,13 +67,13 @@ def web_urls(conf: HadoopConf) -> list[str]:
 
 
 class ResourceManager:
-    """The cluster's ResourceManager, whichever of a pair is active.
+    """The cluster's active ResourceManager.
 
     Args:
-        conf: of `conf.load(names=conf.YARN_FILES)`; none: loaded.
-        user: whom to act for (`run.user`); none: $HADOOP_PROXY_USER, else oneself.
-        urls: its addresses, both of a pair ("http://host:8088"); none: as the settings say.
-        patience: seconds to try again while none answers.
+        conf: of `conf.load(names=conf.YARN_FILES)`; None: loaded.
+        user: the user to impersonate (`run.user`); None: $HADOOP_PROXY_USER, else the current user.
+        urls: addresses of all ResourceManagers ("http://host:8088"); None: from the settings.
+        patience: seconds to retry while none answers.
     """
 
     def __init__(
@@ -88,53 +88,54 @@ class ResourceManager:
         self.urls = list(urls) if urls else web_urls(self.conf)
         self.user = user
         self.patience = patience
-        self._made: Any = None
+        self._http: Any = None
 
     # ------------------------------------------------------------------------- applications
     def application(self, application: str) -> dict[str, Any]:
-        """What YARN knows of one: id, state, finalStatus, diagnostics, trackingUrl, queue...
+        """YARN's report of one: id, state, finalStatus, diagnostics, trackingUrl, queue...
 
         Raises:
             NotFound: YARN has never had it, or has forgotten it.
-            ClusterError: none of the ResourceManagers answers, or it still starts.
+            ClusterError: no ResourceManager answers, or it has not recovered its applications.
         """
         return self._recovered(lambda: self._call("GET", f"apps/{application}")["app"])
 
     def page(self, report: Mapping[str, Any]) -> str:
-        """The URL of an application's page; before its master runs, where it will be."""
-        told = report.get("trackingUrl")
-        return told or f"{self.urls[0]}/proxy/{report['id']}/"
+        """The URL of an application's page, also before its ApplicationMaster runs."""
+        return report.get("trackingUrl") or f"{self.urls[0]}/proxy/{report['id']}/"
 
     def job_page(self, report: Mapping[str, Any]) -> str:
-        """The URL of a training job's own page, behind YARN's proxy; before the job runs, where it
-        will be, and after its end YARN's page of the application.
+        """The URL of a training job's own page behind YARN's proxy, also before the job runs; after
+        its end the URL of YARN's page of the application.
 
-        While it runs, what YARN calls the application's page is skein's, which newer Javas fail to
-        show.
+        The tracking URL of a running job is skein's page, which fails with newer Javas.
         """
         if report.get("state") not in LIVE.split(","):
             return self.page(report)
-        told, proxied = str(report.get("trackingUrl") or ""), f"/proxy/{report['id']}"
-        if proxied not in told:
-            told = self.urls[0] + proxied
-        return f"{told.rstrip('/')}/{_JOB_PAGE}"
+        url, proxied = str(report.get("trackingUrl") or ""), f"/proxy/{report['id']}"
+        if proxied not in url:
+            url = self.urls[0] + proxied
+        return f"{url.rstrip('/')}/{_JOB_PAGE}"
 
     def applications(self, **filters: str) -> list[dict[str, Any]]:
         """Applications, newest first.
 
         Args:
-            filters: of YARN's: states, applicationTags, user, queue (each comma separated).
+            filters: YARN's: states, applicationTags, user, queue (each comma separated). Any user
+                can set any tag, so to find one's own application give `user` too.
         """
 
         def ask() -> list[dict[str, Any]]:
-            return (self._call("GET", "apps", params=filters).get("apps") or {}).get("app") or []
+            found = (self._call("GET", "apps", params=filters).get("apps") or {}).get("app") or []
+            user = filters.get("user")
+            return [app for app in found if user is None or app.get("user") == user]
 
         found = self._recovered(ask)
         return sorted(found, key=lambda app: app.get("startedTime", 0), reverse=True)
 
     def _recovered(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` finds. One that starts answers before it has read what it knew: that it knows
-        nothing of an application counts once it is active, as it says itself.
+        """What `ask` finds. A ResourceManager that starts answers before it has recovered its
+        applications, so an empty answer counts only once it reports itself active.
         """
         try:
             if found := ask():
@@ -148,34 +149,34 @@ class ResourceManager:
                     "YARN's ResourceManager is starting, and has not recovered its applications",
                     where=self.urls[0],
                     got=state,
-                    remedy="wait; its log says what it does",
+                    remedy="wait; its log shows its progress",
                 )
             time.sleep(_PAUSE_SECONDS)
         return ask()  # again: it may have become active in between
 
     def _ha_state(self) -> str:
-        told = self._call("GET", "info").get("clusterInfo") or {}
-        return str(told.get("haState") or "ACTIVE")
+        info = self._call("GET", "info").get("clusterInfo") or {}
+        return str(info.get("haState") or "ACTIVE")
 
     def attempts(self, application: str) -> list[dict[str, Any]]:
-        """Its attempts, the first first: appAttemptId, containerId, nodeHttpAddress, logsLink."""
-        told = self._call("GET", f"apps/{application}/appattempts")
-        found = (told.get("appAttempts") or {}).get("appAttempt") or []
+        """Its attempts in order: appAttemptId, containerId, nodeHttpAddress, logsLink."""
+        answer = self._call("GET", f"apps/{application}/appattempts")
+        found = (answer.get("appAttempts") or {}).get("appAttempt") or []
         return sorted(found, key=lambda attempt: attempt.get("id", 0))
 
     def containers(self, application: str, attempt: str) -> list[dict[str, Any]]:
-        """Containers of an attempt that run: containerId, nodeHttpAddress, logUrl, nodeId."""
-        told = self._call("GET", f"apps/{application}/appattempts/{attempt}/containers")
-        found = told.get("container") or (told.get("containers") or {}).get("container") or []
+        """Running containers of an attempt: containerId, nodeHttpAddress, logUrl, nodeId."""
+        answer = self._call("GET", f"apps/{application}/appattempts/{attempt}/containers")
+        found = answer.get("container") or (answer.get("containers") or {}).get("container") or []
         return [found] if isinstance(found, dict) else found
 
     def kill(self, application: str, why: str = "") -> str:
-        """Ask YARN to end one; its state then (KILLED, or what it had ended as before).
+        """Ask YARN to kill one; its state then (KILLED, or the final state that it had before).
 
-        YARN may take a moment: the state told may still be a running one.
+        YARN may take a moment: the returned state may still be a running one.
 
         Raises:
-            NotFound, PermissionDenied, ClusterError: as the ResourceManager says.
+            NotFound, PermissionDenied, ClusterError: as the ResourceManager answers.
         """
         body = {"state": "KILLED", **({"diagnostics": why} if why else {})}
         try:
@@ -187,9 +188,9 @@ class ResourceManager:
             raise
 
     def set_priority(self, application: str, priority: int) -> int:
-        """Set an application's priority; what it is then (a queue or cluster may bound it)."""
-        told = self._call("PUT", f"apps/{application}/priority", body={"priority": priority})
-        return int(told.get("priority", priority))
+        """Set an application's priority; the new value, which a queue or the cluster may limit."""
+        answer = self._call("PUT", f"apps/{application}/priority", body={"priority": priority})
+        return int(answer.get("priority", priority))
 
     # ------------------------------------------------------------------------ nodes, queues
     def info(self) -> dict[str, Any]:
@@ -197,12 +198,12 @@ class ResourceManager:
         return self._call("GET", "info")["clusterInfo"]
 
     def nodes(self) -> list[dict[str, Any]]:
-        """NodeManagers that run: id, nodeHostName, totalResource, availMemoryMB, nodeLabels..."""
-        told = self._call("GET", "nodes", params={"states": "running"})
-        return (told.get("nodes") or {}).get("node") or []
+        """Running NodeManagers: id, nodeHostName, totalResource, availMemoryMB, nodeLabels..."""
+        answer = self._call("GET", "nodes", params={"states": "running"})
+        return (answer.get("nodes") or {}).get("node") or []
 
     def queues(self) -> list[dict[str, Any]]:
-        """All queues (parents too), as the scheduler tells; those without children have none."""
+        """All queues, parents too, as the scheduler reports them; leaves have no children."""
         return list(queue_access.every(self._queue_tree()))
 
     def _queue_tree(self) -> dict[str, Any]:
@@ -210,7 +211,7 @@ class ResourceManager:
         return top.get("rootQueue", top)
 
     def refused_submission(self, queue: str, user: str) -> str | None:
-        """Why a user may not submit to a queue; None: allowed, or not told: YARN refuses later."""
+        """Why a user may not submit to a queue; None: allowed or unknown: YARN may still refuse."""
         enforced = self._setting("yarn.acl.enable")
         if enforced == "false":
             return None
@@ -219,37 +220,47 @@ class ResourceManager:
         try:
             # As XML: Hadoop 3.5 fails to write this one answer as JSON.
             text = self._answer("GET", path, params=asked, accept="application/xml").text
-            told = ElementTree.fromstring(text)
+            access = ElementTree.fromstring(text)
         except (ClusterError, NotFound, PermissionDenied, ElementTree.ParseError):
-            # Only the queue's administrators are told; its lists are for everybody to read.
+            # Only the queue's administrators may ask this, but all users can read its lists.
             listed = queue_access.refused(self._queue_tree(), queue, user)
             return listed if enforced == "true" else None
-        if (told.findtext("allowed") or "true").strip().lower() == "true":
+        if (access.findtext("allowed") or "true").strip().lower() == "true":
             return None
-        return told.findtext("diagnostics") or "its access list does not have the user"
+        return access.findtext("diagnostics") or "its access list does not have the user"
 
     def labels(self) -> list[str]:
         """The cluster's node labels."""
-        told = self._call("GET", "get-node-labels") or {}
-        found = told.get("nodeLabelInfo") or (told.get("nodeLabelsInfo") or {}).get("nodeLabelInfo")
+        answer = self._call("GET", "get-node-labels") or {}
+        answer = answer.get("nodeLabelsInfo") or answer
+        found = answer.get("nodeLabelInfo")
         found = [found] if isinstance(found, Mapping) else found or []
         return [label["name"] for label in found]
 
     def clock(self) -> float:
-        """Seconds since 1970 by the ResourceManager's clock (whole ones: of its HTTP Date)."""
+        """Seconds since 1970 by the ResourceManager's clock (whole ones, of the HTTP Date)."""
         from email.utils import parsedate_to_datetime
 
         return parsedate_to_datetime(self._answer("GET", "info").headers["Date"]).timestamp()
 
-    def _setting(self, name: str) -> str | None:
-        """A setting as the ResourceManager itself has it; None: it does not tell."""
+    def settings_page(self, name: str) -> str | None:
+        """The ResourceManager's /conf page of a setting, as XML; None: it does not answer.
+
+        Older versions write all settings at once.
+        """
         try:
-            # As XML: old ones write nothing else, and all settings at once.
-            text = self._answer("GET", "/conf", params={"name": name}, accept="text/xml").text
-            told = ElementTree.fromstring(text)
-        except (ClusterError, NotFound, PermissionDenied, ElementTree.ParseError):
+            return self._answer("GET", "/conf", params={"name": name}, accept="text/xml").text
+        except (ClusterError, NotFound, PermissionDenied):
             return None
-        found = [p.findtext("value") for p in told.iter("property") if p.findtext("name") == name]
+
+    def _setting(self, name: str) -> str | None:
+        """A setting of the ResourceManager itself; None: unknown."""
+        text = self.settings_page(name)
+        try:
+            page = ElementTree.fromstring(text or "")
+        except ElementTree.ParseError:
+            return None
+        found = [p.findtext("value") for p in page.iter("property") if p.findtext("name") == name]
         return (found[-1] or "").strip().lower() if found else None
 
     # ------------------------------------------------------------------------------ calling
@@ -260,7 +271,7 @@ class ResourceManager:
     def _answer(
         self, method: str, path: str, *, params=None, body=None, accept: str = _JSON
     ) -> Any:
-        """The active one's answer; while none answers, try again for `patience` seconds."""
+        """The answer of the active one; while none answers, retry for `patience` seconds."""
         until = time.monotonic() + self.patience
         while True:
             causes = []
@@ -280,14 +291,14 @@ class ResourceManager:
             time.sleep(_PAUSE_SECONDS)
 
     def _try(self, method: str, url: str, path: str, params, body, accept: str) -> tuple[Any, str]:
-        """One request to one of them: its answer, or why this one cannot be used now."""
+        """One request to one ResourceManager: its answer, or why it cannot be used now."""
         import requests
 
-        place = urljoin(f"{url}/ws/v1/cluster/", path)
+        address = urljoin(f"{url}/ws/v1/cluster/", path)
         try:
             answer = self._session().request(
                 method,
-                place,
+                address,
                 params={**(params or {}), **web.identity(self.conf, self.user)},
                 json=body,
                 headers={"Accept": accept},
@@ -308,7 +319,7 @@ class ResourceManager:
         if answer.status_code in (502, 503, 504) and not _remote(answer):
             return None, f"HTTP {answer.status_code}"
         if answer.status_code >= 300:
-            raise _refusal(answer, place)
+            raise _refusal(answer, address)
         if answer.content and accept not in answer.headers.get("Content-Type", ""):
             return None, "its answer is not the ResourceManager's"
         return answer, ""
@@ -319,27 +330,27 @@ class ResourceManager:
             self.urls.insert(0, url)
 
     def _session(self) -> Any:
-        if self._made is None:
-            self._made = web.session(self.conf, self.urls[0])
-        return self._made
+        if self._http is None:
+            self._http = web.session(self.conf, self.urls[0])
+        return self._http
 
 
 def _remote(answer: Any) -> dict[str, Any]:
-    """The RemoteException of an answer; {}: it has none."""
+    """The RemoteException of an answer; {} if it has none."""
     try:
-        told = answer.json().get("RemoteException")
+        remote = answer.json().get("RemoteException")
     except (ValueError, AttributeError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return remote if isinstance(remote, dict) else {}
 
 
 def _refusal(answer: Any, where: str) -> Exception:
-    """What an answer that is none means."""
+    """The error for an answer with an HTTP error status."""
     text = _remote(answer).get("message") or answer.reason or ""
     where = urlsplit(where)._replace(query="").geturl()
     if answer.status_code == 401:
         return NotAuthenticated(
-            "the ResourceManager wants Kerberos, and takes none of ours",
+            "the ResourceManager requires Kerberos, and accepts no ticket of yours",
             where=where,
             got=f"HTTP 401 {text}".strip(),
             remedy="kinit, or set yarn.keytab and yarn.principal",
@@ -349,7 +360,7 @@ def _refusal(answer: Any, where: str) -> Exception:
             "the ResourceManager does not allow it",
             where=where,
             got=text,
-            remedy="ask for the right in the queue's or the application's access list",
+            remedy="ask to be added to the queue's or the application's access list",
         )
     if answer.status_code == 404:
         return NotFound("YARN does not know it", where=where, got=text)

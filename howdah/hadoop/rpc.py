@@ -1,8 +1,8 @@
-"""Knock at a NameNode: does it answer, and how does it want to be spoken to.
+"""Probe which authentication methods a NameNode accepts, and whether it answers at all.
 
-The first exchange of Hadoop's RPC (version 9), by hand: a client that negotiates is told which
-ways of authentication there are. It needs no credentials, takes a few milliseconds and, unlike
-a client with the wrong settings, cannot hang.
+The first exchange of Hadoop's RPC (version 9): a client that asks to negotiate gets the list of
+authentication methods. It needs no credentials, takes a few milliseconds and, unlike a client with
+the wrong settings, cannot hang.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import os
 import socket
 import struct
 
-from howdah.varint import read_varint
+from howdah.core.protobuf_wire import bytes_field, bytes_fields, read_sized, varint_field
 
 _NEGOTIATE_SASL = 0xDF  # AuthProtocol.SASL, -33
 _CALL_SASL = 65  # call id -33, zigzag
 
 
 def auth_methods(host: str, port: int, timeout: float = 10.0) -> list[str]:
-    """What a NameNode offers: ["SIMPLE"], or ["TOKEN", "KERBEROS"] of a secure cluster.
+    """The methods a NameNode accepts: ["SIMPLE"], or ["TOKEN", "KERBEROS"] of a secure cluster.
 
     Raises:
-        OSError: nobody listens, no answer within `timeout` seconds, or the answer is not Hadoop's.
+        OSError: the port is closed, no answer within `timeout` seconds, or it is not Hadoop's RPC.
     """
     with socket.create_connection((host, port), timeout=timeout) as connection:
         header = b"hrpc" + bytes([9, 0, _NEGOTIATE_SASL])
-        # RpcRequestHeaderProto: rpcKind 2, rpcOp 0, callId -33, clientId, retryCount -1
-        client = os.urandom(16)
-        request = bytes([0x08, 2, 0x10, 0, 0x18, _CALL_SASL, 0x22, 16]) + client + bytes([0x28, 1])
-        sasl = bytes([0x10, 1])  # RpcSaslProto: state NEGOTIATE
+        # RpcRequestHeaderProto: rpcKind 2, rpcOp 0, callId -33, clientId, retryCount -1 (zigzag 1)
+        numbers = varint_field(1, 2) + varint_field(2, 0) + varint_field(3, _CALL_SASL)
+        request = numbers + bytes_field(4, os.urandom(16)) + varint_field(5, 1)
+        sasl = varint_field(2, 1)  # RpcSaslProto: state NEGOTIATE
         body = bytes([len(request)]) + request + bytes([len(sasl)]) + sasl
         connection.sendall(header + struct.pack(">I", len(body)) + body)
         (length,) = struct.unpack(">I", _exactly(connection, 4))
@@ -37,7 +37,7 @@ def auth_methods(host: str, port: int, timeout: float = 10.0) -> list[str]:
         answer = _exactly(connection, length)
     try:
         return _methods(answer)
-    except (IndexError, ValueError):
+    except ValueError:
         raise OSError("the answer is not Hadoop's RPC") from None
 
 
@@ -53,21 +53,10 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
 
 def _methods(answer: bytes) -> list[str]:
     """`method` of each RpcSaslProto.auths, after the RpcResponseHeaderProto."""
-    length, at = read_varint(answer, 0)
-    at += length
-    length, at = read_varint(answer, at)
+    _, at = read_sized(answer, 0)
+    message, _ = read_sized(answer, at)
     found = []
-    for number, auth in _parts(answer[at : at + length]):
+    for number, auth in bytes_fields(message):
         if number == 4:
-            found += [value.decode("ascii") for field, value in _parts(auth) if field == 1]
+            found += [value.decode("ascii") for field, value in bytes_fields(auth) if field == 1]
     return found
-
-
-def _parts(data: bytes):
-    at = 0
-    while at < len(data):
-        key, at = read_varint(data, at)
-        value, at = read_varint(data, at)
-        if key & 7 == 2:
-            yield key >> 3, data[at : at + value]
-            at += value

@@ -1,4 +1,4 @@
-"""Delegation tokens: the credentials file that YARN gives a container.
+"""Delegation tokens, from the credentials file that YARN gives a container.
 
 `$HADOOP_TOKEN_FILE_LOCATION` names a file in one of Hadoop's two formats: 0 (Writable) or 1
 (protobuf), as org.apache.hadoop.security.Credentials writes them.
@@ -11,8 +11,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from howdah.core import protobuf_wire
 from howdah.errors import NotAuthenticated
-from howdah.storage.faults import LOGIN_REMEDY
+from howdah.faults import LOGIN_REMEDY
 
 ENVIRONMENT = "HADOOP_TOKEN_FILE_LOCATION"
 HDFS_KIND = "HDFS_DELEGATION_TOKEN"
@@ -30,7 +31,7 @@ class Token:
     service: str
 
     def url_string(self) -> str:
-        """What WebHDFS takes as `delegation=`: Hadoop's Token.encodeToUrlString."""
+        """The value of WebHDFS' parameter `delegation=`: Hadoop's Token.encodeToUrlString."""
         raw = b"".join(
             _vint(len(part)) + part
             for part in (
@@ -54,10 +55,10 @@ class Token:
 
 
 def load(environ: Mapping[str, str] | None = None) -> list[Token]:
-    """The tokens of the file that the environment names; none where it names none.
+    """The tokens of the file that the environment names; [] if it names none.
 
     Raises:
-        NotAuthenticated: the file is not there or is no credentials file.
+        NotAuthenticated: the file is missing, or is not a credentials file.
     """
     path = (os.environ if environ is None else environ).get(ENVIRONMENT)
     if not path:
@@ -78,13 +79,13 @@ def load(environ: Mapping[str, str] | None = None) -> list[Token]:
 
 
 def parse(data: bytes) -> list[Token]:
-    """The tokens of a credentials file; ValueError if it is none."""
+    """The tokens of a credentials file; ValueError if it is not one."""
     if data[:4] != _MAGIC or len(data) < 5:
         raise ValueError("no credentials file of Hadoop")
     if data[4] == 0:
         return _parse_writable(_Reader(data[5:]))
     if data[4] == 1:
-        return _parse_protobuf(_Reader(data[5:]))
+        return _parse_protobuf(data[5:])
     raise ValueError(f"credentials format {data[4]} is not known (0 and 1 are)")
 
 
@@ -97,61 +98,30 @@ def _parse_writable(reader: _Reader) -> list[Token]:
     return tokens
 
 
-def _parse_protobuf(reader: _Reader) -> list[Token]:
+def _parse_protobuf(data: bytes) -> list[Token]:
     """CredentialsProto {1: CredentialsKVProto {1: alias, 2: TokenProto {1..4}}}, delimited."""
     tokens = []
-    for number, value in _fields(reader.take(reader.varint())):
+    message, _ = protobuf_wire.read_sized(data, 0)
+    for number, value in protobuf_wire.bytes_fields(message):
         if number != 1:
             continue
-        token = dict(_fields(value)).get(2)
+        token = dict(protobuf_wire.bytes_fields(value)).get(2)
         if token:
-            parts = dict(_fields(token))
-            tokens.append(
-                Token(
-                    parts.get(1, b""),
-                    parts.get(2, b""),
-                    parts.get(3, b"").decode(),
-                    parts.get(4, b"").decode(),
-                )
-            )
+            parts = dict(protobuf_wire.bytes_fields(token))
+            identifier, password, kind, service = (parts.get(n, b"") for n in (1, 2, 3, 4))
+            tokens.append(Token(identifier, password, kind.decode(), service.decode()))
     return tokens
-
-
-def _fields(data: bytes):
-    """(field number, bytes) of a protobuf message's length-delimited fields; others are skipped."""
-    reader = _Reader(data)
-    while reader.left():
-        key = reader.varint()
-        if key & 7 == 2:
-            yield key >> 3, reader.take(reader.varint())
-        elif key & 7 == 0:
-            reader.varint()
-        else:
-            raise ValueError(f"protobuf wire type {key & 7} in a credentials file")
 
 
 class _Reader:
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
 
-    def left(self) -> int:
-        return len(self._data) - self._at
-
     def take(self, count: int) -> bytes:
-        if count < 0 or count > self.left():
+        if count < 0 or count > len(self._data) - self._at:
             raise ValueError("the credentials file ends too early")
         self._at += count
         return self._data[self._at - count : self._at]
-
-    def varint(self) -> int:
-        """Protobuf's."""
-        value = shift = 0
-        while True:
-            byte = self.take(1)[0]
-            value |= (byte & 0x7F) << shift
-            if byte < 0x80:
-                return value
-            shift += 7
 
     def vlong(self) -> int:
         """Hadoop's WritableUtils.readVLong."""

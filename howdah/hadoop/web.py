@@ -1,4 +1,4 @@
-"""HTTP to Hadoop's daemons: who one is, and sessions that no proxy variable leads astray."""
+"""HTTP to Hadoop's daemons: the user's identity, and sessions that ignore `*_PROXY`."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["current_user", "identity", "session"]
 
 
 def current_user() -> str:
-    """Who one is to a cluster without Kerberos."""
-    from howdah.storage.faults import local_user
+    """The user's name on a cluster without Kerberos."""
+    from howdah.faults import local_user
 
     return os.environ.get("HADOOP_USER_NAME") or local_user()
 
 
 def identity(conf: HadoopConf, user: str | None = None) -> dict[str, str]:
-    """Query parameters that say whom a request is from; with Kerberos the ticket says that.
+    """Query parameters with the user of a request; with Kerberos the ticket identifies the user.
 
     Args:
-        user: whom to act for; none: $HADOOP_PROXY_USER, else oneself.
+        user: the user to impersonate; None: $HADOOP_PROXY_USER, else the current user.
     """
     user = user or os.environ.get("HADOOP_PROXY_USER") or None
     if conf.kerberos:
@@ -38,13 +38,13 @@ def session(conf: HadoopConf, url: str) -> Any:
     """
     import requests
 
-    made = requests.Session()
-    made.trust_env = False  # no proxies: the daemons are on our network
+    http = requests.Session()
+    http.trust_env = False  # no proxies: the daemons are on the local network
     bundle = os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE")
-    made.verify = bundle or True
+    http.verify = bundle or True
     if conf.kerberos:
-        made.auth = _negotiation(url)
-    return made
+        http.auth = _negotiation(url)
+    return http
 
 
 def _negotiation(url: str) -> Any:

@@ -1,7 +1,7 @@
-"""YARN applications of Spark: found by tag, killed, and their containers' logs read.
+"""Find Spark's applications on YARN by tag, kill them and read their containers' logs.
 
-Killing runs Hadoop's own command line out of Spark's jars (`spark-class`), also where no `yarn` is
-installed; logs need one.
+Killing runs Hadoop's command line from Spark's jars (`spark-class`), so it needs no `yarn` program;
+reading logs does.
 """
 
 from __future__ import annotations
@@ -24,36 +24,36 @@ _LOG_BYTES = 262_144  # of each container's end
 _CAUSE_CHARACTERS = 500
 _CALL_SECONDS = 60.0
 AGGREGATION_SECONDS = 60.0
-"""How long logs are waited for: a NodeManager uploads them after the application has ended."""
+"""How long to wait for logs: a NodeManager uploads them after the application has ended."""
 
 _CAUSES = (
-    # (pattern, which of its lines), the most telling first
+    # (pattern, which of the lines that match), the most specific first
     (re.compile(r"OutOfMemoryError"), -1),
     (re.compile(r"running beyond (?:physical|virtual) memory limits"), -1),
     (re.compile(r"QuotaExceededException|No space left on device"), -1),
-    # Spark's wrapping of what went wrong elsewhere tells nothing itself.
+    # not Spark's exception that only wraps another one
     (re.compile(r"^[\w.]*(?:Error|Exception): (?!Exception thrown in awaitResult)"), -1),
     (re.compile(r"^Caused by: "), -1),
     (re.compile(r"(?:Exception|Error): "), -1),
-    (re.compile(r"^Error\b"), 0),  # Java's own, when it does not start
+    (re.compile(r"^Error\b"), 0),  # of a Java that does not start
     (re.compile(r"\b(?:not found|cannot|denied|refused)\b", re.IGNORECASE), -1),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hadoop:
-    """How to run Hadoop's command lines: a Spark's home and the environment for it."""
+    """Runs Hadoop's command lines with a SPARK_HOME and an environment."""
 
     spark_home: str
     env: Mapping[str, str]
 
-    def run(self, main: str, *words: str) -> subprocess.CompletedProcess:
-        """Run a main class out of Spark's jars; its output as text."""
-        return self.call([os.path.join(self.spark_home, "bin", "spark-class"), main, *words])
+    def run(self, main: str, *arguments: str) -> subprocess.CompletedProcess:
+        """Run a main class of Spark's jars; its output as text."""
+        return self.call([os.path.join(self.spark_home, "bin", "spark-class"), main, *arguments])
 
     def call(self, argv: Sequence[str]) -> subprocess.CompletedProcess:
-        """Run a program; its output as text. A hang ends as exit code 124."""
-        # A session of its own: Ctrl-C at a terminal must not end the command that kills.
+        """Run a program; its output as text. Exit code 124: it ran out of time."""
+        # In a new session: Ctrl-C at a terminal must not end the command that kills.
         try:
             return subprocess.run(
                 argv, env=dict(self.env), capture_output=True, text=True, errors="replace",
@@ -66,23 +66,37 @@ class Hadoop:
     def yarn(self) -> str | None:
         """Path of the `yarn` command, if there is one."""
         home = self.env.get("HADOOP_HOME")
-        places = ([os.path.join(home, "bin")] if home else []) + [self.env.get("PATH", "")]
-        return shutil.which("yarn", path=os.pathsep.join(places))
+        folders = ([os.path.join(home, "bin")] if home else []) + [self.env.get("PATH", "")]
+        return shutil.which("yarn", path=os.pathsep.join(folders))
 
 
-def tagged(hadoop: Hadoop, tag: str) -> list[str]:
-    """Ids of the applications with a tag that are not over."""
+def tagged(hadoop: Hadoop, tag: str, owner: str | None) -> list[str]:
+    """Ids of the applications with a tag that are not over.
+
+    Args:
+        owner: their user; None: any.
+    """
     answer = hadoop.run(_CLI, "application", "-list", "-appTags", tag, "-appStates", "ALL")
-    return [
-        found.group()
-        for line in answer.stdout.splitlines()
-        if (found := APPLICATION.match(line.strip()))
-        and not any(state in line.split("\t") or f" {state} " in line for state in _OVER)
-    ]
+    return live(answer.stdout, owner)
+
+
+def live(listing: str, owner: str | None) -> list[str]:
+    """The ids in the output of Hadoop's `application -list` that are not over, of one user.
+
+    Its columns are separated by tabs: id, name, type, user, queue, state...
+    """
+    found = []
+    for line in listing.splitlines():
+        columns = [column.strip() for column in line.split("\t")]
+        if len(columns) < 6 or not APPLICATION.fullmatch(columns[0]):
+            continue
+        if columns[5] not in _OVER and owner in (None, columns[3]):
+            found.append(columns[0])
+    return found
 
 
 def kill(hadoop: Hadoop, application: str) -> str | None:
-    """Kill one, also if it is over by now; returns why that failed, or None."""
+    """Kill an application, which may be over already; the reason if that failed, else None."""
     answer = hadoop.run(_CLI, "application", "-kill", application)
     text = answer.stdout + answer.stderr
     if answer.returncode == 0 or "has already finished" in text:
@@ -93,19 +107,19 @@ def kill(hadoop: Hadoop, application: str) -> str | None:
 def logs(
     hadoop: Hadoop, application: str, *, container: str | None = None, owner: str | None = None
 ) -> str:
-    """The ends of the containers' stderr and stdout; empty if they cannot be had in time.
+    """The ends of the containers' stderr and stdout; empty if they do not come in time.
 
-    By the `yarn` of HADOOP_HOME or PATH: Spark's shaded jars lack what its LogsCLI needs.
+    Uses the `yarn` of HADOOP_HOME or PATH: Spark's shaded jars lack what LogsCLI needs.
     """
     program = hadoop.yarn()
     if program is None:
         return ""
-    words = [program, "logs", "-applicationId", application, "-size", str(-_LOG_BYTES)]
-    words += ["-containerId", container] if container else []
-    words += ["-appOwner", owner] if owner else []
+    argv = [program, "logs", "-applicationId", application, "-size", str(-_LOG_BYTES)]
+    argv += ["-containerId", container] if container else []
+    argv += ["-appOwner", owner] if owner else []
     deadline = time.monotonic() + AGGREGATION_SECONDS
     while True:
-        answer = hadoop.call(words)
+        answer = hadoop.call(argv)
         if answer.returncode == 0 and "LogLength:" in answer.stdout:
             return answer.stdout
         if time.monotonic() > deadline:
@@ -114,13 +128,13 @@ def logs(
 
 
 def failed_container(text: str) -> str | None:
-    """The container that a message of Spark or YARN names as failed, if it names one."""
+    """The container that a message of Spark or YARN names, if it names one."""
     found = _CONTAINER.search(text)
     return found.group() if found else None
 
 
 def cause(log: str) -> str | None:
-    """The line of a log that tells why its process failed, or None.
+    """The line of a log that says why its process failed, or None.
 
     >>> cause("INFO starting\\nValueError: no such column\\nINFO bye")
     'ValueError: no such column'
@@ -136,7 +150,7 @@ def cause(log: str) -> str | None:
 def application_of(line: str) -> str | None:
     """The id in spark-submit's line "Application report for application_1_2 ...", else None.
 
-    It reports an application once YARN has taken it; "Submitting ..." comes before that.
+    It prints that line once YARN has accepted the application, after "Submitting ...".
     """
     if "Application report for" not in line:
         return None
@@ -145,15 +159,15 @@ def application_of(line: str) -> str | None:
 
 
 def states(lines: Sequence[str]) -> list[str]:
-    """States that spark-submit reported, in order, each once."""
+    """The states that spark-submit reported, in order, each once."""
     found = (re.search(r"\(state: (\w+)\)", line) for line in lines)
     return list(dict.fromkeys(match.group(1) for match in found if match))
 
 
 def diagnostics(lines: Sequence[str]) -> str:
-    """What YARN said at last of an application, out of spark-submit's reports; it may be empty.
+    """YARN's last diagnostics of an application in spark-submit's reports; may be empty.
 
-    A container that never came to write a log has the end of its stderr here.
+    For a container that wrote no log they have the end of its stderr.
     """
     starts = [n for n, line in enumerate(lines) if "diagnostics:" in line]
     if not starts:
@@ -167,10 +181,10 @@ def diagnostics(lines: Sequence[str]) -> str:
 
 
 def explain(error: ClusterError, hadoop: Hadoop, owner: str | None) -> None:
-    """Add the cause out of a lost container's log, where the error names the container.
+    """If the error names a container, add the cause of its failure from its log.
 
     Args:
-        owner: of the application, where it is not this user (`run.user`).
+        owner: of the application, if it is another user (`run.user`).
     """
     container = failed_container(error.where or "")
     if container is None:
@@ -179,7 +193,7 @@ def explain(error: ClusterError, hadoop: Hadoop, owner: str | None) -> None:
     if epochless[0].startswith("e"):
         epochless = epochless[1:]
     application = "application_" + "_".join(epochless[:2])
-    told = cause(logs(hadoop, application, container=container, owner=owner))
-    if told is not None:
-        error.got = f"{error.got}\n{container} says: {told}"
+    found = cause(logs(hadoop, application, container=container, owner=owner))
+    if found is not None:
+        error.got = f"{error.got}\n{container} says: {found}"
     error.remedy = f"{error.remedy}; yarn logs -applicationId {application}"

@@ -1,17 +1,15 @@
-"""How Spark's failures become errors that a user can act on."""
+"""Turn Spark's failures into errors with a cause and a remedy."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import wraps
-from typing import Any
 
-import howdah.errors
-from howdah.config_data import SparkOptions
-from howdah.errors import ClusterError, DataError, HowdahError, as_dict
+from howdah.config.data import SparkOptions
+from howdah.errors import ClusterError, DataError, HowdahError
 from howdah.spark.applications import failed_container
 
 _MARK = "howdah-error:"
@@ -26,32 +24,32 @@ KERBEROS_MARKS = (
 
 
 def crossing(function: Callable) -> Callable:
-    """Let a HowdahError raised in a Python worker reach the driver as itself (see `translated`)."""
+    """Carry a HowdahError from a Python worker to the driver (see `translated`)."""
 
     @wraps(function)
     def wrapped(*args, **kwargs):
         try:
             yield from function(*args, **kwargs)
         except HowdahError as error:
-            raise RuntimeError(f"{_MARK}{json.dumps(as_dict(error))}") from error
+            raise RuntimeError(f"{_MARK}{json.dumps(error.as_dict())}") from error
 
     return wrapped
 
 
 @contextlib.contextmanager
 def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[None]:
-    """Turn what Spark raises into a HowdahError.
+    """Raise Spark's exceptions as a HowdahError.
 
     Args:
-        doing: what was being done, for the message: "read the source".
-        kind: the error for failures that are not a HowdahError of a worker.
+        doing: the failed step, for the message: "read the source".
+        kind: class of the error, unless a worker has raised a HowdahError.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     try:
         yield
-    except ConnectionError as error:  # Py4J lets it through when it connects anew
+    except ConnectionError as error:  # Py4J does not catch it when it reconnects
         raise _driver_ended(doing, error) from error
     except (PySparkException, Py4JError) as error:
         text = str(error)
@@ -62,7 +60,7 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
             raise _driver_ended(doing, error) from error
         remedy = "if memory ran out: data.spark.driver_memory, or of executors"
         remedy += " data.spark.executor_memory (JVM) or spark.executor.memoryOverhead (Python) in"
-        remedy += " data.spark.conf; otherwise Spark's log on the executors tells more"
+        remedy += " data.spark.conf; otherwise see Spark's log on the executors"
         if issubclass(kind, DataError):
             remedy = "check that the source is whole, and that data.format and data.csv fit it"
         lost = failed_container(text)
@@ -73,7 +71,7 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
 
 
 def _jvm_is_gone(error: Exception) -> bool:
-    """Whether Py4J had no answer at all: what Java throws, or a method it lacks, has a trace."""
+    """True if Py4J got no answer: an exception of Java's, or a missing method, has a trace."""
     from py4j.protocol import Py4JError, Py4JNetworkError
 
     if isinstance(error, Py4JNetworkError):
@@ -84,12 +82,12 @@ def _jvm_is_gone(error: Exception) -> bool:
 
 
 def _driver_ended(doing: str, error: Exception) -> ClusterError:
-    """Spark's driver was killed, or ran out of memory: the source may be without fault."""
+    """The error for a JVM that was killed or ran out of memory; the source may be fine."""
     return ClusterError(
         f"Spark's driver (JVM) ended when it was to {doing}",
         got=first_line(error),
-        remedy="start the command again; if that comes again, data.spark.driver_memory, and the log"
-        " of the application",
+        remedy="start the command again; if it ends again, raise data.spark.driver_memory, and read"
+        " the log of the application",
     )
 
 
@@ -98,30 +96,21 @@ def _carried(text: str) -> HowdahError | None:
     if at < 0:
         return None
     fields, _ = json.JSONDecoder().raw_decode(text[at + len(_MARK) :])
-    return rebuilt(fields)
-
-
-def rebuilt(fields: Mapping[str, Any]) -> HowdahError:
-    """The error of which `as_dict` made the fields, of its own class."""
-    kind = getattr(howdah.errors, fields["error"], HowdahError)
-    known = {key: fields[key] for key in ("where", "expected", "got", "remedy")}
-    if fields.get("problems"):
-        known["problems"] = [rebuilt(problem) for problem in fields["problems"]]
-    return kind(fields["what"], **known)
+    return HowdahError.from_dict(fields)
 
 
 def first_line(error: BaseException) -> str:
-    """The telling line of an exception: of a Java stack the innermost cause's."""
+    """The most specific line of an exception's text: the innermost cause of a Java stack."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by:")]
     if causes:
         return causes[-1].removeprefix("Caused by:").strip()
-    telling = [line for line in lines if not line.startswith(("An error occurred", "Traceback"))]
-    return (telling or lines or [type(error).__name__])[0].lstrip(": ")
+    specific = [line for line in lines if not line.startswith(("An error occurred", "Traceback"))]
+    return (specific or lines or [type(error).__name__])[0].lstrip(": ")
 
 
 def not_started(options: SparkOptions, user: str | None, error: Exception) -> ClusterError:
-    """Why there is no Spark session, and what to do."""
+    """The error for a session that did not start."""
     text = str(error)
     line = first_line(error)
     if user is not None and "is not allowed to impersonate" in text:
@@ -135,7 +124,7 @@ def not_started(options: SparkOptions, user: str | None, error: Exception) -> Cl
         )
     if any(mark in text for mark in KERBEROS_MARKS):
         return ClusterError(
-            "the cluster wants a Kerberos ticket, and there is none that it takes",
+            "the cluster needs a Kerberos ticket, and there is no valid one",
             where=f"data.spark.master {options.master}",
             got=line,
             remedy="run kinit, or set data.spark.keytab and data.spark.principal",

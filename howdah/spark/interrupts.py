@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM end a command in order: Spark stopped, application killed, files removed."""
+"""Ctrl-C and SIGTERM raise, so that a command stops Spark and removes its files before it ends."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from howdah.errors import Interrupted, Terminated
 
 
 class _Stop(BaseException):
-    """SIGTERM. No Exception: Py4J would take it for a failure of its connection."""
+    """SIGTERM. Not an Exception, which Py4J would treat as a failed connection."""
 
 
 @contextlib.contextmanager
 def interrupts(what: str = "the ETL") -> Iterator[None]:
-    """SIGINT and SIGTERM end what runs in order: Spark stopped, own files removed.
+    """Raise Interrupted at SIGINT and Terminated at SIGTERM, after the block's own clean-up.
 
     Args:
-        what: runs, for the message.
+        what: the command, for the message.
     """
     main = threading.current_thread() is threading.main_thread()
 
@@ -29,7 +29,7 @@ def interrupts(what: str = "the ETL") -> Iterator[None]:
     before = {}
     if main:
         before[signal.SIGTERM] = signal.signal(signal.SIGTERM, terminate)
-        before[signal.SIGINT] = signal.getsignal(signal.SIGINT)  # Spark puts its own in its place
+        before[signal.SIGINT] = signal.getsignal(signal.SIGINT)  # Spark replaces it
     try:
         yield
     except KeyboardInterrupt:

@@ -10,17 +10,19 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import howdah.errors
-from howdah import spark_versions, storage
-from howdah.config_data import SparkOptions
-from howdah.doctor_checks import java_major
+from howdah import storage
+from howdah.config.data import SparkOptions
+from howdah.core import threads
+from howdah.core.processes import environ
+from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
-from howdah.processes import environ
+from howdah.packaging import spark_versions
+from howdah.spark import properties
 from howdah.spark.errors import not_started
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
@@ -34,7 +36,7 @@ def is_local_master(master: str) -> bool:
 
 
 def require_java(home: str) -> str:
-    """Path of a Java that the Spark at `home` can run on, with this Python.
+    """Path of a Java that fits the Spark at `home` and this Python.
 
     Raises:
         ClusterError: there is no Java, or the combination does not work.
@@ -57,7 +59,7 @@ def require_java(home: str) -> str:
     answer = subprocess.run([java, "-version"], capture_output=True, text=True, check=False)
     found = java_major(answer.stderr + answer.stdout)
     said = (answer.stderr.splitlines() or ["no answer to java -version"])[0]
-    wrong = [] if found else ["java -version does not tell a version"]
+    wrong = [] if found else ["java -version prints no version"]
     wrong += spark_versions.problems(spark, java=found, python=python)
     if answer.returncode or wrong:
         raise ClusterError(
@@ -72,7 +74,7 @@ def require_java(home: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Application:
-    """A running Spark application, as a user looks for it."""
+    """A running Spark application: its id and the URL of its page."""
 
     id: str
     ui: str | None
@@ -88,15 +90,15 @@ def session(
     ready: Callable[[Application], None] | None = None,
     name: str = "howdah etl",
 ) -> Iterator[Any]:
-    """A session by the options, stopped at the end; a session that is active is used, not stopped.
+    """A session by the options, stopped at the end; an active session is used and not stopped.
 
     Args:
         options: `data.spark`.
-        hive: with Hive support (tables by name); with a local master and no Hive configuration the
-            metastore is an embedded one in the warehouse directory.
-        shipped: settings that bring our packages to a cluster's nodes (`shipping.ship`).
-        user: whom to act for (doAs).
-        ready: called with the application once it is there.
+        hive: with Hive support (tables by name); a local master without Hive configuration gets an
+            embedded metastore in the warehouse directory.
+        shipped: settings that bring the packages to a cluster's nodes (`shipping.ship`).
+        user: proxied user (doAs).
+        ready: called with the application once it runs.
         name: of the application.
     """
     from pyspark import SparkContext
@@ -108,6 +110,9 @@ def session(
     if not in_container():
         require_java(spark_home(options))
     settings = _settings(options, hive, shipped or {})
+    if not in_container():
+        home = spark_home(options)
+        settings = properties.redacting(settings, properties.defaults_of(home, os.environ))
     builder = SparkSession.builder.master(options.master).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)
@@ -116,6 +121,8 @@ def session(
     with _environment(options):
         try:
             with environ(_acting_for(options, user)):
+                if not in_container():
+                    _launch(options, settings, name)
                 spark = builder.getOrCreate()
         except Exception as error:
             raise not_started(options, user, error) from error
@@ -134,17 +141,29 @@ def session(
                 _end(spark, killed=options.master == "yarn" and not in_container())
 
 
+def _launch(options: SparkOptions, settings: Mapping[str, str], name: str) -> None:
+    """Start the JVM, unless this process has one, with its settings from a file.
+
+    PySpark would start it with all settings of the builder in its argument list; to a JVM that runs
+    it sends them through Py4J's socket.
+    """
+    from pyspark import SparkContext
+
+    initial = {"spark.master": options.master, "spark.app.name": name, **settings}
+    with properties.launching(initial, spark_home(options)) as variables, environ(variables):
+        SparkContext.setSystemProperty("howdah.launched", "true")  # starts the JVM
+
+
 def in_container() -> bool:
-    """True in a driver that runs on the cluster, started by its spark-submit."""
+    """True in a driver that spark-submit has started in a container of the cluster."""
     return bool(os.environ.get(RUN))
 
 
 def _end(spark: Any, *, killed: bool) -> None:
-    """Stop a session that was interrupted; `killed`: its YARN application is killed first.
+    """Stop a session that was interrupted; `killed`: kill its YARN application first.
 
-    In a thread of its own: Py4J gives each thread a connection, and this one's may be in the middle
-    of the call that the signal broke off. What is asked on it next would wait for that call's end,
-    and take its answer for its own.
+    In a new thread: Py4J has one connection a thread, and on this thread's the call that the signal
+    interrupted may be unfinished. The next call on it would wait for that one and read its answer.
     """
 
     def work() -> None:
@@ -152,14 +171,14 @@ def _end(spark: Any, *, killed: bool) -> None:
             _kill(spark)
         _stop(spark)
 
-    thread = threading.Thread(target=work, name="spark-end", daemon=True)
-    thread.start()
+    # A failure is ignored: the end of this process ends the session too.
+    thread = threads.start(work, name="spark-end", failed=lambda error: None)
     thread.join(_END_SECONDS)
 
 
 def _kill(spark: Any) -> None:
-    """End the YARN application as killed: stopping the session would report it as succeeded."""
-    with contextlib.suppress(Exception):  # the gateway may be gone; then the driver's end ends it
+    """Kill the YARN application: stopping the session would report it as succeeded."""
+    with contextlib.suppress(Exception):  # without a gateway the driver's end ends it
         jvm = spark.sparkContext._jvm
         client = jvm.org.apache.hadoop.yarn.client.api.YarnClient.createYarnClient()
         client.init(spark.sparkContext._jsc.hadoopConfiguration())
@@ -171,7 +190,7 @@ def _kill(spark: Any) -> None:
 
 
 def _stop(spark: Any) -> None:
-    # After an interrupt the gateway may be gone already; there is nothing left to stop then.
+    # After an interrupt the gateway may be gone, and with it the session.
     with contextlib.suppress(Exception):
         spark.sparkContext.cancelAllJobs()
     with contextlib.suppress(Exception):
@@ -184,7 +203,7 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.ui.showConsoleProgress": "false",
-        # The driver keeps the plan of each action as text; without a limit it may fill its heap.
+        # The driver keeps the plan of each action as text, which could fill its heap.
         "spark.sql.maxPlanStringLength": str(1 << 20),
         **shipped,
     }
@@ -224,24 +243,26 @@ def _cores(master: str) -> int:
 
 def _hive_site() -> bool:
     names = ("HIVE_CONF_DIR", "SPARK_CONF_DIR", "HADOOP_CONF_DIR")
-    places = [os.environ.get(name) for name in names]
-    places += [os.path.join(os.environ[k], "conf") for k in ("SPARK_HOME",) if k in os.environ]
-    return any(place and os.path.exists(os.path.join(place, "hive-site.xml")) for place in places)
+    folders = [os.environ.get(name) for name in names]
+    folders += [os.path.join(os.environ[k], "conf") for k in ("SPARK_HOME",) if k in os.environ]
+    return any(
+        folder and os.path.exists(os.path.join(folder, "hive-site.xml")) for folder in folders
+    )
 
 
 @contextlib.contextmanager
 def _environment(options: SparkOptions) -> Iterator[None]:
-    """What Spark's launcher and its Python workers find in the environment."""
+    """Set the environment of Spark's launcher and its Python workers."""
     if in_container():
         yield
         return
-    with tempfile.TemporaryDirectory(prefix="howdah-spark-") as place:
-        log = os.path.join(place, "log4j2.properties")
+    with tempfile.TemporaryDirectory(prefix="howdah-spark-") as directory:
+        log = os.path.join(directory, "log4j2.properties")
         with open(log, "w", encoding="utf-8") as file:
             file.write(QUIET_LOG)
         before = os.environ.get("SPARK_SUBMIT_OPTS", "")
         wanted: dict[str, str | None] = {
-            # SPARK_HOME may name another Spark than the one whose Python code runs here
+            # the caller's SPARK_HOME may be another Spark than the PySpark of this process
             "SPARK_HOME": spark_home(options),
             "SPARK_SUBMIT_OPTS": before
             if "log4j2" in before
@@ -249,7 +270,7 @@ def _environment(options: SparkOptions) -> Iterator[None]:
             "TOKENIZERS_PARALLELISM": "false",
         }
         if is_local_master(options.master):
-            # Local Python workers run this interpreter and find this package, installed or not.
+            # Local Python workers run this interpreter and import this package, installed or not.
             root = os.path.dirname(os.path.dirname(os.path.abspath(howdah.errors.__file__)))
             paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
             wanted |= {
@@ -264,13 +285,13 @@ def _environment(options: SparkOptions) -> Iterator[None]:
 
 
 def _acting_for(options: SparkOptions, user: str | None) -> dict[str, str | None]:
-    """Variables for Spark's launcher alone, so that its application is another user's."""
+    """Variables for Spark's launcher alone, which submits the application as the proxied user."""
     if user is None or options.master != "yarn" or in_container():
-        return {}  # elsewhere Java takes HADOOP_PROXY_USER by itself
-    words = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
+        return {}  # elsewhere Java reads HADOOP_PROXY_USER
+    arguments = os.environ.get("PYSPARK_SUBMIT_ARGS", "pyspark-shell")
     return {
-        "PYSPARK_SUBMIT_ARGS": f"--proxy-user {shlex.quote(user)} {words}",
-        # With Hadoop's way as well it would be done twice.
+        "PYSPARK_SUBMIT_ARGS": f"--proxy-user {shlex.quote(user)} {arguments}",
+        # Not set: Hadoop would apply the proxy user a second time.
         "HADOOP_PROXY_USER": None,
         "HADOOP_USER_NAME": None,
     }
@@ -285,10 +306,10 @@ appender.console.name = console
 appender.console.target = SYSTEM_ERR
 appender.console.layout.type = PatternLayout
 appender.console.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n%ex
-# Without a level of its own it announces that it takes one.
+# Without a level here it logs that it sets one.
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = error
-# A task that fails for good fails the job, and we say why: here it would come as a stack first.
+# A task that fails finally fails the job, whose error names the cause: no stack trace before it.
 logger.executor.name = org.apache.spark.executor.Executor
 logger.executor.level = off
 logger.tasks.name = org.apache.spark.scheduler.TaskSetManager

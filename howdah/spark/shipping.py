@@ -1,27 +1,28 @@
-"""What the nodes of a cluster get from us, and the Spark settings that say so.
+"""Upload the packages that a cluster's nodes need, and make Spark's settings for them.
 
-Nothing is installed there but Java (and not even that: `data.spark.java_archive`). The Python
-environment, the wheel and, of our own PySpark, its jars lie in a staging directory on the
+Nodes need only Java installed (and with `data.spark.java_archive` not even that). The Python
+environment, the wheel and, for the installed PySpark, its jars are in a staging directory on the
 cluster's storage, each under its hash: uploaded once, localised once on each node.
 """
 
 from __future__ import annotations
 
-import getpass
 import importlib.util
 import os
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from howdah import package, storage
-from howdah.config_data import SparkOptions
-from howdah.config_model import Config
+from howdah import storage
+from howdah.config.data import SparkOptions
+from howdah.config.model import Config
 from howdah.errors import ClusterError, ConfigError
 from howdah.hadoop.conf import load as hadoop_settings
+from howdah.packaging import cluster_paths, package
+from howdah.packaging.staging import Staging, ready
 
 Progress = Callable[[str], None]
 
@@ -29,7 +30,7 @@ ENVIRONMENT = "environment"
 """Name of the unpacked Python environment in a container's working directory."""
 PYTHON = f"./{ENVIRONMENT}/bin/python"
 RUN = "HOWDAH_ETL_RUN"
-"""Set in the container of a driver that spark-submit started: its directory on storage."""
+"""Variable of a driver that spark-submit has started in a container: its directory on storage."""
 _JAVA = "java_home"
 _JAVA_PROGRAM = re.compile(r"(?:\./)?(?:([^/]+)/)?bin/java")
 _CONTAINER_ENVIRONMENTS = ("spark.yarn.appMasterEnv", "spark.executorEnv")
@@ -40,8 +41,8 @@ _JARS = ("spark.yarn.archive", "spark.yarn.jars")
 class Shipment:
     """Uploaded packages and the settings that bring them into containers."""
 
-    directory: str
-    """The staging directory."""
+    staging: Staging
+    """Holds them."""
     conf: dict[str, str]
 
 
@@ -77,54 +78,36 @@ def on_yarn(options: SparkOptions) -> bool:
     return options.master == "yarn"
 
 
-def staging(config: Config) -> str:
-    """The staging directory: `data.spark.staging`, else .howdah in the user's home on HDFS.
-
-    Raises:
-        ConfigError: neither is known.
-    """
-    if config.data.spark.staging is not None:
-        return config.data.spark.staging
-    default_fs = hadoop_settings().known_default_fs()
-    return storage.join(default_fs, "user", user(config), ".howdah")
-
-
-def user(config: Config) -> str:
-    """Whose home directory it is: the proxied user, else the principal's, else the login's."""
-    if config.run.user:
-        return config.run.user
-    if config.data.spark.principal:
-        return re.split("[/@]", config.data.spark.principal)[0]
-    return os.environ.get("HADOOP_USER_NAME") or getpass.getuser()
-
-
 def ship(config: Config, kind: str, progress: Progress) -> Shipment:
-    """Upload what is not there yet and return the settings for it.
+    """Upload the packages that are missing; the packages' settings for Spark.
 
     Args:
-        kind: of the Python environment (`package_kinds.KINDS`).
+        kind: of the Python environment (`packaging.kinds.KINDS`).
 
     Raises:
-        ConfigError, ClusterError, StorageError: something is missing or cannot be uploaded.
+        ConfigError, ClusterError, StorageError: something is missing or cannot be uploaded, or
+            others may write to the staging directory.
     """
     options = config.data.spark
-    directory = storage.join(staging(config), "packages")
-    environment = package.publish(package.environment(kind, progress=progress), directory, progress)
-    wheel = package.publish(package.wheel(), directory, progress)
+    target = ready(cluster_paths.staging(config, options), "data.spark.staging")
+    environment = target.put(package.environment(kind, progress=progress), progress)
+    wheel = target.put(package.wheel(), progress)
     archives = [f"{environment}#{ENVIRONMENT}"]
     conf = {
         "spark.yarn.dist.pyFiles": wheel,
         "spark.pyspark.python": PYTHON,
         "spark.executorEnv.PYTHONHASHSEED": "0",
         "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
+        # Four failures of one task fail the job, so storage must outlast an outage within a task.
+        **{f"spark.executorEnv.{k}": v for k, v in storage.patient_environment().items()},
         "spark.executor.memory": options.executor_memory,
         "spark.executor.cores": str(options.executor_cores),
-        # A driver that failed has told why; YARN's second attempt would only hide it.
+        # A driver that fails reports the cause; a second attempt would only hide it.
         "spark.yarn.maxAppAttempts": "1",
     }
     name = config.run.user or os.environ.get("HADOOP_USER_NAME")
     if name and not hadoop_settings().kerberos:
-        # Without Kerberos a container says who it is; Python's storage would name the node's user.
+        # Without Kerberos a process chooses its user; Python's would be the node's user.
         for prefix in _CONTAINER_ENVIRONMENTS:
             conf[f"{prefix}.HADOOP_USER_NAME"] = name
     if options.queue is not None:
@@ -138,7 +121,7 @@ def ship(config: Config, kind: str, progress: Progress) -> Shipment:
         url = options.java_archive
         home = "/".join(filter(None, [".", _JAVA, java_inside(url)]))
         if storage.is_local(url):
-            url = _publish_file(storage.local_path(url), directory, progress)
+            url = target.put(package.of_file(storage.local_path(url)), progress)
         archives.append(f"{url}#{_JAVA}")
         for prefix in _CONTAINER_ENVIRONMENTS:
             conf[f"{prefix}.JAVA_HOME"] = home
@@ -146,8 +129,8 @@ def ship(config: Config, kind: str, progress: Progress) -> Shipment:
     if not _names_jars(options):
         jars = os.path.join(spark_home(options), "jars")
         archive = package.zipped(jars, "spark-jars", "*.jar", progress)
-        conf["spark.yarn.archive"] = package.publish(archive, directory, progress)
-    return Shipment(directory=directory, conf=conf)
+        conf["spark.yarn.archive"] = target.put(archive, progress)
+    return Shipment(staging=target, conf=conf)
 
 
 def java_inside(archive: str) -> str:
@@ -186,13 +169,8 @@ def _java_in(names: Iterable[str]) -> str | None:
     return None
 
 
-def _publish_file(path: str, directory: str, progress: Progress) -> str:
-    """Upload a user's file under its hash; its ending, which tells the kind, stays."""
-    return package.publish(package.of_file(path), directory, progress)
-
-
 def _names_jars(options: SparkOptions) -> bool:
-    """True if the cluster's Spark says itself where its jars lie on the cluster."""
+    """True if the cluster's Spark is configured with its jars' path on the cluster."""
     if any(key in options.conf for key in _JARS):
         return True
     if options.home is None:
@@ -205,28 +183,8 @@ def _names_jars(options: SparkOptions) -> bool:
         return False
 
 
-def refuse_own_paths(paths: Mapping[str, str]) -> None:
-    """Plain paths are this machine's: containers do not see them.
-
-    Args:
-        paths: {key or option: path or URL}.
-
-    Raises:
-        ConfigError: with every such key at once.
-    """
-    own = {key: path for key, path in paths.items() if "://" not in path}
-    if own:
-        raise ConfigError(
-            "on YARN a path must be one that every node sees",
-            where=", ".join(own),
-            expected="hdfs://..., or file://... on a file system that all nodes mount",
-            got=", ".join(own.values()),
-            remedy="put it on HDFS (hdfs dfs -put), and name its URL",
-        )
-
-
 def refuse_two_identities(config: Config) -> None:
-    """Spark acts with a keytab or for a proxied user.
+    """Refuse a keytab together with a proxied user.
 
     Raises:
         ConfigError: both are given.

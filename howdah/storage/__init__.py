@@ -1,49 +1,54 @@
-"""The one place that touches files: local, HDFS, WebHDFS, S3, memory.
+"""Files on every storage: local, HDFS, WebHDFS, S3, memory. All other modules go through here.
 
-Paths are `str`: plain, file://, hdfs://, webhdfs://, s3://, memory://. Readers never see a part of
-a file: `write_whole` and `create_exclusive` publish under the final name only what is complete.
-Directories are published by one rename (`rename_dir`). Every failure is a typed `StorageError` that
-names the path and a remedy. While a NameNode is away (restart, failover, safe mode) calls wait and
-try again, up to `run.storage_retry_seconds`; then they raise `StorageUnavailable`.
+Paths are `str`: plain, file://, hdfs://, webhdfs://, s3://, memory://. Readers never see a partial
+file: `write_whole` and `create_exclusive` publish a file under its name once it is complete, and
+`rename_dir` publishes a directory by one rename. Every failure is a typed `StorageError` that names
+the path and a remedy. While a storage does not answer (a NameNode restarts, fails over or is in
+safe mode), calls retry for up to `run.storage_retry_seconds`, then raise `StorageUnavailable`. The
+default is 120 s, and 1,800 s in processes that called `be_patient`.
 
-The backends are behind `base.Backend`; nobody else imports them.
+Each storage is a `base.Backend`; only this package imports the backends.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import fnmatch
 import glob as _glob
 import json
 import os
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
-from howdah import activity
-from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
-from howdah.storage import matching, retry
-from howdah.storage.backends import backend_of
-from howdah.storage.base import Entry
-from howdah.storage.faults import Replaced, typed
-from howdah.storage.files import Writer
-from howdah.storage.paths import (
+from howdah.core import activity
+from howdah.core.paths import (
+    HDFS_SCHEMES,
     TEMP_PREFIX,
     is_local,
     join,
     local_path,
     name,
+    on_hdfs,
     parent,
     scheme,
     temp_beside,
 )
+from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
+from howdah.faults import Replaced, typed
+from howdah.storage import retry
+from howdah.storage.backends import backend_of
+from howdah.storage.base import Entry
+from howdah.storage.files import Writer
 
 __all__ = [
-    "TEMP_PREFIX", "Entry", "scheme", "is_local", "local_path", "join", "parent", "name",
-    "configure", "exists", "is_dir", "entry", "size", "modified", "free_bytes", "list_dir", "find",
+    "HDFS_SCHEMES", "TEMP_PREFIX", "Entry", "scheme", "on_hdfs", "is_local", "local_path", "join",
+    "parent", "name",
+    "configure", "be_patient", "patient_environment", "waiting_at_most", "retry_seconds",
+    "exists", "is_dir", "entry", "size", "modified", "free_bytes", "list_dir", "find",
     "open_read", "read_bytes", "read_text", "read_json", "make_dirs", "open_write", "write_whole",
-    "write_stream", "create_exclusive", "rename_dir", "remove", "download", "upload",
+    "write_stream", "create_exclusive", "rename_dir", "remove", "download", "upload", "set_mode",
 ]  # fmt: skip
 
 _COPY_BYTES = 8 * 2**20
@@ -51,6 +56,7 @@ _READ_AGAIN = 20
 _PARALLEL_BYTES, _PARALLEL_READS = 32 * 2**20, 4
 
 _set_by_us: dict[str, str] = {}
+"""Environment variables as this module has set them."""
 
 
 def configure(
@@ -59,13 +65,15 @@ def configure(
     user: str | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
-    """Take over what `run` says of storage, for this process and those that it starts.
+    """Apply the section `run` to this process and, by environment variables, to its children.
 
     Args:
-        retry_seconds: how long to wait for storage that is away (`run.storage_retry_seconds`);
-            what $HOWDAH_STORAGE_RETRY_SECONDS said before stays.
-        user: whom to act as on the cluster (`run.user`); None: whoever $HADOOP_PROXY_USER names.
-        say: told, in this process, when waiting begins and when it is over; stderr by default.
+        retry_seconds: how long to wait for a storage that does not answer
+            (`run.storage_retry_seconds`); a $HOWDAH_STORAGE_RETRY_SECONDS that is set already wins.
+            None: the default.
+        user: the user to impersonate on the cluster (`run.user`); None: $HADOOP_PROXY_USER.
+        say: called, in this process, with a line when a wait begins and when it ends; None: they go
+            to stderr.
     """
     if say is not None:
         retry.say = say
@@ -76,12 +84,30 @@ def configure(
     for variable, value in wanted.items():
         ours = os.environ.get(variable) == _set_by_us.get(variable)
         if ours and variable in os.environ:
-            del os.environ[variable]  # an earlier configuration's
+            del os.environ[variable]  # set by an earlier configuration
         if value is not None and (variable == "HADOOP_PROXY_USER" or variable not in os.environ):
             os.environ[variable] = _set_by_us[variable] = value
 
 
-# ------------------------------------------------------------------------------------- asking
+def be_patient() -> None:
+    """From now on this process and its children retry for 1,800 s by default instead of 120 s,
+    since giving up would lose a run. `run.storage_retry_seconds` and
+    $HOWDAH_STORAGE_RETRY_SECONDS still win."""
+    for variable, value in patient_environment().items():
+        if os.environ.get(variable) != value:
+            os.environ[variable] = _set_by_us[variable] = value
+
+
+def patient_environment() -> dict[str, str]:
+    """Environment variables that have the effect of `be_patient` in another container's process."""
+    return {retry.ENVIRONMENT: os.environ.get(retry.ENVIRONMENT) or str(retry.PATIENT_SECONDS)}
+
+
+waiting_at_most = retry.at_most
+retry_seconds = retry.limit_seconds
+
+
+# ----------------------------------------------------------------------------------- metadata
 def exists(path: str) -> bool:
     """True if a file or directory is there."""
     try:
@@ -116,7 +142,7 @@ def modified(path: str) -> float:
 
 def free_bytes(path: str) -> int | None:
     """Bytes that can still be written at `path`: the disk's of a local path, the nearest space
-    quota's on HDFS (one replica's count); None where nothing tells."""
+    quota's on HDFS (of one replica); None where neither is known."""
     return backend_of(path).free_bytes(path)
 
 
@@ -144,8 +170,39 @@ def find(pattern: str) -> list[str]:
         head, _, rest = pattern.partition("://")
         root, _, rest = rest.partition("/")
         parts = [part for part in rest.split("/") if part]
-        hits = list(matching.matches(f"{head}://{root}", parts, sys.modules[__name__]))
+        hits = list(_matches(f"{head}://{root}", parts))
     return sorted({hit for hit in hits if not name(hit).startswith(TEMP_PREFIX)})
+
+
+def _matches(directory: str, parts: list[str]) -> Iterator[str]:
+    """Paths below a remote directory whose names match the parts, as glob does for local files."""
+    while parts and not _glob.has_magic(parts[0]):
+        directory, parts = f"{directory}/{parts[0]}", parts[1:]
+    if not parts:
+        if exists(directory):
+            yield directory
+        return
+    part, rest = parts[0], parts[1:]
+    if not is_dir(directory):
+        return
+    entries = list_dir(directory)
+    if part == "**":
+        if rest:
+            yield from _matches(directory, rest)
+        for found in entries:
+            if not rest:
+                yield found.path
+            if found.is_dir:
+                yield from _matches(found.path, parts)
+        return
+    for found in entries:
+        hidden = found.name.startswith(".") and not part.startswith(".")
+        if hidden or not fnmatch.fnmatchcase(found.name, part):
+            continue
+        if not rest:
+            yield found.path
+        elif found.is_dir:
+            yield from _matches(found.path, rest)
 
 
 # ------------------------------------------------------------------------------------ reading
@@ -155,7 +212,7 @@ def open_read(path: str) -> BinaryIO:
 
 
 def read_bytes(path: str) -> bytes:
-    """The whole file, of one moment: replaced while it is read, it is read again."""
+    """The whole file. If it is replaced while it is read, reading begins anew."""
     for _ in range(_READ_AGAIN):
         with contextlib.suppress(Replaced), open_read(path) as file, typed(path, "read"):
             return file.read()
@@ -175,7 +232,7 @@ def read_text(path: str) -> str:
 
 
 def read_json(path: str) -> Any:
-    """The file's JSON value; DataError if it is none."""
+    """The file's JSON value; DataError if it is not JSON."""
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -185,49 +242,56 @@ def read_json(path: str) -> Any:
 
 
 # ------------------------------------------------------------------------------------ writing
-def make_dirs(path: str) -> None:
-    """Make the directory and its parents; being there already is fine."""
-    retry.run(path, lambda: backend_of(path).make_dirs(path))
+def make_dirs(path: str, *, mode: int | None = None) -> None:
+    """Make the directory and its parents; no error if it exists.
+
+    Args:
+        mode: permission bits of the directory itself if it is made here, regardless of the umask.
+            Ignored where the storage has none (s3, memory).
+    """
+    retry.run(path, lambda: backend_of(path).make_dirs(path, mode))
 
 
 def open_write(path: str) -> BinaryIO:
-    """A new file, open to write bytes: for names that nobody reads yet (attempt names).
+    """A new file, open to write bytes: for names that no reader opens yet (attempt names).
 
-    Storage that goes away in the middle ends it with StorageUnavailable: what was written is lost,
-    and only the caller can begin again.
+    If the storage stops answering in between, StorageUnavailable is raised: what was written is
+    lost, and only the caller can write it again.
     """
-    file = retry.run(path, lambda: backend_of(path).open_write(path))
+    file = retry.run(path, lambda: backend_of(path).open_new(path))
     if isinstance(file, Writer):
         file.alone = True
     return file
 
 
-def write_whole(path: str, data: bytes) -> None:
-    """Put `data` at `path`, replacing: readers see the old or the new file, never a part."""
-    backend_of(path).put(path, lambda file: _all(file, data), replace=True, size=len(data))
+def write_whole(path: str, data: bytes, *, mode: int | None = None) -> None:
+    """Write or replace the file at `path`: readers see the old or the new file, never a part.
+
+    Args:
+        mode: permission bits, from the first byte on, regardless of the umask; None: by the umask.
+            Ignored where the storage has none (s3, memory).
+    """
+    more = {} if mode is None else {"mode": mode}
+    backend_of(path).put(path, lambda file: file.write(data), replace=True, size=len(data), **more)
 
 
 def write_stream(path: str, fill: Callable[[BinaryIO], None], *, size: int | None = None) -> None:
-    """What `fill` writes, at `path`, whole or not at all, replacing; nothing is held in memory.
+    """Write or replace the file at `path`, whole or not at all, without holding it in memory.
 
     Args:
-        fill: writes the whole file to the handle that it is given; called again, with a new one,
-            when storage went away in the middle.
-        size: bytes that it will write, where known: told when there is no room.
+        fill: writes the whole file to the handle that it is given; called again with a new handle
+            when an attempt fails because the storage stopped answering.
+        size: bytes that it will write, where known, for the message of StorageFull.
     """
     backend_of(path).put(path, fill, replace=True, size=size)
 
 
 def create_exclusive(path: str, data: bytes) -> None:
-    """Put `data` at `path` whole, or raise AlreadyExists: of two writers exactly one succeeds."""
+    """Create the file, whole, or raise AlreadyExists: of two writers exactly one succeeds."""
     try:
-        backend_of(path).put(path, lambda file: _all(file, data), replace=False, size=len(data))
+        backend_of(path).put(path, lambda file: file.write(data), replace=False, size=len(data))
     except AlreadyExists:
         raise AlreadyExists("it is there already and is never overwritten", where=path) from None
-
-
-def _all(file: BinaryIO, data: bytes) -> None:
-    file.write(data)
 
 
 def rename_dir(source: str, target: str) -> None:
@@ -236,9 +300,14 @@ def rename_dir(source: str, target: str) -> None:
 
 
 def remove(path: str, recursive: bool = False) -> None:
-    """Remove a file, or a directory with all it holds; missing is not an error."""
+    """Remove a file, or a directory with all it holds; no error if it is missing."""
     with contextlib.suppress(NotFound):
         retry.run(path, lambda: backend_of(path).remove(path, recursive))
+
+
+def set_mode(path: str, mode: int) -> None:
+    """Set the permission bits of a file or directory; ignored where the storage has none (S3)."""
+    retry.run(path, lambda: backend_of(path).set_mode(path, mode))
 
 
 # ------------------------------------------------------------------------------------ copying
@@ -265,7 +334,7 @@ def _copy(source: BinaryIO, target: BinaryIO, path: str) -> None:
 
 
 def _read_in_parallel(source: Any, target: Any, local: str) -> None:
-    """A large remote file, several of its blocks at once: they lie on different DataNodes."""
+    """Copy a large remote file, several blocks at once: they lie on different DataNodes."""
     own = activity.current() or activity.Activity()
 
     def block(offset: int) -> None:
@@ -287,9 +356,13 @@ def _read_in_parallel(source: Any, target: Any, local: str) -> None:
             raise
 
 
-def upload(local: str, path: str) -> None:
-    """Copy a local file to `path` (any storage), whole or not at all, replacing what is there."""
-    if is_local(path):
+def upload(local: str, path: str, *, mode: int | None = None) -> None:
+    """Copy a local file to `path` (any storage), whole or not at all, replacing what is there.
+
+    Args:
+        mode: as of `write_whole`.
+    """
+    if is_local(path) and mode is None:
         download(local, path)
         return
 
@@ -297,4 +370,5 @@ def upload(local: str, path: str) -> None:
         with open_read(local) as source:
             _copy(source, file, path)
 
-    backend_of(path).put(path, fill, replace=True, size=size(local))
+    more = {} if mode is None else {"mode": mode}
+    backend_of(path).put(path, fill, replace=True, size=size(local), **more)

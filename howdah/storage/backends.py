@@ -1,35 +1,35 @@
-"""Which storage a path is on; one handle per cluster, identity and process."""
+"""The backend of a path: one per cluster, identity and process."""
 
 from __future__ import annotations
 
 import os
 import threading
 
+from howdah.core.paths import HDFS_SCHEMES, authority, scheme
 from howdah.storage.base import Backend
-from howdah.storage.paths import authority, scheme
 
 _IDENTITY = (
     "HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER",
     "HADOOP_TOKEN_FILE_LOCATION", "KRB5_CLIENT_KTNAME", "KRB5CCNAME", "KRB5_CONFIG",
     "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION",
 )  # fmt: skip
-"""What decides which cluster is meant and who asks."""
+"""Environment variables that decide the cluster and the user."""
 
-_kept: dict[tuple, Backend] = {}
+_open: dict[tuple, Backend] = {}
 _lock = threading.Lock()
 
 
 def backend_of(path: str) -> Backend:
-    """The storage that a path is on; kept for the process, made anew after a fork."""
+    """The storage that a path is on; one for the process, made anew after a fork."""
     kind = scheme(path)
     key: tuple = (os.getpid(), kind)
-    if kind in ("hdfs", "webhdfs", "swebhdfs", "s3"):
+    if kind in (*HDFS_SCHEMES, "s3"):
         identity = tuple(os.environ.get(variable) for variable in _IDENTITY)
         key = (*key, authority(path), identity, _token_time())
     with _lock:
-        if key not in _kept:
-            _kept[key] = _open_backend(path)
-        return _kept[key]
+        if key not in _open:
+            _open[key] = _open_backend(path)
+        return _open[key]
 
 
 def _open_backend(path: str) -> Backend:
@@ -39,11 +39,11 @@ def _open_backend(path: str) -> Backend:
 
         return LocalStorage()
     if kind == "hdfs":
-        from howdah.storage.hdfs import HdfsStorage
+        from howdah.storage.hdfs.native import HdfsStorage
 
         return HdfsStorage(authority(path))
     if kind in ("webhdfs", "swebhdfs"):
-        from howdah.storage.webhdfs import WebHdfsStorage
+        from howdah.storage.hdfs.webhdfs import WebHdfsStorage
 
         return WebHdfsStorage(path, authority(path))
     from howdah.storage import fsspec_backends
@@ -52,7 +52,7 @@ def _open_backend(path: str) -> Backend:
 
 
 def _token_time() -> int:
-    """New tokens in the same file make a new client."""
+    """The token file's change time: new tokens need a new client."""
     try:
         return os.stat(os.environ["HADOOP_TOKEN_FILE_LOCATION"]).st_mtime_ns
     except (KeyError, OSError):
@@ -60,9 +60,9 @@ def _token_time() -> int:
 
 
 def _forked() -> None:
-    """In a child: the lock may be held by a thread that is not there any more.
+    """In a forked child the lock may be held by a thread of the parent, so it is made anew.
 
-    The parent's clients stay in the table: ending them here would wait for their lost threads.
+    The parent's clients stay in the table: closing them would wait for threads that do not exist.
     """
     global _lock
     _lock = threading.Lock()

@@ -1,9 +1,11 @@
 """Calls with a time limit into libraries that have none.
 
 hdfs-native waits for ever on a NameNode that is stopped but still holds its port, and a thread
-inside it hears no Ctrl-C. So its calls run in daemon threads of our own: the caller waits with a
-limit, and what never returns is left behind. A call's thread has its caller's niceness: what is
-written behind a training's back must not compete with its compute threads.
+inside it does not react to Ctrl-C. So its calls run in daemon threads: the caller waits with a
+limit, and a call that never returns is abandoned. An abandoned call may still reach its server
+after later ones, so nothing is removed under a name that is written again
+(docs/decisions/remote-shards-and-checkpoints.md). A call's thread has its caller's niceness: writes
+in the background must not compete with training's compute threads.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from howdah import activity
+from howdah.core import activity, threads
 
 T = TypeVar("T")
 
@@ -29,28 +31,27 @@ class _Job:
 
 
 def niceness() -> int:
-    """This thread's; on Linux every thread has its own, and gives it to those that it starts."""
+    """This thread's niceness; on Linux each thread has its own, which new threads inherit."""
     return os.getpriority(os.PRIO_PROCESS, 0)
 
 
-class Calls:
-    """Threads that make calls; one more starts whenever all of a niceness are busy."""
+class TimedCalls:
+    """A pool of threads that make calls; it grows when all threads of a niceness are busy."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[int, list[queue.SimpleQueue]] = defaultdict(list)
         self._lock = threading.Lock()
 
     def run(self, call: Callable[[], T], seconds: float) -> T:
-        """The call's result or error; TimeoutError after `seconds` (the call goes on unheard)."""
+        """The call's result or error; TimeoutError after `seconds` (the call is abandoned)."""
         job = _Job(call)
         with self._lock:
             idle = self._idle[niceness()]
             inbox = idle.pop() if idle else None
         if inbox is None:
             inbox = queue.SimpleQueue()
-            threading.Thread(
-                target=self._work, args=(inbox, idle), name="howdah-storage", daemon=True
-            ).start()
+            # A call's own error goes to its caller; RESTART is for a failure of the loop itself.
+            threads.start(self._work, inbox, idle, name="howdah-storage", failed=threads.RESTART)
         inbox.put(job)
         with activity.at_most(seconds):
             answered = job.done.wait(seconds)
@@ -68,6 +69,6 @@ class Calls:
             except BaseException as error:  # noqa: BLE001 - handed to the caller, which raises it
                 job.error = error
             job.done.set()
-            del job  # it holds the caller's data
+            del job  # it references the caller's data
             with self._lock:
                 idle.append(inbox)

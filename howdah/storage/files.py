@@ -1,4 +1,4 @@
-"""Open files whose errors are typed: what a handle raises long after it was opened."""
+"""File objects that raise typed errors: `Writer`, and `RangeReader` for remote files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ import io
 from collections.abc import Callable
 from typing import Any
 
-from howdah import activity
+from howdah.core import activity
 from howdah.errors import StorageError, StorageUnavailable
 
 CHUNK_BYTES = 4 * 2**20
-"""How much is gathered before a remote storage is asked to take it."""
-_AT_ONCE = 16 * CHUNK_BYTES
+"""Bytes that are buffered before they are sent to a remote storage."""
+_WHOLE_BYTES = 16 * CHUNK_BYTES
 
 
 class Writer(io.BufferedIOBase):
     """A file open to write, on any storage; `write`, `flush` and `close` raise StorageErrors.
 
-    `close` fails after a failed `write`, rather than take a part for a file.
+    `close` fails after a failed `write`: a part of a file is never published.
 
     Args:
-        sink: has `write(data)` and `close()`; after an error its `give_up()`, if it has one.
+        sink: has `write(data)` and `close()`; after an error its `give_up()` is called, if any.
         typed: a context manager that types the sink's errors.
-        gather: bytes to gather before the sink gets them; 0 hands everything on at once.
+        gather: bytes to buffer before the sink gets them; 0: no buffer.
     """
 
     def __init__(
@@ -31,14 +31,28 @@ class Writer(io.BufferedIOBase):
     ) -> None:
         super().__init__()
         self._sink, self._typed, self._path, self._gather = sink, typed, path, gather
-        self._held = bytearray()
+        self._buffer = bytearray()
         self._count = 0
         self._failed: StorageError | None = None
-        self._over = False
+        self._closed = False
         self.alone = False
-        """True where nobody can write the file again: its errors then say so."""
+        """True where the caller cannot write the file again: its errors then say so."""
+        self._shown = path
+        self._publish: Callable[[], object] | None = None
+        self._drop: Callable[[], object] = lambda: None
 
-    name = property(lambda self: self._path)
+    def publish_as(
+        self, path: str, *, publish: Callable[[], object], drop: Callable[[], object]
+    ) -> None:
+        """The file has a temporary name, and becomes `path`, which its errors name, when closed.
+
+        Args:
+            publish: renames it, once it is closed; raises StorageErrors.
+            drop: removes it after an error.
+        """
+        self._shown, self._publish, self._drop = path, publish, drop
+
+    name = property(lambda self: self._shown)
 
     def writable(self) -> bool:
         return True
@@ -51,32 +65,32 @@ class Writer(io.BufferedIOBase):
 
     @property
     def closed(self) -> bool:
-        return self._over
+        return self._closed
 
     def write(self, data) -> int:
         view = memoryview(data).cast("B")
-        if self._over:
+        if self._closed:
             raise ValueError("write to a closed file")
         if self._failed is not None:
             raise self._failed
         count = len(view)
         if not self._gather:
-            self._hand_on(view)
-        elif isinstance(data, bytes) and not self._held and self._gather <= count <= _AT_ONCE:
-            self._hand_on(data)
-        elif self._held or count < self._gather:
-            self._held += view
-            if len(self._held) >= self._gather:
-                held, self._held = self._held, bytearray()
-                self._hand_on(held)
+            self._send(view)
+        elif isinstance(data, bytes) and not self._buffer and self._gather <= count <= _WHOLE_BYTES:
+            self._send(data)
+        elif self._buffer or count < self._gather:
+            self._buffer += view
+            if len(self._buffer) >= self._gather:
+                buffered, self._buffer = self._buffer, bytearray()
+                self._send(buffered)
         else:
             for start in range(0, count, self._gather):
-                self._hand_on(view[start : start + self._gather])
+                self._send(view[start : start + self._gather])
         self._count += count
         activity.advanced()
         return count
 
-    def _hand_on(self, data) -> None:
+    def _send(self, data) -> None:
         self._guard(lambda: self._sink.write(data))
 
     def _guard(self, call: Callable[[], object]) -> None:
@@ -85,42 +99,49 @@ class Writer(io.BufferedIOBase):
                 call()
         except StorageError as error:
             self._failed = error
+            if error.where == self._path:
+                error.where = self._shown
             if self.alone and isinstance(error, StorageUnavailable):
                 error.remedy = (
-                    "a file that is written piece by piece cannot be tried again here: start the"
+                    "a file that is written piece by piece cannot be written again here: start the"
                     " step again; what was published before is whole"
                 )
             raise
 
     def flush(self) -> None:
-        """Hand on what is gathered (a remote storage may still hold it back)."""
-        if self._over or self._failed is not None:
+        """Send what is buffered (a remote storage may still hold it back)."""
+        if self._closed or self._failed is not None:
             return
-        if self._held:
-            held, self._held = self._held, bytearray()
-            self._hand_on(held)
+        if self._buffer:
+            buffered, self._buffer = self._buffer, bytearray()
+            self._send(buffered)
         if hasattr(self._sink, "flush"):
             self._guard(self._sink.flush)
 
     def close(self) -> None:
-        if self._over:
+        if self._closed:
             return
-        self._over_after(self._failed is None)
+        self._finish(self._failed is None)
         if self._failed is not None:
             raise self._failed
 
-    def _over_after(self, whole: bool) -> None:
+    def _finish(self, whole: bool) -> None:
         try:
             if whole:
-                if self._held:
-                    held, self._held = self._held, bytearray()
-                    self._hand_on(held)
+                if self._buffer:
+                    buffered, self._buffer = self._buffer, bytearray()
+                    self._send(buffered)
                 self._guard(self._sink.close)
+                if self._publish is not None:
+                    self._guard(self._publish)
         finally:
-            self._over = True
+            self._closed = True
             if self._failed is not None:
-                with contextlib.suppress(Exception):  # the first error is the one that tells
+                with contextlib.suppress(Exception):  # the first error names the cause
                     getattr(self._sink, "give_up", self._sink.close)()
+                if not isinstance(self._failed, StorageUnavailable):
+                    with contextlib.suppress(Exception):  # likewise
+                        self._drop()
 
     def __exit__(self, kind, error, trace) -> None:
         if error is None:
@@ -130,24 +151,24 @@ class Writer(io.BufferedIOBase):
             self.close()
 
     def __del__(self) -> None:
-        """A handle that nobody closed is given up quietly: its file was never published."""
-        if not getattr(self, "_over", True):
+        """Close a handle that was never closed, without errors: its file was never published."""
+        if not getattr(self, "_closed", True):
             with contextlib.suppress(Exception):
                 self.close()
 
 
 WINDOW_BYTES = 16 * 2**20
-"""Enough for a request's round trips to be few; the most of memory that a reader takes."""
+"""Large enough that requests are few; also the most memory that a reader takes."""
 _FIRST_WINDOW = 128 * 2**10
 
 
 class RangeReader(io.BufferedIOBase):
-    """A remote file, seekable, read in windows that grow while reading goes straight on.
+    """A remote file, seekable, read in windows that grow while it is read sequentially.
 
     Args:
-        fetch: (offset, length) -> exactly these bytes; types its errors and tries again by itself.
+        fetch: (offset, length) -> exactly these bytes; it types its errors and retries by itself.
         size: bytes of the file when it was opened.
-        window: bytes of the largest one.
+        window: bytes of the largest window.
     """
 
     def __init__(
@@ -198,8 +219,8 @@ class RangeReader(io.BufferedIOBase):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _load(self, wanted: int) -> None:
-        straight_on = self._at == self._start + len(self._window)
-        self._next = min(2 * self._next, self._largest) if straight_on else _FIRST_WINDOW
+        sequential = self._at == self._start + len(self._window)
+        self._next = min(2 * self._next, self._largest) if sequential else _FIRST_WINDOW
         count = min(max(self._next, min(wanted, self._largest)), self.size - self._at)
         self._window = b""  # not two windows at once
         self._window, self._start = self.fetch(self._at, count), self._at

@@ -1,7 +1,4 @@
-"""Storages that fsspec speaks: memory:// (tests and trials) and s3:// (extra `s3`).
-
-The only user of fsspec.
-"""
+"""Storages through fsspec: memory:// (for tests and trials) and s3:// (extra `s3`)."""
 
 from __future__ import annotations
 
@@ -12,16 +9,20 @@ import threading
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+from howdah.core.paths import join, name, parent, scheme
 from howdah.errors import AlreadyExists, NotAuthenticated, StorageError
+from howdah.faults import replaced, typed, unavailable
 from howdah.storage import retry
 from howdah.storage.base import Backend, Entry, Fill, RenamingBackend
-from howdah.storage.faults import replaced, typed, unavailable
 from howdah.storage.files import RangeReader, Writer
-from howdah.storage.paths import join, name, parent, scheme
 
 
 def open_backend(path: str) -> Backend:
-    """The backend of a path whose scheme fsspec has to know."""
+    """The backend of a memory:// or s3:// path.
+
+    Raises:
+        StorageError: another scheme.
+    """
     if scheme(path) == "memory":
         return MemoryStorage()
     if scheme(path) == "s3":
@@ -76,15 +77,18 @@ class MemoryStorage(RenamingBackend):
             data = self._fs.cat_file(self._key(path))
         return io.BytesIO(data)
 
-    def open_write(self, path: str) -> BinaryIO:
+    def open_write(self, path: str, mode: int | None = None) -> BinaryIO:
         with self._lock, typed(path, "write"):
             self._fs.makedirs(self._key(parent(path)), exist_ok=True)
             file = self._fs.open(self._key(path), "wb")
         return Writer(file, lambda: typed(path, "write"), path=path, gather=0)
 
-    def make_dirs(self, path: str) -> None:
+    def make_dirs(self, path: str, mode: int | None = None) -> None:
         with self._lock, typed(path, "make the directory"):
             self._fs.makedirs(self._key(path), exist_ok=True)
+
+    def set_mode(self, path: str, mode: int) -> None:
+        """This process's memory has no permission bits."""
 
     def remove(self, path: str, recursive: bool) -> None:
         with self._lock, typed(path, "remove"):
@@ -94,7 +98,7 @@ class MemoryStorage(RenamingBackend):
             below = [k for k in [*store, *folders] if k.startswith(key + "/")]
             if below and not recursive:
                 raise StorageError("cannot remove: the directory is not empty", where=path)
-            for gone in [key, *below]:  # fsspec's rm would take a name for a pattern
+            for gone in [key, *below]:  # fsspec's rm would expand names as patterns
                 store.pop(gone, None)
             folders[:] = [f for f in folders if f != key and not f.startswith(key + "/")]
 
@@ -126,12 +130,11 @@ _TOKEN = "howdah-writer"
 class S3Storage(Backend):
     """Objects in buckets, through s3fs; keys, endpoint and region as boto3 takes them (AWS_...).
 
-    What holds: a file shows whole or not at all, also after a crash (an upload that is not
-    completed shows nothing), and of several creators of one name exactly one succeeds
-    (If-None-Match). What does not: S3 has no rename. `rename_dir` copies, manifest.json last
-    (readers take a directory for unfinished until it is there), then removes the source; two
-    publishers of one directory at the same moment are not told apart. Directories are prefixes:
-    an empty one is a marker object.
+    A file appears whole or not at all, also after a crash (an incomplete upload is not visible),
+    and of several creators of one name exactly one succeeds (If-None-Match). But S3 has no rename:
+    `rename_dir` copies, manifest.json last (readers take a directory without it for unfinished),
+    then removes the source, and does not notice another publisher of the same directory at the
+    same moment. Directories are prefixes: an empty one is a marker object.
     """
 
     def __init__(self) -> None:
@@ -141,7 +144,7 @@ class S3Storage(Backend):
             raise StorageError(
                 "s3:// needs the package s3fs", remedy="pip install 'howdah[s3]'"
             ) from None
-        # Listings are never kept: other processes write too.
+        # No cache of listings: other processes write too.
         self._fs: Any = s3fs.S3FileSystem(use_listings_cache=False)
 
     @staticmethod
@@ -158,13 +161,13 @@ class S3Storage(Backend):
             if self._fs.info(key, refresh=True)["type"] != "directory":
                 raise NotADirectoryError(path)
             infos = self._fs.ls(key, detail=True, refresh=True)
-        # The directory's own marker is listed beside what it holds.
+        # The directory's own marker object is listed too.
         infos = [info for info in infos if info["name"].rstrip("/") != key]
         return iter([_entry(join(path, name(info["name"])), info) for info in infos])
 
     def open_read(self, path: str) -> BinaryIO:
         with _typed_s3(path, "read"):
-            # It asks for each range with the ETag it was opened with: never two objects' bytes.
+            # s3fs requests each range with the ETag of the opening: never two objects' bytes.
             if self._fs.info(self._key(path), refresh=True)["type"] == "directory":
                 raise IsADirectoryError(path)
             file = self._fs.open(self._key(path), "rb", cache_type="none")
@@ -183,11 +186,13 @@ class S3Storage(Backend):
 
         return RangeReader(fetch, file.size, path=path)
 
-    def open_write(self, path: str) -> BinaryIO:
+    def open_write(self, path: str, mode: int | None = None) -> BinaryIO:
         sink = _Upload(self._fs, self._key(path), replace=True, token=None)
         return Writer(sink, lambda: _typed_s3(path, "write"), path=path)
 
-    def put(self, path: str, fill: Fill, *, replace: bool, size: int | None) -> None:
+    def put(
+        self, path: str, fill: Fill, *, replace: bool, size: int | None, mode: int | None = None
+    ) -> None:
         token = secrets.token_hex(8)
 
         def upload() -> None:
@@ -204,12 +209,12 @@ class S3Storage(Backend):
         try:
             retry.run(path, upload)
         except AlreadyExists:
-            # boto3 sends a request again when its answer is lost: the object may be ours.
+            # boto3 repeats a request whose answer is lost: the object may be this upload's.
             with _typed_s3(path, "create"):
                 if self._fs.metadata(self._key(path), refresh=True).get(_TOKEN) != token:
                     raise
 
-    def make_dirs(self, path: str) -> None:
+    def make_dirs(self, path: str, mode: int | None = None) -> None:
         bucket, _, key = self._key(path).partition("/")
         with _typed_s3(path, "make the directory"):
             if not key:
@@ -217,18 +222,21 @@ class S3Storage(Backend):
             elif not self._fs.exists(f"{bucket}/{key}"):
                 self._fs.call_s3("put_object", Bucket=bucket, Key=key + "/", Body=b"")
 
+    def set_mode(self, path: str, mode: int) -> None:
+        """Objects have no permission bits: the bucket's policy applies."""
+
     def remove(self, path: str, recursive: bool) -> None:
-        place = self._key(path)
-        bucket, _, key = place.partition("/")
+        whole = self._key(path)
+        bucket, _, key = whole.partition("/")
         with _typed_s3(path, "remove"):
-            if self._fs.info(place, refresh=True)["type"] != "directory":
-                self._fs.rm_file(place)
+            if self._fs.info(whole, refresh=True)["type"] != "directory":
+                self._fs.rm_file(whole)
                 return
-            below = self._fs.find(place, refresh=True)
-            if [name for name in below if name.rstrip("/") != place] and not recursive:
+            below = self._fs.find(whole, refresh=True)
+            if [name for name in below if name.rstrip("/") != whole] and not recursive:
                 raise StorageError("cannot remove: the directory is not empty", where=path)
             keys = [{"Key": name.partition("/")[2]} for name in below]
-            for start in range(0, len(keys), 1000):  # S3's own bound
+            for start in range(0, len(keys), 1000):  # S3's limit
                 answer = self._fs.call_s3(
                     "delete_objects",
                     Bucket=bucket,
@@ -255,7 +263,7 @@ class S3Storage(Backend):
 
 
 class _Upload:
-    """One object being written: in one request where it is small, else in parts."""
+    """One object being written: in one request if it is small, else in parts."""
 
     def __init__(self, fs: Any, key: str, *, replace: bool, token: str | None) -> None:
         self._fs, self._key, self._replace = fs, key, replace
@@ -288,7 +296,7 @@ class _Upload:
             self._file.commit()
 
     def give_up(self) -> None:
-        """Leave no parts behind; what was not committed never shows."""
+        """Remove the parts; what was not committed is never visible."""
         if self._file is not None:
             with contextlib.suppress(Exception):  # best effort after an error of its own
                 self._file.discard()

@@ -4,33 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
+import pwd
 import shutil
-from collections.abc import Iterator
+import stat
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
+from howdah.core.paths import join, local_path, name, parent
 from howdah.errors import NotFound
+from howdah.faults import typed
 from howdah.storage.base import Entry, RenamingBackend
-from howdah.storage.faults import typed
 from howdah.storage.files import Writer
-from howdah.storage.paths import join, local_path, name, parent
 
 
 class LocalStorage(RenamingBackend):
     """os and shutil, with errors typed and renames that survive a power cut."""
 
     def entry(self, path: str) -> Entry:
-        place = local_path(path)
         with typed(path, "look up"):
-            info = os.stat(place)
-        directory = os.path.isdir(place)
-        return Entry(
-            name=name(path),
-            path=path,
-            size=0 if directory else info.st_size,
-            is_dir=directory,
-            modified=info.st_mtime,
-        )
+            info = os.stat(local_path(path))
+        return _entry(path, info)
 
     def list_dir(self, path: str) -> Iterator[Entry]:
         found = []
@@ -39,43 +34,44 @@ class LocalStorage(RenamingBackend):
                 try:
                     info = item.stat()
                 except FileNotFoundError:
-                    continue  # gone since: another process published or removed it
-                directory = item.is_dir()
-                found.append(
-                    Entry(
-                        name=item.name,
-                        path=join(path, item.name),
-                        size=0 if directory else info.st_size,
-                        is_dir=directory,
-                        modified=info.st_mtime,
-                    )
-                )
+                    continue  # another process has renamed or removed it
+                found.append(_entry(join(path, item.name), info))
         return iter(found)
 
     def open_read(self, path: str) -> BinaryIO:
         with typed(path, "read"):
             return open(local_path(path), "rb")
 
-    def open_write(self, path: str) -> BinaryIO:
-        place = local_path(path)
+    def open_write(self, path: str, mode: int | None = None) -> BinaryIO:
+        local = local_path(path)
         with typed(path, "write", self.free_bytes):
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            file = open(place, "wb")  # noqa: SIM115 - the Writer closes it
+            os.makedirs(os.path.dirname(local), exist_ok=True)
+            file = open(local, "wb", opener=_opener(mode))  # noqa: SIM115 - the Writer closes it
         return Writer(file, lambda: typed(path, "write", self.free_bytes), path=path, gather=0)
 
-    def make_dirs(self, path: str) -> None:
+    def make_dirs(self, path: str, mode: int | None = None) -> None:
+        local = local_path(path)
         with typed(path, "make the directory", self.free_bytes):
-            os.makedirs(local_path(path), exist_ok=True)
+            if mode is not None and not os.path.isdir(local):
+                os.makedirs(os.path.dirname(local), exist_ok=True)
+                with contextlib.suppress(FileExistsError):  # another process was faster
+                    os.mkdir(local, mode & 0o700)
+                    os.chmod(local, mode)  # whatever the umask leaves out
+            os.makedirs(local, exist_ok=True)
 
     def remove(self, path: str, recursive: bool) -> None:
-        place = local_path(path)
+        local = local_path(path)
         with typed(path, "remove"):
-            if not os.path.isdir(place) or os.path.islink(place):
-                os.unlink(place)
+            if not os.path.isdir(local) or os.path.islink(local):
+                os.unlink(local)
             elif recursive:
-                shutil.rmtree(place)
+                shutil.rmtree(local)
             else:
-                os.rmdir(place)
+                os.rmdir(local)
+
+    def set_mode(self, path: str, mode: int) -> None:
+        with typed(path, "set the mode"):
+            os.chmod(local_path(path), mode)
 
     def rename(self, source: str, target: str, *, replace: bool) -> None:
         old, new = local_path(source), local_path(target)
@@ -83,8 +79,8 @@ class LocalStorage(RenamingBackend):
             if replace:
                 os.replace(old, new)
             else:
-                # link, unlike rename, refuses an existing target; unlike O_EXCL it shows the
-                # name only once the contents are whole.
+                # link, unlike rename, fails if the target exists; unlike O_EXCL it makes the name
+                # visible only once the contents are whole.
                 os.link(old, new)
                 os.unlink(old)
 
@@ -109,17 +105,52 @@ class LocalStorage(RenamingBackend):
 
     def free_bytes(self, path: str) -> int | None:
         """Free bytes on the disk of a path, or of its nearest existing parent."""
-        place = local_path(path)
-        while not os.path.exists(place):
-            place = os.path.dirname(place)
+        local = local_path(path)
+        while not os.path.exists(local):
+            local = os.path.dirname(local)
         with contextlib.suppress(OSError):
-            return shutil.disk_usage(place).free
+            return shutil.disk_usage(local).free
         return None
 
 
-def _sync_directory(place: str) -> None:
+def _entry(path: str, info: os.stat_result) -> Entry:
+    directory = stat.S_ISDIR(info.st_mode)
+    return Entry(
+        name=name(path),
+        path=path,
+        size=0 if directory else info.st_size,
+        is_dir=directory,
+        modified=info.st_mtime,
+        owner=_user_name(info.st_uid),
+        mode=stat.S_IMODE(info.st_mode),
+    )
+
+
+@functools.lru_cache(maxsize=1000)
+def _user_name(uid: int) -> str:
+    """The user's name; the number if this machine does not know it."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _opener(mode: int | None) -> Callable[[str, int], int] | None:
+    """For `open(opener=)`: create the file with these permission bits, regardless of the umask."""
+    if mode is None:
+        return None
+
+    def opened(path: str, flags: int) -> int:
+        handle = os.open(path, flags, mode)
+        os.fchmod(handle, mode)
+        return handle
+
+    return opened
+
+
+def _sync_directory(directory: str) -> None:
     """Make a rename survive a power cut."""
-    handle = os.open(place, os.O_RDONLY)
+    handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

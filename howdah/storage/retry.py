@@ -1,36 +1,58 @@
-"""Try again while storage is away: a NameNode that restarts must not end a training run.
+"""Retry while a storage does not answer: a NameNode's restart must not end a training run.
 
-Only `StorageUnavailable` is tried again; every other error is an answer. Whatever waits for one
-storage, from however many threads, says so once when waiting begins and once when it is over. Each
-attempt counts as progress of the thread that waits (howdah/activity.py): waiting ends by itself.
+Only `StorageUnavailable` is retried; every other error is an answer. For each storage one line says
+that waiting began and one that it ended, however many threads wait. Each attempt counts as
+progress of the thread that waits (howdah/core/activity.py), since retries end by themselves.
+
+The limit weighs waiting against giving up: a user at a terminal gets an error after two minutes, a
+job in a cluster's containers, whose work would be lost, waits half an hour.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from howdah import activity
+from howdah.core import activity, paths
 from howdah.errors import ConfigError, StorageUnavailable
-from howdah.storage import paths
 
 T = TypeVar("T")
 ENVIRONMENT = "HOWDAH_STORAGE_RETRY_SECONDS"
 DEFAULT_SECONDS = 120.0
+PATIENT_SECONDS = 1800.0
+"""Where giving up loses a run: longer than a NameNode's restart with its block reports."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 5.0
 
 _lock = threading.Lock()
 _waiting: dict[str, int] = {}
 """Callers that wait now, by storage (scheme and authority)."""
+_of_thread = threading.local()
 
 
 def limit_seconds() -> float:
-    """How long to try again, in seconds; 0: not at all. $HOWDAH_STORAGE_RETRY_SECONDS, else 120."""
+    """How long to retry, in seconds; 0: not at all. $HOWDAH_STORAGE_RETRY_SECONDS, else 120, and in
+    this thread at most as long as `at_most` allows."""
+    return min(_configured_seconds(), getattr(_of_thread, "most", float("inf")))
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Inside, this thread waits for storage at most this long, whatever is configured."""
+    before = getattr(_of_thread, "most", float("inf"))
+    _of_thread.most = min(before, seconds)
+    try:
+        yield
+    finally:
+        _of_thread.most = before
+
+
+def _configured_seconds() -> float:
     text = os.environ.get(ENVIRONMENT, "")
     if not text:
         return DEFAULT_SECONDS
@@ -46,13 +68,13 @@ def limit_seconds() -> float:
 
 
 def run(path: str, action: Callable[[], T]) -> T:
-    """The action's result; while storage is unavailable it is called again, up to the limit.
+    """The action's result; it is called again while it raises StorageUnavailable, up to the limit.
 
     Args:
-        path: what the action is about.
-        action: one attempt; safe to be called again.
+        path: a path on the storage.
+        action: one attempt; safe to call again.
     Raises:
-        StorageUnavailable: the last attempt's, with how long was tried.
+        StorageUnavailable: that of the last attempt, with how long it was retried.
     """
     limit = limit_seconds()
     pause, began = _FIRST_PAUSE, None
@@ -69,7 +91,7 @@ def run(path: str, action: Callable[[], T]) -> T:
                     began = now
                 left = began + limit - now
                 if left <= 0:
-                    raise _given_up(error, now - began) from None
+                    raise _timed_out(error, now - began) from None
                 activity.note(f"waiting for {where}, {now - began:.0f} s of {limit:.0f} s")
                 time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, _LONGEST_PAUSE)
@@ -104,15 +126,15 @@ def _over(where: str, seconds: float) -> None:
         say(f"{where}: answers again after {seconds:.0f} s")
 
 
-def _given_up(error: StorageUnavailable, seconds: float) -> StorageUnavailable:
+def _timed_out(error: StorageUnavailable, seconds: float) -> StorageUnavailable:
     if seconds > 0:
         error.got = f"{error.got or error.what}; tried again for {seconds:.0f} s"
     return error
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     print(f"howdah: {line}", file=sys.stderr, flush=True)
 
 
-say: Callable[[str], None] = _tell
-"""Who is told of waiting: stderr, unless `storage.configure(say=)` names another."""
+say: Callable[[str], None] = _print
+"""Takes the lines about waiting: stderr, unless `storage.configure(say=)` replaces it."""

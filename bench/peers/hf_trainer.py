@@ -1,0 +1,182 @@
+"""Hugging Face Trainer on the rows of a dataset of ours: the peer of the training benches.
+
+    python -m bench.peers.hf_trainer --dataset D --base B --out O.json [--seed 1 --epochs 2 ...]
+
+The rows, their ids, the base weights, batch size, schedule and epochs are those of our runs; the
+rest is as the Trainer comes, or its best settings here (--bf16 --group-by-length).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from transformers import (
+    DistilBertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+from howdah.data.manifest import load_dataset
+from training.data.shards import ShardSet
+from training.run.local_dir import process_age
+
+
+class Rows(Dataset):
+    """Rows of a split as the Trainer takes them."""
+
+    def __init__(self, dataset, split: str) -> None:
+        shards = ShardSet(dataset, split)
+        self.rows = []
+        for shard, entry in enumerate(shards.entries):
+            for row in range(entry.rows):
+                example = shards.example(shard, row)
+                self.rows.append({"input_ids": example.input_ids, "labels": example.label})
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: int) -> dict:
+        return self.rows[at]
+
+
+def collate(rows: list[dict], width: int | None) -> dict[str, torch.Tensor]:
+    """Pad to the longest row, or to `width`."""
+    longest = width or max(len(row["input_ids"]) for row in rows)
+    ids = np.zeros((len(rows), longest), dtype=np.int64)
+    mask = np.zeros_like(ids)
+    for n, row in enumerate(rows):
+        ids[n, : len(row["input_ids"])] = row["input_ids"]
+        mask[n, : len(row["input_ids"])] = 1
+    return {
+        "input_ids": torch.from_numpy(ids),
+        "attention_mask": torch.from_numpy(mask),
+        "labels": torch.tensor([row["labels"] for row in rows]),
+    }
+
+
+class StepTimes(TrainerCallback):
+    """Seconds of each optimizer step, and of the way to the first one's end."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self.to_first: float | None = None
+        """From this process's start; the warm-up is left out."""
+        self.warmed_up = 0.0
+        self.between: list[float] = []
+        """From one step's end to the next one's: with what happens in between, such as a save."""
+        self._ended = time.perf_counter()
+
+    def on_step_begin(self, *args, **kwargs) -> None:
+        self._begun = time.perf_counter()
+
+    def on_step_end(self, *args, **kwargs) -> None:
+        now = time.perf_counter()
+        if self.to_first is None:
+            self.to_first = process_age() - self.warmed_up
+        self.seconds.append(now - self._begun)
+        self.between.append(now - self._ended)
+        self._ended = now
+
+
+def warm_up(model: torch.nn.Module, batch: int, width: int, steps: int = 4) -> None:
+    """Backward passes that leave no trace but warm code and memory."""
+    state = torch.get_rng_state()
+    model.to("cuda" if torch.cuda.is_available() else "cpu").train()
+    for _ in range(steps):
+        ids = torch.ones(batch, width, dtype=torch.int64, device=model.device)
+        model(input_ids=ids, attention_mask=ids, labels=ids[:, 0]).loss.backward()
+    model.zero_grad()
+    torch.set_rng_state(state)
+
+
+def main() -> None:
+    """Train, evaluate on test, write the figures as JSON."""
+    parser = argparse.ArgumentParser()
+    for name, kind, default in (
+        ("dataset", str, None), ("base", str, None), ("out", str, None), ("seed", int, 1),
+        ("epochs", float, 2.0), ("max-steps", int, -1), ("batch", int, 32),
+        ("learning-rate", float, 5e-5), ("warmup-ratio", float, 0.1), ("pad-to", int, 0),
+        ("threads", int, 2), ("save-steps", int, 0),
+    ):  # fmt: skip
+        parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+    parser.add_argument("--warm-up", action="store_true", help="some steps before the first one")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--group-by-length", action="store_true")
+    options = parser.parse_args()
+
+    torch.set_num_threads(options.threads)
+    set_seed(options.seed)
+    dataset = load_dataset(options.dataset)
+    model = DistilBertForSequenceClassification.from_pretrained(
+        options.base, num_labels=len(dataset.manifest.labels)
+    )
+    times, tokens = StepTimes(), []
+    if options.warm_up:
+        begun = time.perf_counter()
+        warm_up(model, options.batch, options.pad_to or 64)
+        times.warmed_up = time.perf_counter() - begun
+
+    def collated(rows: list[dict]) -> dict[str, torch.Tensor]:
+        tokens.append(sum(len(row["input_ids"]) for row in rows))
+        return collate(rows, options.pad_to or None)
+
+    train_rows = Rows(dataset, "train")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            model=model,
+            args=TrainingArguments(
+                output_dir=folder,
+                per_device_train_batch_size=options.batch,
+                per_device_eval_batch_size=64,
+                num_train_epochs=options.epochs,
+                max_steps=options.max_steps,
+                learning_rate=options.learning_rate,
+                warmup_ratio=options.warmup_ratio,
+                weight_decay=0.01,
+                seed=options.seed,
+                bf16=options.bf16,
+                group_by_length=options.group_by_length,
+                use_cpu=not torch.cuda.is_available(),
+                save_strategy="steps" if options.save_steps else "no",
+                save_steps=options.save_steps or 500,
+                save_total_limit=2,
+                report_to=[],
+                disable_tqdm=True,
+                logging_steps=10,
+            ),
+            train_dataset=train_rows,
+            data_collator=collated,
+            callbacks=[times],
+        )
+        begun = time.perf_counter()
+        trained = trainer.train()
+        seconds = time.perf_counter() - begun
+        result = {
+            "seed": options.seed,
+            "steps": trained.global_step,
+            "train_seconds": seconds,
+            "step_seconds": times.seconds,
+            "step_tokens": tokens[: trained.global_step],
+            "seconds_to_first_step": times.to_first,
+            "between_steps": times.between,
+            "train_loss": trained.training_loss,
+            "examples_per_second": trained.global_step * options.batch / seconds,
+        }
+        if "test" in dataset.manifest.splits:
+            test = trainer.predict(Rows(dataset, "test"))
+            right = test.predictions.argmax(-1) == test.label_ids
+            result |= {"accuracy": float(right.mean()), "loss": float(test.metrics["test_loss"])}
+    with open(options.out, "w", encoding="utf-8") as file:
+        json.dump(result, file)
+
+
+if __name__ == "__main__":
+    main()

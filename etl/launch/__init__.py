@@ -1,0 +1,1 @@
+"""Where the ETL's driver runs: here, under a cluster's PySpark, or in a container."""

@@ -1,0 +1,80 @@
+"""Label names and their numbers."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+from howdah.config.data import DataSection
+from howdah.errors import DataError
+
+MOST_LABELS = 10_000
+
+
+def mapping(data: DataSection) -> dict[str, str] | None:
+    """{value in the source: label name} of the config, or None where every value is a label."""
+    if data.labels is None:
+        return None
+    if isinstance(data.labels, dict):
+        return dict(data.labels)
+    return {name: name for name in data.labels}
+
+
+def names(data: DataSection, found: Mapping[str, int]) -> list[str]:
+    """Label names by number: the config's in their order, or all found, sorted.
+
+    Args:
+        found: {label name: rows that passed the gate}.
+
+    Raises:
+        DataError: fewer than two labels, or so many that the column can be none of labels.
+    """
+    known = mapping(data)
+    if known is not None:
+        ordered = list(dict.fromkeys(known.values()))
+    elif all(_is_whole(name) for name in found):
+        ordered = sorted(found, key=int)  # "2" before "10"
+    else:
+        ordered = sorted(found)
+    present = [name for name in ordered if found.get(name)]
+    if len(present) < 2:
+        raise DataError(
+            "a classifier needs rows of at least two labels",
+            where=f"data.columns.label: {data.columns.label}",
+            got=", ".join(present) or "no label",
+            remedy="check data.columns.label and data.labels; see the rejected rows' reasons",
+        )
+    if len(ordered) > MOST_LABELS:
+        raise DataError(
+            "the label column has too many values to be one",
+            where=f"data.columns.label: {data.columns.label}",
+            expected=f"at most {MOST_LABELS:,} labels",
+            got=f"{len(ordered):,}, such as {', '.join(ordered[:3])}",
+            remedy="check data.columns.label",
+        )
+    return ordered
+
+
+def refuse_unknown(data: DataSection, unknown: Mapping[str, int]) -> None:
+    """Fail on labels that `data.labels` does not list, if data.quality.unknown_label says so.
+
+    Args:
+        unknown: {value in the source: rows}.
+    """
+    known, fails = mapping(data), {"fail": True, "reject": False}[data.quality.unknown_label]
+    if known is None or not fails or not unknown:
+        return
+    rows = ", ".join(f"{value!r} ({count} rows)" for value, count in sorted(unknown.items())[:5])
+    near = [n for value in unknown for n in difflib.get_close_matches(value, known, n=1)]
+    raise DataError(
+        "the source has labels that data.labels does not list",
+        where=f"data.columns.label: {data.columns.label}",
+        expected=", ".join(list(known)[:20]),
+        got=rows + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
+        remedy=(f"did you mean {near[0]!r}? " if near else "")
+        + "list them in data.labels, or set data.quality.unknown_label: reject",
+    )
+
+
+def _is_whole(name: str) -> bool:
+    return name.removeprefix("-").isdecimal() and name.isascii()

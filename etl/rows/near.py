@@ -1,0 +1,312 @@
+"""Near duplicates by MinHash-LSH, and what must not be torn apart by the split.
+
+Rows with the same signature are near duplicates as they are; one of them, their leader, stands for
+all. Leaders that share an LSH bucket are compared by their signatures, and similar ones joined to
+connected components: the clusters, of which all but one row a label is removed.
+
+A bucket with more than `max_bucket_size` leaders is cut into pieces. Each piece holds the bucket's
+first `max_bucket_size` members and about as many of the others, so that every member is compared
+with the first ones and with its own piece. Two of the others in different pieces are not compared:
+they may be near duplicates that are not known to be. So all the others of a bucket are put into one
+GROUP, as is every cluster as a whole. The split goes by group; nothing is removed by it.
+
+For each pair of rows in a bucket then: they were compared, or they are in the same split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from etl.rows.components import connected_components
+from etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
+from etl.workspace.scratch import Scratch
+from howdah.config.data import DedupOptions
+from howdah.errors import ClusterError
+from howdah.spark.errors import crossing
+
+_SIGNED = "id string, same binary, bands array<bigint>, signature binary"
+_EDGES = "a bigint, b bigint"
+_SALTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Near:
+    """What was found among the different texts."""
+
+    rows: DataFrame
+    """id, cluster, group: rows that are in a cluster or group with others. Both are named by the
+    smallest id in them."""
+    capped_buckets: int = 0
+    """LSH buckets with more than max_bucket_size different signatures."""
+    capped_entries: int = 0
+    """Their members beyond that: compared with the first ones only, and put into one group."""
+
+
+def none(rows: DataFrame) -> Near:
+    """No near duplicates: they were not looked for."""
+    schema = "id string, cluster string, group string"
+    return Near(rows=rows.sparkSession.createDataFrame([], schema))
+
+
+def find(
+    unique: DataFrame,
+    options: DedupOptions,
+    scratch: Scratch,
+    temporary: list[DataFrame],
+    *,
+    driver_edges: int,
+    progress: Callable[[str], None] = lambda line: None,
+) -> Near:
+    """Find the near duplicates of different texts.
+
+    Args:
+        unique: id, text; each id and each text once.
+        options: `data.dedup`.
+        scratch: for intermediate data; `rows` of the result are read from it.
+        temporary: data frames persisted on the way are appended; the caller unpersists them.
+        driver_edges: edges that the driver joins by itself.
+        progress: gets a line where it takes rounds.
+    """
+    join = partial(
+        connected_components,
+        scratch=scratch,
+        temporary=temporary,
+        driver_edges=driver_edges,
+        progress=progress,
+    )
+    signed = _numbered(_signed(unique, options, temporary))
+    copies = _copies(signed).persist()
+    temporary.append(copies)
+    shared = _shared(signed, copies).persist()
+    temporary.append(shared)
+    large = F.col("size") > options.max_bucket_size
+    buckets, entries = shared.where(large).agg(F.countDistinct("bucket"), F.count("*")).first()
+    pieces = shared.where(~large).select(
+        "bucket", F.lit(0).alias("piece"), F.lit(False).alias("beyond"), "node"
+    )
+    loose = None
+    directory = scratch.path("near")
+    if buckets:
+        # From files, as the rows found below: what reads them has a plan of one step.
+        oversized = scratch.keep(shared.where(large), f"{directory}/oversized")
+        more, loose = _pieces(oversized, options.max_bucket_size)
+        pieces = pieces.unionByName(more)
+    components = join(_links(pieces, signed, options.threshold))
+    members = _members(copies, components, loose)
+    if loose is None:
+        members = members.withColumn("group", F.col("root"))
+    else:
+        members = _grouped(members, loose, join)
+    named = members.join(signed.select("id", "node"), "node")
+    cluster = F.min("id").over(Window.partitionBy("root")).alias("cluster")
+    if loose is None:
+        rows = named.select("id", cluster).withColumn("group", F.col("cluster"))
+    else:
+        group = F.min("id").over(Window.partitionBy("group")).alias("group")
+        rows = named.select("id", cluster, group)
+    return Near(
+        rows=scratch.keep(rows, f"{directory}/found"),
+        capped_buckets=buckets,
+        capped_entries=entries - buckets * options.max_bucket_size,
+    )
+
+
+# --------------------------------------------------------------------------------- signatures
+def _signed(unique: DataFrame, options: DedupOptions, temporary: list[DataFrame]) -> DataFrame:
+    sign = partial(_sign_batches, options=options)
+    signed = unique.select("id", "text").mapInArrow(crossing(sign), _SIGNED).persist()
+    temporary.append(signed)
+    return signed
+
+
+def _sign_batches(
+    batches: Iterable[pa.RecordBatch], options: DedupOptions
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        texts = batch.column("text").to_pylist()
+        signature = signatures(texts, options.ngram, options.num_permutations)
+        keys = band_keys(signature, options.bands)  # a bucket's key covers the band's number
+        offsets = np.arange(0, keys.size + 1, options.bands, dtype=np.int32)
+        raw = [row.tobytes() for row in signature]
+        yield pa.RecordBatch.from_arrays(
+            [
+                batch.column("id"),
+                pa.array([blake2b(row, digest_size=16).digest() for row in raw], pa.binary()),
+                pa.ListArray.from_arrays(pa.array(offsets), pa.array(keys.reshape(-1))),
+                pa.array(raw, pa.binary()),
+            ],
+            names=["id", "same", "bands", "signature"],
+        )
+
+
+def _numbered(signed: DataFrame) -> DataFrame:
+    """With a 64-bit hash of the id as `node`, salted so that no two rows have the same."""
+    for salt in range(_SALTS):
+        numbered = signed.withColumn("node", F.xxhash64(F.lit(salt), "id"))
+        if numbered.groupBy("node").count().where(F.col("count") > 1).isEmpty():
+            return numbered
+    raise ClusterError(
+        "no hash separates all rows",
+        got=f"two rows with the same 64-bit hash under each of {_SALTS} salts",
+        remedy="report this as a defect",
+    )
+
+
+def _copies(signed: DataFrame) -> DataFrame:
+    """(node, leader) of each row that has the signature of another: the leader's node is lower."""
+    leader = F.min("node").over(Window.partitionBy("same")).alias("leader")
+    return signed.select("node", leader).where(F.col("node") != F.col("leader"))
+
+
+# ------------------------------------------------------------------------------------ buckets
+def _shared(signed: DataFrame, copies: DataFrame) -> DataFrame:
+    """(bucket, node, size) of the buckets in which at least two leaders meet."""
+    leaders = signed.select("node", "bands").join(copies.select("node"), "node", "left_anti")
+    entries = leaders.select("node", F.explode("bands").alias("bucket"))
+    size = F.count("*").over(Window.partitionBy("bucket"))
+    return entries.withColumn("size", size).where(F.col("size") > 1)
+
+
+def _pieces(large: DataFrame, most: int) -> tuple[DataFrame, DataFrame]:
+    """Cut oversized buckets: (pieces: bucket, piece, beyond, node; loose edges a, b).
+
+    `beyond` separates the members of one piece from the first `most`, which are in every piece. The
+    order is by node, a hash: it favours no kind of id.
+    """
+    place = F.row_number().over(Window.partitionBy("bucket").orderBy("node"))
+    # The constant bound lets Spark keep so many rows of each task only (WindowGroupLimit).
+    first = large.withColumn("place", place).where(F.col("place") <= most + 1)
+    anchors = first.groupBy("bucket").agg(F.max("node").alias("anchor"))
+    count = F.ceil((F.col("size") - most) / F.lit(most)).cast("int")
+    cut = large.join(anchors, "bucket").withColumn("count", count)
+    beyond = F.col("node") >= F.col("anchor")  # the anchor itself is the first one beyond
+    everywhere = cut.where(~beyond).select(
+        "bucket",
+        F.explode(F.sequence(F.lit(1), F.col("count"))).alias("piece"),
+        F.lit(False).alias("beyond"),
+        "node",
+    )
+    rest = cut.where(beyond)
+    own = rest.select(
+        "bucket",
+        (F.pmod("node", F.col("count")) + 1).cast("int").alias("piece"),
+        F.lit(True).alias("beyond"),
+        "node",
+    )
+    loose = rest.where(F.col("node") != F.col("anchor"))
+    loose = loose.select(F.col("node").alias("a"), F.col("anchor").alias("b")).distinct()
+    return everywhere.unionByName(own), loose
+
+
+def _links(pieces: DataFrame, signed: DataFrame, threshold: float) -> DataFrame:
+    """Edges between the near duplicates of each piece."""
+    work = partial(_link_batches, threshold=threshold)
+    rows = pieces.join(signed.select("node", "signature"), "node")
+    # Rows and not lists of them go to Python: a batch has a bounded number of signatures.
+    rows = rows.repartition("bucket", "piece").sortWithinPartitions(
+        "bucket", "piece", "beyond", "node"
+    )
+    rows = rows.select("bucket", "piece", "beyond", "node", "signature")
+    return rows.mapInArrow(crossing(work), _EDGES)
+
+
+class _Rows(NamedTuple):
+    """M consecutive rows of pieces, each piece's rows one after the other."""
+
+    bucket: np.ndarray  # int64[M]
+    piece: np.ndarray  # int32[M]
+    beyond: np.ndarray  # bool[M]
+    node: np.ndarray  # int64[M]
+    signature: np.ndarray  # uint32[M, K]
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> _Rows:
+        plain = [
+            batch.column(name).to_numpy(zero_copy_only=False)
+            for name in ("bucket", "piece", "beyond", "node")
+        ]
+        signed = b"".join(batch.column("signature").to_pylist())
+        return cls(*plain, np.frombuffer(signed, np.uint32).reshape(batch.num_rows, -1))
+
+    def part(self, begin: int, end: int | None = None) -> _Rows:
+        return _Rows(*(column[begin:end] for column in self))
+
+    def starts(self) -> np.ndarray:
+        """int64[P]: where each of the P pieces begins."""
+        other = (self.bucket[1:] != self.bucket[:-1]) | (self.piece[1:] != self.piece[:-1])
+        return np.concatenate(([0], np.flatnonzero(other) + 1))
+
+
+def _link_batches(batches: Iterable[pa.RecordBatch], threshold: float) -> Iterator[pa.RecordBatch]:
+    """mapInArrow: edges of sorted rows; a piece may begin in one batch and end in a later one."""
+    rest: _Rows | None = None
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        rows = _Rows.of(batch)
+        if rest is not None:
+            rows = _Rows(*map(np.concatenate, zip(rest, rows, strict=True)))
+        starts = rows.starts()
+        yield _edges(rows, starts, threshold)  # of all pieces but the last
+        rest = rows.part(int(starts[-1]))
+    if rest is not None:
+        yield _edges(rest, np.array([0, len(rest.node)]), threshold)
+
+
+def _edges(rows: _Rows, starts: np.ndarray, threshold: float) -> pa.RecordBatch:
+    """Edges of the pieces [starts[k], starts[k + 1])."""
+    sizes = np.diff(starts)
+    need = equal_entries(threshold, rows.signature.shape[1])
+    pair = starts[:-1][sizes == 2]  # by far the most: all of them at once
+    equal = (rows.signature[pair] == rows.signature[pair + 1]).sum(axis=1)
+    pair = pair[equal >= need]
+    found = [np.stack((pair, pair + 1), axis=1)]
+    for begin, size in zip(starts[:-1][sizes > 2], sizes[sizes > 2], strict=True):
+        one = rows.part(begin, begin + size)
+        # in the first piece of a bucket (0 where there is but one) its first members as well
+        compared = 1 if one.piece[0] <= 1 else int((~one.beyond).sum())
+        found.append(link_bucket(one.signature, threshold, compared) + begin)
+    a, b = np.concatenate(found).T
+    return pa.RecordBatch.from_arrays(
+        [pa.array(rows.node[a]), pa.array(rows.node[b])], names=["a", "b"]
+    )
+
+
+# ----------------------------------------------------------------------------------- clusters
+def _members(copies: DataFrame, components: DataFrame, loose: DataFrame | None) -> DataFrame:
+    """(node, root) of all rows that have a signature, a cluster or a group with others."""
+    parts = [
+        copies.select("node", "leader"),
+        copies.select(F.col("leader").alias("node"), "leader"),
+        components.select("node", F.col("node").alias("leader")),
+    ]
+    if loose is not None:
+        parts += [loose.select(F.col(c).alias("node"), F.col(c).alias("leader")) for c in "ab"]
+    led = parts[0]
+    for part in parts[1:]:
+        led = led.unionByName(part)
+    found = components.select(F.col("node").alias("leader"), "root")
+    found = led.distinct().join(found, "leader", "left")
+    return found.select("node", F.coalesce("root", "leader").alias("root"))
+
+
+def _grouped(
+    members: DataFrame, loose: DataFrame, join: Callable[[DataFrame], DataFrame]
+) -> DataFrame:
+    """With `group`: the root of all clusters that loose edges put together."""
+    first = members.select(F.col("node").alias("a"), F.col("root").alias("first"))
+    second = members.select(F.col("node").alias("b"), F.col("root").alias("second"))
+    between = loose.join(first, "a").join(second, "b")
+    groups = join(between.select(F.col("first").alias("a"), F.col("second").alias("b")))
+    groups = groups.select(F.col("node").alias("root"), F.col("root").alias("group"))
+    joined = members.join(groups, "root", "left")
+    return joined.select("node", "root", F.coalesce("group", "root").alias("group"))

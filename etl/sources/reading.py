@@ -1,0 +1,255 @@
+"""Read a source into rows (id, text, label, reason, detail), its columns checked first."""
+
+from __future__ import annotations
+
+import codecs
+import difflib
+from collections.abc import Callable
+
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BooleanType,
+    CharType,
+    DataType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegralType,
+    StringType,
+    StructType,
+    VarcharType,
+)
+
+from etl.sources import hive
+from etl.sources.source import Kind, Source, ending
+from howdah import storage
+from howdah.config.data import CsvOptions, DataSection
+from howdah.errors import ConfigError, DataError
+from howdah.spark import csv_quotes
+from howdah.spark.csv_quotes import Strays
+from howdah.spark.errors import translated
+
+CORRUPT = "_corrupt_record"
+SCHEMA = "id string, text string, label string, reason string, detail string"
+_ID_DIGITS = 24
+_DETAIL = 200
+
+
+def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """The source's rows: SCHEMA, each with an id of its own.
+
+    Raises:
+        DataError: no such table, a missing column, a column of another type, an unreadable file.
+    """
+    with translated(f"read the source {source.name}", DataError):
+        return with_ids(_mapped(_TABLES[source.kind](spark, source, data), source, data))
+
+
+def spark_path(path: str) -> str:
+    """A path as Spark must get it: a plain one would be taken for the cluster's file system's."""
+    if not storage.is_local(path):
+        return path
+    # Spark reads the characters of a glob as one, and there is no other way to name the file.
+    local = storage.local_path(path)
+    escaped = "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in local)
+    return "file://" + escaped
+
+
+# ---------------------------------------------------------------------------------------- CSV
+def check_quotes(spark: SparkSession, source: Source, options: CsvOptions) -> Strays:
+    """Refuse CSV files in which an unclosed quote swallows lines; see `csv_quotes.check`."""
+    _refuse_encoding(options)
+    with translated(f"read the source {source.name}", DataError):
+        paths = [entry.path for entry in source.files]
+        return csv_quotes.check(spark, paths, options, _delimiter(source, options))
+
+
+def _refuse_encoding(options: CsvOptions) -> None:
+    try:
+        codecs.lookup(options.encoding)
+    except LookupError:
+        raise ConfigError(
+            "no such character set",
+            where="data.csv.encoding",
+            got=repr(options.encoding),
+            remedy="UTF-8, ISO-8859-1, windows-1252, ...",
+        ) from None
+
+
+def _delimiter(source: Source, options: CsvOptions) -> str:
+    tabs = all(ending(entry.name) == ".tsv" for entry in source.files)
+    return "\t" if options.delimiter == "," and tabs else options.delimiter
+
+
+def _csv(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    options = data.csv
+    _refuse_encoding(options)
+    delimiter = _delimiter(source, options)
+    paths = [spark_path(entry.path) for entry in source.files]
+
+    def reader(header: bool):
+        return (
+            spark.read.option("header", str(header).lower())
+            .option("multiLine", str(options.multiline).lower())
+            .option("sep", delimiter)
+            .option("quote", options.quote)
+            # Spark's own default is a backslash, which eats those of texts; RFC 4180 doubles quotes
+            .option("escape", options.escape or options.quote)
+            .option("encoding", options.encoding)
+            .option("mode", "PERMISSIVE")
+            .option("columnNameOfCorruptRecord", CORRUPT)
+            # with pruning, a row with too few or too many fields would pass unseen
+            .option("columnPruning", "false")
+            .option("enforceSchema", "true")
+        )
+
+    headers = {}
+    for path, entry in zip(paths, source.files, strict=True):
+        headers[entry.path] = reader(options.header).csv(path).columns
+    first = headers[source.files[0].path]
+    for path, columns in headers.items():
+        if columns != first and (options.header or len(columns) != len(first)):
+            raise DataError(
+                "the CSV files do not have the same columns",
+                where=path,
+                expected=", ".join(first),
+                got=", ".join(columns),
+                remedy="give one kind of file, or name them by a narrower pattern",
+            )
+    names = first
+    if not options.header and options.names is not None:
+        if len(options.names) != len(first):
+            raise DataError(
+                "data.csv.names does not fit the file",
+                where=source.files[0].path,
+                expected=f"{len(options.names)} columns: {', '.join(options.names)}",
+                got=f"{len(first)} columns in the first line",
+                remedy="name each column once, in order; check data.csv.delimiter",
+            )
+        names = options.names
+    schema = StructType()
+    for name in names:
+        schema = schema.add(name, StringType())
+    return reader(options.header).schema(schema.add(CORRUPT, StringType())).csv(paths)
+
+
+def _jsonl(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    reader = spark.read.option("primitivesAsString", "true")
+    reader = reader.option("columnNameOfCorruptRecord", CORRUPT)
+    return reader.json([spark_path(entry.path) for entry in source.files])
+
+
+def _parquet(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    reader = spark.read
+    if source.root:
+        reader = reader.option("basePath", spark_path(source.root))
+    return reader.parquet(*[spark_path(entry.path) for entry in source.files])
+
+
+_TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = {
+    "csv": _csv,
+    "jsonl": _jsonl,
+    "parquet": _parquet,
+    "hive": hive.read,
+}
+"""Kinds of source that are a table with named columns. The other one: etl/write/adopt.py."""
+
+
+# ------------------------------------------------------------------------------------- columns
+def _mapped(table: DataFrame, source: Source, data: DataSection) -> DataFrame:
+    """key, text, label, reason, detail of a table by `data.columns`."""
+    columns = data.columns
+    texts = [_text(table, source, name, f"data.columns.text: {name}") for name in columns.text]
+    label = _key(table, source, columns.label, f"data.columns.label: {columns.label}")
+    nothing = F.lit(None).cast("string")
+    key = nothing
+    reason = detail = nothing
+    if columns.id is not None:
+        key = _key(table, source, columns.id, f"data.columns.id: {columns.id}")
+        reason = F.when(key.isNull() | (F.trim(key) == ""), "no_id")
+    if CORRUPT in table.columns and isinstance(table.schema[CORRUPT].dataType, StringType):
+        broken = F.col(CORRUPT).isNotNull()
+        reason = F.when(broken, "malformed").otherwise(reason)
+        detail = F.when(broken, F.substring(CORRUPT, 1, _DETAIL))
+        # Spark refuses queries over the corrupt column alone; caching is its documented way out.
+    return table.select(
+        key.alias("key"),
+        F.concat_ws(columns.separator, *texts).alias("text"),
+        label.alias("label"),
+        reason.alias("reason"),
+        detail.alias("detail"),
+    )
+
+
+def _find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Column, DataType]:
+    for item in table.schema.fields:
+        if item.name == name:
+            return F.col(f"`{name}`"), item.dataType
+    inner: DataType = table.schema
+    for part in name.split("."):
+        found = isinstance(inner, StructType) and part in inner.names
+        inner = inner[part].dataType if found else None
+    if inner is not None:
+        return F.col(name), inner
+    there = [c for c in table.columns if c != CORRUPT]
+    near = difflib.get_close_matches(name, there, n=1, cutoff=0.5)
+    raise DataError(
+        f"the source has no column {name!r}",
+        where=f"{where} in {source.name}",
+        expected=", ".join(there) or "no column at all",
+        got=f"{name} (did you mean {near[0]}?)" if near else name,
+        remedy="set data.columns.text, .label and .id to columns of the source"
+        + ("" if source.kind != "csv" else "; without a header give data.csv.names"),
+    )
+
+
+def _text(table: DataFrame, source: Source, name: str, where: str) -> Column:
+    column, kind = _find(table, source, name, where)
+    if not isinstance(kind, StringType | VarcharType | CharType):
+        raise _wrong_type(source, where, "a text column (string)", kind)
+    return column
+
+
+def _key(table: DataFrame, source: Source, name: str, where: str) -> Column:
+    column, kind = _find(table, source, name, where)
+    if isinstance(kind, FloatType | DoubleType | DecimalType):
+        whole = column == F.floor(column)
+        return F.when(whole, column.cast("bigint").cast("string")).otherwise(column.cast("string"))
+    if not isinstance(kind, StringType | VarcharType | CharType | IntegralType | BooleanType):
+        raise _wrong_type(source, where, "a string or a number", kind)
+    return column.cast("string")
+
+
+def _wrong_type(source: Source, where: str, expected: str, kind: DataType) -> DataError:
+    return DataError(
+        "a column is of another type",
+        where=f"{where} in {source.name}",
+        expected=expected,
+        got=kind.simpleString(),
+        remedy="map another column, or cast it where the source is made",
+    )
+
+
+def with_ids(rows: DataFrame) -> DataFrame:
+    """Give each row its id: the source's key, else hash(source text, occurrence).
+
+    Rows of the same text differ in nothing but the label, and are numbered in its order: the ids
+    are the same under any partitioning. A key that comes again is rejected (duplicate_id).
+    """
+    digest = F.sha2(F.coalesce("text", F.lit("")), 256)
+    rows = rows.withColumn("_group", F.coalesce("key", digest)).withColumn("_digest", digest)
+    order = Window.partitionBy("_group").orderBy("_digest", F.coalesce("label", F.lit("")))
+    rows = rows.withColumn("_n", F.row_number().over(order))
+    again = F.col("key").isNotNull() & (F.col("_n") > 1)
+    made = F.substring(
+        F.sha2(F.concat_ws(":", F.col("_group"), F.col("_n").cast("string")), 256), 1, _ID_DIGITS
+    )
+    repeated = F.concat("key", F.lit("#"), F.col("_n").cast("string"))
+    return rows.select(
+        F.when(again, repeated).otherwise(F.coalesce("key", made)).alias("id"),
+        "text",
+        "label",
+        F.coalesce("reason", F.when(again, "duplicate_id")).alias("reason"),
+        F.coalesce("detail", F.when(again, F.concat(F.lit("key "), "key"))).alias("detail"),
+    )

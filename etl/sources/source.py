@@ -1,0 +1,176 @@
+"""Where rows come from: what a source is made of (its identity), found without starting Spark.
+
+Reading is in `etl/sources/reading.py`; here is what the dataset's hash and the "unchanged" answer
+need.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from howdah import storage
+from howdah.config.data import DataSection
+from howdah.errors import ConfigError, DataError
+from howdah.storage import Entry
+
+Kind = Literal["csv", "jsonl", "parquet", "hive", "tfrecord"]
+
+_REMOVED = "docstrings:"
+_ENDINGS: dict[str, Kind] = {
+    ".csv": "csv",
+    ".tsv": "csv",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".parquet": "parquet",
+    ".tfrecord": "tfrecord",
+    ".tfrecords": "tfrecord",
+}
+_COMPRESSED = (".gz", ".bz2", ".zst", ".snappy")
+_TABLE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A source, resolved: its kind, its files, and what identifies its present state."""
+
+    kind: Kind
+    name: str
+    """As the config gives it."""
+    files: list[Entry] = field(default_factory=list)
+    root: str | None = None
+    """The directory that the files were found below, if the config named one."""
+    query: str | None = None
+    """SQL that takes the place of a table."""
+    identity: dict[str, Any] | None = None
+    """JSON; None for a table, whose state only Spark knows."""
+
+
+def resolve(data: DataSection) -> Source:
+    """Find the source that the config names.
+
+    Raises:
+        ConfigError: no source, or files whose format is not known.
+        DataError: nothing is there, or only empty files.
+    """
+    if data.query_file is not None:
+        return Source(kind="hive", name=data.query_file, query=storage.read_text(data.query_file))
+    if not data.source:
+        raise ConfigError(
+            "the configuration names no source",
+            where="data.source",
+            expected="a file, a directory, a pattern, or a table name",
+            remedy="set data.source",
+        )
+    if data.source == _REMOVED:
+        raise ConfigError(
+            "docstrings: is no source any more",
+            where="data.source",
+            expected="a file, a directory, a pattern, or a table name",
+            remedy="write that corpus with `python -m tools.demo.corpus FILE.parquet`, and set"
+            " data.source to the file and data.columns.id to id",
+        )
+    if data.format == "hive":
+        if not is_table(data.source):
+            raise ConfigError(
+                "the source is no table name",
+                where="data.source",
+                expected="table, database.table or catalog.database.table",
+                got=repr(data.source),
+                remedy="give a table name, or another data.format",
+            )
+        return Source(kind="hive", name=data.source)
+    root, entries = _files(data.source)
+    kind = data.format if data.format != "auto" else _kind(data.source, entries)
+    files = [entry for entry in entries if entry.size > 0]
+    if not files:
+        raise DataError(
+            "the source is empty",
+            where=data.source,
+            expected="at least one file with data",
+            got=f"{len(entries)} file(s) of 0 bytes" if entries else "no file",
+            remedy="check data.source; a directory is searched below as well, names that begin"
+            " with '_' or '.' apart",
+        )
+    return Source(kind=kind, name=data.source, files=files, root=root, identity=identity_of(files))
+
+
+def is_table(name: str) -> bool:
+    """True for table, database.table and catalog.database.table."""
+    return bool(_TABLE.fullmatch(name))
+
+
+def identity_of(files: list[Entry]) -> dict[str, Any]:
+    """The files' state as JSON: path, size in bytes, modified in seconds since 1970."""
+    return {"files": [[e.path, e.size, round(e.modified, 6)] for e in files]}
+
+
+def _files(source: str) -> tuple[str | None, list[Entry]]:
+    if not storage.is_local(source) and storage.scheme(source) == "memory":
+        raise DataError(
+            "Spark cannot read memory://",
+            where=source,
+            remedy="give a path that all executors reach: a file, hdfs://",
+        )
+    if storage.is_local(source):
+        source = storage.local_path(source)
+    if storage.is_dir(source):
+        return source, list(_below(source))
+    if any(mark in source for mark in "*?["):
+        hits = []
+        for path in storage.find(source):
+            entry = storage.entry(path)
+            hits += list(_below(path)) if entry.is_dir else [entry]
+        if not hits:
+            raise DataError(
+                "no file matches the source's pattern", where=source, remedy="check data.source"
+            )
+        return None, hits
+    if not storage.exists(source):
+        parent = storage.parent(source)
+        near = [e.name for e in storage.list_dir(parent)] if storage.is_dir(parent) else None
+        raise DataError(
+            "the source does not exist",
+            where=source,
+            got=f"{parent} holds {', '.join(near[:8]) or 'nothing'}" if near is not None else None,
+            remedy="check data.source (for a table set data.format: hive)",
+        )
+    return None, [storage.entry(source)]
+
+
+def _below(directory: str):
+    for entry in storage.list_dir(directory):
+        if entry.name.startswith(("_", ".")):
+            continue  # Hadoop's convention: markers and unfinished files
+        if entry.is_dir:
+            yield from _below(entry.path)
+        else:
+            yield entry
+
+
+def ending(name: str) -> str:
+    """A file name's end without compression: `.csv` of `a.CSV.gz`."""
+    name = name.lower()
+    for compressed in _COMPRESSED:
+        name = name.removesuffix(compressed)
+    return "." + name.rpartition(".")[2] if "." in name else ""
+
+
+def _kind(source: str, entries: list[Entry]) -> Kind:
+    kinds = {_ENDINGS[ending(e.name)] for e in entries if ending(e.name) in _ENDINGS}
+    others = [e.name for e in entries if ending(e.name) not in _ENDINGS]
+    if len(kinds) == 1 and not others:
+        return kinds.pop()
+    if not entries:
+        raise DataError(
+            "the source is empty", where=source, got="no file", remedy="check data.source"
+        )
+    raise ConfigError(
+        "the source's format does not follow from its file names",
+        where="data.format",
+        expected="files that all end in one of " + ", ".join(_ENDINGS),
+        got=", ".join(sorted(kinds) + others[:5]),
+        remedy="set data.format, or narrow data.source to a pattern such as DIR/*.csv",
+    )

@@ -1,0 +1,237 @@
+"""The files of one dataset version: shards, reject table, report; etl/pipeline.py commits them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from etl import build, report
+from etl.build import Built, Kept
+from etl.rows import split
+from etl.sources import hive
+from etl.sources import source as sources
+from etl.sources.source import Source
+from etl.workspace import credentials
+from etl.workspace.scratch import Scratch
+from etl.write import hive as hive_write
+from etl.write import shards
+from howdah import __version__, redact
+from howdah.config.model import Config
+from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
+from howdah.data.encode import Encoder
+from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry
+from howdah.data.record import Columns, RecordLayout, ids_dtype_for
+from howdah.errors import DataError
+
+Table = dict[tuple[str, int], tuple[int, int, int]]
+"""{(split, label): (rows, tokens, rows that reach max_length)}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One version to make: of what, and where."""
+
+    spark: SparkSession
+    config: Config
+    source: Source
+    encoder: Encoder
+    progress: Callable[[str], None]
+    hash: str
+    directory: str
+
+
+def write_files(
+    task: Task, token: str, scratch: Scratch, kept: Kept, keeper: credentials.Keeper
+) -> DatasetManifest:
+    """Everything but the commit: shards, reject table, report; returns the manifest to commit.
+
+    Args:
+        token: of this run's lease: part of the names of its files.
+    """
+    began = time.monotonic()
+    built = _build(task, scratch, kept)
+    encoded, table = _balanced(task, built, kept)
+    data = task.config.data
+    layout = RecordLayout(
+        ids_dtype={"int64_list": "int64_list", "bytes": ids_dtype_for(task.encoder.vocab_size)}[
+            data.record_layout
+        ],
+        columns=Columns(),
+    )
+    splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
+    built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
+    _write_rejects(task, built, token, keeper)
+    built.quality["labels_without_training_rows"] = [
+        name for n, name in enumerate(built.labels) if (TRAIN, n) not in table
+    ]
+    _warn_empty(task, built, splits)
+    _refuse_changed(task.spark, task.config, task.source)
+    built.quality["seconds"] = round(time.monotonic() - began, 2)
+    manifest = _manifest(task, built, layout, splits)
+    report.write(task.directory, manifest, built)
+    return manifest
+
+
+def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
+    """Rows from the source, encoded and split."""
+    given = (task.spark, task.source, task.config, task.encoder, kept, task.progress)
+    if task.source.kind == "tfrecord":
+        return build.from_records(*given)
+    return build.from_text(*given, scratch=scratch)
+
+
+def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
+    """The encoded rows, balanced over the labels of the train split if asked, and their counts."""
+    data = task.config.data
+    encoded = built.encoded.persist()
+    kept.append(encoded)
+    table = _table(encoded, data.max_length)
+    _refuse_empty_train(table, built)
+    if data.balance == "none":
+        return encoded, table
+    counts = {label: n for (name, label), (n, _, _) in table.items() if name == TRAIN}
+    built.quality["balance"] = {
+        "how": data.balance,
+        "ratio": data.balance_ratio,
+        "before": {built.labels[label]: n for label, n in sorted(counts.items())},
+    }
+    balanced = shards.balance(
+        encoded, data.balance, data.balance_ratio, counts, data.shuffle_seed
+    ).persist()
+    kept.append(balanced)
+    return balanced, _table(balanced, data.max_length)
+
+
+def _write_shards(
+    task: Task,
+    encoded: DataFrame,
+    totals: dict[str, tuple[int, int]],
+    layout: RecordLayout,
+    token: str,
+    keeper: credentials.Keeper,
+) -> dict[str, list[ShardEntry]]:
+    """Write the rows as shards; {split: its shards}.
+
+    Args:
+        totals: {split: (rows, tokens)}.
+    """
+    data = task.config.data
+    plan = shards.plan_shards(
+        totals,
+        shard_bytes=data.shard_bytes,
+        num_shards=data.num_shards,
+        bytes_per_token=layout.itemsize or 3,
+    )
+    placed = shards.place(encoded, plan, data.shuffle_seed)
+    splits = shards.write(
+        placed, task.directory, token, plan, layout, data.compression, task.encoder.vocab_size,
+        keeper.secrets(task.progress),
+    )  # fmt: skip
+    task.progress(f"wrote {sum(len(s) for s in splits.values())} shards")
+    return splits
+
+
+def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Keeper) -> None:
+    """Write the rejected rows beside the shards, and into data.rejects_table if it is given."""
+    files = shards.write_rejects(built.rejected, task.directory, token, keeper.secrets())
+    built.quality["reject_files"] = files
+    table = task.config.data.rejects_table
+    if table is not None:
+        hive_write.write_rejects(task.spark, table, task.hash, task.directory, files)
+        task.progress(f"rejected rows are in {table}, dataset={task.hash}")
+
+
+def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
+    """Report labels and splits that have no rows."""
+    if missing := built.quality["labels_without_training_rows"]:
+        task.progress("no training rows for " + ", ".join(missing))
+    wanted = task.config.data.split
+    for name, fraction in ((VALIDATION, wanted.validation), (TEST, wanted.test)):
+        if fraction and name not in splits:
+            task.progress(f"the {name} split is empty: too few rows for {fraction:.0%}")
+
+
+def _manifest(
+    task: Task, built: Built, layout: RecordLayout, splits: dict[str, list[ShardEntry]]
+) -> DatasetManifest:
+    data, source, encoder = task.config.data, task.source, task.encoder
+    return DatasetManifest(
+        dataset_hash=task.hash,
+        created=datetime.now(UTC).isoformat(timespec="microseconds"),
+        etl_version=__version__,
+        labels=built.labels,
+        max_length=data.max_length,
+        tokenizer=TokenizerEntry(
+            hash=encoder.hash,
+            vocab_size=encoder.vocab_size,
+            pad_id=encoder.pad_id,
+            source=redact.text(task.config.model.base),
+        ),
+        record=RecordEntry(
+            ids_dtype=layout.ids_dtype,
+            columns={k: k for k in ("input_ids", "length", "label", "id")},
+            compression=data.compression,
+        ),
+        splits=splits,
+        source=redact.plain(
+            {
+                "kind": source.kind,
+                "name": source.name,
+                "columns": data.columns.model_dump(),
+                **(source.identity or {}),
+            },
+            names=False,
+        ),
+        seed=data.shuffle_seed,
+        split_rule=split.rule(data.split),
+        cleaning=data.clean.model_dump(),
+        quality=built.quality,
+    )
+
+
+def _table(encoded: DataFrame, max_length: int) -> Table:
+    cut = F.sum((F.col("length") >= max_length).cast("int"))
+    rows = encoded.groupBy("split", "label").agg(
+        F.count("*").alias("n"), F.sum("length").alias("tokens"), cut.alias("cut")
+    )
+    return {(r["split"], r["label"]): (r["n"], r["tokens"], r["cut"]) for r in rows.collect()}
+
+
+def _totals(table: Table) -> dict[str, tuple[int, int]]:
+    out = {}
+    for name in SPLITS:
+        parts = [value for (split_name, _), value in table.items() if split_name == name]
+        if parts:
+            out[name] = (sum(p[0] for p in parts), sum(p[1] for p in parts))
+    return out
+
+
+def _refuse_empty_train(table: Table, built: Built) -> None:
+    if not any(name == TRAIN for name, _ in table):
+        raise DataError(
+            "no row is left for training",
+            expected="at least one row in the train split",
+            got=f"{built.quality['kept']} rows kept of {built.quality['read']}",
+            remedy="give more rows, or lower data.split.validation and data.split.test",
+        )
+
+
+def _refuse_changed(spark: SparkSession, config: Config, source: Source) -> None:
+    """What was hashed must be what was read: files may not have changed since."""
+    if source.kind == "hive":
+        now = hive.resolved(spark, source, config.data).identity
+    elif source.files:
+        now = sources.resolve(config.data).identity
+    else:
+        return
+    if now != source.identity:
+        raise DataError(
+            "the source changed while it was read",
+            where=source.name,
+            remedy="run `howdah etl` again once nothing writes to the source",
+        )

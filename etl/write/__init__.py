@@ -1,0 +1,1 @@
+"""What the ETL writes: shards, adopted TFRecords, rejected rows."""

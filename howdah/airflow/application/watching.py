@@ -1,0 +1,192 @@
+"""Watch an application on YARN and write each of its lines to the task's log once.
+
+Asks the ResourceManager, and through its proxy the job's status page, so that neither a route to
+the containers nor a Hadoop client is needed. Imports nothing of Airflow.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from howdah import job_log
+from howdah.errors import HowdahError, NotFound
+from howdah.hadoop import web
+from howdah.hadoop.resourcemanager import OVER, ResourceManager
+
+__all__ = [
+    "ApplicationReport", "LogPosition", "fetch_report", "job_lines", "kill_and_wait", "new_lines",
+]  # fmt: skip
+
+_PAGE_SECONDS = 10.0
+_KILL_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPosition:
+    """How much of an application the task's log has; stored, so that it survives a restart."""
+
+    application: str
+    state: str | None = None
+    """The state of YARN's that was logged last."""
+    attempt: int = 0
+    """The application's attempt that `line` and `event` count in."""
+    line: int = 0
+    """Serial number of rank 0's last line that was logged."""
+    event: float = 0.0
+    """Time of the last event that was logged."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As it is stored."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, stored: Any, application: str) -> LogPosition:
+        """The stored position if it is of this application, else the beginning."""
+        if isinstance(stored, Mapping) and stored.get("application") == application:
+            known = {name: stored[name] for name in cls.__dataclass_fields__ if name in stored}
+            return cls(**known)
+        return cls(application=application)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplicationReport:
+    """YARN's report of an application, and the driver's status, at one moment."""
+
+    yarn: dict[str, Any]
+    """The ResourceManager's report."""
+    status: dict[str, Any] | None
+    """The driver's status.json."""
+    status_error: str | None = None
+    """Why a running application's `status` is None."""
+    logs_url: str | None = None
+    """URL of its driver's logs; None: no container was started for it yet."""
+
+    @property
+    def state(self) -> str:
+        """YARN's state."""
+        return str(self.yarn["state"])
+
+    @property
+    def over(self) -> bool:
+        """True once it has finished, failed or been killed."""
+        return self.state in OVER
+
+    @property
+    def succeeded(self) -> bool:
+        """True once it has ended with the final status SUCCEEDED."""
+        return self.over and self.yarn.get("finalStatus") == "SUCCEEDED"
+
+    @property
+    def diagnostics(self) -> str:
+        """YARN's diagnostics."""
+        return str(self.yarn.get("diagnostics") or "").strip()
+
+
+def fetch_report(manager: ResourceManager, application: str) -> ApplicationReport:
+    """YARN's report and, while the application runs, its driver's status.
+
+    Raises:
+        NotFound: YARN does not know the application (any more).
+        ClusterError: the ResourceManager does not answer.
+    """
+    yarn = manager.application(application)
+    status, problem = None, None
+    if yarn["state"] == "RUNNING":
+        status, problem = _fetch_status(manager, yarn)
+    logs_url = str(yarn.get("amContainerLogs") or "") or None
+    return ApplicationReport(yarn=yarn, status=status, status_error=problem, logs_url=logs_url)
+
+
+def _fetch_status(
+    manager: ResourceManager, yarn: Mapping[str, Any]
+) -> tuple[dict[str, Any] | None, str | None]:
+    """The job page's status.json, or why there is none: the driver may still be starting."""
+    import requests
+
+    url = f"{manager.job_page(yarn)}status.json"
+    try:
+        answer = web.session(manager.conf, url).get(
+            url, params=web.identity(manager.conf, manager.user), timeout=_PAGE_SECONDS,
+            headers={"Accept": "application/json"},
+        )  # fmt: skip
+    except requests.RequestException as error:
+        return None, f"{url}: {type(error).__name__}"
+    if answer.status_code != 200:
+        return None, f"{url}: HTTP {answer.status_code}"
+    try:
+        status = answer.json()
+    except ValueError:
+        return None, f"{url}: no JSON"
+    if not isinstance(status, dict) or status.get("application") != yarn["id"]:
+        return None, f"{url}: not this job's page"
+    return status, None
+
+
+def new_lines(report: ApplicationReport, position: LogPosition) -> tuple[list[str], LogPosition]:
+    """Lines for the log that come after `position`, and the position after them."""
+    lines = []
+    if report.state != position.state:
+        text = f"{position.application} is {report.state}"
+        if report.over:
+            text += f" ({report.yarn.get('finalStatus')})"
+        lines.append(text)
+        position = replace(position, state=report.state)
+    more, position = job_lines(report.status, position)
+    return lines + more, position
+
+
+def job_lines(
+    status: Mapping[str, Any] | None, position: LogPosition
+) -> tuple[list[str], LogPosition]:
+    """The same of the driver's status alone: events, and rank 0's lines."""
+    seen = job_log.Position(attempt=position.attempt, line=position.line, event=position.event)
+    lines, seen = job_log.new_lines(status, seen, event="[job] ", line="[rank 0] ")
+    return lines, replace(position, **asdict(seen))
+
+
+def kill_and_wait(
+    manager: ResourceManager,
+    application: str,
+    why: str,
+    *,
+    seconds: float,
+    pause: Callable[[float], None] = time.sleep,
+) -> str:
+    """Kill an application and wait until YARN confirms that it is over.
+
+    Args:
+        why: for YARN's diagnostics.
+        seconds: how long to wait for YARN.
+        pause: sleeps between two requests.
+    Returns:
+        Its state: FINISHED, FAILED or KILLED; another one if YARN has not confirmed the end within
+        `seconds`; "UNKNOWN" if YARN has forgotten it.
+    """
+    until = time.monotonic() + seconds
+    state = "UNKNOWN"
+    while True:
+        try:
+            state = manager.kill(application, why)
+        except NotFound:  # also while the ResourceManager starts
+            if _forgotten(manager, application):
+                return state
+        except HowdahError:
+            if time.monotonic() > until:
+                raise
+        if state in OVER or time.monotonic() > until:
+            return state
+        pause(_KILL_POLL_SECONDS)
+
+
+def _forgotten(manager: ResourceManager, application: str) -> bool:
+    """True only if YARN answers that it does not know the application."""
+    try:
+        manager.application(application)
+    except NotFound:
+        return True
+    except HowdahError:
+        return False
+    return False

@@ -1,0 +1,1 @@
+"""The trigger form: the configuration model's own schema as fields."""

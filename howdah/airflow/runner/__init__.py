@@ -1,0 +1,1 @@
+"""Run a `howdah` command for a task: on this machine, or on an edge node by SSH."""

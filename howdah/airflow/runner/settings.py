@@ -1,0 +1,137 @@
+"""The fields of a Connection of type "howdah": where commands run, and with which settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from howdah.config.types import Section, problem_of
+from howdah.errors import ConfigError
+
+__all__ = ["ConnectionSettings", "form_fields", "from_extra"]
+
+
+class ConnectionSettings(Section):
+    """The extra fields of a Connection; the defaults are this machine, without a cluster."""
+
+    backend: Literal["local", "yarn"] = "local"
+    """Where training runs unless the run names a backend: this machine, or YARN."""
+    command: str | None = None
+    """The howdah program, an absolute path or a name on the PATH; none: the one beside Airflow's
+    Python (on an edge node: `howdah`)."""
+    environment: dict[str, str] = Field(default={})
+    """Additional environment variables of the program: HADOOP_CONF_DIR, JAVA_HOME..."""
+    ssh_conn_id: str | None = None
+    """SSH Connection of an edge node: the program runs there."""
+    resourcemanager: list[str] = Field(default=[])
+    """URLs of YARN's ResourceManager (of both, with high availability); none: HADOOP_CONF_DIR's."""
+    run_root: str | None = None
+    """Directory of the run directories, e.g. hdfs:///user/me/howdah/runs; none: howdah-runs in
+    Airflow's home directory."""
+    files_url: str | None = None
+    """URL under which run_root can be read in a browser, for links to reports; none: a cluster's
+    own pages."""
+    working_directory: str | None = None
+    """Directory for the relative paths of a configuration; none: Airflow's home directory (on an
+    edge node: the login's)."""
+    policy: str | None = None
+    """Policy for what is sent to DAGs with this Connection: a file (YAML) on Airflow's machines, or
+    on any storage; none: the installation's ($HOWDAH_AIRFLOW_POLICY)."""
+    keytab: str | None = None
+    """Keytab on Airflow's machines for a Kerberised ResourceManager; none: the process's ticket."""
+    principal: str | None = None
+    """Principal of the keytab."""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _left_empty(cls, value: Any, info: Any) -> Any:
+        """Airflow's form sends an empty field as an empty text or null: it has its default."""
+        if value is None or (isinstance(value, str) and not value.strip()):
+            return cls.model_fields[info.field_name].get_default()
+        return value
+
+    @field_validator("environment", mode="before")
+    @classmethod
+    def _environment(cls, value: Any) -> Any:
+        return _parsed(value, "{")
+
+    @field_validator("resourcemanager", mode="before")
+    @classmethod
+    def _urls(cls, value: Any) -> Any:
+        value = _parsed(value, "[")
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if isinstance(value, list):
+            for url in value:
+                if not str(url).startswith(("http://", "https://")):
+                    raise ValueError(f"must be http://host:port or https://host:port, got {url!r}")
+            return [str(url).rstrip("/") for url in value]
+        return value
+
+    @field_validator("environment")
+    @classmethod
+    def _names(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not (name.isascii() and name.isidentifier()):
+                raise ValueError(f"no name of an environment variable: {name!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _together(self) -> ConnectionSettings:
+        if (self.keytab is None) != (self.principal is None):
+            raise ValueError("give keytab and principal together, or neither")
+        if self.ssh_conn_id is not None and self.run_root is None:
+            raise ValueError(
+                "an edge node (ssh_conn_id) needs run_root: its directories are others"
+            )
+        return self
+
+
+def _parsed(value: Any, bracket: str) -> Any:
+    """The value of a JSON text: Airflow's form sends objects and lists as text."""
+    if isinstance(value, str) and value.strip().startswith(bracket):
+        return json.loads(value)
+    return value
+
+
+def from_extra(extra: Mapping[str, Any], conn_id: str) -> ConnectionSettings:
+    """The extra fields, checked.
+
+    Raises:
+        ConfigError: with every problem; for an unknown field it names the nearest known one.
+            Values are not shown, since they may be secrets.
+    """
+    try:
+        return ConnectionSettings.model_validate(dict(extra))
+    except ValidationError as error:
+        problems = [
+            problem_of(item, ConnectionSettings, "field")
+            for item in error.errors(include_input=False)
+        ]
+        raise ConfigError(
+            f"the Airflow Connection {conn_id} is not valid",
+            problems=problems,
+            remedy="Admin > Connections shows the fields and what they mean",
+        ) from None
+
+
+_TYPES: dict[str, dict[str, Any]] = {
+    "backend": {"type": "string", "enum": ["local", "yarn"], "default": "local"},
+    "environment": {"type": ["object", "null"]},
+    "resourcemanager": {"type": ["array", "null"], "items": {"type": "string"}},
+}
+
+
+def form_fields() -> dict[str, Any]:
+    """The fields for Airflow's page of Connections."""
+    return {
+        name: {
+            "label": name.replace("_", " ").capitalize(),
+            "description": " ".join((field.description or "").split()),
+            "schema": _TYPES.get(name, {"type": ["string", "null"]}),
+        }
+        for name, field in ConnectionSettings.model_fields.items()
+    }

@@ -1,0 +1,297 @@
+"""The run configuration's section `data`: sources, cleaning, duplicates, splits, Spark
+(howdah/config/model.py has the others).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from howdah.config.types import (
+    AnyPath,
+    Bytes,
+    Fraction,
+    Mode,
+    Query,
+    Queue,
+    Section,
+    Setting,
+    Source,
+    SparkMaster,
+    Table,
+    User,
+)
+
+__all__ = [
+    "CleanOptions",
+    "Columns",
+    "CsvOptions",
+    "DataSection",
+    "DedupOptions",
+    "QualityOptions",
+    "SparkOptions",
+    "SplitOptions",
+    "TfrecordColumns",
+]
+
+
+class Columns(Section):
+    """Columns of the source."""
+
+    text: list[str] = ["text"]
+    """Column of the text, or a list of columns, which are joined with `separator`."""
+    label: str = "label"
+    """Column of the label."""
+    id: str | None = None
+    """Column of the row's key; null: the id is a hash of the source text and its occurrence."""
+    separator: str = " "
+    """Separator of joined text columns."""
+
+    @field_validator("text", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
+
+
+class CsvOptions(Section):
+    header: bool = True
+    """The first line has the column names. If false, `names` is needed."""
+    names: list[str] | None = None
+    """Column names of a file without header."""
+    delimiter: str = ","
+    """Field separator, one character."""
+    quote: str = '"'
+    """Quote character."""
+    escape: str | None = None
+    """Escape character inside quotes; null: a quote is doubled."""
+    encoding: str = "UTF-8"
+    """Character set of the file."""
+    multiline: bool = True
+    """Quoted fields may contain line breaks: then one task reads each file, after a check for
+    unclosed quotes. false: each line is a record, and several tasks read a large file."""
+    max_line_breaks: int = Field(default=1_000, ge=0)
+    """More line breaks in one quoted field count as an unclosed quote, and the ETL fails (exit code
+    3)."""
+
+    @model_validator(mode="after")
+    def _lines_can_be_found(self) -> CsvOptions:
+        try:
+            ascii_lines = "a\n".encode(self.encoding).endswith(b"a\n")
+        except LookupError:
+            return self  # the ETL's own check names the key
+        if not self.multiline and not ascii_lines:
+            raise ValueError(
+                f"multiline: false cannot find the lines of {self.encoding}: convert the files to"
+                " UTF-8, or keep multiline: true"
+            )
+        return self
+
+
+class CleanOptions(Section):
+    unicode_nfc: bool = True
+    """Normalise to Unicode form C."""
+    html_entities: bool = True
+    """Replace HTML entities, also broken ones (` #36;`), by their characters."""
+    html_tags: bool = False
+    """Remove markup tags."""
+    backslash_breaks: bool = False
+    """Replace backslashes by blanks: AG News has them for line breaks."""
+    control_characters: bool = True
+    """Remove control characters; replace line breaks and tabs by blanks."""
+    whitespace: bool = True
+    """Replace runs of white space by one blank, and trim the ends."""
+
+
+class QualityOptions(Section):
+    min_characters: int = Field(default=3, ge=0)
+    """Reject shorter texts (too_short)."""
+    max_characters: int = Field(default=20_000, gt=0)
+    """Reject longer texts (too_long)."""
+    reject_wrong_encoding: bool = True
+    """Reject texts with replacement characters or signs of wrong decoding (mojibake)."""
+    unknown_label: Literal["reject", "fail"] = "fail"
+    """For a label that is not in `labels`: reject the row, or fail the ETL."""
+    max_reject_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
+    """The ETL fails (exit code 3) if it rejects a larger fraction of the rows, duplicates aside."""
+
+
+class DedupOptions(Section):
+    exact: bool = True
+    """Remove rows whose cleaned text is the same."""
+    near: bool = True
+    """Remove near duplicates by MinHash-LSH."""
+    ngram: int = Field(default=5, ge=1, le=20)
+    """Words of a shingle."""
+    num_permutations: int = Field(default=128, ge=16, le=512)
+    """MinHash permutations; must be divisible by `bands`."""
+    bands: int = Field(default=16, ge=1)
+    """LSH bands; more bands find less similar pairs."""
+    threshold: float = Field(default=0.8, gt=0.0, le=1.0)
+    """Estimated Jaccard similarity from which two texts are near duplicates."""
+    max_bucket_size: int = Field(default=1_000, ge=2)
+    """Up to this many signatures of an LSH bucket are all compared with each other. In a larger
+    bucket this many are compared with all; the others stay in one split, and are reported."""
+
+    @model_validator(mode="after")
+    def _divisible(self) -> DedupOptions:
+        if self.num_permutations % self.bands:
+            raise ValueError(
+                f"num_permutations ({self.num_permutations}) must be divisible by bands"
+                f" ({self.bands})"
+            )
+        return self
+
+
+class SplitOptions(Section):
+    validation: Fraction = 0.1
+    """Fraction of duplicate clusters that go to validation."""
+    test: Fraction = 0.1
+    """Fraction of duplicate clusters that go to test."""
+    seed: int = Field(default=13, ge=0)
+    """Seed of the split's hash."""
+
+    @model_validator(mode="after")
+    def _leaves_train(self) -> SplitOptions:
+        if self.validation + self.test >= 1.0:
+            raise ValueError("validation + test must stay below 1")
+        return self
+
+
+class TfrecordColumns(Section):
+    """Feature names of records by another writer (`format: tfrecord`)."""
+
+    input_ids: str = "input_ids"
+    """int64_list (or bytes) feature of the token ids."""
+    attention_mask: str | None = None
+    """int64_list feature of the mask; null: trailing padding is cut off."""
+    label: str = "label"
+    """int64_list feature of the label's index."""
+    id: str | None = None
+    """bytes or int64 feature of the row's key."""
+
+
+class SparkOptions(Section):
+    master: SparkMaster = "local[*]"
+    """Spark master: local[*], yarn, spark://..."""
+    deploy_mode: Literal["client", "cluster"] = "client"
+    """Where Spark's driver runs with `master: yarn`: here (client) or in a container (cluster)."""
+    home: AnyPath | None = None
+    """SPARK_HOME of the cluster's own Spark, 3.5 to 4.2, whose spark-submit and jars are used.
+    null: the PySpark that is installed here."""
+    driver_memory: str = "4g"
+    """Memory of the driver; with local[*], of all of Spark."""
+    queue: Queue | None = None
+    """YARN queue; null: the cluster's default."""
+    executors: int | None = Field(default=None, ge=1)
+    """Executors on YARN; null: as in Spark's own settings (2, or dynamic allocation)."""
+    executor_memory: str = "4g"
+    """Memory of an executor's JVM on YARN; set Python's as `spark.executor.memoryOverhead` in
+    conf."""
+    executor_cores: int = Field(default=2, ge=1)
+    """Cores of an executor on YARN, which is also the number of its tasks at once."""
+    staging: AnyPath | None = None
+    """Directory on the cluster's storage for shipped files (Python environment, wheel, Spark's
+    jars), named by their hashes; null: .howdah in the user's home of fs.defaultFS."""
+    java_archive: AnyPath | None = None
+    """A JRE as .tar.gz or .zip (any storage), shipped to nodes without a suitable Java."""
+    driver_edges: int = Field(default=2_000_000, ge=0)
+    """Pairs of near duplicates that the driver joins to clusters itself, about 100 bytes each; more
+    pairs are contracted on the executors first. The dataset is the same."""
+    keytab: AnyPath | None = None
+    """Local keytab file for a Kerberised cluster; null: the ticket cache."""
+    principal: User | None = None
+    """Principal of the keytab."""
+    conf: dict[Setting, str] = {}
+    """Additional Spark settings; they override those above."""
+
+    @model_validator(mode="after")
+    def _both_of_a_keytab(self) -> SparkOptions:
+        if (self.keytab is None) != (self.principal is None):
+            raise ValueError("give keytab and principal together, or neither")
+        return self
+
+
+class DataSection(Section):
+    source: Source | None = None
+    """Source of the rows: a file, a directory or a pattern; with `format: hive` a table name."""
+    partitions: dict[str, list[str]] | None = None
+    """Partitions of a Hive table: {partition column: [values]}; other columns: all values."""
+    query_file: Query | None = None
+    """File (any storage) with one SELECT whose rows are the source, with `format: hive`."""
+    rejects_table: Table | None = None
+    """Hive table for a copy of the rejected rows, a partition (`dataset`) for each version."""
+    format: Literal["auto", "csv", "jsonl", "parquet", "hive", "tfrecord"] = "auto"
+    """Format of the source; auto: by the file name's extension."""
+    dataset: AnyPath = "dataset"
+    """Dataset directory, to write to and to train from, with versions v=<hash>."""
+    mode: Mode = "0750"
+    """Permission bits of a new dataset directory and its versions; nothing below them is open to
+    more users. An existing directory keeps its own."""
+    columns: Columns = Columns()
+    """Column mapping."""
+    csv: CsvOptions = CsvOptions()
+    """How a CSV source is read."""
+    tfrecord: TfrecordColumns = TfrecordColumns()
+    """Feature names of a TFRecord source."""
+    labels: list[str] | dict[str, str] | None = None
+    """Labels in their order, or {value in the source: label name}; null: all values, sorted."""
+    max_length: int = Field(default=128, ge=8, le=8192)
+    """Texts are truncated to this many tokens, with [CLS] and [SEP]."""
+    clean: CleanOptions = CleanOptions()
+    """Cleaning steps."""
+    quality: QualityOptions = QualityOptions()
+    """Quality gate."""
+    dedup: DedupOptions = DedupOptions()
+    """Removal of duplicates."""
+    split: SplitOptions = SplitOptions()
+    """Train/validation/test split."""
+    balance: Literal["none", "downsample", "upsample"] = "none"
+    """Drop or repeat rows of the training split to reach `balance_ratio`."""
+    balance_ratio: float = Field(default=1.0, ge=1.0)
+    """Largest class / smallest class after balancing."""
+    shuffle_seed: int = Field(default=17, ge=0)
+    """Seed of the global shuffle into shards."""
+    shard_bytes: Bytes = 96 * 2**20
+    """Target size of a shard, e.g. 96 MiB."""
+    num_shards: int | None = Field(default=None, ge=1)
+    """Number of shards of the training split; null: by `shard_bytes`."""
+    compression: Literal["none", "gzip"] = "none"
+    """Compression of the shards."""
+    record_layout: Literal["bytes", "int64_list"] = "bytes"
+    """Encoding of token ids in a record; int64_list is for other readers (larger, slower)."""
+    spark: SparkOptions = SparkOptions()
+    """Spark for the ETL."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_docstring_packages(cls, raw: Any) -> Any:
+        # Configurations frozen by earlier versions hold the key with null, its default.
+        if not isinstance(raw, dict) or "docstring_packages" not in raw:
+            return raw
+        if raw["docstring_packages"] is not None:
+            raise ValueError(
+                "docstring_packages was removed: leave it out; `python -m tools.demo.corpus"
+                " FILE PACKAGE ...` writes that corpus as Parquet, for data.source"
+            )
+        return {key: value for key, value in raw.items() if key != "docstring_packages"}
+
+    @field_validator("partitions", mode="before")
+    @classmethod
+    def _values_as_text(cls, value: Any) -> Any:
+        # YAML reads 2026 and 2026-01-01 as a number and a date; a partition's value is a text
+        if not isinstance(value, dict):
+            return value
+        return {
+            key: [str(v) for v in (values if isinstance(values, list) else [values])]
+            for key, values in value.items()
+        }
+
+    @model_validator(mode="after")
+    def _hive_only(self) -> DataSection:
+        for name in ("partitions", "query_file"):
+            if getattr(self, name) is not None and self.format != "hive":
+                raise ValueError(f"{name} needs format: hive")
+        if self.query_file is not None and (self.source or self.partitions):
+            raise ValueError("query_file replaces source and partitions: give one")
+        return self

@@ -1,0 +1,14 @@
+"""Keys that a form shows first; also the keys that a policy permits by default."""
+
+from __future__ import annotations
+
+OWN = ("backend", "conn_id", "np", "launcher", "approval")
+"""Fields of the form that are not keys of the configuration."""
+
+OPEN = (
+    "run.name", "data.source", "data.format", "data.dataset", "model.base", "training.framework",
+    "training.num_train_epochs", "training.max_steps", "training.global_batch_size",
+    "training.learning_rate", "yarn.workers", "gate.minimum", "gate.better_than_published",
+    "publish.directory",
+)  # fmt: skip
+"""Keys that the form shows unfolded."""

@@ -1,0 +1,107 @@
+"""The launchers that `howdah train` can start ranks with, in one table.
+
+The command line, Airflow's form and tasks, help, the ranks' environment (training/process/env.py)
+and the choice of a Comm (training/comm/backends.py) read it. `training/launch/command.py` makes the
+command lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from howdah.errors import UsageError
+
+__all__ = ["DEFAULT", "LAUNCHERS", "CommKind", "Launcher", "RankVariables", "either", "require",
+           "started_by"]  # fmt: skip
+
+CommKind = Literal["horovod"]
+"""What carries the ranks' collectives: training/comm/backends.py has a Comm of each kind."""
+
+
+@dataclass(frozen=True)
+class RankVariables:
+    """Names of the environment variables with a process's rank and the world's size."""
+
+    rank: str
+    size: str
+    local_rank: str
+    local_size: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launcher:
+    """One way to start the ranks of a job."""
+
+    title: str
+    """Name in messages."""
+    variables: RankVariables
+    comm: CommKind
+    package: str
+    """The package that installs its program."""
+    check: str | None = None
+    """The check of `howdah doctor` that must pass where it starts ranks, besides common ones."""
+    prefix: str | None = None
+    """Pattern of what it puts before each line of a rank; None: nothing."""
+    failure_report: str
+    """Pattern of the beginning of its own report of a failed job."""
+
+
+LAUNCHERS: dict[str, Launcher] = {
+    # Its variables are those of jobs on YARN too, whose agents set them (jobs/world.py).
+    "horovodrun": Launcher(
+        title="Horovod",
+        variables=RankVariables(
+            "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
+        ),
+        comm="horovod",
+        package="the Horovod wheel",
+        prefix=r"\[\d+\]<std(?:out|err)>: ?",  # "[0]<stderr>:step 10/60 ..."
+        failure_report=r"Process \d+ exit with status|Terminating remaining workers"
+        r"|Traceback \(most recent call last\)|Killed$",  # Horovod 0.28
+    ),
+    "mpirun": Launcher(
+        title="Open MPI",
+        variables=RankVariables(
+            "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+            "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
+        ),
+        comm="horovod",
+        package="openmpi-bin",
+        check="MPI",
+        failure_report=r"Primary job +terminated|mpirun (detected|noticed)",  # Open MPI 4
+    ),
+}  # fmt: skip
+"""In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
+variables of both, and the agent's (Horovod's) are right: Open MPI takes a container for a host."""
+
+DEFAULT = "mpirun"
+"""Default of the command line and of Airflow. On one machine it opens ports on the loopback
+interface only, while horovodrun's rendezvous listens on all interfaces and unpickles what it gets
+(CVE-2024-10190); steps of several ranks are faster, too (docs/benchmarks.md)."""
+
+
+def either() -> str:
+    """The names, for help and messages: "horovodrun or mpirun"."""
+    *others, last = LAUNCHERS
+    return f"{', '.join(others)} or {last}"
+
+
+def require(name: str, *, where: str | None = None) -> Launcher:
+    """The launcher of that name.
+
+    Args:
+        where: the option or key that gave the name.
+    Raises:
+        UsageError: no launcher has it.
+    """
+    if name not in LAUNCHERS:
+        raise UsageError("unknown launcher", where=where, expected=either(), got=repr(name))
+    return LAUNCHERS[name]
+
+
+def started_by(environ: Mapping[str, str]) -> Launcher | None:
+    """The launcher whose variables a process's environment has; None: no launcher started it."""
+    found = (row for row in LAUNCHERS.values() if row.variables.rank in environ)
+    return next(found, None)

@@ -1,0 +1,354 @@
+"""Load, check, override, explain and dump the run configuration (howdah/config/model.py)."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from howdah import redact, storage
+from howdah.config.model import Config
+from howdah.errors import ConfigError, HowdahError, UsageError
+
+__all__ = [
+    "Config",
+    "dump_yaml",
+    "explain",
+    "from_dict",
+    "keys",
+    "load",
+    "read",
+    "require_secrets",
+    "starter_yaml",
+    "to_yaml",
+    "type_text",
+]
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Makes a key that is given twice an error: YAML would take the last one."""
+
+    def construct_mapping(self, node, deep=False):
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=deep)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"key {key!r} is given twice (first on line {seen[key]})",
+                    key_node.start_mark,
+                )
+            seen[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what `_UniqueKeyLoader` reads back: no anchors, and quotes around "1e5"."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+# YAML 1.1 reads 5e-5 as a string; users mean the number.
+for _either in (_UniqueKeyLoader, _Dumper):
+    _either.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+        list("-+0123456789"),
+    )
+
+
+def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
+    """The configuration in `path` (any storage) with `section.key=value` overrides applied.
+
+    Args:
+        path: YAML file; "-": stdin; None: the defaults.
+        overrides: "section.key=value", the value read as YAML.
+    Raises:
+        ConfigError: with every problem at once; an unknown key names the nearest known one.
+        NotFound: no such file.
+    """
+    raw = {} if path is None else read(path)
+    if path == "-":
+        path = "stdin"
+    for override in overrides:
+        _apply(raw, override)
+    return from_dict(raw, where=path or "defaults")
+
+
+def read(path: str) -> dict[str, Any]:
+    """The sections in `path`, unchecked; "-" is stdin.
+
+    Raises:
+        ConfigError: it is not a YAML mapping.
+        NotFound: no such file.
+    """
+    if path == "-":
+        path, text = "stdin", sys.stdin.read()
+    else:
+        text = storage.read_text(path)
+    raw = _parse(text, path)
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise ConfigError(
+            "the configuration is not a mapping of sections",
+            where=path,
+            expected=f"sections {', '.join(Config.model_fields)}",
+            got=type(raw).__name__,
+            remedy="`howdah config init` writes one to start from",
+        )
+    return raw
+
+
+def from_dict(raw: dict, where: str = "configuration") -> Config:
+    """A Config of plain sections; raises ConfigError with every problem at once."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        problems = _merged([_problem(item) for item in error.errors()])
+        count = len(problems)
+        raise ConfigError(
+            f"{count} problem{'s' if count > 1 else ''} in {where}",
+            problems=problems,
+            remedy="`howdah config explain KEY` shows what a key means and takes",
+        ) from None
+
+
+def dump_yaml(config: Config) -> str:
+    """The whole configuration, defaults included, as YAML that `load` reads back the same."""
+    return to_yaml(config.model_dump(mode="json"))
+
+
+def to_yaml(sections: Mapping[str, Any]) -> str:
+    """Plain sections as YAML that `load` reads back the same: the string "1e5" stays a string."""
+    return yaml.dump(dict(sections), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def require_secrets(given: Config, *below: str) -> None:
+    """Refuse a configuration without the secrets that the command needs.
+
+    Args:
+        below: sections that it needs (`data.spark`); none given: all.
+    Raises:
+        ConfigError: with the keys that must be given again.
+    """
+    keys = [
+        key
+        for key in redact.left_out(given)
+        if not below or any(key == one or key.startswith(one + ".") for one in below)
+    ]
+    if keys:
+        raise ConfigError(
+            "this configuration was saved without its secrets, and they are needed here",
+            where=", ".join(keys),
+            expected="the values themselves",
+            got=redact.LEFT_OUT,
+            remedy="give the configuration that the run was started with, or set these keys anew"
+            " in a copy of this one",
+        )
+
+
+def _parse(text: str, path: str) -> Any:
+    try:
+        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - derived from SafeLoader
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(
+            "the configuration is not YAML",
+            where=f"{path}{line}",
+            got=str(getattr(error, "problem", None) or error),
+            remedy="fix that line; a text with ': ' or '#' in it needs quotes",
+        ) from None
+
+
+def _apply(raw: dict, override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key.strip():
+        raise UsageError(
+            "an override is not section.key=value",
+            where=f"--set {override}",
+            expected="for example training.learning_rate=3e-5",
+        )
+    *parents, last = key.strip().split(".")
+    section = raw
+    for parent in parents:
+        child = section.get(parent)
+        if child is None:
+            child = section[parent] = {}
+        if not isinstance(child, dict):
+            raise UsageError(f"{parent} holds a value, not a section", where=f"--set {override}")
+        section = child
+    section[last] = _parse(value, f"--set {override}")
+
+
+def _merged(problems: list[HowdahError]) -> list[HowdahError]:
+    """One problem for each key: pydantic reports a value once for each type of a union."""
+    merged: dict[tuple, HowdahError] = {}
+    for problem in problems:
+        first = merged.setdefault((problem.what, problem.where), problem)
+        if first is not problem and problem.expected and first.expected:
+            first.expected += f"; or: {problem.expected}"
+    return list(merged.values())
+
+
+def _problem(item: dict) -> HowdahError:
+    """A pydantic error as a HowdahError."""
+    # The path has the tags of unions ("list[str]", "literal[...]"), which are not keys.
+    path = [part for part in item["loc"] if isinstance(part, int) or _is_key(part)]
+    where = ".".join(str(part) for part in path) or None
+    kind, message = item["type"], item["msg"]
+    if kind == "extra_forbidden":
+        return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=_nearest(path))
+    got = item.get("input")
+    hidden = any(redact.is_secret_name(str(part)) for part in path)
+    return HowdahError(
+        "a value is not what the key takes"
+        if kind != "value_error"
+        else message.removeprefix("Value error, "),
+        where=where,
+        expected=None if kind == "value_error" else message,
+        got=redact.LEFT_OUT
+        if hidden
+        else (None if isinstance(got, dict | BaseModel) else repr(redact.plain(got))),
+    )
+
+
+def _is_key(part: object) -> bool:
+    return isinstance(part, str) and part.replace("_", "").isalnum() and part not in _TYPE_TAGS
+
+
+_TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
+
+
+def _nearest(path: Sequence[Any]) -> str:
+    """A remedy: the nearest key of the section, else of any section, else all of the section."""
+    known = dict(keys())
+    section = ".".join(str(part) for part in path[:-1])
+    siblings = [key for key in known if key.rpartition(".")[0] == section]
+    if not section:
+        siblings = list(Config.model_fields)
+    name = str(path[-1])
+    close = difflib.get_close_matches(name, [s.rpartition(".")[2] for s in siblings], n=1)
+    if close:
+        return f"did you mean {(section + '.' if section else '') + close[0]}?"
+    elsewhere = [key for key in known if key.rpartition(".")[2] == name]
+    if not elsewhere:
+        leaves = {key.rpartition(".")[2]: key for key in known}
+        elsewhere = [leaves[n] for n in difflib.get_close_matches(name, list(leaves), n=1)]
+    if elsewhere:
+        return f"did you mean {elsewhere[0]}?"
+    return f"known here: {', '.join(s.rpartition('.')[2] for s in siblings)}"
+
+
+# ---------------------------------------------------------------------------------- explain
+def keys() -> Iterator[tuple[str, Any]]:
+    """Every leaf key with its pydantic field: ("training.seed", FieldInfo), in order."""
+    yield from _walk(Config, "")
+
+
+def _walk(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, field in model.model_fields.items():
+        section = _section_of(field.annotation)
+        if section is not None:
+            yield from _walk(section, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    options = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        options = [o for o in typing.get_args(annotation) if o is not type(None)]
+    first = options[0]
+    return first if isinstance(first, type) and issubclass(first, BaseModel) else None
+
+
+def explain(key: str) -> list[dict]:
+    """Key, type, default and help of `key`: a leaf, a section, or a leaf's bare name.
+
+    Raises:
+        UsageError: no such key; the nearest is named.
+    """
+    found = [
+        (name, field)
+        for name, field in keys()
+        if name == key or name.startswith(key + ".") or name.rpartition(".")[2] == key
+    ]
+    if not found:
+        raise UsageError(f"there is no configuration key {key!r}", remedy=_nearest(key.split(".")))
+    return [
+        {
+            "key": name,
+            "type": type_text(field.annotation),
+            "default": None
+            if field.is_required()
+            else _plain(field.get_default(call_default_factory=True)),
+            "required": field.is_required(),
+            "help": " ".join((field.description or "").split()),
+        }
+        for name, field in found
+    ]
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(mode="json") if isinstance(value, BaseModel) else value
+
+
+def type_text(annotation: Any) -> str:
+    """The type that a field takes, for help: "str | null"."""
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(repr(value) for value in typing.get_args(annotation))
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        return " | ".join(type_text(option) for option in typing.get_args(annotation))
+    if typing.get_origin(annotation) is typing.Annotated:
+        return type_text(typing.get_args(annotation)[0])
+    if annotation is type(None):
+        return "null"
+    inner = typing.get_args(annotation)
+    if not inner:
+        return getattr(annotation, "__name__", str(annotation))
+    return f"{typing.get_origin(annotation).__name__}[{', '.join(map(type_text, inner))}]"
+
+
+def starter_yaml() -> str:
+    """A configuration to start from: each section's most used keys, with their help."""
+    wanted = {
+        "run": ["name", "directory"],
+        "data": ["source", "format", "dataset", "columns.text", "columns.label", "max_length"],
+        "model": ["base"],
+        "training": [
+            "framework", "global_batch_size", "num_train_epochs", "learning_rate", "warmup_ratio",
+            "precision", "seed",
+        ],
+        "checkpoint": ["every_minutes", "keep", "resume"],
+        "evaluation": ["metric", "splits"],
+        "tracking": ["tensorboard"],
+    }  # fmt: skip
+    fields = dict(keys())
+    lines = ["# Howdah run configuration. `howdah config explain KEY` shows the help of each key."]
+    for section, names in wanted.items():
+        lines += ["", f"{section}:"]
+        opened: list[str] = []
+        for name in names:
+            *parents, leaf = name.split(".")
+            if parents != opened:
+                lines += [f"  {parent}:" for parent in parents]
+                opened = parents
+            field = fields[f"{section}.{name}"]
+            indent = "  " * (1 + len(parents))
+            value = yaml.safe_dump(
+                _plain(field.get_default(call_default_factory=True)), default_flow_style=True
+            ).split("\n")[0]
+            help_text = " ".join((field.description or "").split())
+            lines += [f"{indent}# {help_text}", f"{indent}{leaf}: {value}"]
+    return "\n".join(lines) + "\n"

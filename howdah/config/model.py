@@ -1,0 +1,310 @@
+"""The run configuration's sections, as frozen pydantic models.
+
+One YAML file configures everything. A key with the meaning of one of Hugging Face's
+`TrainingArguments` has its name. Each field's docstring is its help text: `howdah config explain
+KEY` and the Airflow trigger form show it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from howdah.config.data import DataSection
+from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.splits import TEST, VALIDATION, HeldOut
+from howdah.config.types import (
+    AnyPath,
+    Bytes,
+    Checkpoint,
+    Mode,
+    Model,
+    Revision,
+    Section,
+    Tracking,
+    User,
+)
+from howdah.config.yarn import YarnSection
+
+
+# ------------------------------------------------------------------------------------- run
+class RunSection(Section):
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Name of the run: letters, digits, '.', '_' and '-'."""
+    directory: AnyPath = "runs/run"
+    """Run directory (any storage) for config, logs, metrics, checkpoints, export, predictions."""
+    user: User | None = None
+    """User to run as on the cluster (doAs), which must allow you to impersonate that user."""
+    mode: Mode = "0750"
+    """Permission bits of a new run directory and checkpoint.directory; nothing below them is open
+    to more users. An existing directory keeps its own."""
+    storage_retry_seconds: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
+    """Seconds to retry while storage does not answer (a NameNode restarts or is in safe mode).
+    null: 120 for commands; 1,800 where giving up would lose a run: in the containers of a job or an
+    ETL on YARN, and in training once its steps have begun."""
+
+
+# ----------------------------------------------------------------------------------- model
+class ModelSection(Section):
+    base: Model = "distilbert-base-uncased"
+    """Base model: a directory (any storage) or a hub name."""
+    revision: Revision | None = None
+    """Revision (branch, tag or commit) on the hub."""
+    dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Dropout of the transformer; null: the base model's."""
+    attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Dropout of the attention weights; null: the base model's."""
+    classifier_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
+    """Dropout before the classifier (seq_classif_dropout); null: the base model's."""
+    freeze_embeddings: bool = False
+    """Do not train the embeddings."""
+    freeze_layers: int = Field(default=0, ge=0)
+    """Do not train the first N transformer layers."""
+
+
+# -------------------------------------------------------------------------------- training
+class EarlyStopping(Section):
+    patience: int | None = Field(default=None, ge=1)
+    """Stop training after this many evaluations without improvement; null: never."""
+    min_delta: float = Field(default=0.0, ge=0.0)
+    """Smallest difference of the metric that counts as improvement."""
+
+
+class TrainingSection(Section):
+    framework: Literal["tensorflow", "torch"] = "tensorflow"
+    """Framework to train with."""
+    global_batch_size: int = Field(default=32, ge=1)
+    """Rows of one optimizer step over all ranks; it does not depend on the world size."""
+    per_device_max_tokens: int = Field(default=8192, ge=128)
+    """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
+    num_train_epochs: float = Field(default=3.0, gt=0)
+    """Epochs; fractions are allowed."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Stop after this many optimizer steps; overrides num_train_epochs."""
+    learning_rate: float = Field(default=5e-5, gt=0, lt=1)
+    """Peak learning rate."""
+    lr_scaling: Literal["none", "linear", "sqrt"] = "none"
+    """Scale learning_rate by global_batch_size / lr_reference_batch_size (never by world size)."""
+    lr_reference_batch_size: int = Field(default=32, ge=1)
+    """Global batch size that learning_rate was chosen for."""
+    lr_scheduler_type: Literal["linear", "cosine", "constant"] = "linear"
+    """Decay after the warm-up, to zero at the last step (constant: no decay)."""
+    warmup_ratio: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Fraction of the steps with linear warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps with linear warm-up; above 0 it overrides warmup_ratio."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled weight decay; not for biases and norms."""
+    adam_beta1: float = Field(default=0.9, ge=0, lt=1)
+    """AdamW beta 1."""
+    adam_beta2: float = Field(default=0.999, ge=0, lt=1)
+    """AdamW beta 2."""
+    adam_epsilon: float = Field(default=1e-8, gt=0)
+    """AdamW epsilon."""
+    max_grad_norm: float = Field(default=1.0, ge=0)
+    """Clip the reduced gradient to this global norm; 0: off."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """auto: bf16 if it is faster on all ranks (GPUs of compute capability 8.0 and above, processors
+    with AMX, AMD's with AVX512-BF16), else fp32. fp16 uses loss scaling, and is for GPUs only.
+    Evaluations during training use this precision; the last one, which the gate reads, uses fp32,
+    as the model is served."""
+    label_smoothing_factor: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """Label smoothing; 0: off."""
+    class_weights: Literal["none", "balanced"] | dict[str, float] = "none"
+    """Class weights in the loss: balanced, or {label: weight}. A row's whole loss is multiplied by
+    its label's weight. (With label smoothing torch's cross_entropy differs: it weights each class's
+    term by that class.)"""
+    gradient_checkpointing: bool = False
+    """Recompute activations to save memory (torch only)."""
+    sparse_embeddings: Literal["auto", "dense", "sparse"] = "auto"
+    """How ranks exchange the gradient of the embeddings: all rows, or only those of the batch."""
+    fusion_groups: int | None = Field(default=None, ge=1)
+    """Reduce gradients in this many fixed groups: bitwise equal runs also with 3 and more ranks."""
+    early_stopping: EarlyStopping = EarlyStopping()
+    """Early stopping on evaluation.metric."""
+    logging_steps: int = Field(default=10, ge=1)
+    """Steps between progress lines."""
+    gpu_collective_seconds: float | None = Field(default=3600.0, ge=1, allow_inf_nan=False)
+    """On GPUs: a rank fails if a collective takes longer, since NCCL waits for ever for a lost
+    peer. Allow for what ranks may have to wait for (an export, a dataset's check, storage that does
+    not answer: run.storage_retry_seconds). null: no limit."""
+    threads_per_rank: int | None = Field(default=None, ge=1)
+    """Compute threads of a rank; null: cores / ranks on the node."""
+    shard_cache_bytes: Bytes = 20 * 2**30
+    """Disk space for local copies of remote (or compressed) shards on a machine, shared by all runs
+    and datasets, e.g. 20 GiB. It must hold two groups of shards (16 shards)."""
+    shard_cache_directory: AnyPath | None = None
+    """Local directory of those copies, the same for all ranks of a machine; null:
+    $HOWDAH_CACHE/shards, or the user's cache."""
+    seed: int = Field(default=42, ge=0)
+    """Seed of the batch order, the classifier's initial weights and dropout."""
+
+
+_FAILURE_MINUTES = 60.0
+"""Twice as long as one save retries in a container: one failed save does not end a run."""
+
+
+class CheckpointSection(Section):
+    directory: AnyPath | None = None
+    """Directory of the checkpoints (any storage); null: <run.directory>/checkpoints."""
+    every_minutes: float | None = Field(default=10.0, gt=0)
+    """Save after this many minutes; null: not by time."""
+    every_steps: int | None = Field(default=None, ge=1)
+    """Save also after this many steps."""
+    every_epoch: bool = True
+    """Save at the end of each epoch."""
+    keep: int = Field(default=3, ge=2)
+    """Newest checkpoints to keep, besides the best one. At least 2, since the newest one may be
+    incomplete when a save is interrupted."""
+    resume: Checkpoint = "auto"
+    """auto: from the newest complete checkpoint, if any; never; or the path of a checkpoint."""
+    max_failures: int | None = Field(default=None, ge=1)
+    """Stop training when this many saves in a row fail because storage is full or does not answer.
+    Until then it continues with a warning, and tries again within a minute. null: only
+    max_failure_minutes applies."""
+    max_failure_minutes: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """Stop training when saves have failed like this for so many minutes, counted from the
+    beginning of the first failed one. null: 60, or no limit if max_failures is given. If both are
+    given, the limit that is reached first applies."""
+    grace_seconds: float = Field(default=30.0, gt=0)
+    """Seconds for rank 0 to save when the job is stopped or has lost another rank, with `howdah
+    train` and on YARN. Bare mpirun and horovodrun have their own limits."""
+
+    @property
+    def failure_seconds(self) -> float | None:
+        """Seconds for which saves may keep failing; None: only their number counts."""
+        if self.max_failure_minutes is not None:
+            return 60.0 * self.max_failure_minutes
+        return None if self.max_failures is not None else 60.0 * _FAILURE_MINUTES
+
+
+class EvaluationSection(Section):
+    every_steps: int | None = Field(default=None, ge=1)
+    """Evaluate on validation after this many steps; null: at the end of each epoch."""
+    metric: Literal[SELECTABLE] = "macro_f1"
+    """Metric that chooses the best checkpoint and drives early stopping."""
+    splits: list[HeldOut] = [VALIDATION, TEST]
+    """Splits evaluated at the end."""
+    max_rows: int | None = Field(default=None, ge=1)
+    """Rows of each evaluation during training (the last one uses all); null: all."""
+    predictions: bool = True
+    """Write the last evaluation's predictions to predictions/ (Parquet, a part for each rank)."""
+
+
+class GateSection(Section):
+    split: HeldOut = TEST
+    """Split whose metrics the gate checks."""
+    minimum: dict[str, float] = {}
+    """{metric: minimum}, e.g. {accuracy: 0.9}; for loss and ece the value is the maximum."""
+    better_than_published: bool = False
+    """Compare evaluation.metric with that of the currently published model on the same rows; if
+    that model was evaluated on other data, it is evaluated again."""
+    margin: float = Field(default=0.0, allow_inf_nan=False)
+    """How much better than the published model it must be; 0: as good; below 0: it may be that much
+    worse."""
+
+    @field_validator("minimum")
+    @classmethod
+    def _known_metrics(cls, value: dict[str, float]) -> dict[str, float]:
+        for name, bound in value.items():
+            if name not in METRICS:
+                raise ValueError(unknown_metric(name))
+            if not math.isfinite(bound):
+                raise ValueError(f"the bound of {name} must be a finite number; got {bound}")
+        return value
+
+    @property
+    def asks(self) -> bool:
+        """Whether the gate checks anything."""
+        return bool(self.minimum) or self.better_than_published
+
+
+class PublishSection(Section):
+    directory: AnyPath = "models"
+    """Directory of published models: <directory>/<name>/v=N."""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Model name: letters, digits, '.', '_' and '-'; null: run.name."""
+
+
+class MlflowOptions(Section):
+    uri: Tracking
+    """URI of the tracking server."""
+    experiment: str = "howdah"
+    """Name of the experiment."""
+
+
+class TrackingSection(Section):
+    tensorboard: bool = True
+    """Write TensorBoard events to <run.directory>/tensorboard."""
+    mlflow: MlflowOptions | None = None
+    """Also log to MLflow, as one run for all ranks."""
+
+
+class Config(Section):
+    """The whole run configuration."""
+
+    run: RunSection = RunSection()
+    """The run's name and directory."""
+    data: DataSection = DataSection()
+    """Source, cleaning and dataset."""
+    model: ModelSection = ModelSection()
+    """Base model."""
+    training: TrainingSection = TrainingSection()
+    """Training."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Checkpoints."""
+    evaluation: EvaluationSection = EvaluationSection()
+    """Evaluation."""
+    gate: GateSection = GateSection()
+    """Metrics that a model must reach to be published."""
+    publish: PublishSection = PublishSection()
+    """Published models."""
+    tracking: TrackingSection = TrackingSection()
+    """TensorBoard and MLflow."""
+    yarn: YarnSection = YarnSection()
+    """Jobs on YARN."""
+
+    @model_validator(mode="after")
+    def _across_sections(self) -> Config:
+        training = self.training
+        if training.gradient_checkpointing and training.framework == "tensorflow":
+            raise ValueError(
+                "training.gradient_checkpointing works with training.framework torch only"
+            )
+        if training.per_device_max_tokens < self.data.max_length:
+            raise ValueError(
+                f"training.per_device_max_tokens ({training.per_device_max_tokens}) must hold one"
+                f" row of data.max_length ({self.data.max_length})"
+            )
+        if (
+            self.evaluation.metric != "loss"
+            and self.data.split.validation == 0
+            and (training.early_stopping.patience is not None)
+        ):
+            raise ValueError("training.early_stopping needs data.split.validation above 0")
+        # With the default section `yarn` the job is not for YARN: `howdah train` may use batch 1.
+        if self.yarn != YarnSection() and self.yarn.most > training.global_batch_size:
+            key = "yarn.workers" if self.yarn.max_workers is None else "yarn.max_workers"
+            raise ValueError(
+                f"{key} ({self.yarn.most}) must not exceed training.global_batch_size"
+                f" ({training.global_batch_size}): each rank needs a row of every step"
+            )
+        if self.gate.asks and self.gate.split not in self.evaluation.splits:
+            raise ValueError(
+                f"gate.split ({self.gate.split}) must be one of evaluation.splits"
+                f" ({', '.join(self.evaluation.splits) or 'none'}): the gate needs metrics of it"
+            )
+        return self
+
+    @property
+    def checkpoint_directory(self) -> str:
+        """`checkpoint.directory`, or checkpoints/ in the run directory."""
+        return self.checkpoint.directory or self.run.directory.rstrip("/") + "/checkpoints"
+
+    @property
+    def model_directory(self) -> str:
+        """Where the model is published: <publish.directory>/<publish.name, else run.name>."""
+        name = self.publish.name or self.run.name
+        return self.publish.directory.rstrip("/") + "/" + name

@@ -1,0 +1,14 @@
+"""The names of a dataset's splits."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+__all__ = ["SPLITS", "TEST", "TRAIN", "VALIDATION", "HeldOut", "Split"]
+
+Split = Literal["train", "validation", "test"]
+HeldOut = Literal["validation", "test"]
+"""A split that a model can be evaluated on: none of its rows is trained on."""
+
+SPLITS: tuple[Split, ...] = get_args(Split)
+TRAIN, VALIDATION, TEST = SPLITS

@@ -1,0 +1,155 @@
+"""Types of the run configuration's fields, and the base class of its sections."""
+
+from __future__ import annotations
+
+import difflib
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+from howdah.errors import HowdahError
+
+__all__ = [
+    "AnyPath", "Bytes", "Checkpoint", "Fraction", "Mode", "Model", "Names", "Query", "Queue",
+    "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
+    "Variable", "named_by", "parse_bytes", "parse_mode", "problem_of",
+]  # fmt: skip
+
+
+class Section(BaseModel):
+    """Base of all sections: frozen; unknown keys are errors; field docstrings are help texts."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, validate_default=True
+    )
+
+
+_UNITS = {"B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_bytes(value: Any) -> Any:
+    """`"64 MiB"` -> 67108864. Units: B, KiB, MiB, GiB, TiB (powers of 1024, not MB or GB)."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip().upper()
+    for unit in sorted(_UNITS, key=len, reverse=True):
+        if text.endswith(unit):
+            number = text[: -len(unit)].strip()
+            try:
+                return int(float(number) * _UNITS[unit])
+            except ValueError:
+                break
+    if text.isdigit():
+        return int(text)
+    raise ValueError(f"a size needs a number and a unit of B, KiB, MiB, GiB, TiB; got {value!r}")
+
+
+_Modes = Literal["0700", "0710", "0711", "0750", "0751", "0755", "0770", "0771", "0775"]
+_MODES = {int(mode, 8) for mode in get_args(_Modes)}
+
+
+def _shown(value: Any) -> str:
+    return repr(value) if isinstance(value, bool) or not isinstance(value, int) else f"{value:#o}"
+
+
+def parse_mode(value: Any) -> Any:
+    """Permission bits of a directory as four digits: `"0750"`, `0750`, `"750"` -> `"0750"`.
+
+    YAML reads 0750 as the number 488 and 750 as 750. No mode read the one way is another mode read
+    the other way, so both spellings are accepted.
+    """
+    digits = None
+    if isinstance(value, str):
+        digits = value.strip().lower().removeprefix("0o")
+    elif isinstance(value, int) and not isinstance(value, bool):
+        digits = f"{value:o}" if value in _MODES else str(value)
+    digits = None if digits is None else digits.removeprefix("0")
+    if digits is None or f"0{digits}" not in get_args(_Modes):
+        raise ValueError(
+            f"a directory's mode is one of {', '.join(get_args(_Modes))}: full access for its owner"
+            f" and no write access for other users; got {_shown(value)}"
+        )
+    return f"0{digits}"
+
+
+Mode = Annotated[_Modes, BeforeValidator(parse_mode)]
+"""Permission bits of a directory, as text: `int(mode, 8)`."""
+
+Bytes = Annotated[int, BeforeValidator(parse_bytes), Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
+
+
+# ------------------------------------------------------- names of things outside the configuration
+Kind = Literal[
+    "path", "source", "query", "model", "revision", "checkpoint", "table", "user", "queue",
+    "master", "tracking", "setting", "variable",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Names:
+    """Marks a string that names something outside the configuration: a file, a user, a queue...
+
+    howdah/policy/check.py checks a string by this mark, and tests/config/test_policy.py fails if a
+    key that takes a string is neither marked nor in its list of strings that name nothing.
+    """
+
+    kind: Kind
+
+
+AnyPath = Annotated[str, Names("path")]
+"""A file or directory on any storage."""
+Source = Annotated[str, Names("source")]
+"""A path or a pattern, or with `data.format: hive` a table."""
+Query = Annotated[str, Names("query")]
+"""A file of SQL."""
+Model = Annotated[str, Names("model")]
+"""A directory on any storage, or a hub name."""
+Revision = Annotated[str, Names("revision")]
+"""Branch, tag or commit of a hub name."""
+Checkpoint = Annotated[str, Names("checkpoint")]
+"""auto, never, or a checkpoint's path."""
+Table = Annotated[str, Names("table")]
+User = Annotated[str, Names("user")]
+"""A user of the cluster, or a Kerberos principal."""
+Queue = Annotated[str, Names("queue")]
+SparkMaster = Annotated[str, Names("master")]
+Tracking = Annotated[str, Names("tracking")]
+"""URI of an MLflow tracking server."""
+Setting = Annotated[str, Names("setting")]
+"""Name of a Spark setting."""
+Variable = Annotated[str, Names("variable")]
+"""Name of an environment variable."""
+
+
+def named_by(field: FieldInfo) -> Kind | None:
+    """What a field's strings name; None: nothing outside the configuration."""
+    kinds = [mark.kind for mark in field.metadata if isinstance(mark, Names)]
+    kinds += [mark.kind for mark in _marks(field.annotation)]
+    return kinds[0] if kinds else None
+
+
+def _marks(annotation: Any) -> Iterator[Names]:
+    if typing.get_origin(annotation) is Annotated:
+        yield from (mark for mark in annotation.__metadata__ if isinstance(mark, Names))
+    for part in typing.get_args(annotation):
+        yield from _marks(part)
+
+
+def problem_of(item: Any, model: type[BaseModel], word: str) -> HowdahError:
+    """An error of `ValidationError.errors()` of a flat model as a HowdahError.
+
+    Args:
+        word: what messages call the model's fields: "key", "field".
+    """
+    where = ".".join(str(part) for part in item["loc"]) or None
+    if item["type"] == "extra_forbidden":
+        name, known = item["loc"][-1], list(model.model_fields)
+        near = difflib.get_close_matches(str(name), known, n=1)
+        remedy = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        return HowdahError(f"unknown {word} {name!r}", where=where, remedy=remedy)
+    return HowdahError(item["msg"].removeprefix("Value error, "), where=where)

@@ -1,0 +1,1 @@
+"""The machine, its processes and threads, for every room. No storage, no configuration."""

@@ -1,0 +1,254 @@
+"""What a thread is doing and its last progress, so that long work does not look like a hang.
+
+Code that takes long reports its progress, in whichever thread it runs:
+
+    with activity.doing("evaluate", "evaluating test", total=100_000, unit="rows"):
+        for batch in batches:
+            ...
+            activity.advanced(len(batch))
+
+Only a thread that follows an `Activity` is recorded. In other threads these calls do nothing, so
+that storage and readers need not know which process they run in. A thread that waits for another
+one's work (`waiting_for`) has that one's progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+__all__ = [
+    "Activity",
+    "Snapshot",
+    "advanced",
+    "at_most",
+    "current",
+    "doing",
+    "hearing_notes",
+    "note",
+    "waiting_for",
+]
+
+_thread = threading.local()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """An activity at one moment."""
+
+    phase: str
+    seconds: float
+    """Since the phase began."""
+    idle_seconds: float
+    """Since the last progress."""
+    text: str
+    """Description with progress; "" if only the phase is known."""
+
+
+class _Frame:
+    """One piece of work, which is a part of `outer`."""
+
+    def __init__(
+        self, phase: str, what: str, total: int | None, unit: str, outer: _Frame | None
+    ) -> None:
+        self.phase, self.what, self.total, self.unit, self.outer = phase, what, total, unit, outer
+        self.since = time.monotonic()
+        self.done = 0
+        self.other: Activity | None = None
+        """The activity that this one waits for."""
+
+    def texts(self) -> list[str]:
+        """Descriptions, from the outermost piece of work to this one."""
+        texts = [] if self.outer is None else self.outer.texts()
+        if self.what:
+            texts.append(self._own())
+        if self.other is not None:
+            texts.append(self.other.snapshot().text)
+        return texts
+
+    def _own(self) -> str:
+        if self.unit == "bytes":
+            done, total, unit = self.done // 2**20, _mib(self.total), "MiB"
+        else:
+            done, total, unit = self.done, self.total, self.unit
+        if total is not None:
+            return f"{self.what}: {done:,} of {total:,} {unit}".rstrip()
+        return f"{self.what}: {done:,} {unit}".rstrip() if done else self.what
+
+
+class Activity:
+    """What one thread does, perhaps with helper threads. Any thread may read it.
+
+    Args:
+        phase: the first phase.
+        what: its description.
+    """
+
+    def __init__(self, phase: str = "", what: str = "") -> None:
+        self._frame = _Frame(phase, what, None, "", None)
+        self._progress = self._frame.since
+        self._limits: dict[object, float] = {}
+        """Deadlines of calls in progress, which may be of several threads."""
+        self._note = ""
+
+    @contextlib.contextmanager
+    def followed(self) -> Iterator[Activity]:
+        """Inside, this thread's reports go to this activity."""
+        before = current()
+        _thread.activity = self
+        try:
+            yield self
+        finally:
+            _thread.activity = before
+
+    def follow(self) -> None:
+        """As `followed`, for the rest of this thread's life."""
+        _thread.activity = self
+
+    def enter(self, phase: str, what: str = "") -> None:
+        """Replace the phase."""
+        self._frame = _Frame(phase, what, None, "", self._frame.outer)
+        self.advanced()
+
+    @contextlib.contextmanager
+    def doing(
+        self, phase: str = "", what: str = "", *, total: int | None = None, unit: str = ""
+    ) -> Iterator[None]:
+        """A block that does a piece of work, as a part of the present one.
+
+        Args:
+            phase: one word; "": the present phase.
+            what: description.
+            total: number of `unit`s to do; None: unknown.
+            unit: what `advanced` counts; "bytes" are shown as MiB.
+        """
+        outer = self._frame
+        self._frame = _Frame(phase or outer.phase, what, total, unit, outer)
+        if not phase:
+            self._frame.since = outer.since
+        self.advanced()
+        try:
+            yield
+        finally:
+            self._frame = outer
+            self.advanced()
+
+    @contextlib.contextmanager
+    def waiting_for(self, other: Activity) -> Iterator[None]:
+        """Inside, this thread waits for the thread of `other`, and has its phase and progress."""
+        with self.doing():
+            self._frame.since, self._frame.other = time.monotonic(), other
+            yield
+
+    @contextlib.contextmanager
+    def at_most(self, seconds: float) -> Iterator[None]:
+        """Inside is a call with its own time limit: until then it does not count as hanging."""
+        call = object()
+        self._limits[call] = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            del self._limits[call]
+            self.advanced()
+
+    def advanced(self, count: int = 0) -> None:
+        """The work progressed, by `count` of its units (0: uncounted)."""
+        self._frame.done += count
+        self._progress = time.monotonic()
+
+    def note(self, text: str) -> None:
+        """Set a note on the present work, for example on a retry; "" clears it."""
+        self._note = text
+        self._progress = time.monotonic()
+
+    def progressed(self) -> float:
+        """time.monotonic() of its last progress, at the latest now."""
+        frame, now = self._frame, time.monotonic()
+        limits = [min(now, limit) for limit in list(self._limits.values())]
+        last = max(frame.since, self._progress, *limits)
+        return last if frame.other is None else max(last, frame.other.progressed())
+
+    def snapshot(self) -> Snapshot:
+        """Its present state."""
+        frame, now = self._frame, time.monotonic()
+        text = "; ".join(filter(None, (*frame.texts(), self._note)))
+        idle = max(0.0, now - self.progressed())
+        phase = frame.phase if frame.other is None else frame.other.snapshot().phase
+        return Snapshot(phase, max(0.0, now - frame.since), idle, text)
+
+
+def _mib(size: int | None) -> int | None:
+    return None if size is None else -(-size // 2**20)
+
+
+# ------------------------------------------------------------------ of the calling thread
+def current() -> Activity | None:
+    """The activity that this thread follows."""
+    return getattr(_thread, "activity", None)
+
+
+def advanced(count: int = 0) -> None:
+    """As `Activity.advanced`, for the activity of this thread."""
+    own = current()
+    if own is not None:
+        own.advanced(count)
+
+
+def note(text: str) -> None:
+    """As `Activity.note`, for the activity of this thread."""
+    own = current()
+    if own is not None:
+        own.note(text)
+    heard = getattr(_thread, "heard", None)
+    if heard is not None:
+        heard(text)
+
+
+@contextlib.contextmanager
+def hearing_notes(heard: Callable[[str], None]) -> Iterator[None]:
+    """Inside, `heard` is called with each note of this thread, also if it follows no activity, to
+    pass them to processes that wait for this thread."""
+    before = getattr(_thread, "heard", None)
+    _thread.heard = heard
+    try:
+        yield
+    finally:
+        _thread.heard = before
+
+
+@contextlib.contextmanager
+def doing(
+    phase: str = "", what: str = "", *, total: int | None = None, unit: str = ""
+) -> Iterator[None]:
+    """As `Activity.doing`, for the activity of this thread."""
+    own = current()
+    if own is None:
+        yield
+        return
+    with own.doing(phase, what, total=total, unit=unit):
+        yield
+
+
+@contextlib.contextmanager
+def waiting_for(other: Activity) -> Iterator[None]:
+    """As `Activity.waiting_for`, for the activity of this thread."""
+    own = current()
+    if own is None or own is other:
+        yield
+        return
+    with own.waiting_for(other):
+        yield
+
+
+@contextlib.contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """As `Activity.at_most`, for the activity of this thread."""
+    own = current()
+    if own is None:
+        yield
+        return
+    with own.at_most(seconds):
+        yield

@@ -1,0 +1,129 @@
+"""Processes on Linux: parents, descendants, sessions and environments, by /proc and prctl(2)."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+
+__all__ = [
+    "adopt_orphans", "descendants", "die_with_parent", "environ", "marked", "session_members",
+    "stat_fields", "yield_to_other_threads",
+]  # fmt: skip
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
+_LIBC = ctypes.CDLL(None, use_errno=True)  # loaded before a fork, which must do little
+
+
+def die_with_parent(death_signal: int = signal.SIGKILL, parent: int | None = None) -> None:
+    """Have the kernel end this process when its parent dies, so that no orphan stays.
+
+    Linux only. Call it from the main thread; the parent is the launcher or its helper.
+
+    Args:
+        death_signal: what the kernel sends.
+        parent: id of the process that started this one, which may be gone by now. None: the
+            present parent.
+    """
+    parent = os.getppid() if parent is None else parent
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(death_signal), 0, 0, 0)
+    if os.getppid() != parent:  # it died before the prctl: the signal will not come
+        os._exit(128 + death_signal)  # a handler inherited from the parent could ignore it
+
+
+def yield_to_other_threads(niceness: int = 10) -> None:
+    """Permanently lower this thread's share of a busy core, for background work.
+
+    On Linux each thread has its niceness. 10 gives a tenth of a normal thread's share: an equal
+    share would delay all compute threads, which wait for each other at barriers.
+    """
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends (Linux only)."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(pid: int) -> list[int]:
+    """Ids of all descendants of a process, without zombies."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := stat_fields(int(name))) and fields[0] not in "ZX":
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found, new = [], [pid]
+    while new:
+        new = [child for parent in new for child in children.get(parent, [])]
+        found += new
+    return found
+
+
+def session_members(session: int) -> list[int]:
+    """Ids of a session's processes, the newest first, zombies included."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(int(name)) == session:
+                    found.append(int(name))
+    return sorted(found, reverse=True)
+
+
+def marked(name: str, value: str, *, working_in: re.Pattern[str] | None = None) -> list[int]:
+    """Ids of the other processes whose environment has a variable with this value, without zombies.
+
+    Args:
+        working_in: also processes whose working directory matches: a launcher may have cleared its
+            environment.
+    """
+    import psutil
+
+    def matches(environ: dict[str, str] | None, cwd: str | None) -> bool:
+        """Arguments are None where they may not be read, or the process has ended."""
+        marked = environ is not None and environ.get(name) == value
+        return marked or (working_in is not None and bool(working_in.match(cwd or "")))
+
+    return [
+        process.pid
+        for process in psutil.process_iter(["environ", "cwd"])
+        if process.pid != os.getpid() and matches(**process.info)
+    ]
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Fields of /proc/<pid>/stat from the state on: field N of proc(5) has the index N - 3.
+
+    The program's name before them may contain blanks and brackets.
+
+    Returns:
+        None if there is no such process.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split() or None
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def environ(wanted: Mapping[str, str | None]) -> Iterator[None]:
+    """Inside, os.environ has these values (None: not set); afterwards the former ones."""
+    before = {key: os.environ.get(key) for key in wanted}
+    _set_all(wanted)
+    try:
+        yield
+    finally:
+        _set_all(before)
+
+
+def _set_all(wanted: Mapping[str, str | None]) -> None:
+    """Set variables of the environment; None removes a variable."""
+    for key, value in wanted.items():
+        if value is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = value

@@ -1,0 +1,252 @@
+"""Text to token ids: one encoder for the ETL and for serving.
+
+It uses the `tokenizers` library directly, as `transformers`' fast tokenizers do, and is made from
+bytes, so that Spark executors need neither a framework nor the model's directory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+
+import numpy as np
+
+from howdah.data.family import TOKENIZER_FILES, TOKENIZERS, WORDPIECE
+from howdah.data.manifest import content_hash
+from howdah.data.modelfiles import fetch
+from howdah.errors import ModelError
+
+# Spark and training run one process a core; the library's threads would compete for the cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+_PREFIX_CHARACTERS_PER_TOKEN = 6
+
+
+class Encoder:
+    """A WordPiece (or any `tokenizer.json`) encoder with [CLS]/[SEP] and truncation, no padding.
+
+    Args:
+        files: {file name: bytes} of a model directory: `tokenizer.json`, or `vocab.txt` with
+            `tokenizer_config.json`, which may be missing.
+        source: path or hub name of the model, for messages and the manifest.
+
+    Raises:
+        ModelError: no tokenizer among the files, or one that cannot be used.
+    """
+
+    def __init__(self, files: dict[str, bytes], source: str) -> None:
+        self.files = {name: files[name] for name in TOKENIZER_FILES if name in files}
+        self.source = source
+        settings = _json(self.files, "tokenizer_config.json", source)
+        if "tokenizer.json" in self.files:
+            self._tokenizer = _from_json(self.files["tokenizer.json"], settings, source)
+        elif "vocab.txt" in self.files:
+            self._tokenizer = _from_vocab(self.files["vocab.txt"], settings, source)
+        else:
+            raise ModelError(
+                "the base model has no tokenizer",
+                where=source,
+                expected="tokenizer.json or vocab.txt",
+                remedy="save the tokenizer beside the weights (tokenizer.save_pretrained)",
+            )
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        # User text that spells [MASK] or [SEP] is text: it must never become the special token.
+        self._tokenizer.encode_special_tokens = True
+        state = json.loads(self._tokenizer.to_str())
+        self.hash: str = content_hash(
+            {key: state[key] for key in sorted(state) if key not in ("truncation", "padding")}
+        )
+        """Hash of the whole tokenizer but its maximal length: equal hashes give equal ids."""
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
+        # A tokenizer of no known family must name its padding token, or have WordPiece's.
+        kind = TOKENIZERS.get(state["model"]["type"], WORDPIECE)
+        self.pad_id: int = self._special_id(settings, "pad_token", kind.pad_token)
+        self._cls_sep = self._tokenizer.num_special_tokens_to_add(is_pair=False)
+        self._max_length: int | None = None
+        # If the text is split at blanks first, the tokens of its beginning do not depend on what
+        # follows: true for BERT's chain without added tokens, which may contain blanks.
+        self._prefix_stable = (
+            (state.get("normalizer") or {}).get("type") == "BertNormalizer"
+            and (state.get("pre_tokenizer") or {}).get("type") == "BertPreTokenizer"
+            and all(token.get("special") for token in state.get("added_tokens", []))
+        )
+
+    @classmethod
+    def load(cls, base: str, revision: str | None = None) -> Encoder:
+        """The encoder of a base model: a directory, one on another storage, or a hub name."""
+        directory = fetch(base, revision=revision, patterns=TOKENIZER_FILES)
+        files = {}
+        for name in TOKENIZER_FILES:
+            path = os.path.join(directory, name)
+            if os.path.isfile(path):
+                with open(path, "rb") as file:
+                    files[name] = file.read()
+        return cls(files, base)
+
+    def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
+        """Token ids of each text, [CLS] and [SEP] included, cut at `max_length`, not padded.
+
+        Args:
+            texts: B texts.
+            max_length: tokens a text is cut at, [CLS] and [SEP] included.
+
+        Returns:
+            B arrays, uint32, each 1-D of at least the special tokens' length.
+
+        Worked example (bert-base-uncased): "hello world" -> [101, 7592, 2088, 102].
+        """
+        self._truncate(max_length)
+        limit = max_length * _PREFIX_CHARACTERS_PER_TOKEN
+        heads = [_valid(self._head(text, limit)) for text in texts]
+        ids = [np.array(e.ids, dtype=np.uint32) for e in self._encode(heads)]
+        # A head with max_length tokens has the ids of the whole text; else encode the whole text.
+        again = [
+            i
+            for i, (text, head) in enumerate(zip(texts, heads, strict=True))
+            if len(head) < len(text) and len(ids[i]) < max_length
+        ]
+        if again:
+            whole = self._encode([_valid(texts[i]) for i in again])
+            for i, encoding in zip(again, whole, strict=True):
+                ids[i] = np.array(encoding.ids, dtype=np.uint32)
+        return ids
+
+    def _encode(self, texts: list[str]) -> list:
+        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)
+
+    def _truncate(self, max_length: int) -> None:
+        if max_length == self._max_length:
+            return
+        if max_length <= self._cls_sep:
+            raise ModelError(
+                "max_length leaves no room for text",
+                got=f"{max_length} tokens, {self._cls_sep} of them special",
+                remedy="raise data.max_length",
+            )
+        self._tokenizer.enable_truncation(max_length)
+        self._max_length = max_length
+
+    def _head(self, text: str, limit: int) -> str:
+        """The beginning of a long text up to a blank, at least `limit` characters; or all of it."""
+        if not self._prefix_stable or len(text) <= limit:
+            return text
+        cut = text.find(" ", limit)
+        return text if cut < 0 else text[:cut]
+
+    def _special_id(self, settings: dict, key: str, default: str) -> int:
+        token = settings.get(key, default)
+        token = token.get("content", default) if isinstance(token, dict) else token
+        number = self._tokenizer.token_to_id(token) if token else None
+        if number is None:
+            raise ModelError(
+                f"the tokenizer has no {key}",
+                where=self.source,
+                expected=str(token),
+                remedy="give a BERT-like tokenizer, or name the token in tokenizer_config.json",
+            )
+        return number
+
+
+def _valid(text: str) -> str:
+    """Replace lone surrogates, which have no UTF-8 form, by the replacement character."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
+    return text
+
+
+def _json(files: dict[str, bytes], name: str, source: str) -> dict:
+    if name not in files:
+        return {}
+    try:
+        value = json.loads(files[name])
+    except ValueError as error:
+        raise ModelError(
+            f"{name} is not JSON", where=source, got=str(error), remedy="restore the file"
+        ) from None
+    return value if isinstance(value, dict) else {}
+
+
+def _normalizer_options(settings: dict) -> dict:
+    """BERT's normaliser as `transformers.BertTokenizerFast` reads tokenizer_config.json."""
+    return {
+        "lowercase": settings.get("do_lower_case", True),
+        "strip_accents": settings.get("strip_accents"),
+        "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
+    }
+
+
+def _from_json(data: bytes, settings: dict, source: str):
+    from tokenizers import Tokenizer
+
+    try:
+        state = json.loads(data)
+        # In transformers' BertTokenizerFast.__init__ tokenizer_config.json overrides
+        # tokenizer.json; do the same, so that the ids are equal.
+        normalizer = state.get("normalizer") or {}
+        named = settings.get("tokenizer_class") or ""
+        bert = not named or ("Bert" in named and "Roberta" not in named)
+        if bert and normalizer.get("type") == "BertNormalizer":
+            normalizer.update(_normalizer_options(settings))
+        return Tokenizer.from_str(json.dumps(state))
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise ModelError(
+            "tokenizer.json cannot be read",
+            where=source,
+            got=f"{type(error).__name__}: {error}",
+            remedy="restore the file from the model's source",
+        ) from None
+
+
+def _from_vocab(data: bytes, settings: dict, source: str):
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import WordPiece as WordPieceDecoder
+    from tokenizers.models import WordPiece
+    from tokenizers.normalizers import BertNormalizer
+    from tokenizers.pre_tokenizers import BertPreTokenizer
+    from tokenizers.processors import TemplateProcessing
+
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            "vocab.txt is not UTF-8", where=source, got=str(error), remedy="restore the file"
+        ) from None
+    if lines and lines[-1] == "":
+        lines.pop()
+    vocabulary = {line.rstrip("\r"): number for number, line in enumerate(lines)}
+    special = {
+        key: _content(settings.get(f"{key}_token"), f"[{key.upper()}]")
+        for key in ("pad", "unk", "cls", "sep", "mask")
+    }
+    needed = [special[key] for key in ("pad", "unk", "cls", "sep")]
+    missing = [token for token in needed if token not in vocabulary]
+    if missing:
+        raise ModelError(
+            "vocab.txt lacks special tokens",
+            where=source,
+            expected=", ".join(special.values()),
+            got="no " + ", ".join(missing),
+            remedy="give BERT's vocabulary, or name the tokens in tokenizer_config.json",
+        )
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=special["unk"]))
+    tokenizer.normalizer = BertNormalizer(clean_text=True, **_normalizer_options(settings))
+    tokenizer.pre_tokenizer = BertPreTokenizer()
+    cls, sep = special["cls"], special["sep"]
+    tokenizer.post_processor = TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, vocabulary[cls]), (sep, vocabulary[sep])],
+    )
+    tokenizer.decoder = WordPieceDecoder(prefix="##")
+    tokenizer.add_special_tokens([token for token in special.values() if token in vocabulary])
+    return tokenizer
+
+
+def _content(token, default: str) -> str:
+    if isinstance(token, dict):
+        return token.get("content", default)
+    return token or default

@@ -1,0 +1,199 @@
+"""Identity of datasets: the manifest is the commit point, and readers open only what it lists."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from howdah import storage
+from howdah.errors import DataError, NotFound
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class ShardEntry(_Frozen):
+    """One shard and its index, as committed."""
+
+    name: str
+    """File name in the version directory."""
+    index_name: str
+    """File name of its index."""
+    rows: int
+    bytes: int
+    crc32c: int
+    """CRC-32C of the whole file."""
+    index_crc32c: int
+    tokens: int
+    """Tokens of all rows, without padding."""
+    class_counts: dict[str, int]
+    """{label number as text: rows}."""
+    length_histogram: dict[str, int]
+    """{upper bound of a bin of 8 tokens as text: rows}."""
+
+
+class TokenizerEntry(_Frozen):
+    """The tokenizer that made the ids."""
+
+    hash: str
+    """Encoder.hash"""
+    vocab_size: int
+    pad_id: int
+    source: str
+    """The base model it was taken from."""
+
+
+class RecordEntry(_Frozen):
+    """How a record is laid out (record.RecordLayout)."""
+
+    ids_dtype: Literal["uint16", "uint32", "int64_list"]
+    columns: dict[str, str]
+    """{input_ids|length|label|id: feature name}."""
+    compression: Literal["none", "gzip"] = "none"
+
+
+class DatasetManifest(_Frozen):
+    """`manifest.json` of a dataset version."""
+
+    schema_version: int = SCHEMA_VERSION
+    dataset_hash: str
+    """The hash in v=<hash>: of sources, the data config, the tokenizer and the ETL's format."""
+    created: str
+    """ISO 8601, UTC."""
+    etl_version: str
+    labels: list[str]
+    """Label names by number."""
+    max_length: int
+    tokenizer: TokenizerEntry
+    record: RecordEntry
+    splits: dict[str, list[ShardEntry]]
+    """{train|validation|test: shards in order}."""
+    source: dict[str, Any]
+    """Files (path, size, modified) or table, query, snapshot; the column mapping."""
+    seed: int
+    """Seed of the global shuffle."""
+    split_rule: dict[str, Any]
+    cleaning: dict[str, bool]
+    """data.clean as it was applied; serving must apply the same."""
+    quality: dict[str, Any] = {}
+    """Counts: read, kept, drops by reason, duplicate clusters, capped buckets, truncated rows."""
+
+    def rows(self, split: str) -> int:
+        """Rows of a split (0 for one that is not there)."""
+        return sum(shard.rows for shard in self.splits.get(split, []))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """A committed dataset version."""
+
+    path: str
+    """Its v=<hash> directory."""
+    manifest: DatasetManifest
+    manifest_hash: str
+    """SHA-256 of manifest.json's bytes, 16 hex digits."""
+
+    def shard_path(self, shard: ShardEntry) -> str:
+        """Path of a shard's file."""
+        return storage.join(self.path, shard.name)
+
+    def index_path(self, shard: ShardEntry) -> str:
+        """Path of its index."""
+        return storage.join(self.path, shard.index_name)
+
+
+def content_hash(value: Any) -> str:
+    """SHA-256 (16 hex digits) of a JSON value in canonical form.
+
+    >>> content_hash({"b": 1, "a": 2}) == content_hash({"a": 2, "b": 1})
+    True
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return bytes_hash(text.encode("utf-8"))
+
+
+def bytes_hash(data: bytes) -> str:
+    """SHA-256 of bytes, 16 hex digits."""
+    return hashlib.sha256(data).hexdigest()[:16]
+
+
+def commit(path: str, manifest: DatasetManifest) -> None:
+    """Create `path`/manifest.json exclusively; the dataset exists from then on.
+
+    Raises:
+        AlreadyExists: another run has committed this version; its manifest stands.
+    """
+    data = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
+    storage.create_exclusive(storage.join(path, MANIFEST), data.encode("utf-8"))
+
+
+def load_dataset(path: str) -> Dataset:
+    """The dataset at `path`: a v=<hash> directory, or the dataset's root (newest version).
+
+    Raises:
+        DataError: no manifest (an unfinished ETL, or no dataset), a broken or unknown one.
+    """
+    if storage.exists(storage.join(path, MANIFEST)):
+        return _load_version(path)
+    try:
+        children = storage.list_dir(path)
+    except NotFound:
+        raise DataError(
+            "there is no dataset", where=path, remedy="run `howdah etl`, or correct data.dataset"
+        ) from None
+    versions = [
+        _load_version(child.path)
+        for child in children
+        if child.is_dir
+        and child.name.startswith("v=")
+        and storage.exists(storage.join(child.path, MANIFEST))
+    ]
+    if not versions:
+        raise DataError(
+            "the directory holds no dataset: a dataset without manifest does not exist",
+            where=path,
+            expected=f"{MANIFEST}, or v=<hash>/{MANIFEST}",
+            got=", ".join(child.name for child in children[:5]) or "an empty directory",
+            remedy="run `howdah etl`; it removes the files of an interrupted one",
+        )
+    return max(versions, key=lambda version: version.manifest.created)
+
+
+def _load_version(path: str) -> Dataset:
+    where = storage.join(path, MANIFEST)
+    raw = storage.read_bytes(where)
+    remedy = "restore the file, or remove the version directory and run `howdah etl` again"
+    try:
+        value = json.loads(raw)
+    except ValueError as error:
+        raise DataError(
+            "the manifest is not JSON", where=where, got=str(error), remedy=remedy
+        ) from None
+    version = value.get("schema_version") if isinstance(value, dict) else None
+    if version != SCHEMA_VERSION:
+        raise DataError(
+            "the manifest is of another format",
+            where=where,
+            expected=f"schema_version {SCHEMA_VERSION}",
+            got=str(version),
+            remedy="run `howdah etl` with this version of Howdah",
+        )
+    try:
+        manifest = DatasetManifest.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise DataError(
+            "the manifest is not whole",
+            where=f"{where}: {'.'.join(str(part) for part in first['loc'])}",
+            got=first["msg"],
+            remedy=remedy,
+        ) from None
+    return Dataset(path=path, manifest=manifest, manifest_hash=bytes_hash(raw))

@@ -1,0 +1,101 @@
+"""The doctor's checks of a Hadoop cluster: its NameNodes and this user's credentials."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+
+from howdah.doctor.checks import Check
+from howdah.errors import HowdahError
+from howdah.hadoop import conf, rpc, tokens
+
+_PROBE_SECONDS = 5.0
+
+
+def _settings(env: Mapping[str, str]) -> conf.HadoopConf | None:
+    """Hadoop's settings; None: there are none, or another check reports why they cannot be read."""
+    try:
+        found = conf.load(env)
+    except HowdahError:
+        return None
+    return found if found.directory is not None else None
+
+
+def check_namenode(env: Mapping[str, str]) -> Check:
+    """Probe which authentication methods each NameNode of fs.defaultFS accepts."""
+    name, settings = "NameNode", _settings(env)
+    authority = settings.default_authority() if settings else None
+    if settings is None or not authority:
+        return Check(name, "skip", "no hdfs:// fs.defaultFS is set")
+    try:
+        addresses = settings.rpc_addresses(authority)
+    except HowdahError as error:
+        return Check(name, "fail", error.what, error.remedy)
+    answers, failures, methods = [], [], set()
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        try:
+            offered = rpc.auth_methods(host, int(port), _PROBE_SECONDS)
+        except OSError as error:
+            failures.append(f"{address}: {error.strerror or error}")
+            continue
+        methods.update(offered)
+        answers.append(f"{address} answers ({', '.join(offered)})")
+    found = "; ".join(answers + failures)
+    if not answers:
+        remedy = "check that it runs, its host and port in HADOOP_CONF_DIR, and the network"
+        return Check(name, "fail", found, remedy)
+    if "SIMPLE" not in methods and not settings.kerberos:
+        remedy = (
+            "take the cluster's own core-site.xml and hdfs-site.xml: they must say"
+            " hadoop.security.authentication = kerberos"
+        )
+        return Check(name, "fail", f"{found}; the settings here do not enable Kerberos", remedy)
+    if failures:
+        return Check(name, "warn", found, "the cluster can be used; one NameNode does not answer")
+    return Check(name, "ok", found)
+
+
+def check_login(env: Mapping[str, str]) -> Check:
+    """For a cluster with Kerberos: tokens, a keytab or a valid ticket."""
+    name, settings = "Kerberos", _settings(env)
+    if settings is None or not settings.kerberos:
+        return Check(name, "skip", "not enabled in HADOOP_CONF_DIR")
+    remedy = "kinit, or set KRB5_CLIENT_KTNAME to a keytab"
+    if env.get(tokens.ENVIRONMENT):
+        return _tokens(name, env)
+    keytab = (env.get("KRB5_CLIENT_KTNAME") or "").removeprefix("FILE:")
+    if keytab:
+        if os.access(keytab, os.R_OK):
+            return Check(name, "ok", f"keytab {keytab}")
+        return Check(name, "fail", f"keytab {keytab}: cannot be read", remedy)
+    klist = shutil.which("klist", path=env.get("PATH", ""))
+    if klist is None:
+        found = "no keytab; without klist a ticket cannot be looked for"
+        return Check(name, "warn", found, f"apt-get install krb5-user; {remedy}")
+    done = subprocess.run([klist, "-s"], env=dict(env), check=False, timeout=30)
+    cache = env.get("KRB5CCNAME", "the default cache")
+    if done.returncode != 0:
+        return Check(name, "fail", f"no keytab, and no valid ticket in {cache}", remedy)
+    return Check(name, "ok", f"a valid ticket in {cache}")
+
+
+def _tokens(name: str, env: Mapping[str, str]) -> Check:
+    try:
+        held = tokens.load(env)
+    except HowdahError as error:
+        return Check(name, "fail", f"{error.where}: {error.got}", error.remedy)
+    ours = [token for token in held if token.kind == tokens.HDFS_KIND]
+    path = env[tokens.ENVIRONMENT]
+    if not ours:
+        return Check(name, "fail", f"{path} holds no token of HDFS", "have the job fetch one")
+    last = max(token.expires for token in ours) - time.time()
+    found = f"tokens for {', '.join(sorted(token.service for token in ours))} in {path}"
+    if last <= 60:
+        return Check(
+            name, "fail", f"{found}, which expire within a minute", "have the job fetch new ones"
+        )
+    return Check(name, "ok", f"{found}, to be renewed for at most {last / 3600:.1f} h")

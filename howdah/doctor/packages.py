@@ -1,0 +1,125 @@
+"""The doctor's checks of the Python packages: versions by the lock file, Horovod's build."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+
+import howdah
+from howdah.doctor.checks import Check
+
+FRAMEWORKS = ("tensorflow", "torch")
+_SET_UP = "make setup"
+
+# Run in a child process: loading the library loads its framework's.
+_LIST_FEATURES = """
+import ctypes, sys
+library = ctypes.CDLL(sys.argv[1])
+print(*[name for name in ("mpi", "gloo", "nccl") if getattr(library, f"horovod_{name}_built")()])
+"""
+
+
+def locked_versions(path: str) -> dict[str, str]:
+    """{package: version} of a lock file (pip's `name==version` lines)."""
+    with open(path, encoding="utf-8") as file:
+        return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;\\]+)", file.read(), re.MULTILINE))
+
+
+def find_lock() -> str | None:
+    """Path of requirements.lock in a checkout; None outside of one."""
+    path = os.path.join(
+        os.path.dirname(os.path.dirname(os.path.abspath(howdah.__file__))), "requirements.lock"
+    )
+    return path if os.path.isfile(path) else None
+
+
+def installed_version(package: str) -> str | None:
+    """The installed version; None: the package is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_packages(env: Mapping[str, str], lock: str | None = None) -> Check:
+    """A framework is installed, and all packages have the versions of the lock file."""
+    versions = {name: installed_version(name) for name in (*FRAMEWORKS, "transformers", "pyspark")}
+    found = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
+    name = "packages"
+    if not any(versions[framework] for framework in FRAMEWORKS):
+        return Check(name, "fail", found, f"{_SET_UP} (or pip install 'howdah[torch]')")
+    lock = lock or find_lock()
+    if lock is None:
+        return Check(name, "ok", f"{found}; no lock file here to compare with")
+    locked = locked_versions(lock)
+    wrong = [
+        f"{package} {installed_version(package) or 'missing'} (locked: {version})"
+        for package, version in sorted(locked.items())
+        if installed_version(package) != version
+    ]
+    if wrong:
+        shown = ", ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        return Check(name, "warn", f"{found}; not as locked: {shown}", _SET_UP)
+    return Check(name, "ok", f"{found}; all {len(locked)} as locked")
+
+
+def horovod_libraries() -> dict[str, str] | None:
+    """{framework: path of Horovod's native library}; None: Horovod is not installed."""
+    spec = importlib.util.find_spec("horovod")
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    out = {}
+    for folder in spec.submodule_search_locations:
+        for framework in FRAMEWORKS:
+            where = os.path.join(folder, framework)
+            for name in sorted(os.listdir(where)) if os.path.isdir(where) else ():
+                if name.startswith("mpi_lib") and name.endswith(".so"):
+                    out[framework] = os.path.join(where, name)
+    return out
+
+
+def check_horovod(env: Mapping[str, str]) -> Check:
+    """Horovod is built for every framework that is installed, with MPI and Gloo, and loads.
+
+    The native libraries list what they were built with. `horovodrun --check-build` prints the same,
+    but imports the frameworks, which takes half a minute.
+    """
+    name = "Horovod"
+    libraries = horovod_libraries()
+    if libraries is None:
+        return Check(name, "fail", "not installed", _SET_UP)
+    version = installed_version("horovod") or "of unknown version"
+    rebuild = f"{_SET_UP}; in another environment: tools/build_horovod.py --python PYTHON --install"
+    absent = [fw for fw in FRAMEWORKS if installed_version(fw) and fw not in libraries]
+    if absent:
+        return Check(name, "fail", f"{version}, not built for {', '.join(absent)}", rebuild)
+    parts, lacking = [], []
+    for framework, library in libraries.items():
+        if not installed_version(framework):
+            continue
+        try:
+            asked = subprocess.run(
+                [sys.executable, "-c", _LIST_FEATURES, library], env=dict(env), timeout=60,
+                stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            lacking.append(f"{framework} (its library did not load within 60 s)")
+            continue
+        if asked.returncode != 0:
+            reason = (asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"])[-1]
+            lacking.append(f"{framework} (its library does not load: {reason})")
+            continue
+        built = asked.stdout.split()
+        parts.append(f"{framework}: {', '.join(built)}")
+        lacking += [f"{part} for {framework}" for part in ("mpi", "gloo") if part not in built]
+    found = f"{version}; " + "; ".join(parts)
+    if lacking:
+        # Gloo alone trains too, without mpirun; a library that does not load trains nothing.
+        status = "warn" if all(item.startswith("mpi for") for item in lacking) else "fail"
+        return Check(name, status, f"{found}; lacks {', '.join(lacking)}", rebuild)
+    return Check(name, "ok", found)

@@ -1,0 +1,1 @@
+"""Published models: the gate, versions, the pointer to the current one."""

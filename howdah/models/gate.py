@@ -1,0 +1,290 @@
+"""The gate: what a finished run's model must reach before it is published.
+
+It compares run.json's metrics of `gate.split`, which are those of the exported weights, with the
+bounds of `gate.minimum` and, if `gate.better_than_published` is set, with the published model.
+Metrics of two datasets are never compared: if the published model was measured on other data, it is
+evaluated again on this run's.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from howdah import storage
+from howdah.config.metric_table import METRICS, unknown_metric
+from howdah.config.model import Config
+from howdah.data.manifest import content_hash
+from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
+from howdah.models.registry import EXPORT_INFO, Published
+
+__all__ = ["Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge"]
+
+VERDICT = "gate.json"
+"""In the run directory: the newest verdict."""
+
+Evaluate = Callable[[str, str, str], dict]
+"""(model, dataset, split) -> metrics: evaluates a model on a dataset."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One bound, and the metric's value."""
+
+    metric: str
+    bound: float
+    got: float | None
+    """None: undefined (roc_auc of a split with one class)."""
+    against: str
+    """gate.minimum, or the published version to beat."""
+
+    @property
+    def lower(self) -> bool:
+        """True if lower is better."""
+        return METRICS[self.metric].lower
+
+    @property
+    def wanted(self) -> str:
+        """The bound as text."""
+        return f"{'at most' if self.lower else 'at least'} {self.bound:.6g}"
+
+    @property
+    def passed(self) -> bool:
+        """True if the value keeps the bound; an undefined value does not."""
+        if self.got is None:
+            return False
+        return self.got <= self.bound if self.lower else self.got >= self.bound
+
+    def as_dict(self) -> dict:
+        """Plain JSON."""
+        return {**asdict(self), "wanted": self.wanted, "passed": self.passed}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run and its export."""
+
+    directory: str
+    export: str
+    info: dict
+    """howdah.json of the export."""
+    run: dict
+    """run.json."""
+
+    @property
+    def run_id(self) -> str:
+        """The run's identity."""
+        return self.info["run_id"]
+
+    @property
+    def weights(self) -> str:
+        """SHA-256 of the exported weights."""
+        return self.info["weights_sha256"]
+
+    @property
+    def dataset(self) -> dict:
+        """{path, hash, rows} of the dataset version that it was trained and measured on."""
+        return self.info.get("dataset") or {}
+
+    def metrics(self) -> dict[str, dict[str, float | None]]:
+        """{split: its scalar metrics}."""
+        return {split: scalars(of) for split, of in (self.run.get("metrics") or {}).items()}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The gate's verdict on a run."""
+
+    split: str
+    checks: tuple[Check, ...]
+    run_id: str
+    step: int | None
+    published: int | None
+    """Version that it was compared with; None: not asked for, or none is published."""
+
+    @property
+    def passed(self) -> bool:
+        """True if every bound is kept, also if there are none."""
+        return all(check.passed for check in self.checks)
+
+    def as_dict(self) -> dict:
+        """Plain JSON."""
+        return {
+            "passed": self.passed,
+            "split": self.split,
+            "checks": [check.as_dict() for check in self.checks],
+            "run_id": self.run_id,
+            "step": self.step,
+            "published": self.published,
+        }
+
+    def require(self, where: str) -> None:
+        """Raise CheckFailed with every missed bound and the value found."""
+        require(self.checks, self.split, where)
+
+
+def require(checks: tuple[Check, ...], split: str, where: str) -> None:
+    """Raise CheckFailed if a check did not pass."""
+    missed = [check for check in checks if not check.passed]
+    if missed:
+        raise CheckFailed(
+            f"the model misses the gate on {split}: {len(missed)} of {len(checks)}"
+            f" bound{'s' if len(checks) > 1 else ''}",
+            where=where,
+            problems=[
+                HowdahError(
+                    check.metric,
+                    where=check.against,
+                    expected=check.wanted,
+                    got="undefined" if check.got is None else f"{check.got:.6g}",
+                )
+                for check in missed
+            ],
+            remedy="train longer or better, or lower the gate if it asks for too much",
+        )
+
+
+def scalars(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """The scalar metrics."""
+    return {name: metrics[name] for name in METRICS if name in metrics}
+
+
+def check_minimum(metrics: Mapping[str, Any], minimum: Mapping[str, float]) -> tuple[Check, ...]:
+    """One split's metrics against {metric: bound}.
+
+    Raises:
+        ConfigError: a metric that does not exist; it names those that do.
+    """
+    for name in minimum:
+        if name not in METRICS:
+            raise ConfigError(unknown_metric(name), where="gate.minimum")
+    return tuple(
+        Check(name, bound, metrics.get(name), "gate.minimum") for name, bound in minimum.items()
+    )
+
+
+def finished_run(directory: str) -> Run:
+    """The finished run in `directory`, whose metrics were measured on its export.
+
+    Raises:
+        ModelError: no run, one that has not finished, no export, or one of other weights.
+    """
+    train = "let `howdah train` (or `howdah submit`) of this configuration finish first"
+    try:
+        run = storage.read_json(storage.join(directory, "run.json"))
+    except NotFound:
+        raise ModelError("there is no run", where=directory, remedy=train) from None
+    if run.get("status") != "finished":
+        raise ModelError(
+            "the run has not finished",
+            where=directory,
+            expected="status finished in run.json",
+            got=str(run.get("status")),
+            remedy=train,
+        )
+    export = storage.join(directory, "export")
+    again = "`howdah export` writes the run's export again"
+    try:
+        info = storage.read_json(storage.join(export, EXPORT_INFO))
+    except NotFound:
+        raise ModelError("the run has no export", where=export, remedy=again) from None
+    step = run.get("steps") if run.get("best_step") is None else run["best_step"]
+    expected, got = (run.get("run_id"), step), (info.get("run_id"), info.get("step"))
+    if expected != got:
+        raise ModelError(
+            "the export is not what the run's metrics were measured on",
+            where=export,
+            expected=f"step {expected[1]} of run {expected[0]}",
+            got=f"step {got[1]} of run {got[0]}",
+            remedy=again,
+        )
+    return Run(directory, export, info, run)
+
+
+def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verdict:
+    """Judge the configuration's run by its gate; the verdict is stored in the run directory.
+
+    A stored verdict on the same weights, bounds and published version is returned as it is.
+
+    Args:
+        evaluate: called if the published model was measured on other data.
+        run: the configuration's finished run, if the caller has it.
+    Raises:
+        ModelError: no finished run, or the split was not measured; or the published model cannot
+            be compared (other labels).
+    """
+    run = run or finished_run(config.run.directory)
+    compares = config.gate.better_than_published
+    now = Published(config.model_directory).current() if compares else None
+    if now is not None and (now.get("run_id"), now.get("weights_sha256")) == (
+        run.run_id,
+        run.weights,
+    ):
+        now = None  # the run's own model is published
+    asked = config.gate.model_dump(mode="json")
+    key = content_hash(
+        [asked, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
+    )
+    path = storage.join(run.directory, VERDICT)
+    stored = _stored(path, key)
+    if stored is not None:
+        return stored
+    verdict = _judged(config, run, now, evaluate)
+    entry = {**verdict.as_dict(), "key": key, "judged": _now()}
+    storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
+    return verdict
+
+
+def _judged(config: Config, run: Run, now: dict | None, evaluate: Evaluate) -> Verdict:
+    gate = config.gate
+    metrics = run.metrics().get(gate.split)
+    if metrics is None and gate.asks:
+        have = ", ".join(run.metrics()) or "none"
+        raise ModelError(
+            f"the run was not measured on {gate.split}",
+            where=storage.join(run.directory, "run.json"),
+            expected=f"metrics.{gate.split}",
+            got=f"metrics of {have}",
+            remedy="name a measured split as gate.split; a split is measured if evaluation.splits"
+            " has it and the dataset has rows in it",
+        )
+    checks = check_minimum(metrics or {}, gate.minimum)
+    if now is not None:
+        checks += (_against(config, run, metrics or {}, now, evaluate),)
+    step = run.info.get("step")
+    return Verdict(gate.split, checks, run.run_id, step, now["version"] if now else None)
+
+
+def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check:
+    """Compare with the published model."""
+    split, name = config.gate.split, config.evaluation.metric
+    theirs = (now.get("metrics") or {}).get(split) or {}
+    if (now.get("dataset") or {}).get("hash") != run.dataset.get("hash") or name not in theirs:
+        model = Published(config.model_directory).path_of(now["version"])
+        theirs = evaluate(model, run.dataset["path"], split)
+    value, sign = theirs.get(name), -1 if METRICS[name].lower else 1
+    against = f"published v={now['version']}"
+    if value is None:  # only roc_auc may be undefined: then any value passes
+        return Check(name, 0.0, metrics.get(name), f"{against} (undefined)")
+    against += f" ({value:.6g}), gate.margin {config.gate.margin:g}"
+    return Check(name, value + sign * config.gate.margin, metrics.get(name), against)
+
+
+def _stored(path: str, key: str) -> Verdict | None:
+    """The verdict in the run directory, if it has this key."""
+    try:
+        stored = storage.read_json(path)
+    except (NotFound, DataError):  # none, or no JSON: judged again, and replaced
+        return None
+    if not isinstance(stored, dict) or stored.get("key") != key:
+        return None
+    names = ("metric", "bound", "got", "against")
+    checks = tuple(Check(*(check[name] for name in names)) for check in stored["checks"])
+    return Verdict(stored["split"], checks, stored["run_id"], stored["step"], stored["published"])
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

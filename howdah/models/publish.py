@@ -1,0 +1,358 @@
+"""Publish a run's export as the next version of a model, or make an older version current again.
+
+A version is copied under a name that no reader opens, read back and compared, and published by one
+rename. The history decides which version is current; its entries are created exclusively: of two
+publishers the second sees the first one's entry, and judges its model against that. current.json is
+a copy of the newest entry; after writing it a publisher checks that the entry is still the newest.
+A publisher killed at any point leaves a version that is whole or invisible, and the same command
+completes what it began.
+"""
+
+from __future__ import annotations
+
+import datetime
+import getpass
+import hashlib
+import json
+import re
+import secrets
+import socket
+import time
+from collections.abc import Callable
+from typing import BinaryIO
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.errors import AlreadyExists, ModelError, NotFound, UsageError
+from howdah.models.gate import Evaluate, Run, finished_run, judge
+from howdah.models.registry import MANIFEST, Published
+from howdah.storage import commit
+
+__all__ = ["publish", "republish", "roll_back"]
+
+FORMAT_VERSION = 1
+_CHUNK = 8 * 2**20
+_STAGING = re.compile(r"staging-[0-9a-f]{12}")
+_STALE_SECONDS = 24 * 3600.0
+
+Progress = Callable[[str], None]
+
+
+def publish(
+    config: Config,
+    evaluate: Evaluate,
+    *,
+    note: str | None = None,
+    progress: Progress = lambda line: None,
+) -> dict:
+    """Publish the export of the configuration's run, if it passes the gate.
+
+    Publishing a run again changes nothing, even after another run was published or a rollback.
+
+    Args:
+        evaluate: see gate.judge.
+        note: kept in the history, e.g. who approved it.
+        progress: takes a line.
+    Returns:
+        {name, version, path, pointer, changed, run_id, run_directory, framework, step, metrics,
+        gate, previous}.
+    Raises:
+        CheckFailed: the gate's bounds are missed.
+        ModelError: no finished run, or its export is damaged.
+    """
+    run = finished_run(config.run.directory)
+    model = Published(config.model_directory)
+    version = _version_of(model, run)
+    if version is not None and version in _order(model.newest()[1]):
+        _write_pointer(model)
+        progress(f"run {run.run_id} is version {version} already")
+        return _result(model, version, None, changed=False)
+    judge(config, evaluate, run=run).require("gate")
+    if version is None:
+        version = _add_version(model, run, progress)
+    while True:
+        known, now = model.newest()
+        if version in _order(now):  # another publisher of this run was faster
+            return _result(model, version, now, changed=False)
+        # Another run may have become current while this one was copied.
+        verdict = judge(config, evaluate, run=run)
+        verdict.require("gate")
+        entry = _entry(model, version, now, "publish", note) | {"gate": verdict.as_dict()}
+        if _append_entry(model, known, entry):
+            progress(f"published: {model.path_of(version)}")
+            return _result(model, version, now, changed=True)
+
+
+def republish(
+    config: Config,
+    version: int,
+    *,
+    note: str | None = None,
+    progress: Progress = lambda line: None,
+) -> dict:
+    """Make an earlier version current again, without the gate.
+
+    Raises:
+        ModelError: no such version, or its files do not match its manifest.
+    """
+    model = Published(config.model_directory)
+    _verify(model, version)
+    while True:
+        known, now = model.newest()
+        if now is not None and now["version"] == version:
+            _write_pointer(model)
+            return _result(model, version, now, changed=False)
+        if _append_entry(model, known, _entry(model, version, now, "rollback", note)):
+            progress(f"current again: {model.path_of(version)}")
+            return _result(model, version, now, changed=True)
+
+
+def roll_back(
+    config: Config, *, note: str | None = None, progress: Progress = lambda line: None
+) -> dict:
+    """Make the version current that was current before the present one was first published.
+
+    Raises:
+        UsageError: there is none.
+    """
+    model = Published(config.model_directory)
+    order = _order(model.newest()[1])
+    before = order[: order.index(order[-1])] if order else []
+    if not before:
+        raise UsageError(
+            "there is no version to go back to",
+            where=model.root,
+            got=f"versions published so far: {', '.join(map(str, dict.fromkeys(order))) or 'none'}",
+        )
+    return republish(config, before[-1], note=note, progress=progress)
+
+
+# ---------------------------------------------------------------------------------- a version
+def _version_of(model: Published, run: Run) -> int | None:
+    """The version with the run's weights, if there is one."""
+    for number in model.numbers():
+        try:
+            manifest = model.version(number)
+        except ModelError:  # its publisher has not finished
+            continue
+        if (manifest["run_id"], manifest["weights_sha256"]) == (run.run_id, run.weights):
+            return number
+    return None
+
+
+def _add_version(model: Published, run: Run, progress: Progress) -> int:
+    """Copy the export to a new version; its number."""
+    staging = storage.join(model.root, f"staging-{secrets.token_hex(6)}")
+    with commit.stage(staging) as staged:
+        files = _copied(run.export, staging, progress)
+        _check_weights(run, files)
+        manifest = {
+            "format_version": FORMAT_VERSION,
+            "run_id": run.run_id,
+            "run_name": run.info.get("run_name"),
+            "run_directory": run.directory,
+            "framework": run.info.get("framework"),
+            "step": run.info.get("step"),
+            "metrics": run.metrics(),
+            "dataset": run.dataset,
+            "weights_sha256": run.weights,
+            "files": files,
+            "created": _now(),
+            "by": _publisher(),
+        }
+        storage.write_whole(storage.join(staging, MANIFEST), _json(manifest))
+        number = _take_number(model, staged)
+    commit.sweep(storage.list_dir(model.root), _is_stale)
+    first = _version_of(model, run)
+    if (
+        first is not None and first < number
+    ):  # two publishers of one run: the first one's version stays
+        commit.retract(model.path_of(number), staging)
+        return first
+    return number
+
+
+def _take_number(model: Published, staged: commit.Staged) -> int:
+    """Publish the staged version under the next number that no other publisher has."""
+    number = max([0, *model.numbers()])
+    while True:
+        number += 1
+        try:
+            # S3 cannot rename a directory: there only the claim gives two publishers two numbers.
+            claim = storage.join(model.root, "claims", str(number))
+            storage.create_exclusive(claim, _json({"by": _publisher(), "at": _now()}))
+            staged.publish(model.path_of(number))
+        except AlreadyExists:
+            continue
+        return number
+
+
+def _copied(source: str, target: str, progress: Progress) -> dict[str, dict]:
+    """Copy a directory's files and read the copies: {name: {bytes, sha256}}."""
+    files = {}
+    for entry in storage.list_dir(source):
+        if entry.is_dir or entry.name == MANIFEST:
+            raise ModelError(
+                "the export holds what does not belong there", where=source, got=entry.name
+            )
+        progress(f"copying {entry.name}, {entry.size / 2**20:,.1f} MiB")
+        sent = _send(entry.path, storage.join(target, entry.name))
+        back = _digest(storage.join(target, entry.name))
+        if sent != back:
+            raise ModelError(
+                "a copied file is not what was sent",
+                where=storage.join(target, entry.name),
+                expected=f"{sent['bytes']:,} bytes, sha256 {sent['sha256']}",
+                got=f"{back['bytes']:,} bytes, sha256 {back['sha256']}",
+                remedy="publish again; if this repeats, the storage is damaged",
+            )
+        files[entry.name] = sent
+    return files
+
+
+def _send(source: str, target: str) -> dict:
+    """Copy a file in bounded memory; of the bytes read: {bytes, sha256}."""
+    read = {}
+
+    def fill(file: BinaryIO) -> None:
+        digest, size = hashlib.sha256(), 0
+        with storage.open_read(source) as given:
+            while chunk := given.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+                file.write(chunk)
+        read.update(bytes=size, sha256=digest.hexdigest())
+
+    storage.write_stream(target, fill, size=storage.size(source))
+    return read
+
+
+def _digest(path: str) -> dict:
+    digest, size = hashlib.sha256(), 0
+    with storage.open_read(path) as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _check_weights(run: Run, files: dict[str, dict]) -> None:
+    got = {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
+    if run.weights not in got.values():
+        raise ModelError(
+            "the export's weights do not match its howdah.json",
+            where=run.export,
+            expected=f"sha256 {run.weights}",
+            got="; ".join(f"{name}: {value}" for name, value in got.items()) or "no weights",
+            remedy="`howdah export` writes the run's export again",
+        )
+
+
+def _verify(model: Published, version: int) -> None:
+    """Raise ModelError if a version's files do not match its manifest."""
+    for name, file in model.version(version)["files"].items():
+        path = storage.join(model.path_of(version), name)
+        try:
+            got = _digest(path)
+        except NotFound:
+            got = None
+        if got != file:
+            raise ModelError(
+                "a published file is damaged",
+                where=path,
+                expected=f"{file['bytes']:,} bytes, sha256 {file['sha256']}",
+                got=f"{got['bytes']:,} bytes, sha256 {got['sha256']}" if got else "nothing",
+                remedy="publish the run again, or roll back to another version",
+            )
+
+
+def _is_stale(entry: storage.Entry) -> bool:
+    """True for the staging directory of a publisher that was killed more than a day ago."""
+    if not (entry.is_dir and _STAGING.fullmatch(entry.name)):
+        return False
+    try:
+        times = [file.modified for file in storage.list_dir(entry.path)]
+    except NotFound:  # its publisher has just finished
+        return False
+    return bool(times) and max(times) < time.time() - _STALE_SECONDS
+
+
+# ------------------------------------------------------------------------------ what is current
+def _order(entry: dict | None) -> list[int]:
+    """The versions that were current up to an entry of the history, in order."""
+    return [] if entry is None else entry["order"]
+
+
+def _entry(
+    model: Published, version: int, before: dict | None, action: str, note: str | None
+) -> dict:
+    manifest = model.version(version)
+    copied = ("run_id", "run_name", "run_directory", "framework", "step", "metrics", "dataset")
+    return {
+        "version": version,
+        "path": f"v={version}",
+        "action": action,
+        "published": _now(),
+        "by": _publisher(),
+        "note": note,
+        "order": [*_order(before), version],
+        **{name: manifest.get(name) for name in (*copied, "weights_sha256")},
+    }
+
+
+def _append_entry(model: Published, known: int, entry: dict) -> bool:
+    """Add the entry after number `known` of the history; False if another publisher was faster."""
+    try:
+        storage.create_exclusive(model.entry_path(known + 1), _json(entry))
+    except AlreadyExists:
+        return False
+    _write_pointer(model)
+    return True
+
+
+def _write_pointer(model: Published) -> None:
+    """Copy the newest entry of the history to current.json; safe with other publishers at once."""
+    while True:
+        newest = model.entries()[-1]
+        data = storage.read_bytes(model.entry_path(newest))
+        try:
+            there = storage.read_bytes(model.pointer)
+        except NotFound:
+            there = None
+        if there != data:
+            storage.write_whole(model.pointer, data)
+        if model.entries()[-1] == newest:
+            return
+
+
+def _result(model: Published, version: int, before: dict | None, *, changed: bool) -> dict:
+    """The result of a command; `before` is the history's newest entry as it was."""
+    manifest, now = model.version(version), model.current() or {}
+    names = ("run_id", "run_directory", "framework", "step", "metrics")
+    return {
+        "name": storage.name(model.root),
+        "version": version,
+        "path": model.path_of(version),
+        "pointer": model.pointer,
+        "changed": changed,
+        "current": now.get("version"),
+        "previous": before["version"] if before is not None and changed else None,
+        **{name: manifest.get(name) for name in names},
+        "gate": now.get("gate") if now.get("version") == version else None,
+    }
+
+
+def _publisher() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user without a name
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _json(value: dict) -> bytes:
+    return (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode()

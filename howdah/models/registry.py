@@ -1,0 +1,129 @@
+"""Read published models: versions, the pointer to the current one, history.
+
+    <publish.directory>/<name>/v=3/           an export and manifest.json; never altered
+                              /history/000004.json   what was made current, when, by which user
+                              /current.json          a copy of the newest entry of the history
+                              /claims/3              number 3 is taken
+
+A version without manifest.json does not exist (on S3, where directories cannot be renamed, it is
+the last file to arrive). publish.py writes all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from howdah import storage
+from howdah.errors import ModelError, NotFound
+
+__all__ = ["EXPORT_INFO", "MANIFEST", "POINTER", "Published", "resolve"]
+
+EXPORT_INFO = "howdah.json"
+"""File in an export that describes it and its run (training/serving/export.py writes it)."""
+
+MANIFEST = "manifest.json"
+POINTER = "current.json"
+HISTORY = "history"
+_VERSION = re.compile(r"v=([1-9][0-9]*)")
+_ENTRY = re.compile(r"([0-9]{6,})\.json")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A model's directory of published versions, which need not exist yet.
+
+    Args:
+        root: <publish.directory>/<name>, on any storage.
+    """
+
+    root: str
+
+    @property
+    def pointer(self) -> str:
+        """Path of current.json."""
+        return storage.join(self.root, POINTER)
+
+    def path_of(self, version: int) -> str:
+        """Path of a version, which need not exist."""
+        return storage.join(self.root, f"v={version}")
+
+    def current(self) -> dict | None:
+        """The contents of current.json; None while no version is published.
+
+        Raises:
+            ModelError: it names no version.
+        """
+        try:
+            current = storage.read_json(self.pointer)
+        except NotFound:
+            return None
+        number = current.get("version") if isinstance(current, dict) else None
+        if not isinstance(number, int) or isinstance(number, bool) or number < 1:
+            raise ModelError(
+                "the pointer to the current model names no version",
+                where=self.pointer,
+                expected='{"version": N, ...}',
+                got=repr(number),
+                remedy="`howdah publish --version N` writes it anew",
+            )
+        return current
+
+    def versions(self) -> list[int]:
+        """Numbers of the whole versions, in order."""
+        return [n for n in self.numbers() if storage.exists(self._manifest(n))]
+
+    def numbers(self) -> list[int]:
+        """Numbers of all version directories, also of one without a manifest."""
+        found = [_VERSION.fullmatch(name) for name in self._names("")]
+        return sorted(int(match[1]) for match in found if match)
+
+    def version(self, number: int) -> dict:
+        """A version's manifest.
+
+        Raises:
+            ModelError: there is no such version; it names those that exist.
+        """
+        try:
+            return storage.read_json(self._manifest(number))
+        except NotFound:
+            there = ", ".join(str(n) for n in self.versions())
+            raise ModelError(
+                f"there is no version {number} of this model",
+                where=self.root,
+                expected=f"one of {there}" if there else "none is published yet",
+                got=str(number),
+            ) from None
+
+    def entries(self) -> list[int]:
+        """Numbers of the history's entries, in order."""
+        found = [_ENTRY.fullmatch(name) for name in self._names(HISTORY)]
+        return sorted(int(match[1]) for match in found if match)
+
+    def entry_path(self, number: int) -> str:
+        """Path of an entry of the history."""
+        return storage.join(self.root, HISTORY, f"{number:06d}.json")
+
+    def newest(self) -> tuple[int, dict | None]:
+        """Number and contents of the history's newest entry; (0, None) before the first."""
+        numbers = self.entries()
+        if not numbers:
+            return 0, None
+        return numbers[-1], storage.read_json(self.entry_path(numbers[-1]))
+
+    def _manifest(self, number: int) -> str:
+        return storage.join(self.path_of(number), MANIFEST)
+
+    def _names(self, below: str) -> list[str]:
+        path = storage.join(self.root, below) if below else self.root
+        try:
+            return [entry.name for entry in storage.list_dir(path)]
+        except NotFound:
+            return []
+
+
+def resolve(path: str) -> str | None:
+    """The current version's directory where `path` is a published model's, else None."""
+    published = Published(path)
+    current = published.current()
+    return None if current is None else published.path_of(current["version"])

@@ -1,0 +1,60 @@
+"""Cached SHA-256 of files: gigabytes are read once, not at each submission."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+
+from howdah import storage
+from howdah.errors import StorageError
+
+__all__ = ["FileHashes"]
+
+_CACHED_BYTES = 2**16  # hashing a smaller file is as fast as a lookup
+
+
+class FileHashes:
+    """Hashes of files by path, size and times of change, kept in a JSON file.
+
+    Any number of processes may use one file at once: readers see a complete file, and of two
+    writers the second replaces the first's entries, which are then hashed again.
+
+    Args:
+        path: of the JSON file; a missing or damaged one counts as empty.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._known: dict[str, list] = {}
+        self._changed = False
+        try:
+            with open(path, encoding="utf-8") as file:
+                known = json.load(file)
+        except (OSError, ValueError):
+            return
+        if isinstance(known, dict):
+            self._known = known
+
+    def of(self, path: str) -> str:
+        """The SHA-256 of a file, in hex."""
+        status = os.stat(path)
+        stamp = [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
+        known = self._known.get(path)
+        if isinstance(known, list) and known[:3] == stamp and len(known) == 4:
+            return known[3]
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if status.st_size >= _CACHED_BYTES:
+            self._known[path] = [*stamp, digest]
+            self._changed = True
+        return digest
+
+    def save(self) -> None:
+        """Write new hashes (a failure is ignored), without those of files that do not exist."""
+        if not self._changed:
+            return
+        known = {path: entry for path, entry in self._known.items() if os.path.exists(path)}
+        with contextlib.suppress(StorageError):
+            storage.write_whole(self._path, json.dumps(known).encode())

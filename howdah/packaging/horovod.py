@@ -1,0 +1,192 @@
+"""The Horovod of a shipped environment: for one framework, with Gloo and without MPI.
+
+Nodes have no MPI library, and ranks on YARN connect by Gloo. The Horovod installed on the packaging
+machine is usually built with MPI too (for `howdah train`); then another build replaces it.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import importlib.metadata
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import howdah
+from howdah.errors import ClusterError, UsageError
+from howdah.packaging import elf
+from howdah.storage import commit
+
+__all__ = ["Horovod", "provide"]
+
+_BUILDER = Path(howdah.__file__).resolve().parent.parent / "tools" / "build_horovod.py"
+_MPI = re.compile(r"libmpi(_cxx)?\.so")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Horovod:
+    """Horovod's files below `directory`, without the libraries of other frameworks."""
+
+    directory: str
+    version: str
+    library: str
+    """The framework's native library."""
+    gpu: bool
+    """True if it reduces with NCCL."""
+
+    def files(self) -> list[str]:
+        """Paths of its files, relative to `directory`, sorted."""
+        found = []
+        for part in ("horovod", f"horovod-{self.version}.dist-info"):
+            for below, _, names in os.walk(os.path.join(self.directory, part)):
+                found += [os.path.relpath(os.path.join(below, name), self.directory)
+                          for name in names]  # fmt: skip
+        mine = os.path.relpath(self.library, self.directory)
+        return sorted(name for name in found if name == mine or "/mpi_lib" not in name)
+
+
+def provide(
+    framework: str,
+    wheel: str | None,
+    cache: str,
+    progress: Callable[[str], None] | None = None,
+) -> Horovod:
+    """A framework's Horovod for a shipped environment.
+
+    The given wheel; else the installed one, if it was built without MPI; else one that the
+    source tree's `tools/build_horovod.py` has cached, or builds now (some minutes).
+
+    Args:
+        framework: tensorflow or torch.
+        wheel: path of a wheel.
+        cache: directory to unpack wheels in.
+        progress: called with a line when a build starts.
+
+    Raises:
+        UsageError: the given wheel cannot be used.
+        ClusterError: there is none, and none can be built here.
+    """
+    if wheel is not None:
+        return _given(framework, wheel, cache)
+    installed = _installed(framework)
+    if installed is not None and not _needs_mpi(installed.library):
+        return installed
+    by_hand = (
+        f"in Howdah's source tree: python tools/build_horovod.py --frameworks {framework} --no-mpi"
+        f"{' --gpu nccl --cuda-archs 90' if installed and installed.gpu else ''}"
+        " --python <this Python>; then give --horovod <the wheel that it names>"
+    )
+    if installed is not None and installed.gpu:
+        raise ClusterError(
+            "the installed Horovod needs MPI, which nodes do not have, and one for GPUs is not"
+            " built automatically",
+            where=installed.library,
+            remedy=by_hand,
+        )
+    if not _BUILDER.is_file():
+        raise ClusterError(
+            f"a shipped environment needs a Horovod for {framework} without MPI",
+            where=sys.prefix,
+            got="one built with MPI" if installed else "none",
+            remedy=by_hand,
+        )
+    return _unpacked(framework, _built(framework, progress), cache)
+
+
+def _library(directory: str, framework: str) -> str | None:
+    found = glob.glob(os.path.join(glob.escape(directory), "horovod", framework, "mpi_lib*.so"))
+    return found[0] if found else None
+
+
+def _needs_mpi(library: str) -> bool:
+    found = elf.read(library)
+    return found is None or any(_MPI.match(name) for name in found.needed)
+
+
+def _in(directory: str, framework: str, version: str) -> Horovod | None:
+    library = _library(directory, framework)
+    if library is None:
+        return None
+    found = elf.read(library)
+    gpu = found is not None and any(name.startswith("libnccl") for name in found.needed)
+    return Horovod(directory=directory, version=version, library=library, gpu=gpu)
+
+
+def _installed(framework: str) -> Horovod | None:
+    try:
+        distribution = importlib.metadata.distribution("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return _in(str(distribution.locate_file("")), framework, distribution.version)
+
+
+def _given(framework: str, wheel: str, cache: str) -> Horovod:
+    def refused(got: str) -> UsageError:
+        return UsageError(
+            f"this wheel is no Horovod for {framework} without MPI",
+            where=f"--horovod {wheel}",
+            got=got,
+            remedy=f"python tools/build_horovod.py --frameworks {framework} --no-mpi",
+        )
+
+    if not os.path.isfile(wheel):
+        raise refused("no such file")
+    abi = f"cp{sys.version_info[0]}{sys.version_info[1]}"
+    if not re.fullmatch(rf"horovod-[^-]+-{abi}-.*\.whl", os.path.basename(wheel)):
+        raise refused(f"a name that is not horovod-<version>-{abi}-...whl")
+    try:
+        found = _unpacked(framework, wheel, cache)
+    except (zipfile.BadZipFile, ClusterError) as error:
+        raise refused(str(getattr(error, "what", error))) from None
+    if _needs_mpi(found.library):
+        raise refused("one that loads MPI's libraries")
+    # A library built for another release of the framework fails at its first import, on each node.
+    answer = subprocess.run(
+        [sys.executable, "-c", f"import horovod.{framework}"], capture_output=True, text=True,
+        check=False, env={**os.environ, "PYTHONPATH": found.directory},
+    )  # fmt: skip
+    if answer.returncode != 0:
+        last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]
+        raise refused(f"one that does not load with the {framework} installed here: {last[0]}")
+    return found
+
+
+def _unpacked(framework: str, wheel: str, cache: str) -> Horovod:
+    with open(wheel, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+
+    def extract(fresh: str) -> None:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(fresh)
+
+    target = commit.cached(os.path.join(cache, f"horovod-{digest}"), extract)
+    version = os.path.basename(wheel).split("-")[1]
+    found = _in(target, framework, version)
+    if found is None:
+        raise ClusterError(f"a Horovod without {framework}", where=wheel)
+    return found
+
+
+def _built(framework: str, progress: Callable[[str], None] | None) -> str:
+    argv = [sys.executable, str(_BUILDER), "--python", sys.executable,
+            "--frameworks", framework, "--no-mpi"]  # fmt: skip
+    said: list[str] = []
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as tool:
+        for line in tool.stderr:
+            said.append(line.rstrip())
+            if progress is not None and "compiling" in line:
+                progress(f"Horovod for {framework} without MPI: {line.strip()}")
+        answer = tool.stdout.read().strip()
+    if tool.returncode != 0:
+        raise ClusterError(
+            f"Horovod for {framework} without MPI could not be built",
+            where=str(_BUILDER),
+            got="\n".join(said[-15:]),
+        )
+    return answer.splitlines()[-1]

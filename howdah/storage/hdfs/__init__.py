@@ -1,0 +1,1 @@
+"""HDFS: its own protocol by hdfs-native, and WebHDFS over HTTP."""

@@ -1,0 +1,1 @@
+"""The agent: one in each container, between the driver and one training process."""

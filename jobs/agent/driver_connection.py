@@ -1,0 +1,234 @@
+"""An agent's connection with its driver: it polls for orders, and reports events and state.
+
+Both are repeated until the other side confirms them: the driver numbers orders and the agent
+numbers events, so that a lost answer costs time and nothing else. Any answer, to a poll or a
+report, is contact.
+
+Only answers with the driver's signature count; any other server at its address counts as silence.
+A report is bounded in bytes, and long texts in it are cut: a message that the driver refuses for
+its size would be sent again for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from howdah.core import shorten, threads
+from howdah.errors import ClusterError
+from jobs.net.wire import Client, Refused, TooLarge
+
+__all__ = ["DriverConnection"]
+
+_POLL_SECONDS = 2.0
+"""How long the driver holds a poll while it has no order."""
+_REPORT_SECONDS = 1.0
+"""Between two reports without events, until the driver asks for another interval."""
+_CALL_SECONDS = 5.0
+_RETRY_SECONDS = 0.5
+"""Times 0.5 to 1.5, at random: all agents of a job lose their driver at the same moment."""
+_BATCH = 200
+"""Events of one report at the most."""
+_BATCH_BYTES = 2**18
+"""Of the events of one report; one event has a quarter at the most, and so has the state. A
+quarter of what the driver takes (wire.BODY_LIMIT)."""
+_FEWEST_BYTES = 2**10
+_LINE_CHARACTERS = 2_000
+"""Of a line of rank 0's console: 200 of them are in status.json."""
+_COALESCED = ("beat", "step", "data")
+"""Messages of which only the newest counts: sent as state, not one by one."""
+
+
+class DriverConnection:
+    """The agent's end.
+
+    Args:
+        client: makes signed requests to the driver.
+        me: this container's name.
+        on_order: called with each order, once, in their sequence; from a thread of this object.
+        on_lost: called once when the driver has been silent for `patience` seconds, no longer knows
+            this agent, or a thread of this object has failed.
+        patience: seconds.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        me: str,
+        *,
+        on_order: Callable[[dict[str, Any]], None],
+        on_lost: Callable[[], None],
+        patience: float,
+    ) -> None:
+        self._client, self._me = client, me
+        self._on_order, self._on_lost, self._patience = on_order, on_lost, patience
+        self._changed = threading.Condition()
+        self._events: list[tuple[int, dict[str, Any]]] = []
+        self._batch_bytes = _BATCH_BYTES
+        self._next_event = 1
+        self._state: dict[str, Any] = {"process": 0}
+        self._beat_time = 0.0
+        self._contact = time.monotonic()
+        self._lost_reported = False
+
+    def register(self, node: str, facts: dict[str, Any]) -> str | None:
+        """Register with the driver; the application's id, or None if it does not need this agent.
+
+        Raises:
+            ClusterError: it cannot be reached within the patience, or it refuses this container
+                for what its node lacks.
+        """
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                answer = self._client.call(
+                    "/register", {"agent": self._me, "node": node, "facts": facts}, _CALL_SECONDS
+                )
+                break
+            except Refused:
+                raise
+            except ClusterError:
+                if time.monotonic() > deadline:
+                    raise
+                _pause()
+        if answer.get("refusal") is not None:
+            raise ClusterError(**answer["refusal"])
+        if not answer["welcome"]:
+            return None
+        self._contact = time.monotonic()
+        for name, target in (("orders", self._poll), ("reports", self._report)):
+            # Without orders, or without reports, this agent must not go on training.
+            threads.start(target, name=name, failed=lambda _: self._lost())
+        return answer["application"]
+
+    def event(self, event: dict[str, Any]) -> None:
+        """Report an event, once, after all earlier ones; long texts are cut."""
+        if isinstance(event.get("line"), str):
+            event = {**event, "line": shorten.text(event["line"], _LINE_CHARACTERS)}
+        event = shorten.message(event, self._batch_bytes // 4)
+        with self._changed:
+            self._events.append((self._next_event, event))
+            self._next_event += 1
+            self._changed.notify_all()
+
+    def forward(self, process: int, message: dict[str, Any]) -> None:
+        """Forward a message of a training process."""
+        with self._changed:
+            self._turn_to(process)
+            if message["type"] in _COALESCED:
+                self._state[message["type"]] = message
+                if message["type"] == "beat":
+                    self._beat_time = time.monotonic()
+                return
+        self.event({**message, "process": process})
+
+    def sampled(self, process: int, kernel: dict[str, Any] | None) -> None:
+        """Set the process's state, as read from /proc."""
+        with self._changed:
+            self._turn_to(process)
+            self._state["kernel"] = kernel
+
+    def _turn_to(self, process: int) -> None:
+        """Drop the state of an earlier process."""
+        if self._state["process"] != process:
+            self._state = {"process": process}
+            self._beat_time = time.monotonic()
+
+    def flush(self, seconds: float) -> None:
+        """Wait until the driver has all events, at most so long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._events or self._lost_reported, seconds)
+
+    def _poll(self) -> None:
+        have = 0
+        while True:
+            answer = self._call("/poll", {"agent": self._me, "have": have, "wait": _POLL_SECONDS})
+            for number, order in [] if answer is None else answer["orders"]:
+                if number > have:
+                    have = number
+                    self._on_order(order)
+
+    def _report(self) -> None:
+        pause = _REPORT_SECONDS
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._events, pause)
+                batch = self._batch()
+                state = shorten.message(self._state, self._batch_bytes // 4)
+                if "beat" in state:
+                    state["beat_age"] = time.monotonic() - self._beat_time
+            message = {"agent": self._me, "events": batch, "state": state}
+            try:
+                answer = self._call("/report", message)
+            except TooLarge:
+                self._make_smaller()
+                continue
+            if answer is not None:
+                pause = float(answer.get("again", _REPORT_SECONDS))
+            if answer is None or not batch:
+                continue
+            with self._changed:
+                self._events = [one for one in self._events if one[0] > batch[-1][0]]
+                self._changed.notify_all()
+
+    def _batch(self) -> list[tuple[int, dict[str, Any]]]:
+        """The events of the next report: the oldest, as many as fit. The lock is held."""
+        batch, left = [], self._batch_bytes
+        for one in self._events[:_BATCH]:
+            left -= len(json.dumps(one))
+            if left < 0 and batch:
+                break
+            batch.append(one)
+        return batch
+
+    def _make_smaller(self) -> None:
+        """The driver refuses reports of this size: send fewer events in one, and cut each one
+        shorter.
+
+        Raises:
+            TooLarge: the driver refuses even the smallest.
+        """
+        if self._batch_bytes <= _FEWEST_BYTES:
+            raise TooLarge(
+                "the job's driver accepts no report", got=f"{self._batch_bytes} bytes are too many"
+            )
+        with self._changed:
+            self._batch_bytes //= 2
+            most = self._batch_bytes // 4
+            self._events = [(number, shorten.message(e, most)) for number, e in self._events]
+
+    def _call(self, path: str, message: dict[str, Any]) -> dict[str, Any] | None:
+        """The driver's answer; None (after a pause) if there was none.
+
+        Raises:
+            TooLarge: the driver refuses a message of this size.
+        """
+        try:
+            answer = self._client.call(path, message, _CALL_SECONDS)
+            self._contact = time.monotonic()
+            return answer
+        except TooLarge:
+            self._contact = time.monotonic()
+            raise
+        except Refused:
+            self._lost()  # it has given this agent up
+        except ClusterError:
+            if time.monotonic() - self._contact > self._patience:
+                self._lost()
+        _pause()
+        return None
+
+    def _lost(self) -> None:
+        with self._changed:
+            first, self._lost_reported = not self._lost_reported, True
+            self._changed.notify_all()
+        if first:
+            self._on_lost()
+
+
+def _pause() -> None:
+    time.sleep(_RETRY_SECONDS * random.uniform(0.5, 1.5))

@@ -1,0 +1,234 @@
+"""What an agent reports of its machine and of its training process, read from /proc.
+
+Nothing here changes anything, except that `diagnose` asks a process for its Python stacks with
+a signal, and only a process that handles it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import signal
+import socket
+import struct
+import time
+from typing import Any
+
+from howdah.core import machine
+from howdah.core.gpus import Gpus, usable
+from howdah.core.processes import stat_fields
+from howdah.errors import ClusterError
+from howdah.packaging import package
+
+__all__ = ["STACKS_SIGNAL", "diagnose", "interface_of", "node_facts", "process_state", "tail"]
+
+STACKS_SIGNAL = signal.SIGRTMIN + 3
+"""A training process answers it with the stacks of its threads (faulthandler)."""
+_STATES = {
+    "R": "running",
+    "S": "sleeping",
+    "D": "waiting for a disk or a network file system",
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "ended",
+}
+_LINE_LIMIT = 1_000
+"""Characters of a log line that are reported."""
+_SIOCGIFADDR = 0x8915  # <linux/sockios.h>
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def node_facts(
+    driver_address: str, driver_port: int, interface: str | None, *, gpus: int = 0
+) -> dict[str, Any]:
+    """The facts of this machine that an agent registers with.
+
+    Args:
+        driver_address, driver_port: the workers' interface must lead there.
+        interface: the one that the configuration names; None: by the route to the driver.
+        gpus: GPUs that the container has asked for; 0: none is looked for.
+    Raises:
+        ClusterError: there is no way to the driver, or no such interface.
+    """
+    address = _source_address(driver_address, driver_port)
+    if interface is not None:
+        names = [name for _, name in socket.if_nameindex()]
+        if interface not in names:
+            raise ClusterError(
+                "this node has no such network interface",
+                where=f"yarn.network_interface on {socket.gethostname()}",
+                expected=f"one of {', '.join(names)}",
+                got=interface,
+            )
+    found = Gpus((), "") if gpus == 0 else usable()
+    return {
+        "address": address,
+        "interface": interface or interface_of(address),
+        "glibc": platform.libc_ver()[1],
+        "glibc_needed": (package.here() or {}).get("glibc"),
+        "cores": machine.cores(),
+        "gpus": list(found.devices),
+        "gpus_how": found.how,
+        "python": platform.python_version(),
+        "pid": os.getpid(),
+    }
+
+
+def _source_address(address: str, port: int) -> str:
+    """The address that this machine's packets to `address` carry; nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((address, port))
+        except OSError as error:
+            raise ClusterError(
+                "this node has no route to the job's driver",
+                where=f"{socket.gethostname()} to {address}:{port}",
+                got=str(error),
+            ) from error
+        return probe.getsockname()[0]
+
+
+def interface_of(address: str) -> str:
+    """The interface that has an IPv4 address: also for the driver's own node, whose packets to
+    itself take the loopback interface but carry the address of another.
+
+    Raises:
+        ClusterError: none has it.
+    """
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+            except OSError:  # an interface without an IPv4 address
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    for name, owned in found.items():
+        if owned == address:
+            return name
+    if address.startswith("127."):
+        return "lo"  # the whole of 127/8 is its own
+    raise ClusterError(
+        "no network interface has the address that leads to the driver",
+        where=socket.gethostname(),
+        expected=address,
+        got=", ".join(f"{name} {owned}" for name, owned in found.items()),
+        remedy="name the workers' interface in yarn.network_interface",
+    )
+
+
+def process_state(pid: int) -> dict[str, Any] | None:
+    """State letter, seconds of CPU used and resident bytes of a process; None: it is gone."""
+    fields = stat_fields(pid)
+    if fields is None:
+        return None
+    return {
+        "state": fields[0],
+        "cpu_seconds": (int(fields[11]) + int(fields[12])) / _TICKS,
+        "resident_bytes": int(fields[21]) * os.sysconf("SC_PAGE_SIZE"),
+    }
+
+
+def diagnose(pid: int, stacks_path: str) -> dict[str, Any]:
+    """The state and stacks of a process that makes no progress."""
+    state = process_state(pid)
+    if state is None:
+        return {"state": "gone", "stacks": []}
+    try:
+        with open(f"/proc/{pid}/wchan", encoding="ascii") as file:
+            waits_in = file.read().strip("0\n")
+    except OSError:
+        waits_in = ""
+    description = f"{state['state']} ({_STATES.get(state['state'], 'unknown')})"
+    return {
+        **state,
+        "state": description,
+        "waits_in": waits_in,
+        "stuck_connections": _stuck_connections(pid),
+        "stacks": _stacks(pid, stacks_path) if state["state"] in "RSD" else [],
+    }
+
+
+def _stacks(pid: int, path: str, wait: float = 2.0) -> list[str]:
+    """The stacks that the process writes when it is asked; [] if it has no handler, or does not
+    answer."""
+    if not _catches(pid, STACKS_SIGNAL):
+        return []
+    before = _size(path)
+    try:
+        os.kill(pid, STACKS_SIGNAL)
+    except ProcessLookupError:
+        return []
+    deadline, size = time.monotonic() + wait, before
+    while time.monotonic() < deadline:
+        time.sleep(0.1)
+        now = _size(path)
+        if now > before and now == size:
+            break  # written, and no more comes
+        size = now
+    with open(path, encoding="utf-8", errors="replace") as file:
+        file.seek(before)
+        return file.read(20_000).splitlines()
+
+
+def _catches(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal, which would end it otherwise."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def _size(path: str) -> int:
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return 0
+
+
+def _stuck_connections(pid: int) -> list[str]:
+    """Peers that have not answered what this process has sent them again and again."""
+    inodes = set()
+    try:
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            try:
+                target = os.readlink(f"/proc/{pid}/fd/{name}")
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+        with open(f"/proc/{pid}/net/tcp", encoding="ascii") as table:
+            rows = [line.split() for line in table][1:]
+    except OSError:
+        return []
+    # Field 3: the state (01: established); 6: how often what was sent last was sent again.
+    mine = [row for row in rows if row[9] in inodes and row[3] == "01"]
+    return [_dotted(row[2]) for row in mine if int(row[6], 16) > 2]
+
+
+def _dotted(text: str) -> str:
+    address, _, port = text.partition(":")
+    return f"{socket.inet_ntoa(struct.pack('=I', int(address, 16)))}:{int(port, 16)}"
+
+
+def tail(path: str, lines: int = 30, most_bytes: int = 32_768) -> list[str]:
+    """The last lines of a log, or those around the interpreter's last dump; [] if there is none.
+
+    A crash ends a log with the stacks of all threads, which would push out the lines before it.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, os.path.getsize(path) - most_bytes))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return []
+    found = [line.rstrip()[:_LINE_LIMIT] for line in text.splitlines() if line.strip()]
+    dumps = [n for n, line in enumerate(found) if line.startswith("Fatal Python error")]
+    if dumps:
+        return found[max(0, dumps[-1] - lines // 3) :][:lines]
+    return found[-lines:]

@@ -1,0 +1,1 @@
+"""The driver: which workers form which world, and what follows when one of them ends."""

@@ -1,0 +1,435 @@
+"""The driver of a job: one process in the application's master container.
+
+It serves its agents (jobs/net/wire.py) and carries out what jobs/driver/job.py decides. The next
+attempt's driver needs nothing of its state: training goes on from the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from howdah.config.loader import Config
+from howdah.errors import HowdahError, UsageError, render
+from jobs import world
+from jobs.agent import facts
+from jobs.backend import Container, DriverAddress, DriverBackend
+from jobs.driver.faults import shared_paths
+from jobs.driver.job import Job
+from jobs.driver.job_status import JobStatus, exit_code
+from jobs.driver.reconciler import Reconciler
+from jobs.driver.workers import Limits
+from jobs.mpi.launch import Mpirun
+from jobs.net import rendezvous, wire
+from jobs.status.claim import Claim, Superseded
+from jobs.status.page import page
+from jobs.status.status_file import StatusFile, status_path
+
+__all__ = ["run"]
+
+_TICK_SECONDS = 0.2
+_TICK_SHARE = 4.0
+"""So many times as long as a tick took, the lock is left to the agents' requests."""
+_SWITCH_SECONDS = 0.05
+"""Each of the threads that wait for the interpreter wakes so often to ask for it. Requests take
+less than a millisecond, so that it is free long before; with the default of 5 ms, waking thousands
+of threads took more time than their requests."""
+_POLL_LIMIT = 4.0
+"""Seconds that a poll is held at the most; an agent waits 5 s for an answer."""
+_REPORTS_A_SECOND = 500
+_MOST_REPORT_SECONDS = 3.0
+"""A rank is taken to be silent after 5 s without a report (jobs/hang.py)."""
+_LEAVE_SECONDS = 5.0
+"""How long agents have to receive the order to leave."""
+_LAST_STATUS_SECONDS = 30.0
+_PAUSE_SECONDS = 5.0
+"""A driver that has not run a tick for so long was stopped, or its machine was."""
+_VERIFY_SECONDS = 15.0
+"""How long a driver that was stopped waits for the answer whether a later attempt has begun, before
+it decides anything. Storage may be away at the same time, and the job is to go on then: training's
+own fence guards what it writes (training/checkpoint/fence.py)."""
+
+
+def run(config: Config, config_path: str, backend: DriverBackend) -> int:
+    """Run one job to its end; the driver's exit code.
+
+    To be called from the main thread. `backend.finish` has been called when this returns, except
+    after a signal: it ends this driver alone, and the cluster knows whether the application is over
+    (killed) or gets a new driver (a node that is shut down).
+
+    Args:
+        config: the job's configuration.
+        config_path: the file it was read from.
+        backend: the cluster. A driver that finds a later attempt of the job does not finish it.
+    """
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    try:
+        return _Driver(config, backend).drive()
+    except Superseded as later:  # that attempt finishes the application
+        print(render(later), file=sys.stderr, flush=True)
+        return later.exit_code
+    except HowdahError as error:
+        print(render(error), file=sys.stderr, flush=True)
+        backend.finish("FAILED", render(error))
+        return error.exit_code
+
+
+def limits(config: Config) -> Limits:
+    """What the configuration says of a job."""
+    yarn = config.yarn
+    return Limits(
+        workers=yarn.workers,
+        fewest=yarn.fewest,
+        most=yarn.most,
+        elastic=yarn.elastic,
+        tries=yarn.attempts,
+        max_restarts=yarn.max_restarts,
+        gang_seconds=yarn.gang_seconds,
+        gang_attempts=yarn.gang_attempts,
+        node_failures=yarn.node_failures,
+        hang_seconds=yarn.hang_seconds,
+        contact_seconds=yarn.contact_seconds,
+        grace_seconds=config.checkpoint.grace_seconds,
+        threads=yarn.worker.vcores,
+        gpus=yarn.worker.gpus,
+        shared=shared_paths(config),
+    )
+
+
+class _Mailbox:
+    """Orders for one agent, until it confirms them. Every access holds the driver's lock.
+
+    Its agent's poll waits here alone: an order wakes the one thread that is to hand it over.
+    """
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.changed = threading.Condition(lock)
+        self.number = 0
+        self.orders: deque[tuple[int, dict[str, Any]]] = deque()
+        self.last_event = 0
+
+    def put(self, order: dict[str, Any]) -> None:
+        self.number += 1
+        self.orders.append((self.number, order))
+        self.changed.notify_all()
+
+    def after(self, have: int) -> list[tuple[int, dict[str, Any]]]:
+        while self.orders and self.orders[0][0] <= have:
+            self.orders.popleft()
+        return list(self.orders)
+
+
+class _Driver:
+    """The job, its agents and the cluster; every access to the job holds one lock."""
+
+    def __init__(self, config: Config, backend: DriverBackend) -> None:
+        self._config, self._backend = config, backend
+        self._lock = threading.RLock()
+        self._wake = threading.Condition(self._lock)
+        """Wakes the main thread: events have come, or an agent has received its order to leave."""
+        self._mail: dict[str, _Mailbox] = {}
+        self._rendezvous = rendezvous.Rendezvous()
+        self._job_status = JobStatus(backend.application, backend.attempt)
+        self._signal: int | None = None
+        self._later: Superseded | None = None
+        """A later attempt has the job: this driver writes nothing and does not finish the
+        application."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._note_signal)
+        key = backend.session_key()
+        ports = config.yarn.port_range
+        self._server = wire.Server(
+            backend.listen_address(),
+            None if ports is None else range(ports[0], ports[1] + 1),
+            key,
+            signed=self._answer,
+            page=self._page,
+            refused=_say,
+        )
+        self._address = DriverAddress(backend.listen_address(), self._server.port, key)
+        # The page's path cannot be guessed; the cluster's own pages lead to it.
+        self._page_path = f"/page/{wire.new_key()[:32]}/"
+        self._reconciler = Reconciler(
+            backend,
+            listed=self._listed,
+            progress=self._progress,
+            say=self.event,
+        )
+        claim = Claim(
+            status_path(config.run.directory),
+            application=backend.application,
+            number=backend.attempt,
+            started=backend.started,
+            superseded=backend.superseded,
+        )
+        self._attempt = claim.attempt
+        self._status_file = StatusFile(
+            config.run.directory,
+            claim=claim,
+            status=self._status,
+            on_request=self._request,
+            say=self.event,
+            superseded=self._superseded,
+        )
+        self._mpirun = self._mpi() if config.yarn.controller == "mpi" else None
+        self._job = Job(limits(config), self, time.monotonic(), backend.attempt)
+
+    # ---------------------------------------------------------------- what the job can do
+    def order(self, member: str, order: dict[str, Any]) -> None:
+        """DriverActions: send an order to an agent."""
+        if order["type"] == "start":  # training's fence is ordered by it (howdah/attempts.py)
+            order = {**order, "attempt": self._attempt.to_dict()}
+        if self._mpirun is not None and order["type"] == "start":
+            self._mpirun.start(member, order)  # all of them at once, by mpirun
+            return
+        self._send(member, order)
+
+    def _send(self, member: str, order: dict[str, Any]) -> None:
+        self._mailbox(member).put(order)
+
+    def _mailbox(self, member: str) -> _Mailbox:
+        return self._mail.setdefault(member, _Mailbox(self._lock))
+
+    def keep(self, count: int) -> None:
+        """DriverActions: have so many containers."""
+        self._reconciler.keep(count)
+
+    def release(self, member: str) -> None:
+        """DriverActions: end a container."""
+        self._reconciler.release(member)
+
+    def begin(self, generation: int) -> None:
+        """DriverActions: open the rendezvous of a generation."""
+        self._rendezvous.begin(generation)
+
+    def event(self, what: str) -> None:
+        """DriverActions: log an event, and show it in the job's status."""
+        with self._lock:
+            self._job_status.event(what)
+        self._status_file.touch()
+        _say(what)
+
+    def _mpi(self) -> Mpirun:
+        """The launcher of an MPI job's processes."""
+        address, ports = self._backend.listen_address(), self._config.yarn.port_range
+
+        def members() -> list[str]:
+            there = [world.Candidate(m.id, m.node) for m in self._job.members.values() if m.alive]
+            return [slot.member for slot in world.assign(there, self._job.workers.wanted)]
+
+        def send(member: str, order: dict[str, Any]) -> None:
+            with self._lock:
+                self._send(member, order)
+
+        def failed(error: HowdahError) -> None:
+            with self._lock:
+                self._job.fail(error, time.monotonic())
+
+        return Mpirun(
+            members=members,
+            wanted=lambda: self._job.workers.wanted,
+            send=send,
+            failed=failed,
+            say=self.event,
+            interface=facts.interface_of(address),
+            address=address,
+            ports=None if ports is None else range(ports[0], ports[1] + 1),
+            grace_seconds=self._config.checkpoint.grace_seconds,
+        )
+
+    # ---------------------------------------------------------------------------- its life
+    def drive(self) -> int:
+        """From the first container to the final status."""
+        self._server.start()
+        url = f"http://{self._address.address}:{self._address.port}{self._page_path}"
+        self._backend.publish(self._address)
+        self._job_status.page = self._backend.add_page(url) or url
+        self._reconciler.start()
+        self._status_file.start()
+        _say(f"driver of {self._backend.application}, attempt {self._backend.attempt}: {url}")
+        looked = time.monotonic()
+        while True:
+            if time.monotonic() - looked > _PAUSE_SECONDS:
+                self._status_file.verify(_VERIFY_SECONDS)
+            looked = time.monotonic()
+            with self._lock:
+                now = time.monotonic()
+                if now - looked > _PAUSE_SECONDS:
+                    continue  # stopped in this very moment: ask first
+                if self._later is not None:
+                    self._job.give_way(self._later, now)
+                if self._signal is not None:
+                    self._job.stop(False, now)
+                self._job.tick(now)
+                took = time.monotonic() - now
+                if self._job.mode == "over":
+                    break
+                self._wake.wait(_TICK_SECONDS)
+            # In a large job thousands of events come at once, and a tick looks at all members.
+            time.sleep(min(_TICK_SECONDS, took * _TICK_SHARE))
+        return self._finish()
+
+    def _finish(self) -> int:
+        """Let the agents leave, write the last status, finish the application."""
+        with self._lock:
+            self._wake.wait_for(self._all_left, _LEAVE_SECONDS)
+            error, stopped = self._job.error, self._job.stopped
+            if error is not None and (lost := self._job_status.cut_short()):
+                error.what += "; " + lost
+        ended = None
+        if error is not None:
+            ended = ("interrupted" if stopped else "failed", error.what)
+        written = self._status_file.close(_LAST_STATUS_SECONDS, ended)
+        if not written and self._later is None:
+            _say("the last status could not be written")
+        self._reconciler.close(_LEAVE_SECONDS)
+        if self._mpirun is not None:
+            self._mpirun.close()
+        status = "SUCCEEDED" if error is None else "KILLED" if stopped else "FAILED"
+        text = "" if error is None else render(error)
+        if self._later is not None:
+            self._server.stop()
+            raise self._later
+        if text:
+            print(text, file=sys.stderr, flush=True)
+        if self._signal is None:
+            self._backend.finish(status, text)
+        self._server.stop()
+        return exit_code(self._job)
+
+    def _superseded(self, later: Superseded) -> None:
+        with self._lock:
+            self._later = later
+            self._wake.notify_all()
+        _say(f"{later.what}: {later.got}")
+
+    def _all_left(self) -> bool:
+        """Every agent that is alive has confirmed its order to leave."""
+        return all(
+            not self._mail[name].orders or not member.alive
+            for name, member in self._job.members.items()
+        )
+
+    def _note_signal(self, number: int, _: object) -> None:
+        self._signal = number
+
+    # ------------------------------------------------------------- what the agents ask for
+    def _answer(self, method: str, path: str, body: bytes) -> wire.Answer:
+        parts = path.strip("/").split("/")
+        if parts[0] == "rendezvous" and len(parts) >= 4 and parts[1].isdecimal():
+            return rendezvous.answer(self._rendezvous, method, int(parts[1]), parts[2:], body)
+        routes = {"/register": self._register, "/poll": self._poll, "/report": self._report}
+        if method != "POST" or path not in routes:
+            return 404, "text/plain", b"no such path\n"
+        try:
+            answer = routes[path](json.loads(body))
+        except (ValueError, KeyError, TypeError) as error:
+            _say(f"a malformed message to {path}: {error!r}")
+            return 400, "text/plain", b"not understood\n"
+        if answer is None:
+            return 410, "text/plain", b"not a worker of this job\n"
+        return 200, "application/json", json.dumps(answer).encode()
+
+    def _register(self, message: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            welcome = self._job.registered(
+                message["agent"], message["node"], message["facts"], time.monotonic()
+            )
+            self._mailbox(message["agent"])
+            error = self._job.refusal(message["agent"])
+        refusal = None
+        if error is not None:
+            names = ("what", "where", "expected", "got", "remedy")
+            refusal = {name: getattr(error, name) for name in names}
+        application = self._backend.application
+        return {"welcome": welcome, "application": application, "refusal": refusal}
+
+    def _poll(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        name, have = message["agent"], int(message["have"])
+        with self._lock:
+            box = self._mail.get(name)
+            if name not in self._job.members or box is None:
+                return None
+            self._job.contact(name, time.monotonic())
+            wait = min(_POLL_LIMIT, max(float(message["wait"]), self._report_seconds()))
+            box.after(have)
+            if self._job.mode == "over":
+                self._wake.notify_all()  # _finish waits until all agents have their orders
+            box.changed.wait_for(lambda: box.after(have), wait)
+            self._job.contact(name, time.monotonic())
+            return {"orders": box.after(have)}
+
+    def _report(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        name = message["agent"]
+        with self._lock:
+            member, box = self._job.members.get(name), self._mail.get(name)
+            if member is None or box is None:
+                return None
+            now = time.monotonic()
+            self._job.contact(name, now)
+            # First the state, then the events: the process's end may be among them.
+            member.reported(message["state"], now)
+            if member.rank == 0:
+                self._job_status.progress(self._job)
+            for number, event in message["events"]:
+                if number <= box.last_event:
+                    continue
+                box.last_event = number
+                if not self._job_status.take(event) and member.alive:
+                    self._job.happened(name, event, now)
+            if message["events"]:
+                self._wake.notify_all()  # one tick decides for all of them
+        return {"taken": True, "again": self._report_seconds()}
+
+    def _report_seconds(self) -> float:
+        """When an agent without events is to report again: a large job's reports are spread."""
+        most = min(_MOST_REPORT_SECONDS, self._job.limits.hang_seconds / 4)
+        return max(1.0, min(most, len(self._job.members) / _REPORTS_A_SECOND))
+
+    # --------------------------------------------------------------- what others ask for
+    def _page(self, path: str) -> wire.Answer:
+        if path == self._page_path + "status.json":
+            text = json.dumps(self._status(), ensure_ascii=False)
+            return 200, "application/json", text.encode()
+        if path != self._page_path:
+            return 404, "text/plain", b"no such page\n"
+        with self._lock:
+            curve = self._job_status.curve()
+        text = page(self._status(), curve, self._config.run.name)
+        return 200, "text/html; charset=utf-8", text.encode()
+
+    def _status(self) -> dict[str, Any]:
+        with self._lock:
+            self._job_status.progress(self._job)
+            return self._job_status.status(self._job)
+
+    def _progress(self) -> float:
+        with self._lock:
+            return self._job_status.progress(self._job)
+
+    def _listed(self, containers: Sequence[Container]) -> None:
+        with self._lock:
+            self._job.listed(containers, time.monotonic())
+
+    def _request(self, request: dict[str, Any]) -> None:
+        kind, now = request.get("type"), time.monotonic()
+        with self._lock:
+            if kind == "scale" and isinstance(request.get("workers"), int):
+                self._job.scale(request["workers"], now)
+            elif kind == "stop":
+                self._job.stop(bool(request.get("save")), now)
+            else:
+                raise UsageError("an unknown request", got=str(request)[:200])
+
+
+def _say(line: str) -> None:
+    stamp = time.strftime("%H:%M:%S", time.gmtime())
+    with contextlib.suppress(OSError):  # the log's disk may be full: no reason to end a job
+        print(f"{stamp} {line}", file=sys.stderr, flush=True)

@@ -1,0 +1,499 @@
+"""The driver's decisions: which containers a job keeps, and what to do when something ends.
+
+A static job has one world, and is tried again from its newest checkpoint where it may; an elastic
+one goes on to the next world whenever a worker is lost or gained (jobs/driver/worlds.py). Nothing
+here touches a network, a file or a clock: `DriverActions` acts, callers say what time it is, and
+one thread at a time is inside.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from howdah.errors import HowdahError, Terminated, UsageError
+from jobs.backend import Container
+from jobs.driver import errors, faults
+from jobs.driver.failure_budget import FailureBudget
+from jobs.driver.members import Loss, Member
+from jobs.driver.nodes import NodeLedger
+from jobs.driver.workers import DriverActions, Limits, Workers
+from jobs.driver.worlds import Phase, Worlds
+
+__all__ = ["Job", "Mode"]
+
+_PAUSE_SECONDS = 3.0
+"""A driver that has not looked for so long was stopped itself: its agents were not silent."""
+_PROCESS_FAILURES = 2
+"""Processes that may fail in one container before it is given back for another."""
+_END_SECONDS = 12.0
+"""How long the other ranks have to end by themselves when a static job has lost one; a rank 0 that
+saves has `checkpoint.grace_seconds`."""
+_WITHOUT_GPUS = 3
+"""Containers without a GPU, in a row, after which no more are asked for."""
+_AFTER_DONE_SECONDS = 30.0
+_EXCHANGE_SECONDS = 10.0
+"""How long an agent has to leave when its container is given back for another."""
+
+Mode = Phase | Literal["failing", "ending", "over"]
+"""That of the job's worlds; waiting for the other ranks of a static job that has lost one; ending;
+ended."""
+
+
+class Job:
+    """One job, from its first container to its end.
+
+    Args:
+        limits: what the configuration says of it.
+        actions: carry out what it decides.
+        now: monotonic seconds, as everywhere below.
+        attempt: which of the application's drivers this is.
+    """
+
+    def __init__(
+        self, limits: Limits, actions: DriverActions, now: float, attempt: int = 1
+    ) -> None:
+        self.limits, self._actions = limits, actions
+        self.workers = Workers(limits, actions)
+        self.budget = FailureBudget(limits.tries, limits.max_restarts, attempt)
+        self.worlds = Worlds(self.workers, self.budget)
+        self.nodes = NodeLedger(limits.node_failures)
+        self.done_since: float | None = None
+        """When rank 0 reported that the run is finished."""
+        self.error: HowdahError | None = None
+        self.stopped = False
+        self._stage: Literal["training", "failing", "ending", "over"] = "training"
+        self._since = now
+        """When the stage began."""
+        self._last_tick = now
+        self._end_seconds = _END_SECONDS
+        """How long ranks may take in the stage "ending"."""
+        self._refused_without_gpus = 0
+        """Containers in a row."""
+        self._exchanged: dict[str, float] = {}
+        """Containers that are to be given back, and since when."""
+
+    @property
+    def mode(self) -> Mode:
+        """What the job does now."""
+        return self.worlds.phase if self._stage == "training" else self._stage
+
+    @property
+    def over(self) -> bool:
+        """The job ends, or has ended: no failure counts any more."""
+        return self._stage in ("ending", "over")
+
+    @property
+    def members(self) -> dict[str, Member]:
+        """All workers that the job has or has had, by container."""
+        return self.workers.members
+
+    # ------------------------------------------------------------------ what comes from outside
+    def registered(self, name: str, node: str, facts: dict[str, Any], now: float) -> bool:
+        """An agent has registered; whether it may stay."""
+        if name in self.members:
+            return self.members[name].alive  # its first answer was lost
+        if self.over or self.worlds.pausing or len(self.workers.alive()) >= self.workers.wanted:
+            return False
+        error = errors.old_glibc(node, name, facts)
+        if error is not None:
+            self.fail(error, now)
+            return False
+        member = Member(name, node, dict(facts), contact=now)
+        if self.nodes.excluded(node):
+            self._refuse_for_node(name, node, now)
+            count, why = self.nodes.all_excluded()[node], self.nodes.why(node)
+            member.phase = "gone"
+            member.refused = errors.excluded_node(node, name, count, why)
+            self.members[name] = member
+            return False
+        self.budget.registered()
+        self.nodes.seen(node)
+        self.nodes.accepted()
+        if self.limits.gpus:
+            member.gpus = self.workers.free_gpus(node, facts)[: self.limits.gpus]
+            if len(member.gpus) < self.limits.gpus:
+                self._refuse_without_gpus(member, now)
+                return False
+            self._refused_without_gpus = 0
+        self.members[name] = member
+        self._actions.event(f"worker {name} on {node} has registered")
+        if self._stage != "failing":  # then all start together, when the others have ended
+            self.workers.start(member, now)
+        return True
+
+    def refusal(self, name: str) -> HowdahError | None:
+        """Why a container was refused; None: it was not, or for no fault of its node."""
+        member = self.members.get(name)
+        return None if member is None else member.refused
+
+    def contact(self, name: str, now: float) -> bool:
+        """An agent was heard; False if it is not, or no longer, a worker of this job."""
+        member = self.members.get(name)
+        if member is None or not member.alive:
+            return False
+        member.contact = now
+        return True
+
+    def happened(self, name: str, event: dict[str, Any], now: float) -> None:
+        """An event that an agent reports; each comes once, in the agent's order."""
+        member = self.members[name]
+        if event["type"] == "leaving":
+            member.leaving = event["signal"]
+            return
+        if event.get("process") != member.process:
+            return  # of a process that has been replaced
+        kind = event["type"]
+        if kind == "started":
+            member.pid = event["pid"]
+        elif kind == "ready" and member.phase == "starting":
+            member.phase, member.ready_since = "ready", now
+        elif kind == "joined" and event["generation"] == self.worlds.generation:
+            member.phase = "in" if member.phase == "placed" else member.phase
+        elif kind == "commit":
+            member.committed = event["step"]
+        elif kind == "left" and member.phase in ("placed", "in"):
+            self.worlds.left(member, event, now)
+        elif kind == "concluding" and member.phase in ("placed", "in"):
+            self.worlds.conclude()
+        elif kind == "finished":
+            member.phase = "finished"
+            if member.rank == 0:
+                self.done_since = now
+        elif kind == "diagnosis":
+            member.diagnosis = event
+        elif kind == "exited":
+            self._exited(member, event, now)
+
+    def gone(self, name: str, why: str, now: float, *, fault: bool = True) -> None:
+        """A container has ended, or is given up.
+
+        Args:
+            fault: it may be its node's: nothing is known that ended the container on purpose.
+        """
+        member = self.members.get(name)
+        if member is None or not member.alive:
+            return
+        was_running, rank = member.phase not in ("ended", "finished"), member.rank
+        member.phase = "gone"
+        # Its agent may still run, cut off from the cluster or from the driver: it must end.
+        self.workers.leave(member, why, exit_code=1)
+        if self.over or self.done_since is not None:
+            return
+        if member.leaving is not None:
+            why = f"{why} (its agent was sent {member.leaving})"
+        if fault:
+            self._count_failure(member.node, name, why, now)
+        else:
+            self.nodes.taken_back(member.node, name, now)
+        self.budget.container_lost(name, now)
+        if was_running or self.limits.elastic:
+            self._lost(Loss(name, member.node, rank, why), now)
+
+    def listed(self, containers: Sequence[Container], now: float) -> None:
+        """The backend's list of containers; it comes about every second."""
+        for one in containers:
+            if one.node and one.id not in self.members:
+                self._check_node_of(one, now)
+            if one.state == "ended" and one.id in self.members:
+                why = {"preempted": "its container was preempted", "lost": "its node was lost",
+                       "killed": "its container was killed"}.get(
+                    one.reason or "", f"its container has ended (exit code {one.exit_code})"
+                )  # fmt: skip
+                if one.message:
+                    why += f": {one.message}"
+                self.gone(one.id, why, now, fault=one.reason not in ("preempted", "killed"))
+                if one.reason == "preempted":
+                    self.budget.preempted(one.id)
+        known = self.members.keys() | self.nodes.refused
+        for event in self.budget.settle(containers, known, now):
+            self._actions.event(event)
+        if (error := self.budget.never_registered()) is not None:
+            self.fail(error, now)
+
+    def scale(self, workers: int, now: float) -> None:
+        """Change the number of workers.
+
+        Raises:
+            UsageError: the job cannot have so many.
+        """
+        low, high = self.limits.fewest, self.limits.most
+        if not self.limits.elastic or not low <= workers <= high:
+            raise UsageError(
+                "the job cannot have that size",
+                expected=f"{low} to {high} workers (yarn.min_workers, yarn.max_workers)",
+                got=str(workers),
+            )
+        self._actions.event(f"{workers} workers are wanted instead of {self.workers.wanted}")
+        self.nodes.accepted()
+        self.workers.want(workers)
+
+    def stop(self, save: bool, now: float) -> None:
+        """End in good order, saving first if asked."""
+        if self.over:
+            return
+        self.stopped = True
+        self.error = Terminated("the job was asked to stop")
+        self._actions.event("asked to stop" + (", saving first" if save else ""))
+        self._end(now)
+        self._end_processes(save=save, why="the job stops")
+
+    def fail(self, error: HowdahError, now: float, *, save: bool = False) -> None:
+        """End with an error; `save`: ranks whose state is good save it first."""
+        if self.over:
+            return
+        self.error = error
+        self._actions.event(f"failed: {error.what}")
+        self._end(now)
+        self._end_processes(save=save, why="the job has failed")
+
+    def give_way(self, error: HowdahError, now: float) -> None:
+        """A later attempt has the job: all agents end their processes and leave."""
+        if self._stage == "over":
+            return
+        self.error = error
+        self._actions.keep(0)
+        for member in self.workers.alive():
+            self.workers.leave(member, error.what, exit_code=1)
+        self._turn("over", now)
+
+    # ----------------------------------------------------------------------- as time passes
+    def tick(self, now: float) -> None:
+        """Decide what is due; to be called several times a second."""
+        pause = now - self._last_tick
+        self._last_tick = now
+        if pause > _PAUSE_SECONDS:  # the driver was stopped, not its agents
+            self._since += pause
+            self.worlds.delay(pause)
+            for member in self.members.values():
+                member.delay(pause)
+        world_lost = self._stage == "failing" or self.worlds.broken
+        for member in self.workers.silent(now, world_lost=world_lost):
+            silent = now - member.contact
+            self.gone(member.id, f"its agent was silent for {silent:.0f} s", now)
+            self._actions.release(member.id)
+        late = [n for n, since in self._exchanged.items() if now - since > _EXCHANGE_SECONDS]
+        for name in late:
+            del self._exchanged[name]
+            self._actions.release(name)
+        if self.nodes.ask_again(now) and not self.worlds.pausing and not self.over:
+            self._actions.keep(self.workers.wanted)
+        if self.done_since is not None and not self.over:  # the other ranks end by themselves
+            self._actions.event("training is finished")
+            self._end(now)
+        if self._stage == "training":
+            if (error := self.worlds.tick(now)) is not None:
+                self.fail(error, now)
+        elif self._stage == "failing":
+            self._tick_failing(now)
+        elif self._stage == "ending":
+            self._tick_ending(now)
+        if (error := self.budget.spent()) is not None:
+            self.fail(error, now, save=True)
+
+    def _tick_failing(self, now: float) -> None:
+        """Wait for the other ranks of a static job that has lost one, then try again or fail."""
+        left = self.workers.running()
+        if left:
+            limit = _END_SECONDS
+            if any(member.view(now).phase == "save" for member in left):
+                limit = max(limit, self.limits.grace_seconds)
+            if now - self._since > limit:
+                for member in left:
+                    self.workers.kill(member, "another rank was lost", follows=True)
+            return
+        if self.budget.waiting:
+            return  # the cluster will say soon why a container has ended
+        error = self.budget.next_try()
+        if error is not None:
+            self.fail(error, now)
+            return
+        self._actions.event(
+            f"try {self.budget.tries} of {self.limits.tries}: all start again from the newest"
+            " checkpoint"
+        )
+        self.worlds.restart()
+        self._turn("training", now)
+        for member in self.workers.alive():
+            if member.unfit or self.nodes.excluded(member.node):
+                self._exchange(member, now)
+            else:
+                self.workers.start(member, now)
+
+    def _tick_ending(self, now: float) -> None:
+        limit = self._end_seconds if self.done_since is None else _AFTER_DONE_SECONDS
+        if self.workers.running() and now - self._since <= limit:
+            return
+        for member in self.workers.alive():
+            self.workers.leave(member, "the job is over", exit_code=0)
+        self._turn("over", now)
+
+    # ------------------------------------------------------------------------- what is done
+    def _turn(self, stage: Literal["training", "failing", "ending", "over"], now: float) -> None:
+        self._stage, self._since = stage, now
+
+    def _end(self, now: float) -> None:
+        self._turn("ending", now)
+        self.worlds.halt()
+        self._actions.keep(0)
+
+    def _end_processes(self, *, save: bool, why: str) -> None:
+        """Stop ranks that are to save in good order, and kill all other processes at once."""
+        self._end_seconds = self.limits.grace_seconds + 30.0 if save else _END_SECONDS
+        for member in self.members.values():
+            if member.phase in ("placed", "in", "left") and (save or self.stopped):
+                self.workers.send(member, {"type": "stop", "save": save})
+            elif member.running:
+                self.workers.kill(member, why)
+
+    def _count_failure(self, node: str, container: str, why: str, now: float) -> None:
+        if self.nodes.failed(node, container, why, now):
+            count = self.nodes.all_excluded()[node]
+            self._actions.event(
+                f"node {node} is excluded: {count} failure(s) of workers there"
+                f" (yarn.node_failures), the last: {why}"
+            )
+
+    def _check_node_of(self, one: Container, now: float) -> None:
+        """A container without an agent yet: its node may be excluded, or have ended it."""
+        if one.state == "running" and self.nodes.excluded(one.node):
+            self._refuse_for_node(one.id, one.node, now)
+            return
+        bad = one.state == "ended" and one.reason in ("failed", "lost")
+        if not bad or self.budget.knows(one.id):
+            return
+        if self.nodes.excluded(one.node):
+            self._refuse_for_node(one.id, one.node, now)
+        else:
+            why = f"a container has ended before its agent registered {one.message}"
+            self._count_failure(one.node, one.id, why.rstrip(), now)
+
+    def _refuse_for_node(self, container: str, node: str, now: float) -> None:
+        """Give a container on an excluded node back, and ask for another one after a pause."""
+        if self.worlds.pausing or self.over:
+            return  # all containers are given back anyway
+        if not self.nodes.refuse(container, now):
+            return
+        self._actions.event(f"container {container} is given back: node {node} is excluded")
+        present, wanted = len(self.workers.alive()), self.workers.wanted
+        self._actions.keep(max(present, wanted - self.nodes.held))
+        self._actions.release(container)
+        if not self.nodes.enough:
+            return
+        excluded = self.nodes.all_excluded()
+        if not self._goes_on_with(present):
+            self.fail(errors.no_good_node(excluded, self.nodes.why(node)), now)
+            return
+        self.nodes.accepted()
+        self.workers.want(present)
+        self._actions.event(
+            f"{present} workers are wanted from now on: the cluster gives containers on excluded"
+            f" nodes alone ({', '.join(excluded)}; `howdah scale` asks again)"
+        )
+
+    def _refuse_without_gpus(self, member: Member, now: float) -> None:
+        """Refuse a container; after some in a row the job goes on with fewer workers, or fails.
+
+        The cluster is likely to give the same node again: its own count says that a GPU is free.
+        """
+        free = self.workers.free_gpus(member.node, member.facts)
+        error = errors.no_gpus(member.node, member.id, member.facts, self.limits.gpus, free)
+        member.phase, member.gpus, member.refused = "gone", [], error
+        self.members[member.id] = member
+        self._actions.event(f"worker {member.id} on {member.node} is refused: {error.got}")
+        self._refused_without_gpus += 1
+        if self._refused_without_gpus < _WITHOUT_GPUS:
+            return
+        present = len(self.workers.alive())
+        if not self._goes_on_with(present):
+            self.fail(error, now)
+            return
+        self._refused_without_gpus = 0
+        self.workers.want(present)
+        self._actions.event(
+            f"{present} workers are wanted from now on: {_WITHOUT_GPUS} containers in a row had no"
+            " GPU (`howdah scale` asks again)"
+        )
+
+    def _goes_on_with(self, workers: int) -> bool:
+        """A job that trains can do with so many workers."""
+        return self.mode in ("running", "changing") and workers >= self.limits.fewest
+
+    def _exited(self, member: Member, event: dict[str, Any], now: float) -> None:
+        code = event["exit_code"]
+        finished = member.phase == "finished"
+        member.phase = "ended"
+        if self.over or (finished and code == 0):
+            return
+        loss = self._loss_of(member, event)
+        member.failures += not loss.follows
+        member.unfit = not loss.consequence and loss.fault == "node"
+        if not loss.consequence and loss.fault in ("node", "unknown"):
+            why = faults.signature((loss.failure or {}).get("error")) or loss.why
+            self._count_failure(member.node, member.id, why, now)
+        self._lost(loss, now)
+        if not self.limits.elastic or self.over:
+            return
+        self.budget.process_lost(loss, self.worlds.generation, now)
+        many = member.failures >= _PROCESS_FAILURES
+        # By a signal it may have ended with its container, as the cluster will say: preempted.
+        bad_node = code >= 0 and self.nodes.excluded(member.node)
+        if many or member.unfit or bad_node:
+            self._exchange(member, now)
+        else:
+            self.workers.start(member, now)
+
+    def _loss_of(self, member: Member, event: dict[str, Any]) -> Loss:
+        """What the end of a training process is a loss of, and whose fault it is."""
+        code, failure = event["exit_code"], event.get("failure")
+        if member.kill_reason is not None:
+            why = f"killed by Howdah: {member.kill_reason}"
+            if member.diagnosis is not None:
+                why += f"; its process was {member.diagnosis['state']}"
+        elif code < 0:
+            why = f"its process was killed by signal {-code}"
+        else:
+            why = f"its process ended with exit code {code}"
+        lines = list(event.get("lines") or [])
+        if member.diagnosis is not None and member.diagnosis.get("stacks"):
+            lines = list(member.diagnosis["stacks"])
+        return Loss(
+            member.id, member.node, member.rank, why, code, tuple(lines), failure,
+            follows=member.kill_follows or (member.abandoned and code == -signal.SIGTERM),
+            fault=faults.fault_of((failure or {}).get("error"), self.limits.shared),
+            step=_step(member, failure),
+        )  # fmt: skip
+
+    def _exchange(self, member: Member, now: float) -> None:
+        """Give a container back for another one: its agent leaves. An agent that a broken node
+        keeps from leaving is ended some seconds later."""
+        member.phase = "gone"
+        self._exchanged[member.id] = now
+        self._actions.event(f"container {member.id} on {member.node} is given back for another")
+        self.workers.leave(member, "its processes fail there", exit_code=1)
+
+    def _lost(self, loss: Loss, now: float) -> None:
+        """A process or a container has ended before its time."""
+        self.budget.add(loss)
+        self._actions.event(f"{loss.who} was lost: {loss.why}")
+        other_node = self.nodes.met_elsewhere(loss)
+        if loss.fatal:
+            self.fail(loss.error(), now)
+        elif other_node is not None:
+            self.fail(errors.on_two_nodes(loss.error(), loss.step or 0, other_node), now)
+        elif self.limits.elastic:
+            self.worlds.lost(loss, now)
+        elif self._stage != "failing" and (loss.rank is not None or loss.exit_code is not None):
+            self._turn("failing", now)
+            self.worlds.halt()
+            self._actions.begin(self.worlds.generation + 1)  # ends waiting in the rendezvous
+            for member in self.workers.placed():  # rank 0 saves the last step that it has completed
+                member.abandoned = True
+                self.workers.send(member, {"type": "abandon"})
+
+
+def _step(member: Member, failure: dict[str, Any] | None) -> int | None:
+    """Steps done when a process failed: by its failure message, or else by its last report."""
+    reports = ((failure or {}).get("step"), member.step.get("step"), member.beat.get("step"))
+    return next((step for step in reports if isinstance(step, int)), None)

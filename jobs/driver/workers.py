@@ -1,0 +1,150 @@
+"""The workers of a job, and the orders that they are given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jobs.driver.members import Member
+
+__all__ = ["DriverActions", "Limits", "Workers"]
+
+_LOST_NODE_SHARE = 0.25
+"""Of contact_seconds, where all but one node is heard and the world has lost a rank."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the configuration says of the job (yarn.*)."""
+
+    workers: int
+    fewest: int
+    most: int
+    elastic: bool
+    tries: int
+    """How often a static job may begin, this time included."""
+    max_restarts: int
+    node_failures: int
+    """Failures of a node after which it is excluded."""
+    gang_seconds: float
+    gang_attempts: int
+    hang_seconds: float
+    contact_seconds: float
+    """Silence of an agent after which its container is given up."""
+    grace_seconds: float
+    """How long an orderly stop may take."""
+    threads: int
+    gpus: int
+    """Of each worker."""
+    shared: tuple[str, ...] = ()
+    """Paths of the job on storage that all nodes share."""
+
+
+class DriverActions(Protocol):
+    """What a job's decisions have the driver do."""
+
+    def order(self, member: str, order: dict[str, Any]) -> None:
+        """Send an order to an agent."""
+
+    def keep(self, count: int) -> None:
+        """Have so many containers."""
+
+    def release(self, member: str) -> None:
+        """End a container."""
+
+    def begin(self, generation: int) -> None:
+        """Open the rendezvous of a generation, and close the one before."""
+
+    def event(self, what: str) -> None:
+        """Log an event, and show it in the job's status."""
+
+
+class Workers:
+    """All workers that a job has or has had, how many it wants, and the orders to them.
+
+    Args:
+        limits: of the job.
+        actions: carry out what is decided.
+    """
+
+    def __init__(self, limits: Limits, actions: DriverActions) -> None:
+        self.limits, self.actions = limits, actions
+        self.members: dict[str, Member] = {}
+        """By container."""
+        self.wanted = limits.workers
+        actions.keep(self.wanted)
+
+    def want(self, count: int) -> None:
+        """Change how many workers the job wants, and ask the cluster for as many containers."""
+        self.wanted = count
+        self.actions.keep(count)
+
+    def alive(self) -> list[Member]:
+        """Workers whose agents are there."""
+        return [member for member in self.members.values() if member.alive]
+
+    def running(self) -> list[Member]:
+        """Workers whose training processes run."""
+        return [member for member in self.members.values() if member.running]
+
+    def placed(self) -> list[Member]:
+        """Workers that have a rank in the newest world."""
+        return [member for member in self.members.values() if member.phase in ("placed", "in")]
+
+    def silent(self, now: float, *, world_lost: bool) -> list[Member]:
+        """Workers whose agents have been silent for too long.
+
+        Args:
+            world_lost: the newest world has lost a rank. Where all nodes but one are heard then,
+                that one is taken for lost after a part of `contact_seconds`.
+        """
+        alive = self.alive()
+        limit = self.limits.contact_seconds
+        quiet = {member.node for member in alive if not member.heard(now)}
+        others = any(member.node not in quiet for member in alive)
+        if world_lost and len(quiet) == 1 and others:
+            limit *= _LOST_NODE_SHARE
+        return [member for member in alive if now - member.contact > limit]
+
+    def free_gpus(self, node: str, facts: dict[str, Any]) -> list[str]:
+        """The devices that a new container can open and no other worker of its node has been given:
+        a cluster counts GPUs, but says which only where it isolates them.
+        """
+        taken = {gpu for member in self.alive() if member.node == node for gpu in member.gpus}
+        return [device for device in facts.get("gpus", []) if device not in taken]
+
+    # -------------------------------------------------------------------------------- orders
+    def start(self, member: Member, now: float) -> None:
+        """Start a new training process."""
+        member.begin_process(now)
+        order = {
+            "type": "start",
+            "process": member.process,
+            "threads": self.limits.threads,
+            "gpus": member.gpus if self.limits.gpus else None,
+        }
+        self.actions.order(member.id, order)
+
+    def send(self, member: Member, order: dict[str, Any]) -> None:
+        """Send an order for a worker's present training process."""
+        self.actions.order(member.id, {**order, "process": member.process})
+
+    def kill(self, member: Member, why: str, *, follows: bool = False) -> None:
+        """Kill a training process.
+
+        Args:
+            follows: it is killed because of another loss, which counts; this one does not.
+        """
+        if member.kill_reason is None:
+            member.kill_reason, member.kill_follows = why, follows
+            self.send(member, {"type": "kill", "why": why})
+
+    def leave(self, member: Member, why: str, *, exit_code: int) -> None:
+        """Have an agent end its training process and itself."""
+        self.actions.order(member.id, {"type": "leave", "exit_code": exit_code, "why": why})
+
+    def dismiss(self, member: Member, why: str) -> None:
+        """Give up a worker that the job does not need, with its container."""
+        member.phase = "gone"
+        self.leave(member, why, exit_code=0)
+        self.actions.release(member.id)

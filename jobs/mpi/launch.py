@@ -1,0 +1,197 @@
+"""An MPI job's start: mpirun beside the driver, its daemons in the workers' containers.
+
+mpirun starts a daemon on each host by a remote shell. Its remote shell is jobs/mpi/rsh.py, which
+passes the daemon's command to the driver; the agent of that container starts it. No ssh, and no
+daemon outlives its container. The number of workers is fixed: MPI cannot replace a rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from howdah.core import threads
+from howdah.errors import ClusterError, HowdahError
+from jobs.mpi import local_socket
+from jobs.mpi import rsh as mpi_rsh
+from jobs.mpi.node import mpi_environment
+
+__all__ = ["Mpirun", "command"]
+
+_END_SECONDS = 5.0
+
+
+def command(ranks: int, python: str, grace_seconds: float) -> list[str]:
+    """mpirun's argument list: a host name of ours for each rank, in the order of the ranks.
+
+    Args:
+        grace_seconds: what rank 0 has to save its last step when another rank has ended. The driver
+            asks it to save at once; mpirun itself waits as long before its SIGTERM, and again
+            before its SIGKILL.
+    """
+    hosts = ",".join(host_name(rank) for rank in range(ranks))
+    settings = {
+        "plm": "rsh",
+        "plm_rsh_agent": f"{python} -m jobs.mpi.rsh",
+        "plm_rsh_no_tree_spawn": "1",  # every daemon is started from here
+        "plm_rsh_pass_environ_mca_params": "0",  # each host has its own interface and ports
+        "routed": "direct",
+        "odls_base_sigkill_timeout": str(math.ceil(grace_seconds)),
+    }
+    # By its bare name: by a path it would wrap the daemons' commands into a shell's.
+    argv = ["mpirun", "-np", str(ranks), "-H", hosts, "--bind-to", "none"]
+    argv += ["--leave-session-attached"]  # a daemon that detaches itself would outlive its agent
+    for name, value in settings.items():
+        argv += ["--mca", name, value]
+    return [*argv, python, "-m", "jobs.mpi.rank"]
+
+
+def host_name(rank: int) -> str:
+    """The host name of a rank for mpirun: one for each, also where several share a node."""
+    return f"w{rank}"
+
+
+class Mpirun:
+    """Starts the training processes of a try together, by mpirun.
+
+    Args:
+        members: () -> names of the workers of the next world, in the order of their ranks.
+        wanted: () -> how many there must be.
+        send: gives an agent an order.
+        failed: called with mpirun's error, if it did not end because a rank has.
+        say: logs an event of the job.
+        interface, address: where mpirun listens.
+        ports: for it; None: any.
+        grace_seconds: as `command` has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        members: Callable[[], Sequence[str]],
+        wanted: Callable[[], int],
+        send: Callable[[str, dict[str, Any]], None],
+        failed: Callable[[HowdahError], None],
+        say: Callable[[str], None],
+        interface: str,
+        address: str,
+        ports: range | None,
+        grace_seconds: float,
+    ) -> None:
+        self._members, self._wanted, self._send = members, wanted, send
+        self._failed, self._say = failed, say
+        self._interface, self._address, self._ports = interface, address, ports
+        self._grace_seconds = grace_seconds
+        self._lock = threading.Lock()
+        self._waiting: dict[str, dict[str, Any]] = {}
+        self._process: subprocess.Popen | None = None
+
+    def start(self, member: str, order: dict[str, Any]) -> None:
+        """Start a worker's process: mpirun starts all of them when the last has been ordered."""
+        with self._lock:
+            self._waiting[member] = order
+            ranks = list(self._members())
+            if len(ranks) < self._wanted() or not set(ranks) <= set(self._waiting):
+                return
+            orders = {host_name(n): (name, self._waiting[name]) for n, name in enumerate(ranks)}
+            self._waiting = {}
+        threads.start(self._run, orders, name="mpirun", failed=self._thread_failed, say=self._say)
+
+    def close(self) -> None:
+        """End mpirun, and its daemons with it."""
+        self._end(self._process)
+
+    @staticmethod
+    def _end(process: subprocess.Popen | None) -> None:
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        try:
+            process.wait(_END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _thread_failed(self, error: Exception) -> None:
+        """Without its thread the ranks are not started and mpirun's output is not read: fail the
+        job."""
+        self._end(self._process)
+        self._failed(
+            ClusterError("the ranks could not be started", got=f"{type(error).__name__}: {error}")
+        )
+
+    def _run(self, orders: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+        """One try, from mpirun's start to its end."""
+        self._end(self._process)
+        try:
+            self._try(orders)
+        except HowdahError as error:
+            self._failed(error)
+        except OSError as error:
+            self._failed(ClusterError("mpirun could not be started", got=str(error)))
+
+    def _try(self, orders: Mapping[str, tuple[str, dict[str, Any]]]) -> None:
+        if shutil.which("mpirun") is None:
+            raise ClusterError(
+                "mpirun is not on the node of the driver",
+                where=f"PATH={os.environ.get('PATH', '')}",
+                remedy="install Open MPI on every node, or use yarn.controller: gloo",
+            )
+        listener, name = local_socket.listen(len(orders))
+        env = {
+            **os.environ,
+            **mpi_environment(self._interface, self._ports, self._address),
+            mpi_rsh.SOCKET: name,
+        }
+        argv = command(len(orders), sys.executable, self._grace_seconds)
+        with listener:
+            serving = threads.start(
+                _serve, listener, self._answer(orders), name="mpi-rsh", failed=self._thread_failed,
+                say=self._say,
+            )  # fmt: skip
+            self._say(f"starting {len(orders)} ranks by {' '.join(argv[:5])}")
+            self._process = process = subprocess.Popen(
+                argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT, text=True, errors="replace",
+            )  # fmt: skip
+            lines = [line.rstrip() for line in process.stdout]
+            code = process.wait()
+            listener.shutdown(socket.SHUT_RDWR)
+            serving.join()
+        if code != 0:
+            for line in lines[-20:]:
+                self._say(f"mpirun: {line}")
+
+    def _answer(
+        self, orders: Mapping[str, tuple[str, dict[str, Any]]]
+    ) -> Callable[[dict[str, Any]], bool]:
+        def answer(asked: dict[str, Any]) -> bool:
+            if asked["host"] not in orders:
+                return False
+            member, order = orders[asked["host"]]
+            self._send(member, {**order, "argv": asked["argv"]})
+            return True
+
+        return answer
+
+
+def _serve(listener: socket.socket, answer: Callable[[dict[str, Any]], bool]) -> None:
+    """Take the remote shells' requests; their connections stay until mpirun has ended."""
+    with contextlib.ExitStack() as kept:
+        while True:
+            try:
+                connection = kept.enter_context(local_socket.accept(listener))
+            except OSError:  # shut down
+                return
+            with connection.makefile("rb") as lines:
+                if not answer(json.loads(lines.readline(2**20))):
+                    connection.close()

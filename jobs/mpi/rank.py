@@ -1,0 +1,66 @@
+"""What runs in a worker's container of an MPI job, between the agent and the training process.
+
+    python -m jobs.mpi.rank orted ...     becomes mpirun's daemon, which dies with the agent
+    python -m jobs.mpi.rank               what that daemon starts as a rank
+
+A rank is started by mpirun's daemon, which closes all that it inherits: the link to the agent comes
+over a socket in the container instead. This process stays beside the training process and reports
+its exit code to the agent, since the daemon does not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from howdah.core.processes import die_with_parent
+from jobs.mpi import local_socket
+
+__all__ = ["COMMAND", "LINK", "LOG", "main"]
+
+LINK = "HOWDAH_MPI_LINK"
+"""Name of the agent's socket (jobs/mpi/local_socket.py)."""
+COMMAND = "HOWDAH_MPI_COMMAND"
+"""The training process's argument list, JSON."""
+LOG = "HOWDAH_MPI_LOG"
+"""File for what it prints: the daemon would send it to mpirun, far from the container's logs."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Become the daemon, or run the training process; its exit code."""
+    die_with_parent()
+    if argv:
+        os.execvp(argv[0], list(argv))
+    with local_socket.connect(os.environ.pop(LINK)) as link, open(os.environ.pop(LOG), "ab") as log:
+        command = json.loads(os.environ.pop(COMMAND))
+        process = subprocess.Popen(
+            command,
+            env={**os.environ, "HOWDAH_LINK_FD": str(link.fileno())},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[link.fileno()],
+        )
+        _send(link, {"type": "mpi-pid", "pid": process.pid})
+        # mpirun's SIGTERM reaches the daemon's children: the training process decides itself
+        signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        code = process.wait()
+        _send(link, {"type": "mpi-exit", "exit_code": code})
+    # the daemon ends the whole job for any code but 0
+    return code if code >= 0 else 128 - code
+
+
+def _send(link: socket.socket, message: dict) -> None:
+    try:
+        link.sendall(json.dumps(message).encode() + b"\n")
+    except OSError:  # the agent is gone, and the training process with it
+        pass
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

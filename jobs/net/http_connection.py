@@ -1,0 +1,266 @@
+"""HTTP/1.1 on one socket: the part of it that driver, agents and Gloo's clients use.
+
+The standard library's server and client give each single read a time limit and the whole message
+none, and read whatever the other side sends. Here a message has one deadline and a limit
+of size. Anything that is not plainly HTTP is an error: nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["HEAD_LIMIT", "BadMessage", "Connection", "Request", "RequestRefused", "answer_bytes"]
+
+HEAD_LIMIT = 2**13
+"""Bytes of a message's first line and headers."""
+_READ_BYTES = 2**16
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+_PATH = re.compile(r"/[!-~]*")
+_STATUS = re.compile(r"[1-9][0-9]{2}")
+_LENGTH = re.compile(r"[0-9]{1,15}")
+_LINGER_BYTES = 2**16
+_LINGER_SECONDS = 1.0
+
+
+class BadMessage(Exception):
+    """What was received is not HTTP, or is longer than allowed."""
+
+
+class RequestRefused(Exception):
+    """A request that is not answered.
+
+    Args:
+        status: of the answer.
+        text: the answer's body, a line.
+        why: for the log.
+    """
+
+    def __init__(self, status: int, text: str, why: str) -> None:
+        super().__init__(why)
+        self.status, self.text, self.why = status, text, why
+
+    def answer(self) -> bytes:
+        """The answer to the other side; the connection ends with it."""
+        return answer_bytes(self.status, "text/plain", self.text.encode() + b"\n", close=True)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The head of a request."""
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    """By name, in small letters."""
+    close: bool
+    """The other side sends no second request on this connection."""
+
+    def length(self, limit: int) -> int:
+        """Bytes of its body.
+
+        Raises:
+            RequestRefused: the head gives no length, or a longer one than the limit.
+        """
+        text = self.headers.get("content-length")
+        if text is None and self.method in ("GET", "DELETE") and not self._chunked:
+            return 0
+        if self._chunked or text is None or not _LENGTH.fullmatch(text):
+            raise RequestRefused(411, "a length is needed", "a body without a length")
+        if int(text) > limit:
+            raise RequestRefused(413, f"more than {limit} bytes", f"a body of {text} bytes")
+        return int(text)
+
+    @property
+    def _chunked(self) -> bool:
+        return "transfer-encoding" in self.headers
+
+
+def answer_bytes(
+    status: int,
+    content_type: str,
+    body: bytes,
+    *,
+    headers: Mapping[str, str] | None = None,
+    close: bool = False,
+) -> bytes:
+    """An answer as it is sent: head and body are one packet where they fit into one."""
+    lines = [
+        f"HTTP/1.1 {status} {http.client.responses.get(status, '')}",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        *(f"{name}: {value}" for name, value in (headers or {}).items()),
+    ]
+    if close:
+        lines.append("Connection: close")
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+class Connection:
+    """One end of a connection. Deadlines are of time.monotonic().
+
+    Args:
+        end: its socket; blocking or not, each method sets what it needs.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self.end = end
+        self._received = bytearray()
+
+    # ------------------------------------------------------------------------ without waiting
+    def receive_now(self) -> bool:
+        """Receive what is there, without waiting; False: the other side has closed.
+
+        Raises:
+            BlockingIOError: nothing is there.
+            OSError: the connection is broken.
+        """
+        self.end.settimeout(0)
+        data = self.end.recv(HEAD_LIMIT)
+        self._received += data
+        return bool(data)
+
+    def take_request(self) -> Request | None:
+        """The next request, once its whole head was received; None until then.
+
+        Raises:
+            BadMessage: it is not HTTP, or too long.
+        """
+        head = self._take_head()
+        return None if head is None else _request(*head)
+
+    def drop_received(self) -> int:
+        """Throw away what was received; its bytes."""
+        size = len(self._received)
+        self._received.clear()
+        return size
+
+    # --------------------------------------------------------------------------- with a deadline
+    def next_request(self, idle_seconds: float, seconds: float) -> Request | None:
+        """The next request's head; None: the other side has closed, or was idle for so long.
+
+        Args:
+            idle_seconds: until its first byte.
+            seconds: from there to the head's end.
+        """
+        if not self._received:
+            try:
+                if not self._receive(time.monotonic() + idle_seconds):
+                    return None
+            except TimeoutError:
+                return None
+        deadline = time.monotonic() + seconds
+        while (request := self.take_request()) is None:
+            if not self._receive(deadline):
+                return None
+        return request
+
+    def answer(self, limit: int, deadline: float) -> tuple[int, dict[str, str], bytes]:
+        """An answer: its status, headers (names in small letters) and body.
+
+        Raises:
+            BadMessage: it is malformed, or its body is longer than `limit` bytes.
+            OSError, TimeoutError: it does not arrive (in time).
+        """
+        while (head := self._take_head()) is None:
+            if not self._receive(deadline):
+                raise BadMessage("the connection was closed instead of an answer")
+        first, headers = head
+        parts = first.split(" ", 2)
+        if not first.startswith("HTTP/1.") or len(parts) < 2 or not _STATUS.fullmatch(parts[1]):
+            raise BadMessage(f"no HTTP answer: {first[:80]!r}")
+        length = headers.get("content-length", "")
+        if not _LENGTH.fullmatch(length) or "transfer-encoding" in headers:
+            raise BadMessage("an answer without a length")
+        if int(length) > limit:
+            raise BadMessage(f"an answer of {length} bytes; {limit} are taken")
+        return int(parts[1]), headers, self.read(int(length), deadline)
+
+    def read(self, length: int, deadline: float) -> bytes:
+        """Exactly so many bytes; BadMessage where the connection ends before."""
+        while len(self._received) < length:
+            if not self._receive(deadline, length - len(self._received)):
+                raise BadMessage("the connection was closed within a body")
+        data = bytes(memoryview(self._received)[:length])
+        del self._received[:length]
+        return data
+
+    def discard(self, length: int, deadline: float) -> None:
+        """Read so many bytes and keep none."""
+        while length > 0:
+            if not self._received and not self._receive(deadline):
+                raise BadMessage("the connection was closed within a body")
+            part = min(length, len(self._received))
+            del self._received[:part]
+            length -= part
+
+    def send(self, data: bytes, deadline: float) -> None:
+        """Send all of it; TimeoutError where the other side does not take it in time."""
+        self._set_timeout(deadline)
+        self.end.sendall(data)  # its time limit counts for the whole
+
+    def refuse(self, refusal: RequestRefused) -> None:
+        """Answer with a refusal, and read a little of what still comes: closing a connection with
+        unread data would discard the answer."""
+        deadline = time.monotonic() + _LINGER_SECONDS
+        self.send(refusal.answer(), deadline)
+        self.end.shutdown(socket.SHUT_WR)
+        left = _LINGER_BYTES
+        while left > 0 and self._receive(deadline):
+            left -= self.drop_received()
+
+    def close(self) -> None:
+        """End it."""
+        self.end.close()
+
+    # ------------------------------------------------------------------------------- inside
+    def _take_head(self) -> tuple[str, dict[str, str]] | None:
+        end = self._received.find(b"\r\n\r\n", 0, HEAD_LIMIT)
+        if end < 0:
+            if len(self._received) >= HEAD_LIMIT:
+                raise BadMessage(f"a head of more than {HEAD_LIMIT} bytes")
+            return None
+        lines = bytes(self._received[:end]).decode("latin-1").split("\r\n")
+        del self._received[: end + 4]
+        return lines[0], _headers(lines[1:])
+
+    def _receive(self, deadline: float, most: int = _READ_BYTES) -> bool:
+        self._set_timeout(deadline)
+        data = self.end.recv(min(max(most, _READ_BYTES), 2**20))
+        self._received += data
+        return bool(data)
+
+    def _set_timeout(self, deadline: float) -> None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError("the other side takes too long")
+        self.end.settimeout(left)
+
+
+def _headers(lines: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if not colon or not _TOKEN.fullmatch(name):
+            raise BadMessage("a line that is no header")
+        name = name.lower()
+        if name in found and (name.startswith("x-howdah-") or name == "content-length"):
+            raise BadMessage(f"{name} is given twice")
+        found[name] = value.strip(" \t")
+    return found
+
+
+def _request(first: str, headers: dict[str, str]) -> Request:
+    parts = first.split(" ")
+    if len(parts) != 3 or parts[2] not in ("HTTP/1.0", "HTTP/1.1"):
+        raise BadMessage("no HTTP request")
+    method, path, version = parts
+    if not _TOKEN.fullmatch(method) or not _PATH.fullmatch(path):
+        raise BadMessage("no HTTP request")
+    asked = headers.get("connection", "").lower()
+    close = "close" in asked or (version == "HTTP/1.0" and "keep-alive" not in asked)
+    return Request(method, path, headers, close)

@@ -1,0 +1,118 @@
+"""Gloo's rendezvous as the training process sees it: plain HTTP to its own agent on loopback.
+
+Horovod's C++ client cannot sign requests. It connects to this relay, which accepts processes of its
+own user only (the kernel names each connection's user, before anything is read from it), and
+answers for the generation of the world that the process is in by signed requests to the driver
+(jobs/net/meshes.py): stock Horovod works, and it sees neither a stranger's value nor a stale key.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from howdah.errors import ClusterError
+from jobs.net import rendezvous, wire
+from jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
+from jobs.net.listener import Lane, Listener, Serve
+from jobs.net.meshes import Meshes
+from jobs.net.peer_socket import owner_of_peer
+from jobs.net.refusals import Refusals
+
+__all__ = ["Relay"]
+
+HOST = "127.0.0.1"
+_CALL_SECONDS = 10.0
+"""Limit of a request to the driver, which holds one for a mesh until all ranks have come, and
+answers after seconds that not all have: Gloo asks again every 10 ms."""
+_REQUEST_SECONDS = 10.0
+"""For one request of Gloo's, from its first byte to its last; for its answer; and between two."""
+_CONNECTIONS = 64
+"""Of our own user's processes at a time: Gloo makes one for each request."""
+_PATH = re.compile(r"/([^/]+)/([^/]+)")
+
+
+class Relay:
+    """A listener on loopback for one agent.
+
+    Args:
+        client: makes signed requests to the driver.
+        ports: which ports to choose from; None: any.
+        assignment: () -> (generation, "rank,size,local rank,local size,cross rank,cross size") of
+            the world that the process is in, or (0, "") for none.
+        refused: logs refusals, at most a line a minute.
+    Raises:
+        ClusterError: there is no port to listen on.
+    """
+
+    def __init__(
+        self,
+        client: wire.Client,
+        ports: range | None,
+        *,
+        assignment: Callable[[], tuple[int, str]],
+        refused: Callable[[str], None],
+    ) -> None:
+        def request(method: str, path: str, body: bytes) -> tuple[int, bytes]:
+            return client.request(method, path, body, _CALL_SECONDS)
+
+        self._assignment, self._meshes = assignment, Meshes(assignment, request)
+        self._user = os.geteuid()
+        self._own = Lane("the training process", _CONNECTIONS)
+        self._listener = Listener(HOST, ports, self, Refusals(refused))
+        self.port = self._listener.port
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._listener.start()
+
+    def stop(self) -> None:
+        """Listen no more; connections are closed."""
+        self._listener.stop()
+
+    # ----------------------------------------------------------------------- as the listener's
+    def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
+        """Accept processes of our own user. A connection has one owner."""
+        owner = owner_of_peer((peer[0], peer[1]), end.getsockname())
+        if owner != self._user:
+            why = "of no process" if owner is None else f"of user {owner}"
+            raise RequestRefused(403, "refused", why)
+
+    def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
+        """All requests of an accepted process."""
+        return self._own, partial(self._serve, request)
+
+    # ------------------------------------------------------------------------------ in threads
+    def _serve(self, request: Request, connection: Connection) -> None:
+        while True:
+            deadline = time.monotonic() + _REQUEST_SECONDS
+            body = connection.read(request.length(rendezvous.VALUE_LIMIT), deadline)
+            status, kind, answer = self._answer(request, body)
+            data = answer_bytes(status, kind, answer, close=request.close)
+            connection.send(data, time.monotonic() + _REQUEST_SECONDS)
+            if request.close:
+                return
+            following = connection.next_request(_REQUEST_SECONDS, _REQUEST_SECONDS)
+            if following is None:
+                return
+            request = following
+
+    def _answer(self, request: Request, body: bytes) -> wire.Answer:
+        name = _PATH.fullmatch(request.path)
+        if name and name[1] == "rank_and_size" and request.method == "GET":
+            return 200, "text/plain", self._assignment()[1].encode()
+        known = request.method in ("GET", "PUT", "DELETE")
+        if not known or not name or not rendezvous.valid_name(name[1], name[2]):
+            why = f"{request.method} {request.path[:80]!r} is not one of Gloo's names"
+            raise RequestRefused(403, "refused", why)
+        try:
+            status, answer = self._meshes.answer(request.method, name[1], name[2], body)
+        except ClusterError as error:
+            # Horovod tries again twice; the agent itself notices that the driver is away.
+            status, answer = 503, error.what.encode()
+        return status, "application/octet-stream", answer

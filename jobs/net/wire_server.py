@@ -1,0 +1,153 @@
+"""The driver's end of the wire (jobs/net/wire.py): signed requests, and pages for users."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from jobs.net import signing
+from jobs.net.http_connection import Connection, Request, RequestRefused, answer_bytes
+from jobs.net.listener import Lane, Listener, Serve
+from jobs.net.refusals import Refusals
+
+__all__ = ["BODY_LIMIT", "Answer", "Server"]
+
+BODY_LIMIT = 2**20
+"""Bytes of a request's body; the longest are a rank's addresses and a batch of events."""
+_IDLE_SECONDS = 30.0
+"""A connection that is silent for so long is closed; an agent's never is."""
+_REQUEST_SECONDS = 20.0
+"""For one request, from its first byte to its last; and for its answer."""
+_PAGE_SECONDS = 10.0
+_OWN_CONNECTIONS = 2**14
+"""Of agents, several each; only a defect reaches this limit."""
+_PAGE_CONNECTIONS = 8
+"""Pages are served to any client that knows their path: a few at a time."""
+_PAGES = "/page/"
+_DESCRIPTORS = 2**16
+
+Answer = tuple[int, str, bytes]
+"""Status, content type, body."""
+
+
+class Server:
+    """The driver's end.
+
+    Args:
+        address, ports: where to listen (jobs/net/listener.py).
+        key: the job's key.
+        signed: (method, path, body) -> Answer of a request of the job's own; called in many
+            threads at once.
+        page: path -> Answer of a page, without a signature.
+        refused: logs refusals, at most a line a minute.
+    Raises:
+        ClusterError: there is no port to listen on.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        ports: range | None,
+        key: str,
+        *,
+        signed: Callable[[str, str, bytes], Answer],
+        page: Callable[[str], Answer],
+        refused: Callable[[str], None],
+    ) -> None:
+        self._key, self._signed, self._page = key, signed, page
+        self._sessions = signing.Sessions()
+        self._own = Lane("agents", _OWN_CONNECTIONS)
+        self._pages = Lane("pages", _PAGE_CONNECTIONS, public=True)
+        self._refusals = Refusals(refused)
+        _allow_descriptors()
+        self._listener = Listener(address, ports, self, self._refusals)
+        self.port = self._listener.port
+
+    def start(self) -> None:
+        """Answer from now on."""
+        self._listener.start()
+
+    def stop(self) -> None:
+        """Listen no more; connections are closed."""
+        self._listener.stop()
+
+    # ----------------------------------------------------------------------- as the listener's
+    def welcome(self, end: socket.socket, peer: tuple[Any, ...]) -> None:
+        """Accept every host: the request's signature decides."""
+
+    def admit(self, request: Request, peer: str) -> tuple[Lane, Serve]:
+        """Requests with the job's signature, and those for a page."""
+        if request.method == "GET" and request.path.startswith(_PAGES):
+            return self._pages, partial(self._serve_page, request)
+        signature = signing.verified(self._key, request, self._sessions)
+        return self._own, partial(self._serve_agent, request, signature)
+
+    # ------------------------------------------------------------------------------ in threads
+    def _serve_page(self, request: Request, connection: Connection) -> None:
+        # YARN's proxy forwards the query, which may name the user (user.name).
+        page = partial(self._page, request.path.partition("?")[0])
+        status, kind, body = self._answer(request, page)
+        data = answer_bytes(status, kind, body, close=True)
+        connection.send(data, time.monotonic() + _PAGE_SECONDS)
+
+    def _serve_agent(self, request: Request, signature: str, connection: Connection) -> None:
+        while True:
+            body = self._body(connection, request, time.monotonic() + _REQUEST_SECONDS)
+            if body is None:
+                status, kind, answer = 413, "text/plain", f"more than {BODY_LIMIT} bytes".encode()
+            else:
+                signed = partial(self._signed, request.method, request.path, body)
+                status, kind, answer = self._answer(request, signed)
+            close = request.close or body is None
+            stamp = signing.answer_signature(self._key, signature, status, answer)
+            headers = {signing.SIGNATURE: stamp}
+            data = answer_bytes(status, kind, answer, headers=headers, close=close)
+            connection.send(data, time.monotonic() + _REQUEST_SECONDS)
+            if close:
+                return
+            following = connection.next_request(_IDLE_SECONDS, _REQUEST_SECONDS)
+            if following is None:
+                return
+            request = following
+            signature = signing.verified(self._key, request, self._sessions)
+
+    def _body(self, connection: Connection, request: Request, deadline: float) -> bytes | None:
+        """The body; None for one longer than BODY_LIMIT.
+
+        Raises:
+            RequestRefused: it is not the one that was signed. That answer is not signed: a host
+                that has changed the body could pass the answer on to the agent.
+        """
+        length = signing.body_length(request)
+        if length > BODY_LIMIT:
+            # Read and thrown away: closing with unread data would discard the answer.
+            connection.discard(length, deadline)
+            return None
+        if request.length(BODY_LIMIT) == length:
+            body = connection.read(length, deadline)
+            if signing.check_body(request, body):
+                return body
+        raise RequestRefused(400, "not the body that was signed", "another body than was signed")
+
+    def _answer(self, request: Request, ask: Callable[[], Answer]) -> Answer:
+        try:
+            return ask()
+        except Exception as error:  # noqa: BLE001 - reported; the agent asks again
+            line = f"{request.method} {request.path[:80]!r} could not be answered: {error!r}"
+            if self._refusals.add(line):
+                traceback.print_exception(error, file=sys.stderr)
+            return 500, "text/plain", b"the driver failed to answer\n"
+
+
+def _allow_descriptors() -> None:
+    """Raise the limit of open files as far as it may be: a large job has some for each agent."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -1,0 +1,182 @@
+"""The training process of an agent: how it is started, sent messages, and ended.
+
+It is started before it has a rank: it imports its framework, reports that it is ready, and receives
+its world over the control channel (training/elastic/control_channel.py): a socket pair of which it
+holds one end, one JSON object a line both ways. The agent's death closes the other end, and the
+process ends.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from howdah.attempts import Attempt
+from howdah.core import threads
+
+__all__ = ["TrainingProcess", "command", "environment", "parse_message"]
+
+_LINE_LIMIT = 2**20
+"""Bytes of one message; the rest of a longer line is no message."""
+
+
+def command(config_path: str) -> list[str]:
+    """The argument list of a training process that waits for a rank."""
+    return [sys.executable, "-m", "training", "--config", config_path, "--standby"]
+
+
+def environment(
+    base: Mapping[str, str],
+    extra: Mapping[str, str],
+    secrets: Mapping[str, str],
+    *,
+    application: str,
+    attempt: Attempt | None,
+    threads: int,
+    gpus: list[str] | None,
+    ports: str | None,
+    stacks_path: str,
+) -> dict[str, str]:
+    """The environment variables that the process needs before it imports anything.
+
+    Args:
+        base: the agent's own environment.
+        extra: yarn.env.
+        secrets: the values of yarn.secret_env.
+        application: its id: later attempts of the same one go on from its own checkpoints.
+        attempt: of the application: training's fences are in the order of attempts.
+        threads: compute threads of a rank: the container's cores.
+        gpus: its own devices; None: it is not a job on GPUs.
+        ports: "first-last" for Gloo's listeners (Howdah's Horovod reads it); None: any.
+        stacks_path: the file that it writes its stacks to on a signal.
+    """
+    env = {name: value for name, value in base.items() if not name.startswith("HOROVOD_")}
+    env.update(extra)
+    env.update(secrets)
+    env["HOWDAH_STARTED"] = repr(time.time())
+    env["HOWDAH_APPLICATION"] = application
+    if attempt is not None:
+        env.update(attempt.environment())
+    env["HOWDAH_THREADS"] = str(threads)
+    env["HOWDAH_STACKS"] = stacks_path
+    env["CUDA_VISIBLE_DEVICES"] = ",".join(gpus or [])
+    # training/process/devices.py refuses to train without them:
+    env["HOWDAH_GPUS"] = str(len(gpus or []))
+    env["PYTHONUNBUFFERED"] = "1"
+    if ports is not None:
+        env["HOWDAH_PORT_RANGE"] = ports
+    return env
+
+
+class TrainingProcess:
+    """One training process. To be made in the agent's MAIN thread: the kernel's signal that ends it
+    with its parent (PR_SET_PDEATHSIG, which it asks for itself) is tied to the thread that made it.
+
+    Args:
+        number: 1 for the agent's first process.
+        argv, env: how it is started.
+        directory: where its output goes: training.<number>.log.
+        on_message: called with each of its messages, from a thread of this object.
+        on_end: called with its exit code (negative: the signal) after its last message.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        argv: list[str],
+        env: dict[str, str],
+        directory: str,
+        *,
+        on_message: Callable[[int, dict[str, Any]], None],
+        on_end: Callable[[int, int], None],
+    ) -> None:
+        self.number = number
+        self.log = os.path.join(directory, f"training.{number}.log")
+        self.stacks_path = env["HOWDAH_STACKS"]
+        ours, theirs = socket.socketpair()
+        self._channel = ours
+        with open(self.log, "ab") as log, theirs:
+            self._process = subprocess.Popen(
+                argv,
+                env={**env, "HOWDAH_LINK_FD": str(theirs.fileno()), "HOWDAH_LOG": self.log},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=[theirs.fileno()],
+            )
+        self.pid = self._process.pid
+        self.failure: dict[str, Any] | None = None
+        """Its own message why it failed."""
+        self._on_message, self._on_end = on_message, on_end
+        threads.start(self._listen, name=f"channel-{number}", failed=self._listener_failed)
+
+    @property
+    def alive(self) -> bool:
+        """It has not ended."""
+        return self._process.poll() is None
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send it a message, unless it has ended: `on_end` reports that."""
+        try:
+            self._channel.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            pass
+
+    def terminate(self) -> None:
+        """SIGTERM: no collective can be finished any more."""
+        if self.alive:
+            self._process.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL, also for one that is stopped."""
+        if self.alive:
+            self._process.send_signal(signal.SIGKILL)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for its end; whether it has come."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def _listen(self) -> None:
+        with self._channel.makefile("rb") as lines:
+            while True:
+                try:
+                    line = lines.readline(_LINE_LIMIT)
+                except OSError:
+                    break
+                if not line:
+                    break
+                message = parse_message(line)
+                if message is None:
+                    continue
+                if message["type"] == "failed":
+                    self.failure = message
+                self._on_message(self.number, message)
+        code = self._process.wait()
+        self._on_end(self.number, code)
+
+    def _listener_failed(self, error: Exception) -> None:
+        """Without its listener the process is out of control: kill it and report its end."""
+        self.kill()
+        self._on_end(self.number, self._process.wait())
+
+
+def parse_message(line: bytes) -> dict[str, Any] | None:
+    """A message; None for a line that is none (libraries of the process may write to the
+    channel)."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    known = isinstance(message, dict) and isinstance(message.get("type"), str)
+    return message if known else None

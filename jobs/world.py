@@ -1,0 +1,131 @@
+"""Assignment of ranks: a pure function from the agents of a job to the ranks of its next world."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["Candidate", "Slot", "assign", "variables"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A training process that waits for a world."""
+
+    member: str
+    """Name of its agent: the container's."""
+    node: str
+    """Host name: processes of one host are local to each other."""
+    old_rank: int | None = None
+    """Its rank in the world before, where it still holds that world's state; None: a new one."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A rank's place in a world, in Horovod's terms."""
+
+    member: str
+    node: str
+    rank: int
+    size: int
+    local_rank: int
+    """Number among the ranks of its node."""
+    local_size: int
+    cross_rank: int
+    """Number of its node among the nodes that have a rank of this local rank."""
+    cross_size: int
+    keep: bool
+    """It holds the state from which the world goes on."""
+
+    def response(self) -> str:
+        """The answer to Horovod's request for its rank and size."""
+        numbers = (self.rank, self.size, self.local_rank, self.local_size, self.cross_rank,
+                   self.cross_size)  # fmt: skip
+        return ",".join(map(str, numbers))
+
+
+def assign(candidates: Sequence[Candidate], size: int | None = None) -> list[Slot]:
+    """The ranks of the next world.
+
+    Survivors come first, in their old order: rank 0 is one whenever there is any, and holds the
+    state for all. New ones follow, those of one node together, nodes that have ranks already
+    first. Only the numbering of ranks is free: local ranks count within each node.
+
+    Args:
+        candidates: processes that wait, in the order of arrival.
+        size: ranks wanted; None: all candidates. Survivors are taken first.
+    Returns:
+        One slot a rank, in the order of the ranks.
+    """
+    survivors = sorted(
+        (one for one in candidates if one.old_rank is not None), key=lambda one: one.old_rank or 0
+    )
+    first_seen: dict[str, int] = {}
+    for one in [*survivors, *candidates]:
+        first_seen.setdefault(one.node, len(first_seen))
+    new = sorted(
+        (one for one in candidates if one.old_rank is None), key=lambda one: first_seen[one.node]
+    )
+    chosen = [*survivors, *new][:size]
+    by_node: dict[str, list[str]] = {}
+    for one in chosen:
+        by_node.setdefault(one.node, []).append(one.member)
+    slots = []
+    for rank, one in enumerate(chosen):
+        peers = by_node[one.node]
+        local_rank = peers.index(one.member)
+        across = [node for node, members in by_node.items() if len(members) > local_rank]
+        slots.append(
+            Slot(
+                member=one.member,
+                node=one.node,
+                rank=rank,
+                size=len(chosen),
+                local_rank=local_rank,
+                local_size=len(peers),
+                cross_rank=across.index(one.node),
+                cross_size=len(across),
+                keep=one.old_rank is not None,
+            )
+        )
+    return slots
+
+
+def variables(
+    slot: Slot,
+    *,
+    relay_port: int,
+    interface: str,
+    gloo_timeout_seconds: float,
+    elastic: bool,
+    controller: str = "gloo",
+) -> dict[str, str]:
+    """Horovod's environment variables of a rank.
+
+    Args:
+        relay_port: of the rendezvous' relay on the rank's own loopback interface.
+        interface: network interface for the ranks' own connections.
+        gloo_timeout_seconds: how long a rank waits for the others while the world forms.
+        elastic: other worlds may follow in the same process.
+        controller: gloo or mpi, which has the ranks' numbers from mpirun (the same).
+    """
+    found = {
+        "HOROVOD_RANK": slot.rank,
+        "HOROVOD_SIZE": slot.size,
+        "HOROVOD_LOCAL_RANK": slot.local_rank,
+        "HOROVOD_LOCAL_SIZE": slot.local_size,
+        "HOROVOD_CROSS_RANK": slot.cross_rank,
+        "HOROVOD_CROSS_SIZE": slot.cross_size,
+        # Only a name that ranks of one node share; Horovod puts it into the rendezvous' paths.
+        "HOROVOD_HOSTNAME": re.sub(r"[^A-Za-z0-9._-]", "-", slot.node),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": relay_port,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": max(1, round(gloo_timeout_seconds)),
+        "HOROVOD_GLOO_IFACE": interface,
+        "HOROVOD_CONTROLLER": controller,
+        "HOROVOD_CPU_OPERATIONS": controller,
+        "NCCL_SOCKET_IFNAME": interface,
+        "HOROVOD_ELASTIC": int(elastic),
+    }
+    return {name: str(value) for name, value in found.items()}

@@ -1,0 +1,1 @@
+"""Hadoop's jars: fetched with Maven, held to a committed list of hashes."""

@@ -1,0 +1,157 @@
+"""Jars fetched once with Maven, held to a committed list of hashes, kept in the cache: Hadoop's."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from howdah.core.cache import cache_root
+from howdah.core.child import Child
+from howdah.errors import ClusterError
+from howdah.storage import commit
+
+__all__ = ["HADOOP_VERSION", "fetch"]
+
+HERE = Path(__file__).resolve().parent
+POM = HERE / "pom.xml"
+HASHES = HERE / "jars.sha256"
+HADOOP_VERSION = "3.5.0"
+GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+WEB_PAGES = f"hadoop-client-minicluster-{HADOOP_VERSION}.jar"
+SAY_EVERY = 5.0  # seconds
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A set of jars: what resolves to it, and the list that it is held to."""
+
+    name: str
+    pom: Path
+    hashes: Path
+    pages: str | None = None
+    """The jar that is there for its web pages alone."""
+
+
+def fetch(say: Say, wanted: Wanted | None = None) -> Path:
+    """The directory with `lib/*.jar` and `webapps/`: fetched and verified where it is not there.
+
+    It is whole or absent, however a fetch ends: everything in it has been held to its hash.
+
+    Args:
+        wanted: the mini cluster's own, if not given.
+
+    Raises:
+        ClusterError: no mvn, mvn failed, or a jar is not the one listed.
+    """
+    wanted = wanted or Wanted(f"hadoop-{HADOOP_VERSION}", POM, HASHES, WEB_PAGES)
+    listed = wanted.hashes.read_bytes()
+    home = Path(cache_root()) / f"{wanted.name}-{hashlib.sha256(listed).hexdigest()[:12]}"
+
+    def make(fresh: str) -> None:
+        attempt = Path(fresh)
+        attempt.mkdir()
+        lib = attempt / "lib"
+        say(f"fetching {wanted.name} with Maven (once; up to 160 MB)")
+        _copy_dependencies(attempt, lib, say, wanted.pom)
+        verify(lib, parse_hashes(listed.decode()), wanted.hashes)
+        if wanted.pages is not None:
+            _unpack_web_pages(lib / wanted.pages, attempt)
+            # Its classes are shaded copies of those in the other jars: it was wanted for its pages.
+            (lib / wanted.pages).unlink()
+
+    return Path(commit.cached(str(home), make))
+
+
+def parse_hashes(text: str) -> dict[str, str]:
+    """{file name: SHA-256 in hex} of a list in sha256sum's format."""
+    return {name: digest for digest, name in (line.split() for line in text.splitlines() if line)}
+
+
+def verify(lib: Path, listed: dict[str, str], hashes: Path = HASHES) -> None:
+    """Hold the files of a directory to a list: the same names, the same bytes.
+
+    Raises:
+        ClusterError: names what is missing, not listed, or different.
+    """
+    there = {path.name for path in lib.iterdir()} if lib.is_dir() else set()
+    wrong = [f"{name} is missing" for name in sorted(listed.keys() - there)]
+    wrong += [f"{name} is not listed" for name in sorted(there - listed.keys())]
+    for name in sorted(there & listed.keys()):
+        with open(lib / name, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != listed[name]:
+            wrong.append(f"{name} has SHA-256 {digest}, not {listed[name]}")
+    if wrong:
+        raise ClusterError(
+            "Hadoop's jars are not the ones that this version was made with; none was kept",
+            where=str(hashes),
+            got="\n".join(wrong[:5] + ([f"... {len(wrong) - 5} more"] if len(wrong) > 5 else [])),
+            remedy="remove org/apache/hadoop from Maven's local repository (~/.m2/repository) and "
+            "try again; behind a mirror, see that it passes files on unchanged",
+        )
+
+
+def _copy_dependencies(directory: Path, lib: Path, say: Say, source: Path) -> None:
+    """Let Maven resolve a pom.xml into `lib`, saying now and then how far it has come."""
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise ClusterError(
+            "Hadoop's jars cannot be fetched: there is no mvn on PATH",
+            expected="Maven 3",
+            remedy="apt-get install maven (`make hadoop` does it), or put mvn on PATH",
+        )
+    pom = directory / "pom.xml"
+    shutil.copyfile(source, pom)
+    argv = [maven, "-B", "-f", str(pom), GOAL, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"]
+    log: list[str] = []
+    with Child(argv, on_line=log.append, death_signal=signal.SIGKILL) as process:
+        while (code := process.wait(SAY_EVERY)) is None:
+            fetched = sum("Downloaded from" in line for line in log)
+            say(f"  {fetched} files fetched, {len(list(lib.glob('*.jar')))} jars in place")
+    if code != 0:
+        output = [line.strip() for line in log if line.startswith("[ERROR]")] or log[-3:]
+        raise ClusterError(
+            "Hadoop's jars could not be fetched: mvn failed",
+            where=" ".join(argv),
+            got="\n".join(line.strip() for line in output[:4]) or f"exit code {code}",
+            remedy="mvn must reach a Maven repository: behind a proxy or a mirror, set it in "
+            "~/.m2/settings.xml",
+        )
+
+
+def _unpack_web_pages(jar: Path, target: Path) -> None:
+    """webapps/* of a jar: the NameNode and DataNodes do not start without their pages."""
+    with zipfile.ZipFile(jar) as archive:
+        for name in archive.namelist():
+            if re.fullmatch(r"webapps/[\w./-]*", name) and ".." not in name.split("/"):
+                archive.extract(name, target)
+    if not (target / "webapps" / "hdfs").is_dir():
+        raise ClusterError("the jar holds no web pages", where=str(jar), expected="webapps/hdfs")
+
+
+def main(pom: str | Path = POM, hashes: str | Path = HASHES) -> None:
+    """Write the list of hashes anew from what a pom.xml resolves to; for who changes that."""
+    with tempfile.TemporaryDirectory() as directory:
+        lib = Path(directory, "lib")
+        say = functools.partial(print, file=sys.stderr)
+        _copy_dependencies(Path(directory), lib, say, Path(pom))
+        lines = []
+        for path in sorted(lib.iterdir()):
+            with open(path, "rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {path.name}\n")
+    Path(hashes).write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

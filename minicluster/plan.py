@@ -1,0 +1,57 @@
+"""What a mini cluster consists of: its plan, kept in its state file."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+HOST = "localhost"  # in every address, also of Kerberos principals; resolves to loopback
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What a mini cluster consists of; kept in its state file.
+
+    Attributes:
+        directory: everything it writes lies in here.
+        jars: what `jars.fetch` gave.
+        user: who runs the daemons: HDFS's superuser, may impersonate anyone.
+        ports: {name: port}; the names are those of `daemons.ports_of`.
+        node_memory_mb, node_vcores, node_gpus: what each NodeManager offers.
+        extra: {"hdfs-site": {key: value}}: added to, or in place of, what is set here.
+        kerberos: `kerberos.options`; None: simple authentication.
+        own: {daemon: {site: {key: value}}}, what `MiniCluster.reconfigure` changed.
+    """
+
+    directory: str
+    jars: str
+    java_home: str
+    user: str
+    ports: dict[str, int]
+    datanodes: int = 3
+    nodemanagers: int = 2
+    node_memory_mb: int = 6144
+    node_vcores: int = 8
+    node_gpus: int = 0
+    extra: dict[str, dict[str, str]] = dataclasses.field(default_factory=dict)
+    kerberos: dict[str, Any] | None = None
+    own: dict[str, dict[str, dict[str, str]]] = dataclasses.field(default_factory=dict)
+
+    def path(self, *parts: str) -> Path:
+        """A path in the cluster's directory."""
+        return Path(self.directory, *parts)
+
+    @property
+    def hadoop_home(self) -> Path:
+        """HADOOP_HOME: bin/ with the launchers, etc/hadoop."""
+        return self.path("hadoop")
+
+    @property
+    def conf_dir(self) -> Path:
+        """HADOOP_CONF_DIR of clients."""
+        return self.hadoop_home / "etc" / "hadoop"
+
+    def address(self, port: str) -> str:
+        """localhost:PORT of a port by its name."""
+        return f"{HOST}:{self.ports[port]}"

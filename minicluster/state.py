@@ -1,0 +1,137 @@
+"""A mini cluster's state: one JSON file in its directory, and the locks around it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from howdah.errors import ClusterError, NotFound, UsageError
+from minicluster.daemons import Record
+from minicluster.plan import Plan
+
+__all__ = ["State"]
+
+FILE = "state.json"
+VERSION = 1
+
+
+class State:
+    """What a directory says of its cluster; read anew each time, other processes change it too.
+
+    Args:
+        directory: the cluster's.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.path = Path(directory, FILE)
+
+    def exists(self) -> bool:
+        """Whether a cluster was ever started in this directory."""
+        return self.path.exists()
+
+    def load(self) -> tuple[Plan, dict[str, Record]]:
+        """The plan, and the daemons that were started and not ended on purpose.
+
+        Raises:
+            NotFound: no cluster here.
+        """
+        try:
+            state = json.loads(self.path.read_text())
+        except FileNotFoundError:
+            raise NotFound(
+                "there is no mini cluster in this directory",
+                where=self.directory,
+                remedy="start one (`howdah minicluster start`), or name its --directory",
+            ) from None
+        if state.get("version") != VERSION:
+            raise ClusterError(
+                "the mini cluster in this directory was made by another version",
+                where=str(self.path),
+                expected=f"version {VERSION}",
+                got=f"version {state.get('version')}",
+                remedy="stop it with that version, or remove the directory",
+            )
+        records = {name: Record(**values) for name, values in state["daemons"].items()}
+        return Plan(**state["plan"]), records
+
+    def save(self, plan: Plan, records: Mapping[str, Record]) -> None:
+        """Write the state, whole."""
+        state = {
+            "version": VERSION,
+            "plan": dataclasses.asdict(plan),
+            "daemons": {name: dataclasses.asdict(record) for name, record in records.items()},
+        }
+        temporary = self.path.with_name(f".{FILE}.{os.getpid()}")
+        temporary.write_text(json.dumps(state, indent=1))
+        temporary.chmod(0o600)
+        temporary.replace(self.path)
+
+    def note(self, name: str, record: Record | None) -> dict[str, Record]:
+        """Note one daemon's start, or (None) its end; all records."""
+        with self._held("state.lock", wait=True):
+            plan, records = self.load()
+            records.pop(name, None)
+            if record is not None:
+                records[name] = record
+            self.save(plan, records)
+        return records
+
+    def note_own(self, name: str, changes: Mapping[str, Mapping[str, str]]) -> Plan:
+        """Note settings of one daemon alone, `Plan.own`; none: it has none any more."""
+        with self._held("state.lock", wait=True):
+            plan, records = self.load()
+            own = {daemon: values for daemon, values in plan.own.items() if daemon != name}
+            if changes:
+                own[name] = {site: dict(values) for site, values in changes.items()}
+            plan = dataclasses.replace(plan, own=own)
+            self.save(plan, records)
+        return plan
+
+    @contextlib.contextmanager
+    def starting_or_stopping(self) -> Iterator[None]:
+        """Held while the whole cluster is started or stopped.
+
+        Raises:
+            ClusterError: another process does so now.
+        """
+        os.makedirs(self.directory, exist_ok=True)
+        with self._held("lock", wait=False):
+            yield
+
+    @contextlib.contextmanager
+    def _held(self, name: str, *, wait: bool) -> Iterator[None]:
+        """The kernel frees the lock of a process that dies."""
+        with open(os.path.join(self.directory, name), "a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError:
+                raise ClusterError(
+                    "another process is starting or stopping the mini cluster of this directory",
+                    where=self.directory,
+                    remedy="wait for it, or take another --directory",
+                ) from None
+            yield
+
+    def refuse_foreign_directory(self) -> None:
+        """A directory with other contents is not ours to write into, or to remove.
+
+        Raises:
+            UsageError: it is one.
+        """
+        directory = Path(self.directory)
+        if not directory.exists() or self.exists():
+            return
+        others = [path.name for path in directory.iterdir() if path.name != "lock"]
+        if others:
+            raise UsageError(
+                "the directory holds something else than a mini cluster",
+                where=self.directory,
+                got=", ".join(sorted(others)[:5]),
+                remedy="name an empty or a new --directory",
+            )

@@ -1,0 +1,70 @@
+"""The check that the dataset has what the run needs of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from howdah.config.loader import Config
+
+pytestmark = pytest.mark.airflow
+
+MADE = {
+    "dataset": "data/v=1", "unchanged": False, "labels": ["cat", "dog"], "report": "data/r.html",
+    "rows": {"train": 90, "validation": 5, "test": 5}, "drops": {"too_short": 3, "duplicate": 40},
+}  # fmt: skip
+
+
+def config(**gate) -> dict:
+    sections = Config().model_dump(mode="json")
+    return sections | {"gate": sections["gate"] | gate}
+
+
+def made(**changes) -> dict:
+    return MADE | changes
+
+
+def run(given, **gate):
+    from howdah.airflow.dataset import DatasetOperator
+
+    return DatasetOperator(task_id="quality", config=config(**gate), made=given).execute({})
+
+
+def test_the_datasets_figures_are_returned(caplog):
+    assert run(made()) == {
+        "dataset": "data/v=1", "state": "written", "rows": MADE["rows"], "drops": MADE["drops"],
+        "report": "data/r.html",
+    }  # fmt: skip
+    assert run(made(unchanged=True))["state"] == "unchanged"
+    assert run(None)["state"] == "as it is"
+
+
+@pytest.mark.parametrize(
+    ("changes", "gate", "said"),
+    [
+        ({"rows": {"validation": 5, "test": 5}}, {}, "nothing to train on"),
+        ({"labels": ["cat"]}, {}, "no classes to tell apart"),
+        (
+            {"rows": {"train": 9, "test": 0}},
+            {"minimum": {"accuracy": 0.5}},
+            "the gate has nothing to judge",
+        ),
+        (
+            {"rows": {"train": 9}},
+            {"better_than_published": True},
+            "the gate has nothing to judge",
+        ),
+    ],
+)
+def test_a_dataset_with_which_the_run_cannot_succeed_is_refused_without_a_retry(
+    changes, gate, said
+):
+    from airflow.sdk.exceptions import AirflowFailException
+
+    with pytest.raises(AirflowFailException) as caught:
+        run(made(**changes), **gate)
+    assert said in str(caught.value)
+    assert "data/v=1" in str(caught.value)
+
+
+def test_a_split_that_the_run_does_not_use_may_be_empty():
+    assert run(made(rows={"train": 9}))["state"] == "written"

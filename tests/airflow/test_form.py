@@ -1,0 +1,440 @@
+"""The trigger form: every key a field that Airflow can show and check; what is sent, checked again.
+
+The forms' own part needs no Airflow; the tests marked `airflow` build real Params and DAGs.
+"""
+
+from __future__ import annotations
+
+import json
+
+import jsonschema
+import pytest
+
+from howdah.airflow.form import trigger_form
+from howdah.airflow.form.schema_fields import NOT_SHOWN, SECTIONS
+from howdah.config import loader as configs
+from howdah.config.form_keys import OPEN
+from howdah.config.launchers import DEFAULT
+from howdah.config.loader import Config
+from howdah.errors import ConfigError, NotFound
+from howdah.policy import rules as policies
+from howdah.policy.check import Judge
+
+FIELDS = {each.name: each for each in trigger_form.fields()}
+KEYS = dict(configs.keys())
+
+
+def accepts(schema: dict, value) -> bool:
+    return jsonschema.Draft202012Validator(schema).is_valid(value)
+
+
+def problems_of(sent: dict, **options) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        trigger_form.config(sent, **options)
+    return [str(problem) for problem in caught.value.problems]
+
+
+# ------------------------------------------------------------------------------------ the fields
+def test_every_key_is_a_field_once():
+    assert set(FIELDS) == set(KEYS) - NOT_SHOWN
+    assert len(trigger_form.fields()) == len(FIELDS)
+
+
+def test_the_open_group_comes_first_then_the_sections_in_order():
+    places = [each.section for each in trigger_form.fields()]
+    assert places[: len(OPEN)] == [None] * len(OPEN)
+    titles = list(dict.fromkeys(places[len(OPEN) :]))
+    assert titles == list(SECTIONS.values())
+    assert None not in places[len(OPEN) :]
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_a_field_is_plain_json_schema_with_help_and_a_fitting_default(name):
+    each = FIELDS[name]
+    jsonschema.Draft202012Validator.check_schema(each.schema)
+    text = json.dumps(each.schema)
+    assert "$ref" not in text
+    assert "anyOf" not in text
+    assert each.schema["type"]
+    assert " ".join((KEYS[name].description or "").split()) in each.help
+    assert accepts(each.schema, each.default)
+    if each.schema["type"] == "array":  # the form shows a text area only for a list of texts
+        assert each.schema["items"]["type"] == "string"
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [
+        ("training.framework", {"type": "string", "enum": ["tensorflow", "torch"]}),
+        ("training.max_steps", {"type": ["integer", "null"], "minimum": 1}),
+        ("data.quality.max_characters", {"type": "integer", "minimum": 1}),
+        ("data.max_length", {"type": "integer", "minimum": 8, "maximum": 8192}),
+        (
+            "training.learning_rate",
+            {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1},
+        ),
+        ("data.columns.text", {"type": "array", "items": {"type": "string"}}),
+        (
+            "data.labels",
+            {
+                "type": ["array", "object", "null"], "items": {"type": "string"},
+                "additionalProperties": {"type": "string"},
+            },
+        ),
+        (
+            "training.class_weights",
+            {"type": ["string", "object"], "additionalProperties": {"type": "number"}},
+        ),
+        (
+            "evaluation.splits",
+            {
+                "type": "array", "items": {"enum": ["validation", "test"], "type": "string"},
+                "examples": ["validation", "test"],
+            },
+        ),
+        ("gate.minimum", {"type": ["object", "null"], "additionalProperties": {"type": "number"}}),
+        ("checkpoint.every_epoch", {"type": "boolean"}),
+        ("tracking.mlflow.uri", {"type": ["string", "null"]}),
+    ],
+)  # fmt: skip
+def test_each_kind_of_field(name, schema):
+    assert FIELDS[name].schema == schema
+
+
+def test_sizes_are_texts_with_a_unit():
+    field = FIELDS["yarn.worker.memory"]
+    assert field.default == "6 GiB"
+    assert FIELDS["data.shard_bytes"].default == "96 MiB"
+    for good in ("4 GiB", "4GiB", "1.5 gib", "512 MiB", "4096", "4096 B"):
+        assert accepts(field.schema, good)
+        trigger_form.config({"yarn.worker.memory": good})
+    for bad in ("4 GB", "much", "", "-1 GiB", "4 GiB or so"):
+        assert not accepts(field.schema, bad)
+
+
+def test_limits_are_in_the_help_since_the_form_shows_none():
+    assert "(above 0, below 1)" in FIELDS["training.learning_rate"].help
+    assert "(at least 8, at most 8192)" in FIELDS["data.max_length"].help
+
+
+# What a field takes that the configuration then refuses, and why one field cannot show that.
+LATER = {
+    "data.balance_ratio", "data.partitions", "data.query_file",  # with other keys
+    "data.dedup.num_permutations", "data.dedup.bands", "data.split.validation", "data.split.test",
+    "training.per_device_max_tokens", "training.early_stopping.patience",
+    "training.gradient_checkpointing", "data.max_length",
+    "yarn.min_workers", "yarn.max_workers", "yarn.workers", "yarn.environment", "yarn.controller",
+    "yarn.gloo_timeout_seconds",
+    "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",
+    "evaluation.splits", "gate.better_than_published", "gate.split",
+    "gate.minimum", "yarn.tags", "yarn.env", "yarn.ports",  # by rules that no schema has
+    "training.class_weights",  # a choice of texts beside an object
+    "data.shard_bytes", "training.shard_cache_bytes", "yarn.worker.memory", "yarn.driver.memory",
+}  # fmt: skip
+CANDIDATES = [
+    None, "", "x", "4 GiB", "4 GB", "12-13", 0, 1, -1, 2, 7, 10**6, 0.5, 1.5, -0.5, 1.0, True,
+    False, [], ["x"], ["test"], [1], {}, {"a": "b"}, {"a": 1.0}, {"accuracy": 0.5}, {"a": ["b"]},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_what_the_field_takes_the_configuration_takes(name):
+    """Else a user would learn of it only from a failed run."""
+    schema = FIELDS[name].schema
+    edges = [schema[k] for k in ("minimum", "maximum") if k in schema] + schema.get("enum", [])
+    taken = 0
+    for value in [*CANDIDATES, *edges]:
+        if not accepts(schema, value):
+            continue
+        try:
+            trigger_form.config({name: value})
+            taken += 1
+        except ConfigError:
+            assert name in LATER, f"{name} takes {value!r}, the configuration does not"
+    assert taken
+
+
+# ------------------------------------------------------------------------------- what was sent
+def test_the_untouched_form_is_the_default_configuration():
+    sent = {name: each.default for name, each in FIELDS.items()}
+    sent |= {"backend": None, "conn_id": "howdah_default", "np": 2, "approval": False}
+    sent |= {"launcher": "horovodrun"}
+    assert trigger_form.config(sent) == Config().model_dump(mode="json")
+
+
+def test_spark_runs_where_training_does_unless_a_master_is_set():
+    assert trigger_form.config({}, backend="yarn")["data"]["spark"]["master"] == "yarn"
+    assert trigger_form.config({}, backend="local")["data"]["spark"]["master"] == "local[*]"
+    sent = {"data.spark.master": "local[2]"}
+    assert trigger_form.config(sent, backend="yarn")["data"]["spark"]["master"] == "local[2]"
+
+
+def test_the_run_decides_what_is_its_own():
+    made = trigger_form.config({}, overrides={"run.directory": "hdfs:///runs/1"})
+    assert made["run"]["directory"] == "hdfs:///runs/1"
+    assert "the DAG run's own" in problems_of({"run.directory": "elsewhere"})[0]
+
+
+def test_emptied_fields_mean_none_or_nothing():
+    made = trigger_form.config(
+        {
+            "training.max_steps": None, "gate.minimum": None, "yarn.tags": None,
+            "data.partitions": {}, "data.labels": [], "data.query_file": "",
+        }
+    )  # fmt: skip
+    assert made["training"]["max_steps"] is None
+    assert made["gate"]["minimum"] == {}
+    assert made["yarn"]["tags"] == []
+    assert made["data"]["partitions"] is None
+    assert made["data"]["labels"] is None
+
+
+def test_mlflow_is_off_until_it_has_an_address():
+    assert trigger_form.config({"tracking.mlflow.experiment": "mine"})["tracking"]["mlflow"] is None
+    made = trigger_form.config(
+        {"tracking.mlflow.uri": "http://mlflow:5000", "tracking.mlflow.experiment": "mine"}
+    )
+    assert made["tracking"]["mlflow"] == {"uri": "http://mlflow:5000", "experiment": "mine"}
+
+
+def test_all_problems_at_once_and_the_nearest_key():
+    text = "\n".join(
+        problems_of(
+            {
+                "training.learning_rte": 0.1, "seed": 3, "training": {"seed": 3}, "np_": 2,
+                "training.learning_rate": 7, "gate.minimum": {"acuracy": 0.9},
+                "yarn.worker.memory": "4 GB",
+            }
+        )
+    )  # fmt: skip
+    for part in (
+        "did you mean training.learning_rate?", "send the key with its section",
+        "a section is sent key by key", "unknown key 'np_'", "less than 1",
+        "did you mean accuracy", "got '4 GB'",
+    ):  # fmt: skip
+        assert part in text, part
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("data.source", "hdfs://user:hunter2@nn:8020/x"),
+        ("tracking.mlflow.uri", "http://me:hunter2@mlflow:5000"),
+        ("yarn.env", {"HF_TOKEN": "hunter2"}),
+        ("yarn.env", {"AWS_SECRET_ACCESS_KEY": "hunter2"}),
+        ("data.spark.conf", {"spark.ssl.keyPassword": "hunter2"}),
+        ("data.spark.conf", {"spark.hadoop.fs.s3a.secret.key": "hunter2"}),
+        ("data.spark.conf", {"a": "jdbc://u:hunter2@h/db"}),
+        ("yarn.files", ["https://u:hunter2@h/f"]),
+    ],
+)
+def test_secrets_are_refused_and_not_repeated(name, value):
+    text = "\n".join(problems_of({name: value}))
+    assert "hunter2" not in text
+    assert "Connection" in text
+
+
+def test_what_only_looks_like_a_secret_is_taken():
+    trigger_form.config(
+        {
+            "yarn.env": {"TOKENIZERS_PARALLELISM": "false", "AWS_ACCESS_KEY_ID": "x"},
+            "data.spark.conf": {"spark.security.credentials.hive.enabled": "true"},
+            "data.source": "hdfs://nn:8020/a:b@c",
+        }
+    )
+
+
+# ------------------------------------------------------------------------------------ defaults
+def test_an_installations_defaults(tmp_path, monkeypatch):
+    assert trigger_form.installed_defaults() == {}
+    path = tmp_path / "defaults.yaml"
+    path.write_text("np: 2\nrun: {name: demo}\ndata: {shard_bytes: 1 MiB, spark: {master: yarn}}\n")
+    monkeypatch.setenv(trigger_form.DEFAULTS, str(path))
+    given = trigger_form.installed_defaults()
+    assert given.pop("np") == 2
+    made = {each.name: each for each in trigger_form.fields(defaults=given)}
+    assert made["run.name"].default == "demo"
+    assert made["data.shard_bytes"].default == "1 MiB"
+    assert made["data.spark.master"].default == "yarn"
+    assert made["training.seed"].default == 42
+    assert FIELDS["run.name"].default == "run"
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [("a: [", ConfigError), ("- 1", ConfigError), (None, NotFound)],
+)
+def test_defaults_that_cannot_be_read(tmp_path, monkeypatch, text, error):
+    path = tmp_path / "defaults.yaml"
+    if text is not None:
+        path.write_text(text)
+    monkeypatch.setenv(trigger_form.DEFAULTS, str(path))
+    with pytest.raises(error, match=r"defaults\.yaml"):
+        trigger_form.installed_defaults()
+
+
+def test_defaults_that_are_no_configuration():
+    with pytest.raises(ConfigError, match="the form's defaults"):
+        trigger_form.fields(defaults={"training": {"sed": 3}})
+
+
+def test_a_form_with_only_some_keys():
+    names = [each.name for each in trigger_form.fields(only=["gate", "data.source"])]
+    assert names[0] == "data.source"
+    assert set(names) == {"data.source"} | {name for name in FIELDS if name.startswith("gate.")}
+    with pytest.raises(ConfigError, match="no configuration key"):
+        trigger_form.fields(only=["gates"])
+
+
+# -------------------------------------------------------------------------------------- policy
+def judged(sent: dict, defaults: dict | None = None, **policy) -> list[str]:
+    """What is refused of what was sent; [] if nothing is."""
+    sections = trigger_form.sections(defaults or {})
+    judge = Judge(policies.from_dict({**policy, "defaults": sections}), env={})
+    try:
+        trigger_form.config(sent, defaults=defaults, judge=judge)
+    except ConfigError as error:
+        return [problem.what for problem in error.problems]
+    return []
+
+
+def test_the_untouched_form_passes_the_strictest_policy_with_whatever_defaults():
+    defaults = {
+        "np": 4, "data": {"source": "/in", "shard_bytes": "1 MiB", "spark": {"master": "yarn"}},
+        "tracking": {"mlflow": {"uri": "http://mlflow:5000"}}, "run": {"user": "svc"},
+    }  # fmt: skip
+    for given in ({}, defaults):
+        fields = trigger_form.fields(defaults=trigger_form.sections(given))
+        sent = {each.name: each.default for each in fields} | {"np": given.get("np", 1)}
+        sent |= {"backend": None, "conn_id": "howdah_default", "approval": False}
+        assert judged(sent, given, keys=[], roots=[]) == []
+    judge = Judge(policies.from_dict({"keys": []}), env={})
+    made = trigger_form.config({"data.spark.master": None}, backend="yarn", judge=judge)
+    assert made["data"]["spark"]["master"] == "yarn"  # where training runs: not sent
+
+
+def test_what_was_not_sent_is_as_in_the_defaults():
+    """The form does not show, and so does not send, what may not be sent."""
+    defaults = {"np": 2, "data": {"spark": {"queue": "batch"}}, "run": {"user": "svc"}}
+    made = trigger_form.config({"training.seed": 7}, defaults=defaults)
+    assert made["data"]["spark"]["queue"] == "batch"
+    assert made["run"]["user"] == "svc"
+    assert made["training"]["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    ("sent", "rule"),
+    [
+        ({"data.spark.conf": {"spark.jars": "x"}}, "keys"),
+        ({"data.spark.conf": "spark.jars=x"}, "keys"),
+        ({"data.spark.master": "local[*]"}, "keys"),
+        ({"run.user": None}, "keys"),
+        ({"np": 3}, "keys"),
+        ({"approval": True}, "keys"),
+        ({"data.shard_bytes": "2 MiB"}, "keys"),
+        ({"data.source": "/etc/passwd"}, "roots"),
+        ({"data.source": "x", "data.format": "hive"}, "tables"),
+    ],
+)
+def test_what_differs_from_the_defaults_is_judged(sent, rule):
+    defaults = {"data": {"spark": {"master": "yarn"}}, "run": {"user": "svc"}}
+    (refused,) = judged(sent, defaults, keys=["data.source", "data.format"])
+    assert f"{next(iter(sent))} is refused by the policy's rule `{rule}`" in refused
+
+
+def test_a_policy_says_what_it_refuses_beside_all_other_problems():
+    problems = judged(
+        {"run.user": "hdfs", "training.learning_rte": 1, "yarn.env": {"HF_TOKEN": "x"}}
+    )
+    assert len(problems) == 4
+    for part in ("`keys`", "unknown key", "a secret is sent"):
+        assert any(part in each for each in problems), part
+
+
+@pytest.mark.airflow
+def test_the_form_shows_only_what_may_be_sent():
+    policy = policies.from_dict({"keys": ["data.source", "training", "np"]})
+    made = trigger_form.params(policy=policy, defaults={"approval": True})
+    own = len(trigger_form.OWN)
+    assert [*made][:own] == [*trigger_form.OWN]  # tasks read them
+    assert {name.partition(".")[0] for name in [*made][own:]} == {"data", "training"}
+    assert [name for name in made if name.startswith("data.")] == ["data.source"]
+    assert "const" not in made["np"].schema
+    assert made["approval"].schema["const"] is True
+    assert made["approval"].resolve(True) is True
+    from airflow.sdk.exceptions import ParamValidationError
+
+    with pytest.raises(ParamValidationError):
+        made["approval"].resolve(False)
+
+
+# ------------------------------------------------------------------------------------- Airflow
+@pytest.mark.airflow
+def test_airflow_serialises_the_form_without_change():
+    """A DAG with it, as the scheduler stores it and the page reads it."""
+    from airflow.sdk import DAG
+    from airflow.serialization.serialized_objects import DagSerialization
+
+    with DAG("form", schedule=None, params=trigger_form.params()) as dag:
+        pass
+    stored = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    back = DagSerialization.from_dict(stored).params
+    assert list(back) == [*trigger_form.OWN, *FIELDS]
+    for name, each in FIELDS.items():
+        param = back.get_param(name)
+        assert param.value == each.default
+        assert param.description == each.help
+        section = {} if each.section is None else {"section": each.section}
+        assert param.schema == {**each.schema, "title": name, **section}
+
+
+@pytest.mark.airflow
+@pytest.mark.parametrize(
+    ("name", "bad"),
+    [
+        ("training.framework", "jax"), ("training.learning_rate", 1.0), ("np", 0),
+        ("backend", "spark"), ("yarn.worker.memory", "4 GB"), ("gate.minimum", {"accuracy": "x"}),
+        ("training.seed", 1.5), ("evaluation.splits", ["train"]), ("approval", "yes"),
+        ("launcher", "srun"),
+    ],
+)  # fmt: skip
+def test_airflow_itself_refuses_a_bad_value(name, bad):
+    from airflow.sdk.exceptions import ParamValidationError
+
+    with pytest.raises(ParamValidationError):
+        trigger_form.params()[name].resolve(bad)
+
+
+@pytest.mark.airflow
+def test_defaults_of_the_forms_own_fields():
+    made = trigger_form.params(defaults={"np": 2, "approval": True, "run": {"name": "demo"}})
+    values = {name: made[name].value for name in (*trigger_form.OWN, "run.name")}
+    assert values == {
+        "np": 2, "approval": True, "backend": None, "conn_id": "howdah_default", "run.name": "demo",
+        "launcher": DEFAULT,
+    }  # fmt: skip
+
+
+@pytest.mark.airflow
+def test_an_event_of_an_asset_says_what_is_special_about_its_run():
+    from airflow.sdk import Asset
+
+    class Event:
+        def __init__(self, extra):
+            self.extra = extra
+
+    events = {Asset("a"): [Event({"rows": 3}), Event({"howdah": {"data.source": "new"}})]}
+    context = {"params": {"data.source": "old", "np": 2}, "triggering_asset_events": events}
+    assert trigger_form.sent(context) == {"data.source": "new", "np": 2}
+    assert trigger_form.sent({"params": {"np": 2}}) == {"np": 2}
+    for extra in (
+        "data.source",
+        ["data.source"],
+        {"conn_id": "other"},
+        {"np": 2},
+        {"launcher": "horovodrun"},
+        {"approval": False},
+    ):
+        context["triggering_asset_events"] = {Asset("a"): [Event({"howdah": extra})]}
+        with pytest.raises(ConfigError, match="event cannot say this"):
+            trigger_form.sent(context)

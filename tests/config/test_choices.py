@@ -1,0 +1,90 @@
+"""Every choice of the configuration is handled where it is used, without fall-through."""
+
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+
+from etl.sources import reading
+from etl.sources import source as sources
+from etl.write import shards
+from howdah.config.model import Config, DataSection, TrainingSection
+from howdah.config.types import Kind, Section
+from howdah.config.yarn import YarnSection
+from howdah.policy.check import Judge
+from training.data.planner import pad_multiple
+from training.optim.schedule import Schedule, peak_learning_rate
+from training.planning.scaling import Gradient
+from yarn.preflight import ports
+
+
+def choices(model: type[Section], name: str) -> tuple[str, ...]:
+    found = model.model_fields[name].annotation
+    assert get_origin(found) is Literal
+    return get_args(found)
+
+
+def lr(choice: Any) -> float:
+    return Schedule(peak=1.0, steps=10, warmup=0, decay=choice).lr(5)
+
+
+def peak(choice: Any) -> float:
+    return peak_learning_rate(TrainingSection().model_copy(update={"lr_scaling": choice}))
+
+
+def rows_on_the_network(choice: Any) -> bool:
+    gradient = Gradient(dense=(), without_words=(), vocabulary=100, width=8, choice=choice)
+    return gradient.sparse(10.0, 2)
+
+
+def ports_needed(choice: Any) -> int:
+    options = YarnSection().model_copy(update={"controller": choice})
+    return ports.needed(options, 4, 2, driver=False)
+
+
+@pytest.mark.parametrize(
+    ("use", "known"),
+    [
+        (lr, choices(TrainingSection, "lr_scheduler_type")),
+        (peak, choices(TrainingSection, "lr_scaling")),
+        (rows_on_the_network, choices(TrainingSection, "sparse_embeddings")),
+        (
+            lambda choice: pad_multiple(False, choice),
+            set(choices(TrainingSection, "precision")) - {"auto"},
+        ),
+        (
+            lambda choice: shards.balance_goal(choice, 1.0, {0: 4, 1: 2}),
+            set(choices(DataSection, "balance")) - {"none"},
+        ),
+        (ports_needed, choices(YarnSection, "controller")),
+    ],
+    ids=["lr", "scaling", "sparse", "precision", "balance", "controller"],
+)
+def test_each_choice_is_handled_and_an_unknown_one_is_an_error(use, known):
+    for choice in known:
+        use(choice)
+    with pytest.raises((KeyError, ValueError)):
+        use("another")
+
+
+def test_each_kind_of_source_is_read_by_its_own_reader():
+    others = {"tfrecord"}  # etl/write/adopt.py
+    assert set(reading._TABLES) | others == set(get_args(sources.Kind))
+    assert set(choices(DataSection, "format")) == {"auto", *get_args(sources.Kind)}
+
+
+def test_each_kind_of_name_has_a_rule_in_the_policy():
+    entries = {"setting", "variable"}  # `Judge._entries`
+    for kind in set(get_args(Kind)) - entries:
+        assert callable(getattr(Judge, f"_{kind}")), kind
+
+
+def test_each_default_is_one_of_its_choices():
+    def all_of(model: type[Section]):
+        for name, field in model.model_fields.items():
+            if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+                yield from all_of(field.annotation)
+            elif get_origin(field.annotation) is Literal:
+                yield name, field.default, get_args(field.annotation)
+
+    found = list(all_of(Config))
+    assert len(found) > 10 and all(default in known for _, default, known in found)

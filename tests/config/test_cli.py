@@ -1,0 +1,62 @@
+"""The command line: exit codes, one JSON object, messages without tracebacks, a light start."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+def howdah(*arguments: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "howdah.cli", *arguments],
+        capture_output=True, text=True, timeout=120, env={**os.environ, **env},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["nope"], 2, "No such command"),
+        (["train", "--np", "0"], 2, "greater than or equal to 1"),
+        (["train", "--launcher", "ssh"], 2, "unknown launcher"),
+        (["config", "check", "--set", "data.max_lenght=3"], 2, "did you mean data.max_length?"),
+        (["config", "check", "--config", "none.yaml"], 5, "no such file"),
+        (["predict", "--model", "m"], 2, "--source and --output"),
+    ],
+)
+def test_refusals_have_a_message_an_exit_code_and_no_traceback(arguments, code, message, tmp_path):
+    done = howdah(*arguments)
+    assert done.returncode == code
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr + done.stdout
+    assert done.stdout == ""
+
+
+def test_json_of_an_error_is_one_object():
+    done = howdah("config", "check", "--set", "training.sed=3", "--json")
+    answer = json.loads(done.stdout)
+    assert done.returncode == answer["exit_code"] == 2
+    assert answer["problems"][0]["remedy"] == "did you mean training.seed?"
+
+
+def test_config_init_check_and_explain(tmp_path):
+    path = str(tmp_path / "run.yaml")
+    assert howdah("config", "init", path).returncode == 0
+    assert howdah("config", "init", path).returncode == 5  # never overwritten
+    checked = json.loads(howdah("config", "check", "-c", path, "--json").stdout)
+    assert checked["training"]["seed"] == 42
+    assert "Gradient" not in howdah("config", "explain", "training.max_grad_norm").stdout
+    assert "global norm" in howdah("config", "explain", "training.max_grad_norm").stdout
+
+
+def test_start_imports_no_framework():
+    code = (
+        "import sys, howdah.cli\n"
+        "heavy = {'tensorflow', 'torch', 'transformers', 'pyspark', 'airflow', 'horovod', 'numpy',"
+        " 'pandas', 'pyarrow', 'fsspec', 'mlflow'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "[]", done.stderr

@@ -1,0 +1,200 @@
+"""The encoder gives the ids of transformers' fast tokenizer, and user text is never special."""
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from howdah.data.encode import Encoder
+from howdah.data.modelfiles import fetch
+from howdah.errors import ModelError
+from tools.demo import corpus
+
+SPECIAL = ["[CLS]", "[SEP]", "[MASK]", "[PAD]", "[UNK]"]
+NASTY = [
+    "",
+    " ",
+    "a",
+    "Stra\u00dfe NAI\u0308VE caf\u00e9 \u00c5ngstr\u00f6m",
+    "\u4e2d\u6587 mixed \u65e5\u672c\u8a9e text",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 emoji \U0001f600",
+    "x" * 150 + " " + "word " * 300,
+    "no_blank_at_all_" * 200,
+    "tab\tand\nnewline\r\nand\x00null\u200b",
+    "\u0627\u0644\u0639\u0631\u0628\u064a\u0629 \u05e2\u05d1\u05e8\u05d9\u05ea",
+    "\u0301\u0301 leading accents " + "\u0301" * 900 + " end",
+    "a " + "\u3000" * 2000 + " b",
+    "!" * 700,
+]
+
+REFERENCE = """
+import json, os, sys
+os.environ.update(USE_TORCH="0", USE_TF="0", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+from transformers import AutoTokenizer
+job = json.load(open(sys.argv[1]))
+out = {}
+for directory in job["directories"]:
+    tokenizer = AutoTokenizer.from_pretrained(directory, use_fast=True)
+    assert tokenizer.is_fast
+    for length in job["lengths"]:
+        ids = tokenizer(job["texts"], truncation=True, max_length=length)["input_ids"]
+        out[f"{directory}@{length}"] = ids
+json.dump(out, open(sys.argv[2], "w"))
+"""
+
+
+def _variant(base, target, *, keep, config=None):
+    """A copy of a model directory with some files, and another tokenizer_config.json."""
+    os.makedirs(target)
+    for name in keep:
+        with open(os.path.join(base, name), "rb") as source:
+            content = source.read()
+        with open(os.path.join(target, name), "wb") as file:
+            file.write(content)
+    if config is not None:
+        with open(os.path.join(target, "tokenizer_config.json"), "w") as file:
+            json.dump(config, file)
+    return str(target)
+
+
+def test_ids_are_those_of_the_fast_tokenizer(tiny_model_dir, tmp_path):
+    both = ["config.json", "tokenizer.json", "vocab.txt"]
+    cased = {"tokenizer_class": "DistilBertTokenizer", "do_lower_case": False}
+    directories = [
+        tiny_model_dir,
+        _variant(tiny_model_dir, tmp_path / "vocab", keep=["config.json", "vocab.txt"]),
+        _variant(tiny_model_dir, tmp_path / "cased", keep=both, config=cased),
+        _variant(
+            tiny_model_dir,
+            tmp_path / "accents",
+            keep=["config.json", "vocab.txt"],
+            config={
+                "tokenizer_class": "BertTokenizer",
+                "do_lower_case": True,
+                "strip_accents": False,
+                "tokenize_chinese_chars": False,
+            },
+        ),
+    ]
+    texts = NASTY + [text for _, text, _ in corpus.corpus(["networkx", "requests"])]
+    texts = [text for text in texts if not any(token in text for token in SPECIAL)]
+    assert len(texts) > 1_500
+    lengths = [16, 128]
+    job, out = tmp_path / "job.json", tmp_path / "out.json"
+    job.write_text(json.dumps({"directories": directories, "lengths": lengths, "texts": texts}))
+    subprocess.run([sys.executable, "-c", REFERENCE, str(job), str(out)], check=True, timeout=240)
+    reference = json.loads(out.read_text())
+    for directory in directories:
+        encoder = Encoder.load(directory)
+        for length in lengths:
+            expected = reference[f"{directory}@{length}"]
+            got = encoder.encode(texts, length)
+            different = [
+                text for text, a, b in zip(texts, got, expected, strict=True) if a.tolist() != b
+            ]
+            assert not different, f"{directory}, {length}: {different[:3]!r}"
+
+
+def test_special_tokens_in_user_text_are_text(tiny_model_dir):
+    encoder = Encoder.load(tiny_model_dir)
+    plain = encoder.encode(["x"], 16)[0]
+    cls, sep = plain[0], plain[-1]
+    special = {encoder._tokenizer.token_to_id(token) for token in SPECIAL} - {
+        encoder._tokenizer.token_to_id("[UNK]")
+    }
+    for token in SPECIAL:
+        ids = encoder.encode([f"a {token} b{token}"], 64)[0]
+        assert ids[0] == cls and ids[-1] == sep
+        assert not special & set(ids[1:-1].tolist()), token
+
+
+def test_shape_truncation_and_lone_surrogates(tiny_model_dir):
+    encoder = Encoder.load(tiny_model_dir)
+    ids = encoder.encode(["", "word " * 1000, "\ud800 odd"], 12)
+    assert [len(row) for row in ids][:2] == [2, 12]
+    assert all(row.dtype == np.uint32 and row.ndim == 1 for row in ids)
+    assert encoder.encode([], 12) == []
+    assert len(encoder.encode(["word " * 1000], 20)[0]) == 20
+
+
+def test_hash_is_of_what_makes_ids(tiny_model_dir, tmp_path):
+    encoder = Encoder.load(tiny_model_dir)
+    assert Encoder.load(tiny_model_dir).hash == encoder.hash
+    encoder.encode(["a"], 9)
+    assert Encoder(encoder.files, "elsewhere").hash == encoder.hash
+    cased = _variant(
+        tiny_model_dir,
+        tmp_path / "cased",
+        keep=["tokenizer.json", "vocab.txt"],
+        config={"do_lower_case": False},
+    )
+    assert Encoder.load(cased).hash != encoder.hash
+
+
+@pytest.mark.parametrize(
+    ("files", "what"),
+    [
+        ({}, "no tokenizer"),
+        ({"tokenizer.json": b"{"}, "tokenizer.json cannot be read"),
+        ({"tokenizer.json": b'{"model": {"type": "None"}}'}, "tokenizer.json cannot be read"),
+        ({"vocab.txt": b"\xff\xfe"}, "not UTF-8"),
+        ({"vocab.txt": b"hello\nworld\n"}, "lacks special tokens"),
+        ({"vocab.txt": b"[PAD]\n", "tokenizer_config.json": b"nope"}, "not JSON"),
+    ],
+)
+def test_unusable_tokenizers_are_refused(files, what):
+    with pytest.raises(ModelError, match=what):
+        Encoder(files, "somewhere")
+
+
+def test_max_length_must_leave_room(tiny_model_dir):
+    with pytest.raises(ModelError, match="no room"):
+        Encoder.load(tiny_model_dir).encode(["a"], 2)
+
+
+# ---------------------------------------------------------------------------------- modelfiles
+def test_fetch_gives_a_directory_as_it_is(tmp_path):
+    (tmp_path / "vocab.txt").write_text("x")
+    assert fetch(str(tmp_path), patterns=["vocab.txt"]) == str(tmp_path)
+    with pytest.raises(ModelError, match="none of the files"):
+        fetch(str(tmp_path), patterns=["*.safetensors"])
+    with pytest.raises(ModelError, match="no revisions"):
+        fetch(str(tmp_path), patterns=["vocab.txt"], revision="main")
+    with pytest.raises(ModelError, match="is a file"):
+        fetch(str(tmp_path / "vocab.txt"), patterns=["vocab.txt"])
+    with pytest.raises(ModelError, match="does not exist"):
+        fetch(str(tmp_path / "nothing"), patterns=["vocab.txt"])
+
+
+def test_fetch_copies_remote_directories_once_per_state(tmp_path):
+    from howdah import storage
+
+    base = f"memory://fetch-{tmp_path.name}/model"
+    storage.write_whole(f"{base}/vocab.txt", b"one")
+    storage.write_whole(f"{base}/weights.bin", b"big")
+    cache = str(tmp_path / "cache")
+    first = fetch(base, patterns=["*.txt"], cache_dir=cache)
+    assert sorted(os.listdir(first)) == ["vocab.txt"]
+    assert fetch(base, patterns=["*.txt"], cache_dir=cache) == first
+    storage.write_whole(f"{base}/vocab.txt", b"second")
+    second = fetch(base, patterns=["*.txt"], cache_dir=cache)
+    with open(os.path.join(second, "vocab.txt"), "rb") as file:
+        assert file.read() == b"second"
+    assert second != first and sorted(os.listdir(cache)) == sorted(
+        os.path.basename(path) for path in (first, second)
+    )
+    with pytest.raises(ModelError, match="does not exist"):
+        fetch(f"memory://fetch-{tmp_path.name}/none", patterns=["*"], cache_dir=cache)
+
+
+def test_an_unknown_hub_name_offline_is_one_clear_error(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(ModelError) as caught:
+        fetch("no-such/model-here", patterns=["vocab.txt"])
+    assert "no-such/model-here" in str(caught.value) and "model directory" in str(caught.value)

@@ -1,0 +1,136 @@
+"""Connected components by the driver and by rounds in Spark: the same as a plain union-find's."""
+
+import tracemalloc
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etl.rows import components
+from etl.workspace.scratch import Scratch
+
+NODES = st.integers(-(2**63), 2**63 - 1)
+SMALL = st.integers(0, 30)
+
+
+def plain(a, b):
+    """{node: smallest node of its component}, by a union-find in plain Python."""
+    parent = {}
+
+    def root(node):
+        while parent.setdefault(node, node) != node:
+            parent[node] = parent[parent[node]]
+            node = parent[node]
+        return node
+
+    for one, other in zip(a.tolist(), b.tolist(), strict=True):
+        low, high = sorted((root(one), root(other)))
+        parent[high] = low
+    return {node: root(node) for node in list(parent)}
+
+
+@given(st.lists(st.one_of(st.tuples(SMALL, SMALL), st.tuples(NODES, NODES)), min_size=1))
+def test_roots_are_those_of_a_plain_union_find(edges):
+    a, b = np.array(edges, dtype=np.int64).T
+    nodes, root = components.roots(a, b)
+    assert dict(zip(nodes.tolist(), root.tolist(), strict=True)) == plain(a, b)
+
+
+def test_roots_of_a_long_chain_and_of_a_star():
+    random = np.random.default_rng(3)
+    names = np.unique(random.integers(-(2**63), 2**63 - 1, 100_001))
+    for order in (names, random.permutation(names)):
+        assert set(components.roots(order[:-1], order[1:])[1]) == {names[0]}
+        centre = np.full(len(order) - 1, order[-1])
+        assert set(components.roots(order[:-1], centre)[1]) == {names[0]}
+
+
+def graph(size):
+    """`size` edges over random names: a chain of 1,000, a star, a clique, the rest small trees."""
+    random = np.random.default_rng(size)
+    names = random.permutation(np.unique(random.integers(-(2**63), 2**63 - 1, 2 * size)))
+    chain, star, rest = (
+        names[:1_000],
+        names[1_000 : 1_000 + size // 10],
+        names[1_000 + size // 10 :],
+    )
+    some = rest[:20]
+    a = [chain[:-1], star[1:], np.repeat(some, 20)]
+    b = [chain[1:], np.full(len(star) - 1, star[0]), np.tile(some, 20)]
+    left = size - sum(map(len, a))
+    child = np.arange(21, 21 + left)
+    a.append(rest[child])
+    b.append(rest[np.where(child % 8 == 5, child, child - random.integers(1, 6, left))])
+    return np.concatenate(a), np.concatenate(b)
+
+
+def joined(spark, a, b, driver_edges, place):
+    """(labels as two arrays, lines of progress) of what Spark makes of the edges."""
+    edges = spark.createDataFrame(pd.DataFrame({"a": a, "b": b}), "a bigint, b bigint")
+    temporary, lines = [], []
+    with Scratch(str(place), "0badcafe") as scratch:
+        found = components.connected_components(
+            edges, scratch, temporary, driver_edges=driver_edges, progress=lines.append
+        )
+        table = found.toPandas()
+    for frame in temporary:
+        frame.unpersist()
+    assert list(place.iterdir() if place.exists() else []) == []
+    return table["node"].to_numpy(), table["root"].to_numpy(), lines
+
+
+def assert_same(nodes, root, a, b):
+    """The same nodes in the same components, whatever their roots are called."""
+    apart = a != b
+    expected_nodes, expected = components.roots(a[apart], b[apart])
+    order = np.argsort(nodes)
+    assert np.array_equal(nodes[order], expected_nodes)
+    pairs = np.unique(np.stack((root[order], expected)), axis=1)
+    assert len(np.unique(pairs[0])) == len(np.unique(pairs[1])) == pairs.shape[1]
+
+
+@pytest.mark.spark
+def test_no_edge_and_edges_to_oneself(spark, tmp_path):
+    for a in ([], [4, 4]):
+        a = np.array(a, dtype=np.int64)
+        for driver_edges in (0, 10):
+            nodes, _, lines = joined(spark, a, a, driver_edges, tmp_path / "v=0")
+            assert len(nodes) == 0 and lines == []
+
+
+@pytest.mark.spark
+def test_rounds_in_spark_and_the_driver_find_the_same(spark, tmp_path):
+    a, b = graph(4_000)
+    nodes, root, lines = joined(spark, a, b, 10_000, tmp_path / "v=0")
+    assert lines == []
+    assert_same(nodes, root, a, b)
+    # down to no edge at all, by rounds alone
+    nodes, root, lines = joined(spark, a, b, 0, tmp_path / "v=0")
+    assert 3 <= len(lines) <= 15, lines
+    assert_same(nodes, root, a, b)
+
+
+@pytest.mark.spark
+@pytest.mark.full
+@pytest.mark.parametrize("driver_edges", [10_000, 2_000_000])
+def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, driver_edges):
+    a, b = graph(1_000_000)
+    edges = spark.createDataFrame(pd.DataFrame({"a": a, "b": b}), "a bigint, b bigint")
+    edges.write.parquet(str(tmp_path / "edges"))
+    edges = spark.read.parquet(str(tmp_path / "edges"))
+    temporary, lines = [], []
+    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
+        tracemalloc.start()
+        found = components.connected_components(
+            edges, scratch, temporary, driver_edges=driver_edges, progress=lines.append
+        )
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        table = found.toPandas()
+    for frame in temporary:
+        frame.unpersist()
+    assert len(lines) <= 15, lines
+    assert peak < 200 * min(len(a), driver_edges) + 20 * 2**20
+    assert_same(table["node"].to_numpy(), table["root"].to_numpy(), a, b)

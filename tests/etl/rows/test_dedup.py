@@ -1,0 +1,204 @@
+"""Duplicates in Spark: planted ones are found, and the outcome knows no partitions."""
+
+import numpy as np
+import pytest
+
+from etl.rows import dedup, minhash
+from etl.rows.gate import text_key
+from etl.workspace.scratch import Scratch
+from howdah import storage
+from howdah.config.data import DedupOptions
+from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
+
+pytestmark = pytest.mark.spark
+
+
+def _words(seed, count=60):
+    random = np.random.default_rng(seed)
+    return [f"word{n}" for n in random.integers(0, 100_000, count)]
+
+
+def _planted():
+    """Rows (id, text, label): 30 alone, exact copies, a near pair, a conflict, mixed labels."""
+    rows = [(f"alone{n:02d}", " ".join(_words(n)), "ab"[n % 2]) for n in range(30)]
+    base = _words(1000)
+    near = [*base[:-1], "changed"]
+    rows += [("near1", " ".join(base), "a"), ("near2", " ".join(near), "a")]
+    rows += [("near3", " ".join(base).upper() + "!", "b")]
+    copy = " ".join(_words(2000))
+    rows += [("copy1", copy, "a"), ("copy2", copy, "a"), ("copy3", copy, "a")]
+    contested = " ".join(_words(3000))
+    rows += [("fight1", contested, "a"), ("fight2", contested, "b")]
+    return rows
+
+
+def _frame(spark, rows, partitions):
+    table = [(*row, text_key(row[1])) for row in rows]
+    frame = spark.createDataFrame(table, "id string, text string, label string, key string")
+    return frame.repartition(partitions)
+
+
+def _fates(spark, rows, options, tmp_path, partitions=3, driver_edges=1_000):
+    temporary = []
+    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
+        found = dedup.deduplicate(
+            _frame(spark, rows, partitions), options, scratch, temporary, driver_edges=driver_edges
+        )
+        fates = {r["id"]: (r["reason"], r["detail"], r["group"]) for r in found.rows.collect()}
+    for frame in temporary:
+        frame.unpersist()
+    return fates, found
+
+
+def test_planted_duplicates_are_found_whatever_the_partitions(spark, tmp_path):
+    rows = _planted()
+    fates, found = _fates(spark, rows, DedupOptions(), tmp_path)
+    assert len(fates) == len(rows)
+    assert fates["near1"] == (None, None, "near1")
+    assert fates["near2"] == ("near_duplicate", "like near1", "near1")
+    assert fates["near3"] == (None, None, "near1")  # another label: kept, in the same cluster
+    assert fates["copy1"] == (None, None, "copy1")
+    assert fates["copy3"] == ("exact_duplicate", "same text as copy1", "copy1")
+    assert fates["fight1"][:2] == fates["fight2"][:2] == ("label_conflict", "labels: a, b")
+    assert all(fates[f"alone{n:02d}"] == (None, None, f"alone{n:02d}") for n in range(30))
+    assert (found.near_clusters, found.largest_cluster, found.largest_group) == (1, 3, 3)
+    assert (found.capped_buckets, found.capped_entries) == (0, 0)
+    again, _ = _fates(spark, rows[::-1], DedupOptions(), tmp_path, partitions=1)
+    assert again == fates
+    rounds, _ = _fates(spark, rows, DedupOptions(), tmp_path, driver_edges=0)
+    assert rounds == fates and list((tmp_path / "v=0").iterdir()) == []
+
+
+def test_each_removal_can_be_switched_off(spark, tmp_path):
+    fates, _ = _fates(spark, _planted(), DedupOptions(exact=False, near=False), tmp_path)
+    assert fates["near2"] == (None, None, "near2")
+    assert fates["copy2"] == (None, None, "copy1")  # kept, but never in another split than copy1
+    assert fates["fight1"][0] == "label_conflict"
+
+
+def _family(count):
+    """Texts that are each one word away from the same 80: about half of all pairs are alike."""
+    base = _words(5, 80)
+    random = np.random.default_rng(11)
+    texts = []
+    for n in range(count):
+        words = list(base)
+        words[random.integers(0, 80)] = f"other{n}"
+        texts.append(" ".join(words))
+    return texts
+
+
+def _alike(texts, options):
+    """Pairs that share a bucket and are similar, by comparing all with all."""
+    signature = minhash.signatures(texts, options.ngram, options.num_permutations)
+    keys = minhash.band_keys(signature, options.bands)
+    met = (keys[:, None] == keys[None]).any(axis=2)
+    equal = (signature[:, None] == signature[None]).mean(axis=2) >= options.threshold
+    return {(int(a), int(b)) for a, b in np.argwhere(met & equal) if a < b}
+
+
+def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_path):
+    texts = _family(40)
+    # a label of its own for each: none is removed, and all groups can be seen
+    rows = [(f"r{n:02d}", text, f"label{n:02d}") for n, text in enumerate(texts)]
+    rows += [(f"alone{n}", " ".join(_words(100 + n)), "label00") for n in range(5)]
+    options = DedupOptions(max_bucket_size=4)
+    pairs = _alike(texts, options)
+    assert 50 < len(pairs) < 700
+    fates, found = _fates(spark, rows, options, tmp_path)
+    assert found.capped_buckets > 0 and found.capped_entries > 0
+    assert not any(reason for reason, _, _ in fates.values())
+    torn = [(a, b) for a, b in pairs if fates[f"r{a:02d}"][2] != fates[f"r{b:02d}"][2]]
+    assert not torn
+    assert all(fates[f"alone{n}"][2] == f"alone{n}" for n in range(5))
+    again, _ = _fates(spark, rows[::-1], options, tmp_path, partitions=1)
+    assert again == fates
+
+
+def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path):
+    texts = _family(40)
+    rows = [(f"r{n:02d}", text, "a") for n, text in enumerate(texts)]
+    pairs = _alike(texts, DedupOptions())
+    whole = _plain_components(pairs)  # of all pairs
+    fates, _ = _fates(spark, rows, DedupOptions(max_bucket_size=4), tmp_path)
+    removed = {i: detail for i, (reason, detail, _) in fates.items() if reason is not None}
+    assert {reason for reason, _, _ in fates.values()} == {None, "near_duplicate"}
+    for name, detail in removed.items():
+        survivor = detail.removeprefix("like ")
+        assert fates[survivor][0] is None
+        assert whole[int(name[1:])] == whole[int(survivor[1:])]
+    # large enough, and the clusters are those of all pairs
+    fates, found = _fates(spark, rows, DedupOptions(max_bucket_size=40), tmp_path)
+    assert found.capped_buckets == 0
+    for n in range(40):
+        assert fates[f"r{n:02d}"][2] == f"r{whole.get(n, n):02d}"
+
+
+def _plain_components(edges):
+    """{node: smallest node of its component}, by a union-find in plain Python."""
+    parent = {}
+
+    def root(node):
+        while parent.setdefault(node, node) != node:
+            node = parent[node]
+        return node
+
+    for a, b in edges:
+        low, high = sorted((root(a), root(b)))
+        parent[high] = low
+    return {node: root(node) for node in list(parent)}
+
+
+def _boilerplate(count):
+    words = " ".join(_words(1))
+    return [f"{words} {'!' * (n % 300)}{'?' * (n // 300)}" for n in range(count)]
+
+
+@pytest.mark.full
+def test_a_hundred_thousand_texts_of_the_same_words_go_to_one_split(spark, tmp_path):
+    count = 100_000
+    rows = [(f"r{n:06d}", text, f"label{n % 7}") for n, text in enumerate(_boilerplate(count))]
+    rows += [(f"s{n:06d}", " ".join(_words(50 + n)), "label0") for n in range(20)]
+    fates, found = _fates(spark, rows, DedupOptions(), tmp_path)
+    kept = sorted(name for name, (reason, _, _) in fates.items() if reason is None)
+    assert kept == [f"r{n:06d}" for n in range(7)] + [f"s{n:06d}" for n in range(20)]
+    assert {group for name, (_, _, group) in fates.items() if name[0] == "r"} == {"r000000"}
+    assert (found.near_clusters, found.largest_cluster, found.capped_buckets) == (1, count, 0)
+
+
+def _boilerplate_source(tmp_path):
+    """A CSV of 3,000 texts of the same words, and of others."""
+    rows = [(f"r{n:04d}", text, "abc"[n % 3]) for n, text in enumerate(_boilerplate(3_000))]
+    rows += [(f"s{n:04d}", text, "abc"[n % 3]) for n, text in enumerate(sentences(60))]
+    rows += [(f"t{n:02d}", text, f"{n}") for n, text in enumerate(_family(8))]  # near, not removed
+    return write_csv(tmp_path / "rows.csv", rows, header=("key", "text", "label"))
+
+
+def test_boilerplate_never_crosses_a_split(spark, tmp_path, tiny_model_dir):
+    source = _boilerplate_source(tmp_path)
+    config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"})
+    result, _ = run(config)
+    splits = {
+        name: {e.id.decode() for e in part if e.id.startswith(b"r")}
+        for name, part in rows_of(result).items()
+    }
+    assert sorted(filter(None, splits.values())) == [{"r0000", "r0001", "r0002"}]
+    assert result.manifest.quality["drops"] == {"near_duplicate": 2_997}
+
+
+@pytest.mark.full
+def test_clusters_joined_on_the_executors_make_the_same_version(spark, tmp_path, tiny_model_dir):
+    source = _boilerplate_source(tmp_path)
+    config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"})
+    result, _ = run(config)
+    other = tmp_path / "rounds"
+    config = make_config(
+        other, tiny_model_dir, source=source, columns={"id": "key"}, spark={"driver_edges": 0}
+    )
+    again, lines = run(config)
+    assert again.hash == result.hash and not again.unchanged
+    assert any("joining near duplicates, round 1" in line for line in lines)
+    assert [e.crc32c for e in again.manifest.splits["train"]] == [
+        e.crc32c for e in result.manifest.splits["train"]
+    ]
+    assert not [e.name for e in storage.list_dir(again.path) if e.is_dir and e.name != "rejects"]

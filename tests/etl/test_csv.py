@@ -1,0 +1,209 @@
+"""Unclosed quotes in CSV files: what swallows lines is refused, and good files are read as ever."""
+
+import bz2
+import csv
+import gzip
+import io
+import json
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from etl.sources import reading
+from etl.sources import source as sources
+from howdah import storage
+from howdah.config import loader as config_module
+from howdah.config.data import CsvOptions
+from howdah.data import csv_quotes
+from howdah.errors import ConfigError
+from tests.etl.test_pipeline import make_config, rows_of, run, sentences
+from tests.fixtures.spark import etl
+
+
+def scan(text, delimiter=",", block=2**20, **options):
+    before, csv_quotes._BLOCK_CHARACTERS = csv_quotes._BLOCK_CHARACTERS, block
+    try:
+        source = io.StringIO(text, newline="")
+        return csv_quotes.scan(source, CsvOptions(**options), delimiter)
+    finally:
+        csv_quotes._BLOCK_CHARACTERS = before
+
+
+# ------------------------------------------------------------------------------------ the scan
+GOOD = (
+    'a,b\n"two\nlines",x\n"with ""q""\r\nand",y\nmid "quote" is plain,z\n"",x\n"""",x\n'
+    '"x""\n""y",z\n"blank before the end" ,x\n'
+)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 2**20])
+def test_good_files_are_good_in_blocks_of_any_size(block):
+    for text in (
+        GOOD,
+        GOOD.rstrip("\n"),
+        GOOD.replace("\n", "\r\n"),
+        "\ufeff" + GOOD,
+        "",
+        "\n",
+        '""',
+    ):
+        assert scan(text, block=block) == csv_quotes.Quotes(), text
+    assert scan(GOOD.replace("\r\n", "\n").replace("\n", "\r"), block=block) == csv_quotes.Quotes()
+    tabs = GOOD.replace(",", "\t")
+    assert scan(tabs, "\t", block=block) == csv_quotes.Quotes()
+    escaped = 'a,b\n"say \\"so\\"\nand \\\\",x\n"\\\\",y\n'
+    assert scan(escaped, block=block, escape="\\") == csv_quotes.Quotes()
+
+
+@pytest.mark.parametrize("block", [1, 5, 2**20])
+@pytest.mark.parametrize(
+    ("lines", "line", "problem"),
+    [
+        (["a,b", "1,x", '"2,x', "3,x"], 3, "the file ends"),
+        (["a,b", "1,x", '"2,x', '3 "three" 3,x'], 3, "quote on line 4"),
+        (["a,b", '"1","x"', '"2,x', '"3","x"'], 3, "quote on line 4"),
+        (['"a","b"', '"1","x"', '"2","x', '"3","x"', '"4","x"'], 3, "quote on line 4"),
+        (['"a', "1,x"], 1, "the file ends"),
+        (["a,b", '"', "2,x"], 2, "the file ends"),
+    ],
+)
+def test_fields_that_swallow_lines_are_found_with_their_line(block, lines, line, problem):
+    for newline in ("\n", "\r\n", "\r"):
+        found = scan(newline.join(lines) + newline, block=block)
+        assert (found.line, found.strays) == (line, 0) and problem in found.problem
+        assert found.begin.startswith(lines[line - 1].rpartition('"')[2][:3])
+
+
+def test_too_many_line_breaks_are_an_unclosed_quote():
+    text = 'a,b\n"' + "x\n" * 8 + '",y\nz,y\n'
+    assert scan(text, max_line_breaks=8) == csv_quotes.Quotes()
+    for block in (1, 4, 2**20):
+        found = scan(text, max_line_breaks=7, block=block)
+        assert found.line == 2 and "more than 7 line breaks" in found.problem
+
+
+def test_stray_quotes_within_a_line_are_counted():
+    found = scan('a,b\n""one",x\n"t\\"wo",y\n"three" 3,"z"z\n')
+    assert (found.line, found.strays, found.stray_line) == (0, 4, 2)
+
+
+TEXTS = st.text(st.sampled_from('ab ,"\n\r\\'), max_size=8)
+
+
+@given(st.lists(st.tuples(TEXTS, TEXTS), max_size=12), st.booleans(), st.integers(1, 9))
+def test_what_a_writer_quotes_is_good(rows, everything, block):
+    out = io.StringIO(newline="")
+    quoting = csv.QUOTE_ALL if everything else csv.QUOTE_MINIMAL
+    csv.writer(out, quoting=quoting, lineterminator="\n").writerows([("a", "b"), *rows])
+    assert scan(out.getvalue(), block=block) == csv_quotes.Quotes()
+
+
+@given(st.text(st.sampled_from('ab,"\n '), max_size=60), st.integers(1, 9))
+def test_blocks_make_no_difference(text, block):
+    whole, parts = scan("x,y\n" + text), scan("x,y\n" + text, block=block)
+    assert (whole.line, whole.problem, whole.strays) == (parts.line, parts.problem, parts.strays)
+
+
+# ------------------------------------------------------------------------------------- the ETL
+def _lines(count, quoted):
+    texts = sentences(count)
+    cut = '"{}","{}"\n' if quoted else "{},{}\n"
+    return [cut.format(text, "ab"[n % 2]) for n, text in enumerate(texts)]
+
+
+def _broken(lines, how):
+    """The 500th row of 1,000 with one quote too many or too few."""
+    text, label = lines[499].strip().replace('"', "").split(",")
+    row = {
+        "a lone quote": f'"{text},{label}\n',
+        "no closing quote of the last field": f'"{text}","{label}\n',
+    }[how]
+    return [*lines[:499], row, *lines[500:]]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("quoted", "how"),
+    [
+        (False, "a lone quote"),
+        (True, "a lone quote"),
+        (True, "no closing quote of the last field"),
+    ],
+)
+def test_one_unclosed_quote_fails_with_file_and_line(
+    spark, tmp_path, tiny_model_dir, capsys, quoted, how
+):
+    (tmp_path / "in").mkdir()
+    good, bad = tmp_path / "in" / "1.csv", tmp_path / "in" / "2.csv"
+    lines = _lines(1_010, quoted)
+    good.write_text("text,label\n" + "".join(lines[1_000:]))
+    bad.write_text("text,label\n" + "".join(_broken(lines[:1_000], how)))
+    config = tmp_path / "run.yaml"
+    data = {"source": str(tmp_path / "in"), "dataset": str(tmp_path / "dataset")}
+    settings = {"data": data, "model": {"base": tiny_model_dir}}
+    config.write_text(config_module.dump_yaml(config_module.from_dict(settings)))
+    assert etl(["--config", str(config), "--json"]) == 3
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["error"] == "DataError" and answer["where"] == f"{bad}, line 501"
+    assert "closing quote is missing" in answer["what"] and "multiline" in answer["remedy"]
+    assert os.listdir(tmp_path / "dataset") == []
+
+    # each line by itself: nothing is swallowed, and what is broken is one row
+    assert etl(["--config", str(config), "--json", "--set", "data.csv.multiline=false"]) == 0
+    capsys.readouterr()
+    result, _ = run(config_module.load(str(config), ["data.csv.multiline=false"]))
+    assert result.unchanged
+    quality = result.manifest.quality
+    assert quality["read"] == 1_010 and quality["csv"]["multiline"] is False
+    lost = {"malformed": 1} if quality["kept"] < 1_010 else {}
+    assert quality["drops"] == lost and quality["kept"] >= 1_009
+
+
+@pytest.mark.spark
+def test_line_breaks_in_good_files_are_read_and_reported(spark, tmp_path, tiny_model_dir):
+    texts = sentences(40)
+    rows = [(text, "ab"[n % 2]) for n, text in enumerate(texts)]
+    rows[3] = ("first line\nsecond line, with a comma\r\nthird", "a")
+    rows[7] = ('one "quoted"\nword', "b")
+    path = tmp_path / "rows.csv"
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("text", "label"), *rows])
+        file.write('""odd" quote,a\n')
+    config = make_config(tmp_path, tiny_model_dir, source=str(path))
+    result, lines = run(config)
+    assert sum(map(len, rows_of(result).values())) == 41
+    about = result.manifest.quality["csv"]
+    assert (about["texts_with_line_breaks"], about["most_line_breaks"]) == (2, 2)
+    assert about["stray_quotes"] == 1 and about["stray_quotes_at"] == [f"{path}, line 45"]
+    worst = about["most_line_breaks_in"]
+    assert any(f"2 accepted texts hold line breaks, at most 2 (row {worst})" in x for x in lines)
+    assert any("quotes that are not escaped" in line and "line 45" in line for line in lines)
+    assert "2 accepted texts hold line breaks" in storage.read_text(result.report_path)
+
+
+@pytest.mark.spark
+def test_compressed_files_are_checked_and_others_refused(spark, tmp_path):
+    text = 'text,label\none,a\n"two,b\nthree,a\n'
+    for name, pack in (("a.csv.gz", gzip.compress), ("a.csv.bz2", bz2.compress)):
+        (tmp_path / name).write_bytes(pack(text.encode()))
+        with pytest.raises(Exception, match="closing quote is missing") as caught:
+            _check(spark, tmp_path / name)
+        assert caught.value.where.endswith(f"{name}, line 3")
+    (tmp_path / "a.csv.zst").write_bytes(b"anything")
+    with pytest.raises(ConfigError, match="compression"):
+        _check(spark, tmp_path / "a.csv.zst")
+    _check(spark, tmp_path / "a.csv.zst", multiline=False)
+    _check(spark, tmp_path / "a.csv.gz", quote="")
+
+
+def _check(spark, path, **options):
+    data = config_module.from_dict({"data": {"source": str(path), "csv": options}}).data
+    return reading.check_quotes(spark, sources.resolve(data), data.csv)
+
+
+def test_lines_of_utf16_cannot_be_found_alone():
+    CsvOptions(multiline=False, encoding="ISO-8859-1")
+    with pytest.raises(ValueError, match="multiline: false cannot find the lines"):
+        CsvOptions(multiline=False, encoding="UTF-16")

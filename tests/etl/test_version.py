@@ -1,0 +1,166 @@
+"""What a dataset version's hash is made of: a new key re-makes nothing, a changed one all."""
+
+from types import SimpleNamespace
+
+import pytest
+from pydantic import create_model
+
+from etl import pipeline
+from etl.sources.source import Source
+from howdah.config import loader as config_module
+from howdah.config.data import DataSection
+from howdah.config.types import Section
+
+SOURCE = Source(kind="csv", name="a.csv", identity={"files": [["/a.csv", 7, 1.0]]})
+ENCODER = SimpleNamespace(hash="tokenizer")
+
+# Keys at their default are not hashed. A version made while a default was another one must have
+# another hash: where one of these changes, raise ETL_FORMAT and put the new defaults here. A new
+# key whose default does what was done without it is added here under the same format.
+DEFAULTS = {
+    "etl_format": 3,
+    "format": "auto",
+    "columns": {"text": ["text"], "label": "label", "id": None, "separator": " "},
+    "csv": {
+        "header": True, "names": None, "delimiter": ",", "quote": '"', "escape": None,
+        "encoding": "UTF-8", "multiline": True, "max_line_breaks": 1000,
+    },
+    "tfrecord": {"input_ids": "input_ids", "attention_mask": None, "label": "label", "id": None},
+    "labels": None,
+    "max_length": 128,
+    "clean": {
+        "unicode_nfc": True, "html_entities": True, "html_tags": False,
+        "backslash_breaks": False, "control_characters": True, "whitespace": True,
+    },
+    "quality": {
+        "min_characters": 3, "max_characters": 20000, "reject_wrong_encoding": True,
+        "unknown_label": "fail", "max_reject_fraction": 0.5,
+    },
+    "dedup": {
+        "exact": True, "near": True, "ngram": 5, "num_permutations": 128, "bands": 16,
+        "threshold": 0.8, "max_bucket_size": 1000,
+    },
+    "split": {"validation": 0.1, "test": 0.1, "seed": 13},
+    "balance": "none",
+    "balance_ratio": 1.0,
+    "shuffle_seed": 17,
+    "shard_bytes": 96 * 2**20,
+    "num_shards": None,
+    "compression": "none",
+    "record_layout": "bytes",
+}  # fmt: skip
+
+NOT_DEFAULT = {
+    "columns": {"text": ["title", "body"]},
+    "csv": {"delimiter": ";"},
+    "labels": {"1": "World", "2": "Sports"},
+    "max_length": 64,
+    "clean": {"html_tags": True},
+    "split": {"seed": 14},
+}
+
+
+def version(data=None, model: type[Section] = DataSection) -> str:
+    return pipeline.dataset_hash(SimpleNamespace(data=model(**(data or {}))), SOURCE, ENCODER)
+
+
+def with_a_new_key(model: type[Section], path: tuple[str, ...]) -> type[Section]:
+    """The model with one more defaulted key, in the section that `path` leads to."""
+    if not path:
+        return create_model("More" + model.__name__, __base__=model, new_key=(bool, False))
+    below = with_a_new_key(model.model_fields[path[0]].annotation, path[1:])
+    return create_model("More" + model.__name__, __base__=model, **{path[0]: (below, below())})
+
+
+SECTIONS = [
+    name for name, field in DataSection.model_fields.items()
+    if name not in pipeline._NOT_HASHED
+    and isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", [(), *((name,) for name in SECTIONS)])
+@pytest.mark.parametrize("data", [{}, NOT_DEFAULT])
+def test_a_new_key_at_its_default_makes_no_new_version(path, data):
+    more = with_a_new_key(DataSection, path)
+    assert version(data, more) == version(data)
+    given = {"new_key": True}
+    for name in reversed(path):
+        given = {name: {**data.get(name, {}), **given}}
+    assert version({**data, **given}, more) != version(data)
+
+
+def test_a_new_key_below_a_new_section_makes_none_either():
+    below = create_model("Below", __base__=Section, new_key=(int, 1))
+    more = create_model("More", __base__=DataSection, section=(below, below()))
+    assert version({}, more) == version()
+    assert version({"section": {"new_key": 2}}, more) != version()
+
+
+def leaves(values: dict, *path: str):
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from leaves(value, *path, name)
+        else:
+            yield (*path, name), value
+
+
+OTHERS = {
+    "format": "csv", "text": ["body"], "id": "key", "names": ["a", "b"], "escape": "\\",
+    "encoding": "latin-1", "attention_mask": "mask", "labels": ["a", "b"], "num_shards": 4,
+    "balance": "upsample", "compression": "gzip", "record_layout": "int64_list",
+    "unknown_label": "reject", "num_permutations": 64, "bands": 32, "threshold": 0.7,
+    "validation": 0.2, "test": 0.2, "max_reject_fraction": 0.4,
+}  # fmt: skip
+HASHED = {name: value for name, value in DEFAULTS.items() if name != "etl_format"}
+
+
+def nested(path: tuple[str, ...], value) -> dict:
+    for name in reversed(path):
+        value = {name: value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("path", "default"), [pytest.param(*x, id=x[0][-1]) for x in leaves(HASHED)]
+)
+def test_a_value_that_is_not_the_default_makes_a_new_version(path, default):
+    if path[-1] in OTHERS:
+        other = OTHERS[path[-1]]
+    elif isinstance(default, bool):
+        other = not default
+    else:
+        other = default + ("x" if isinstance(default, str) else 1)
+    assert version(nested(path, other)) != version()
+    assert version(nested(path, default)) == version()  # given by name, or not at all
+
+
+def test_the_defaults_that_are_not_hashed_are_those_of_this_format():
+    data = config_module.Config().data
+    now = data.model_dump(mode="json", exclude=pipeline._NOT_HASHED)
+    assert {"etl_format": pipeline.ETL_FORMAT, **now} == DEFAULTS
+    assert data.model_dump(exclude_defaults=True) == {}  # none is left in for its raw form
+
+
+def test_the_hash_is_of_these_things():
+    """A version that is there is found by it: it may change with ETL_FORMAT alone."""
+    assert version() == "e1220b73d50c33eb"
+    assert version(NOT_DEFAULT) == "61633e74a4bd9869"
+
+
+def test_the_order_in_which_keys_are_given_does_not_count_but_that_of_labels_does():
+    assert version(dict(reversed(NOT_DEFAULT.items()))) == version(NOT_DEFAULT)
+    turned = dict(reversed(NOT_DEFAULT["labels"].items()))  # Sports is 0 then
+    assert version({**NOT_DEFAULT, "labels": turned}) != version(NOT_DEFAULT)
+    assert version({"labels": ["a", "b"]}) != version({"labels": ["b", "a"]})
+
+
+def test_where_it_goes_and_how_spark_runs_make_no_new_version():
+    given = {"dataset": "elsewhere", "mode": "0755", "spark": {"master": "yarn"}, "source": "b.csv"}
+    assert version(given) == version()
+
+
+def test_a_version_of_an_earlier_format_is_another_one(monkeypatch):
+    now = version()
+    monkeypatch.setattr(pipeline, "ETL_FORMAT", pipeline.ETL_FORMAT - 1)
+    assert version() != now

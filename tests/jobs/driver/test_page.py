@@ -1,0 +1,96 @@
+"""What the driver tells of its job: the status, its page and the loss curve."""
+
+import subprocess
+import sys
+
+from howdah.packaging import package
+from jobs.driver.job_status import JobStatus
+from jobs.status.page import page
+from tests.runs.driver_world import World
+
+
+def test_the_page_shows_names_as_text():
+    w = World()
+    w.come("<b>a</b>", "b", node="<script>alert(1)</script>")
+    job_status = JobStatus("application_1_0001", 1)
+    job_status.event("<i>lost</i>")
+    status = job_status.status(w.job)
+    text = page(status, [(1, 2.0), (2, 1.0)], "run & co")
+    assert "&lt;script&gt;" in text
+    assert "<script" not in text
+    assert "<b>" not in text
+    assert "<i>" not in text
+    assert "run &amp; co" in text
+    assert "polyline" in text
+    assert "http://" not in text  # nothing is fetched from elsewhere
+    assert "https://" not in text
+
+
+def test_the_page_says_what_ended_the_job_and_which_rank_was_slow():
+    w = World()
+    w.train("a", "b")
+    job_status = JobStatus("application_1_0001", 1)
+    status = job_status.status(w.job)
+    assert "slower than the others" not in page(status, [], "run")
+    status["error"] = {"what": "rank 1 was lost", "where": "<node>", "got": None}
+    status["ranks"][1]["straggler"] = True
+    text = page(status, [(1, 2.0)], "run")
+    assert "rank 1 was lost\nwhere: &lt;node&gt;</p>" in text
+    assert text.count("slower than the others") == 1
+    assert "<polyline" not in text  # of one point there is no curve
+    assert "<dt>loss</dt><dd>-</dd>" in text
+
+
+def test_a_driver_that_runs_from_the_shipped_wheel_has_its_page_and_loads_jinja2_for_it_alone(
+    tmp_path,
+):
+    wheel = package.wheel(str(tmp_path)).path
+    script = f"""
+import sys
+sys.path.insert(0, {wheel!r})
+import jobs.driver.driver, jobs.status.page
+assert jobs.status.page.__file__.startswith({wheel!r})
+assert "jinja2" not in sys.modules
+jobs.status.page._template()
+assert "jinja2" in sys.modules
+"""
+    subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, check=True, timeout=120)
+
+
+def test_repeated_steps_replace_their_points_of_the_curve():
+    w = World()
+    w.train("a", "b")
+    job_status = JobStatus("x", 1)
+    for step in (1, 2, 3, 2, 3):
+        w.job.members["a"].step = {"step": step, "loss": 1.0 / step, "total_steps": 10}
+        done = job_status.progress(w.job)
+    assert job_status.curve() == [(1, 1.0), (2, 0.5), (3, 1 / 3)]
+    assert done == 0.3
+    assert job_status.status(w.job)["state"] == "running"
+
+
+def test_a_save_that_was_cut_short_is_known():
+    w = World()
+    job_status = JobStatus("x", 1)
+    assert job_status.cut_short() == ""
+    job_status.take({"type": "saving", "step": 100})
+    assert job_status.status(w.job)["saving"] == 100
+    assert "the save of step 100 was cut short; the newest whole one is from before" in (
+        job_status.cut_short()
+    )
+    job_status.take({"type": "checkpoint", "step": 100, "path": "hdfs://nn/step-100"})
+    assert job_status.cut_short() == ""
+    job_status.take({"type": "saving", "step": 200})
+    assert "step 200 was cut short; the newest whole one is hdfs://nn/step-100" in (
+        job_status.cut_short()
+    )
+    job_status.take({"type": "saving", "step": None})  # storage did not take it
+    assert job_status.cut_short() == ""
+
+
+def test_the_run_in_mlflow_is_in_the_status():
+    w = World()
+    job_status = JobStatus("x", 1)
+    assert job_status.status(w.job)["mlflow_run_id"] is None
+    assert job_status.take({"type": "tracking", "mlflow_run_id": "abc", "process": 1})
+    assert job_status.status(w.job)["mlflow_run_id"] == "abc"

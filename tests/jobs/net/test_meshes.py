@@ -1,0 +1,252 @@
+"""Gloo's rendezvous through the agents' relays: what ranks read, and what the driver is asked."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from jobs import world
+from jobs.net import peer_socket, rendezvous, wire
+from jobs.net.meshes import Meshes
+from jobs.net.relay import Relay
+from tests.runs.simulated_agents import ADDRESS_BYTES, address, by_http, connect
+
+MESHES = ("global", "cross_0", "global_process_set_hash_1f", "cross_0_process_set_hash_1f")
+
+
+class Store:
+    """A driver's rendezvous behind a real signed server that counts requests and connections."""
+
+    def __init__(self, generation=3):
+        self.key, self.requests, self.connections = wire.new_key(), [], set()
+        self.rendezvous = rendezvous.Rendezvous()
+        self.rendezvous.begin(generation)
+        self.server = wire.Server(
+            "127.0.0.1", None, self.key, signed=self._signed,
+            page=lambda path: (404, "text/plain", b""), refused=print,
+        )  # fmt: skip
+        self.server.start()
+
+    def _signed(self, method, path, body):
+        self.requests.append((method, path))
+        self.connections.add(threading.get_ident())  # the server has a thread a connection
+        words = path.strip("/").split("/")
+        return rendezvous.answer(self.rendezvous, method, int(words[1]), words[2:], body)
+
+    def relay(self, rank, size, generation=3):
+        slot = f"{rank},{size},0,1,{rank},{size}"
+        one = Relay(
+            wire.Client("127.0.0.1", self.server.port, self.key), None,
+            assignment=lambda: (generation, slot), refused=print,
+        )  # fmt: skip
+        one.start()
+        return one
+
+    def world(self, size, meshes=MESHES):
+        """All ranks connect at once; how many requests they have made of their relays."""
+        relays = [self.relay(rank, size) for rank in range(size)]
+        barriers = {scope: threading.Barrier(size) for scope in meshes}
+
+        def rank(number):
+            ask = by_http(relays[number].port)
+            return sum(
+                connect(ask, scope, number, size, barrier=lambda s=scope: barriers[s].wait(60))
+                for scope in meshes
+            )
+
+        with ThreadPoolExecutor(size) as pool:
+            made = sum(pool.map(rank, range(size)))
+        for relay in relays:
+            relay.stop()
+        return made
+
+
+@pytest.fixture
+def store():
+    one = Store()
+    yield one
+    one.server.stop()
+
+
+def test_a_world_of_n_ranks_costs_the_driver_requests_in_proportion_to_n():
+    asked = {}
+    for size in (5, 15):
+        store = Store()
+        made = store.world(size)
+        store.server.stop()
+        asked[size] = len(store.requests)
+        assert made > len(MESHES) * size * (2 * (size - 1))  # what Gloo's clients asked
+        # Two values left, two questions and a removal for each rank and mesh; names that are not
+        # there within a second, and addresses within five, may be asked for again.
+        assert asked[size] <= 6 * len(MESHES) * size
+        assert len(store.connections) <= 2 * size
+    assert asked[15] <= 3.3 * asked[5]
+
+
+def test_gloo_itself_connects_by_what_the_relays_answer(store):
+    """Real ranks (Horovod in torch processes), each on a host of its own as far as it knows."""
+    size = 3
+    relays = [store.relay(rank, size) for rank in range(size)]
+    program = (
+        "import horovod.torch as hvd, torch; hvd.init();"
+        " print(hvd.allgather(torch.tensor([hvd.rank()])).tolist(), hvd.cross_size());"
+        " hvd.shutdown()"
+    )
+    slots = [
+        world.Slot(
+            member="m", node=f"host-{rank}", rank=rank, size=size, local_rank=0, local_size=1,
+            cross_rank=rank, cross_size=size, keep=False,
+        )
+        for rank in range(size)
+    ]  # fmt: skip
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1", **world.variables(
+                slot, relay_port=relay.port, interface="lo", gloo_timeout_seconds=120.0,
+                elastic=False)},
+        )
+        for slot, relay in zip(slots, relays, strict=True)
+    ]  # fmt: skip
+    try:
+        said = [rank.communicate(timeout=300)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        for relay in relays:
+            relay.stop()
+    assert said == ["[0, 1, 2] 3\n"] * size
+    scopes = {path.split("/")[3] for _, path in store.requests}
+    assert {scope.partition("_process_set")[0] for scope in scopes} == {
+        "global", "cross_0", "local_host-0", "local_host-1", "local_host-2"
+    }  # fmt: skip
+    asked = [path for method, path in store.requests if method == "GET"]
+    assert asked and all("/names/" in path or "/column/" in path for path in asked)
+
+
+def test_a_rank_that_comes_late_is_waited_for(store):
+    relay = store.relay(0, 2)
+    ask = by_http(relay.port)
+    assert ask("PUT", "global", "0", address("global", 0, 1))[0] == 200
+    got = []
+    first = threading.Thread(target=lambda: got.append(ask("GET", "global", "1", b"")))
+    first.start()
+    store.rendezvous.put(3, "global", "1", address("global", 1, 0))
+    first.join(30)
+    assert got == [(200, address("global", 1, 0))]
+    relay.stop()
+
+
+def test_a_world_that_ends_while_ranks_wait_is_refused_at_once(store):
+    relay = store.relay(0, 2)
+    ask = by_http(relay.port)
+    ask("PUT", "global", "0", address("global", 0, 1))
+    got = []
+    waiting = threading.Thread(target=lambda: got.append(ask("GET", "global", "1", b"")))
+    waiting.start()
+    store.rendezvous.begin(4)
+    waiting.join(30)
+    assert got[0][0] == 410
+    relay.stop()
+
+
+def meshes_of(store, slot="0,3,0,1,0,3"):
+    """A process's meshes, and what it asks of the store, without a network."""
+    asked = []
+
+    def request(method, path, body):
+        asked.append((method, path))
+        words = path.strip("/").split("/")
+        return rendezvous.answer(store, method, int(words[1]), words[2:], body)[::2]
+
+    place = [3, slot]
+    return Meshes(lambda: tuple(place), request), asked, place
+
+
+def test_values_that_are_no_addresses_are_handed_over_one_by_one():
+    store = rendezvous.Rendezvous()
+    store.begin(3)
+    meshes, _, _ = meshes_of(store)
+    assert meshes.answer("PUT", "global", "0", b"odd") == (200, b"")
+    store.put(3, "global", "1", b"other")
+    store.put(3, "global", "2", b"x")
+    assert meshes.answer("GET", "global", "1", b"") == (200, b"other")
+    assert meshes.answer("GET", "global", "2", b"") == (200, b"x")
+    assert meshes.answer("GET", "global", "some-key", b"")[0] == 404
+
+
+def test_a_set_of_some_ranks_is_a_mesh_of_its_own_size():
+    store = rendezvous.Rendezvous()
+    store.begin(3)
+    meshes, asked, _ = meshes_of(store)
+    scope = "global_process_set_hash_aa"
+    meshes.answer("PUT", "global", "0", address("global", 0, 1) + address("global", 0, 2))
+    meshes.answer("PUT", scope, "0", address(scope, 0, 1))
+    store.put(3, scope, "1", address(scope, 1, 0))
+    assert meshes.answer("GET", scope, "1", b"") == (200, address(scope, 1, 0))
+    assert asked[-1] == ("GET", f"/rendezvous/3/{scope}/column/2/0")
+
+
+def test_what_was_fetched_for_one_world_is_not_answered_in_the_next():
+    store = rendezvous.Rendezvous()
+    store.begin(3)
+    meshes, _, place = meshes_of(store, "0,2,0,1,0,2")
+    meshes.answer("PUT", "global", "0", address("old", 0, 1))
+    store.put(3, "global", "1", address("old", 1, 0))
+    assert meshes.answer("GET", "global", "1", b"") == (200, address("old", 1, 0))
+    store.begin(4)
+    assert meshes.answer("GET", "global", "1", b"")[0] == 200  # still of the world it is in
+    place[0] = 4
+    meshes.answer("PUT", "global", "0", address("new", 0, 1))
+    store.put(4, "global", "1", address("new", 1, 0))
+    assert meshes.answer("GET", "global", "1", b"") == (200, address("new", 1, 0))
+
+
+def test_a_body_of_several_values_is_read_back_or_refused():
+    values = [b"", None, b"one", bytes(ADDRESS_BYTES)]
+    assert rendezvous.unpack(rendezvous.pack(values)) == values
+    with pytest.raises(ValueError):
+        rendezvous.unpack(rendezvous.pack(values)[:-1])
+    with pytest.raises(ValueError):
+        rendezvous.unpack(b"\1")
+
+
+# --------------------------------------------------------------------- who is at the other end
+@pytest.fixture(params=["sock_diag", "table"])
+def owner(request, monkeypatch):
+    """Who holds the other end, by each of the kernel's two ways to tell."""
+    if request.param == "table":
+
+        def away(peer, here):
+            raise OSError("no sock_diag")
+
+        monkeypatch.setattr(peer_socket, "_by_sock_diag", away)
+    else:
+
+        def unread(peer, here):
+            raise AssertionError("the whole table was read")
+
+        monkeypatch.setattr(peer_socket, "_by_table", unread)
+    return peer_socket.owner_of_peer
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_the_owner_of_a_connection_is_known_as_long_as_it_holds_it(owner, family):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.socket(family)
+        port = server.getsockname()[1]
+        client.connect(("127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1", port))
+        ours, peer = server.accept()
+        here = ours.getsockname()
+        assert owner(peer, here) == os.geteuid()
+        # Closed by its process, it has no owner: the kernel says user 0, which may be ours.
+        client.close()
+        assert owner(peer, here) is None
+        assert owner(("127.0.0.1", port), here) is None  # a socket that listens is no connection
+        assert owner(("127.0.0.1", 1), ("127.0.0.1", 2)) is None
+        ours.close()

@@ -1,0 +1,198 @@
+"""The gate: bounds kept and missed, the published model as the bar, what cannot be judged."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from howdah import storage
+from howdah.cli import main
+from howdah.config.loader import from_dict
+from howdah.errors import CheckFailed, ConfigError, ModelError
+from howdah.models.gate import judge
+from howdah.models.publish import publish
+from tests.runs.finished_runs import config_of, finished_run, never
+
+
+@pytest.fixture
+def run(tmp_path, tiny_model_dir) -> str:
+    return finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="run-1", accuracy=0.9)
+
+
+@pytest.fixture
+def models(tmp_path) -> str:
+    return str(tmp_path / "models")
+
+
+def test_every_missed_bound_is_reported(run, models):
+    gate = {"minimum": {"accuracy": 0.95, "loss": 0.05, "macro_f1": 0.9, "ece": 0.2}}
+    verdict = judge(config_of(run, models, gate=gate), never)
+    assert not verdict.passed
+    assert {c.metric: c.passed for c in verdict.checks} == {
+        "accuracy": False, "loss": False, "macro_f1": True, "ece": True,
+    }  # fmt: skip
+    with pytest.raises(CheckFailed) as caught:
+        verdict.require("gate")
+    assert caught.value.exit_code == 1
+    problems = {p.what: (p.expected, p.got) for p in caught.value.problems}
+    assert problems == {"accuracy": ("at least 0.95", "0.9"), "loss": ("at most 0.05", "0.1")}
+
+
+def test_bounds_are_inclusive_and_no_bounds_are_kept(run, models):
+    assert judge(config_of(run, models, gate={"minimum": {"accuracy": 0.9}}), never).passed
+    assert judge(config_of(run, models), never).passed
+
+
+def test_the_split_asked_for_is_judged(run, models):
+    minimum = {"accuracy": 0.905}
+    for split, passed in (("test", False), ("validation", True)):
+        gate = {"split": split, "minimum": minimum}
+        assert judge(config_of(run, models, gate=gate), never).passed is passed
+
+
+def test_an_undefined_metric_misses(tmp_path, models, tiny_model_dir):
+    metrics = {"test": {"roc_auc": None, "accuracy": 1.0}}
+    run = finished_run(
+        str(tmp_path / "x"), tiny_model_dir, run_id="x", changes={"metrics": metrics}
+    )
+    with pytest.raises(CheckFailed) as caught:
+        judge(config_of(run, models, gate={"minimum": {"roc_auc": 0.1}}), never).require("gate")
+    assert caught.value.problems[0].got == "undefined"
+
+
+@pytest.mark.parametrize(
+    ("sections", "part"),
+    [
+        ({"gate": {"minimum": {"acuracy": 0.9}}}, "did you mean accuracy"),
+        ({"gate": {"minimum": {"acuracy": 0.9}}}, "weighted_f1"),  # all are named
+        ({"gate": {"minimum": {"accuracy": float("nan")}}}, "finite"),
+        (
+            {"gate": {"minimum": {"loss": 1}}, "evaluation": {"splits": ["validation"]}},
+            "evaluation.splits",
+        ),
+        ({"publish": {"name": "../elsewhere"}}, "pattern"),
+    ],
+)
+def test_an_impossible_gate_is_refused_before_training(sections, part):
+    with pytest.raises(ConfigError) as caught:
+        from_dict(sections)
+    assert part in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"),
+    [
+        ({"status": "running"}, "not finished"),
+        ({"best_step": 19}, "not what the run's metrics were measured on"),
+        ({"run_id": "another"}, "not what the run's metrics were measured on"),
+        ({"metrics": {"validation": {}}}, "not measured on test"),
+    ],
+)
+def test_a_run_that_cannot_be_judged_is_refused(tmp_path, models, tiny_model_dir, changes, part):
+    run = finished_run(str(tmp_path / "x"), tiny_model_dir, run_id="x", changes=changes)
+    with pytest.raises(ModelError) as caught:
+        judge(config_of(run, models, gate={"minimum": {"loss": 1}}), never)
+    assert part in caught.value.what
+    assert caught.value.exit_code == 4
+
+
+def test_no_run_and_no_export(tmp_path, models, run):
+    with pytest.raises(ModelError, match="there is no run"):
+        judge(config_of(str(tmp_path / "nowhere"), models), never)
+    storage.remove(f"{run}/export", recursive=True)
+    with pytest.raises(ModelError, match="no export"):
+        judge(config_of(run, models), never)
+
+
+# ----------------------------------------------------------------------- against the published
+@pytest.mark.parametrize(
+    ("accuracy", "margin", "passed"),
+    [(0.9, 0.0, True), (0.89, 0.0, False), (0.89, -0.02, True), (0.91, 0.02, False)],
+)
+def test_the_published_model_is_the_bound(
+    tmp_path, run, models, tiny_model_dir, accuracy, margin, passed
+):
+    publish(config_of(run, models), never)
+    other = finished_run(str(tmp_path / "b"), tiny_model_dir, run_id="b", accuracy=accuracy)
+    gate = {"better_than_published": True, "margin": margin}
+    verdict = judge(config_of(other, models, gate=gate), never)
+    assert verdict.passed is passed
+    assert verdict.published == 1
+    assert "published v=1 (0.9)" in verdict.checks[0].against
+
+
+def test_loss_must_be_lower_than_the_published_one(tmp_path, run, models, tiny_model_dir):
+    publish(config_of(run, models), never)
+    gate, metric = {"better_than_published": True, "margin": 0.02}, {"metric": "loss"}
+    for accuracy, passed in ((0.93, True), (0.91, False)):
+        directory = str(tmp_path / str(accuracy))
+        other = finished_run(directory, tiny_model_dir, run_id=directory, accuracy=accuracy)
+        config = config_of(other, models, gate=gate, evaluation=metric)
+        assert judge(config, never).passed is passed
+
+
+def test_neither_an_empty_directory_nor_the_run_s_own_model_is_a_bound(run, models):
+    config = config_of(run, models, gate={"better_than_published": True, "margin": 0.05})
+    assert judge(config, never).published is None
+    publish(config, never)
+    assert judge(config, never).passed
+
+
+def test_on_other_data_the_published_model_is_measured_again(tmp_path, run, models, tiny_model_dir):
+    publish(config_of(run, models), never)
+    new = finished_run(
+        str(tmp_path / "b"), tiny_model_dir, run_id="b", accuracy=0.8, dataset="d2"
+    )  # fmt: skip
+    asked = []
+
+    def evaluate(model, dataset, split):
+        asked.append((model, dataset, split))
+        return {"accuracy": 0.7}
+
+    config = config_of(new, models, gate={"better_than_published": True})
+    assert judge(config, evaluate).passed
+    assert asked == [(f"{models}/zoo/v=1", "data/v=d2", "test")]
+    # The verdict is kept: publishing does not measure again. Another bound does.
+    assert judge(config, never).checks[0].bound == 0.7
+    stricter = config_of(new, models, gate={"better_than_published": True, "margin": 0.2})
+    assert not judge(stricter, evaluate).passed
+    assert len(asked) == 2
+
+
+# ----------------------------------------------------------------------------- the command line
+def test_the_command(run, models, tmp_path, capsys, monkeypatch):
+    def call(*arguments) -> tuple[int, str, str]:
+        monkeypatch.setattr("sys.argv", ["howdah", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return ended.value.code, out, err
+
+    config = str(tmp_path / "c.yaml")
+    sections = {"run": {"name": "zoo", "directory": run}, "publish": {"directory": models}}
+    with open(config, "w", encoding="utf-8") as file:
+        json.dump(sections, file)
+    code, out, _ = call("gate", "-c", config, "--set", "gate.minimum={accuracy: 0.9}", "--json")
+    assert code == 0
+    assert json.loads(out)["checks"][0]["wanted"] == "at least 0.9"
+    code, out, err = call("gate", "-c", config, "--set", "gate.minimum={loss: 0.01}", "--json")
+    assert code == 1
+    assert json.loads(out)["problems"][0]["what"] == "loss"
+    assert "at most 0.01" in err
+    assert "Traceback" not in err
+    code, out, err = call("gate", "-c", config, "--set", "gate.minimum={los: 0.01}")
+    assert code == 2
+    assert "did you mean loss" in err
+    code, out, _ = call("publish", "-c", config, "--json", "--note", "by hand")
+    assert code == 0
+    assert json.loads(out) | {"metrics": 0, "gate": 0} == {
+        "name": "zoo", "version": 1, "path": f"{models}/zoo/v=1", "changed": True, "current": 1,
+        "pointer": f"{models}/zoo/current.json", "previous": None, "run_id": "run-1",
+        "run_directory": run, "framework": "torch", "step": 12, "metrics": 0, "gate": 0,
+    }  # fmt: skip
+    assert storage.read_json(f"{models}/zoo/current.json")["note"] == "by hand"
+    assert call("publish", "-c", config, "--rollback")[0] == 2
+    code, out, err = call("publish", "-c", config, "--version", "7", "--json")
+    assert code == 4
+    assert "there is no version 7" in json.loads(out)["what"]

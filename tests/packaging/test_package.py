@@ -1,0 +1,271 @@
+"""What goes to a cluster's nodes, wheel and environment: the same bytes, and they run alone."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from howdah import storage
+from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.packaging import elf, horovod, package
+from howdah.packaging import environment as package_env
+from howdah.packaging.hashes import FileHashes
+from howdah.packaging.part import Part
+
+
+@pytest.fixture(scope="module")
+def environment():
+    """The packed environment of the ETL, from the cache where it was made before."""
+    return package.environment("etl")
+
+
+def test_the_wheel_is_the_same_bytes_and_installs(tmp_path):
+    first = package.wheel(str(tmp_path / "a"))
+    second = package.wheel(str(tmp_path / "b"))
+    assert first.hash == second.hash and first.name == second.name
+    assert Path(first.path).read_bytes() == Path(second.path).read_bytes()
+    names = zipfile.ZipFile(first.path).namelist()
+    assert "etl/report.html.j2" in names and "howdah/cli/__init__.py" in names
+    assert not [n for n in names if "__pycache__" in n or n.startswith("tests")]
+    target = tmp_path / "site"
+    argv = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--no-compile"]
+    subprocess.run([*argv, "--target", target, first.path], check=True, capture_output=True)
+    assert (target / "training" / "data" / "planner.py").is_file()
+
+
+def test_a_wheel_of_other_sources_has_another_name(tmp_path, monkeypatch):
+    before = package.wheel(str(tmp_path))
+    monkeypatch.setattr(package, "PACKAGES", ("howdah", "etl"))
+    after = package.wheel(str(tmp_path))
+    assert after.hash != before.hash and after.name != before.name
+
+
+# glibc, a shell and nothing else: what the environment brings is all that there is
+_GLIBC = ("libc", "libm", "libpthread", "libdl", "librt", "libutil", "libresolv")
+_PROBE = """
+import bz2, ctypes, json, lzma, sqlite3, ssl, subprocess, sys, zlib
+import fsspec, google_crc32c, hdfs, hdfs_native, jinja2, numpy, pandas, pyarrow.parquet
+import pydantic, tokenizers, yaml
+import howdah.config.loader, howdah.data.encode, howdah.storage
+from importlib.resources import files
+foreign = [m.__file__ for m in list(sys.modules.values())
+           if getattr(m, "__file__", None) and not m.__file__.startswith(sys.argv[1])]
+child = "import os, numpy; print(numpy.__version__, os.environ.get('LD_LIBRARY_PATH'))"
+inner = subprocess.run([sys.executable, "-c", child], capture_output=True, text=True)
+print(json.dumps({
+    "foreign": foreign, "child": inner.stdout.strip(), "child_error": inner.stderr,
+    "numpy": numpy.__version__, "crc": google_crc32c.implementation,
+    "template": len(files("etl").joinpath("report.html.j2").read_text()),
+}))
+"""
+
+
+def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
+    root = tmp_path / "root"
+    place = root / "somewhere" / "else"
+    with tarfile.open(environment.path) as archive:
+        archive.extractall(place, filter="data")
+    shutil.copy(package.wheel(str(tmp_path)).path, root / "howdah.whl")
+    (root / "probe.py").write_text(_PROBE)
+    inside, argv = str(root), []
+    if os.geteuid() == 0:
+        inside, argv = "", ["chroot", str(root)]
+        for library in ("lib64", "lib/x86_64-linux-gnu", "bin", "tmp"):
+            (root / library).mkdir(parents=True)
+        shutil.copy("/lib64/ld-linux-x86-64.so.2", root / "lib64")
+        for name in _GLIBC:
+            for path in Path("/lib/x86_64-linux-gnu").glob(f"{name}.so.*"):
+                shutil.copy(path, root / "lib/x86_64-linux-gnu")
+        shutil.copy(os.path.realpath("/bin/dash"), root / "bin" / "sh")
+    argv += [f"{inside}/somewhere/else/bin/python", f"{inside}/probe.py", f"{inside}/"]
+    path = os.pathsep.join(filter(None, os.environ.get("PATH", "").split(os.pathsep)))
+    answer = subprocess.run(
+        argv, env={"PYTHONPATH": f"{inside}/howdah.whl", "PATH": path}, capture_output=True,
+        text=True, cwd="/",
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["foreign"] == []
+    # a Python process that it starts is whole as well, and other programs get their own libraries
+    assert found["child"] == f"{found['numpy']} None", found["child_error"]
+    assert found["crc"] == "c" and found["template"] > 1000
+
+
+def test_the_environment_is_made_once_and_named_by_its_contents(environment, monkeypatch):
+    said = []
+    assert package.environment("etl", progress=said.append) == environment and said == []
+    with tarfile.open(environment.path) as archive:
+        members = archive.getmembers()
+    names = [member.name for member in members]
+    assert names == sorted(names)
+    assert {(m.mtime, m.uid, m.gid, m.uname) for m in members} == {(0, 0, 0, "")}
+    assert {m.mode for m in members} == {0o644, 0o755} and all(m.isfile() for m in members)
+    assert not [n for n in names if "/tests/" in n or "__pycache__" in n or "pyspark" in n]
+    real = package_env.parts("etl")
+    changed = [*real[:-1], Part(name=real[-1].name, contents=b"# changed\n")]
+    monkeypatch.setattr(package, "parts", lambda kind, **_: changed)
+    monkeypatch.setattr(package, "_write_tar", lambda target, *_: Path(target).touch())
+    other = package.environment("etl", str(Path(environment.path).parent / "other"))
+    assert other.hash != environment.hash
+    shutil.rmtree(Path(other.path).parent)
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ConfigError, match="no such kind"):
+        package_env.parts("cooking")
+    with pytest.raises(ClusterError) as caught:
+        package_env.closure(["numpy", "no-such-distribution"])
+    assert "no-such-distribution" in caught.value.expected
+
+
+def test_an_environment_names_the_glibc_that_an_older_node_lacks(environment, tmp_path):
+    with tarfile.open(environment.path) as archive:
+        about = json.load(archive.extractfile(package_env.DESCRIPTION))
+        launcher = tmp_path / "bin" / "python"
+        launcher.parent.mkdir()
+        launcher.write_bytes(archive.extractfile("bin/python").read())
+        asking = Path("lib/shared/libstdc++.so.6")
+        (tmp_path / asking.name).write_bytes(archive.extractfile(str(asking)).read())
+    launcher.chmod(0o755)
+    assert about["kind"] == "etl" and about["packages"]["numpy"] and about["glibc_asked_by"]
+    assert environment.glibc == about["glibc"] == environment.as_dict()["glibc"]
+    needed = tuple(map(int, about["glibc"].split(".")))
+    newest = elf.newest_glibc(elf.read(str(tmp_path / asking.name)).versions)
+    assert (2, 17) <= newest <= needed
+
+    def start(glibc: str) -> subprocess.CompletedProcess:
+        getconf = tmp_path / "getconf"
+        getconf.write_text(f"#!/bin/sh\necho glibc {glibc}\n")
+        getconf.chmod(0o755)
+        env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
+        return subprocess.run([str(launcher)], env=env, capture_output=True, text=True)
+
+    for old in ("2.12", "1.99", f"{needed[0]}.{needed[1] - 1}"):
+        done = start(old)
+        assert done.returncode == 5 and f"glibc {old} of" in done.stderr
+        assert about["glibc"] in done.stderr and "howdah package" in done.stderr
+    for new in (about["glibc"], f"{needed[0]}.{needed[1] + 1}", f"{needed[0] + 1}.0"):
+        done = start(new)  # on it goes, to an interpreter that is not there
+        assert done.returncode in (126, 127) and "glibc" not in done.stderr
+
+
+def test_an_elf_file_needs_what_readelf_lists(tmp_path):
+    for path in (sys.executable, shutil.which("tar"), elf_of("numpy"), elf_of("pyarrow")):
+        path = os.path.realpath(path)
+        found = elf.read(path)
+        listing = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True).stdout
+        assert list(found.needed) == re.findall(r"NEEDED.*\[(.*)\]", listing)
+        needs = listing[listing.find("Version needs section") :]
+        assert set(found.versions) == set(re.findall(r"Name: (\S+)\s+Flags: none", needs))
+        assert found.needed and found.versions
+    assert elf.read(__file__) is None
+    program = bytearray(Path(os.path.realpath(shutil.which("tar"))).read_bytes())
+    bare = tmp_path / "bare"  # without section headers: the loader needs none
+    program[40:48], program[60:64] = bytes(8), bytes(4)
+    bare.write_bytes(program)
+    assert elf.read(str(bare)) == elf.read(os.path.realpath(shutil.which("tar")))
+    cut = tmp_path / "cut.so"
+    cut.write_bytes(program[:3000])
+    assert elf.read(str(cut)) in (None, elf.Elf())
+
+
+def elf_of(distribution: str) -> str:
+    """An extension module of it."""
+    files = importlib.metadata.files(distribution)
+    return str(next(f.locate() for f in files if f.name.endswith("x86_64-linux-gnu.so")))
+
+
+def test_a_file_is_hashed_again_only_when_it_has_changed(tmp_path):
+    big = tmp_path / "big"
+    big.write_bytes(b"a" * 100_000)
+    kept = str(tmp_path / "cache" / "hashes.json")
+    hashes = FileHashes(kept)
+    first = hashes.of(str(big))
+    assert first == hashlib.sha256(big.read_bytes()).hexdigest()
+    hashes.save()
+    known = json.loads(Path(kept).read_text())
+    known[str(big)][3] = "remembered"
+    Path(kept).write_text(json.dumps(known))
+    again = FileHashes(kept)
+    assert again.of(str(big)) == "remembered"
+    big.write_bytes(b"b" * 100_000)
+    assert again.of(str(big)) == hashlib.sha256(big.read_bytes()).hexdigest()
+    big.unlink()
+    again._new = True
+    again.save()
+    assert json.loads(Path(kept).read_text()) == {}
+    Path(kept).write_text("{")
+    assert FileHashes(kept)._known == {}
+
+
+def test_a_horovod_that_needs_mpi_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="no Horovod for torch without MPI") as caught:
+        horovod.provide("torch", str(tmp_path / "none.whl"), str(tmp_path))
+    assert caught.value.got == "no such file"
+    with_mpi = tmp_path / "horovod-0.28.1+x-cp311-cp311-linux_x86_64.whl"
+    site = Path(str(importlib.metadata.distribution("horovod").locate_file("")))
+    if not horovod._needs_mpi(horovod._library(str(site), "torch")):
+        pytest.skip("the installed Horovod is one without MPI")
+    with zipfile.ZipFile(with_mpi, "w") as wheel:
+        for path in (site / "horovod" / "torch").glob("mpi_lib*.so"):
+            wheel.write(path, path.relative_to(site))
+    with pytest.raises(UsageError) as caught:
+        horovod.provide("torch", str(with_mpi), str(tmp_path / "cache"))
+    assert "MPI" in caught.value.got
+    with pytest.raises(UsageError) as caught:
+        horovod.provide("tensorflow", str(with_mpi), str(tmp_path / "cache"))
+    assert "without tensorflow" in caught.value.got
+
+
+def test_without_a_builder_the_error_names_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(horovod, "_BUILDER", tmp_path / "none.py")
+    monkeypatch.setattr(horovod, "_installed", lambda framework: None)
+    with pytest.raises(ClusterError, match="needs a Horovod for torch without MPI") as caught:
+        horovod.provide("torch", None, str(tmp_path))
+    assert "--no-mpi" in caught.value.remedy and "--horovod" in caught.value.remedy
+
+
+def test_requirements_follow_markers_and_extras():
+    names = [
+        item.name.lower().replace("_", "-") for item in package_env.closure(["pydantic", "pandas"])
+    ]
+    assert {"pydantic-core", "python-dateutil", "numpy"} <= set(names)
+    assert "pytest" not in names  # pandas[test]
+    assert "email-validator" not in names  # pydantic[email]
+    fewer = [item.name.lower() for item in package_env.closure(["pandas"], without={"numpy"})]
+    assert "pandas" in fewer and "numpy" not in fewer
+
+
+def test_many_publish_the_same_package_at_once(tmp_path):
+    made = package.wheel(str(tmp_path))
+    directory = f"memory://packages-{tmp_path.name}"
+    with ThreadPoolExecutor(8) as pool:
+        urls = set(pool.map(lambda _: package.publish(made, directory), range(8)))
+    assert len(urls) == 1
+    assert storage.read_bytes(urls.pop()) == Path(made.path).read_bytes()
+    assert [e.name for e in storage.list_dir(directory, unfinished=True)] == [made.name]
+    said = []
+    package.publish(made, directory, said.append)
+    assert said == []
+
+
+def test_jars_become_one_archive(tmp_path):
+    for name in ("a.jar", "b.jar", "notes.txt"):
+        (tmp_path / name).write_bytes(name.encode() * 1000)
+    made = package.zipped(str(tmp_path), f"test-{tmp_path.name}", "*.jar")
+    try:
+        with zipfile.ZipFile(made.path) as archive:
+            assert archive.namelist() == ["a.jar", "b.jar"]
+            assert archive.read("b.jar") == b"b.jar" * 1000
+    finally:
+        os.unlink(made.path)

@@ -1,0 +1,1 @@
+"""Real runs and jobs that tests start, and looks at what they left."""

@@ -1,0 +1,85 @@
+"""What each fault cost, as measured by tests/yarn/test_faults.py, and docs/faults.md made of it."""
+
+import json
+from dataclasses import asdict, dataclass
+
+from tests import ROOT
+
+ROWS = ROOT / "build" / "faults.json"
+PAGE = ROOT / "docs" / "faults.md"
+HEAD = """# What faults cost
+
+Made by `make test-all` (tests/yarn/test_faults.py and those below): each fault is done for real to
+a job of two workers on the mini cluster (two NodeManagers on one machine, loopback, a tiny model, a
+copy in memory every {commit} steps, a checkpoint every {checkpoint}, `yarn.hang_seconds: {hang}`).
+Seconds count from the fault to the first step after it: of any rank, and of the whole world again.
+Steps repeated are those between the last one that was reported (every second) and the state that
+training went on from. Processes left are the job's own that should be gone and are not. Rows marked
+"agents without YARN" are the same driver and agents as processes of one machine, with slowness
+injected (tests/workers/slow) and, for lost hosts, a network namespace each
+(tests/jobs/test_phases.py, tests/training/test_stops.py, tests/jobs/test_local_network.py,
+tests/jobs/test_local_training.py). There the seconds of a lost host count from the loss being known
+(yarn.contact_seconds after it) to the survivors' next world, those of a rank that stops to its
+being found, with `yarn.hang_seconds: 5`.
+
+| framework | fault | repeated steps | training again, s | all again, s | went on from | left |
+|---|---|---|---|---|---|---|
+"""
+SETTINGS = {"commit": 20, "checkpoint": 200, "hang": 10}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One fault."""
+
+    framework: str
+    fault: str
+    repeated: int | None
+    again_seconds: float | None
+    whole_seconds: float | None
+    state: str
+    left: int | None
+    """None: not looked for."""
+
+
+LOCAL = " (agents without YARN)"
+"""Of faults that are done to the same driver and agents as processes of one machine."""
+
+
+def add_local(framework, fault, seconds, state):
+    """Remember what a fault cost a job of local agents; seconds until training goes on."""
+    again = None if seconds is None else round(seconds, 1)
+    add(Row(framework, fault + LOCAL, None, again, None, state, None))
+
+
+def undisturbed(framework, fault):
+    """A row of a fault that the job did not notice: same processes, same world, more steps."""
+    return Row(framework, fault, None, None, None, "undisturbed", None)
+
+
+def add(row):
+    """Remember a row; a later one of the same fault replaces it."""
+    rows = [one for one in load() if (one.framework, one.fault) != (row.framework, row.fault)]
+    ROWS.parent.mkdir(exist_ok=True)
+    ROWS.write_text(json.dumps([asdict(one) for one in [*rows, row]], indent=1))
+
+
+def load():
+    """The rows of the last runs."""
+    return [Row(**one) for one in json.loads(ROWS.read_text())] if ROWS.exists() else []
+
+
+def write():
+    """Put what is known into docs/faults.md."""
+    lines = [
+        f"| {row.framework} | {row.fault} | {_known(row.repeated)} | {_known(row.again_seconds)}"
+        f" | {_known(row.whole_seconds)} | {row.state} | {_known(row.left)} |\n"
+        for row in sorted(load(), key=lambda row: (row.framework, row.fault))
+    ]
+    PAGE.write_text(HEAD.format(**SETTINGS) + "".join(lines))
+
+
+def _known(value):
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if isinstance(value, float) else str(value)

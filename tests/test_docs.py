@@ -1,0 +1,62 @@
+"""What the pages name exists: tests, links, files, modules, commands."""
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+from howdah.cli import app
+from tests import ROOT
+
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md")]
+_TEST = re.compile(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_[a-z0-9_]+\.py)\b")
+_LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
+_ROOM = r"(?:howdah|etl|training|jobs|yarn|minicluster|dags|bench|tools|tests)"
+_FILE = re.compile(rf"(?<![\w/.-])({_ROOM}/(?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
+_FOLDER = re.compile(rf"`({_ROOM}(?:/[\w-]+)*/)`")
+_MODULE = re.compile(rf"python -m ({_ROOM}(?:\.\w+)*)")
+_TARGET = re.compile(r"^(?:`|- )?make ([a-z-]+)|`make ([a-z-]+)", re.MULTILINE)
+_COMMAND = re.compile(r"^howdah ([a-z]+)|`howdah ([a-z]+)", re.MULTILINE)
+_WRITTEN = {"bench/results/"}
+"""What commands make; not in the repository."""
+_HISTORY = {"CHANGELOG.md"}
+"""Its entries name what was there at their time."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_tests_and_links_of_a_page_exist(page):
+    text = page.read_text()
+    missing = {name for name in _TEST.findall(text) if not (ROOT / "tests" / name).exists()}
+    for target in _LINK.findall(text):
+        if "://" not in target and not (page.parent / target).exists():
+            missing.add(target)
+    assert not missing
+
+
+def modules(name: str) -> list[Path]:
+    """Where a module that `python -m` runs may lie."""
+    path = ROOT.joinpath(*name.split("."))
+    return [path.with_suffix(".py"), path / "__main__.py"]
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if page.name not in _HISTORY], ids=lambda path: path.name
+)
+def test_code_that_a_page_names_exists(page):
+    text = page.read_text()
+    named = {*_FILE.findall(text), *_FOLDER.findall(text)} - _WRITTEN
+    missing = {path for path in named if not (ROOT / path).exists()}
+    missing |= {
+        name for name in _MODULE.findall(text) if not any(path.exists() for path in modules(name))
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_commands_that_a_page_names_exist(page):
+    text = page.read_text()
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = set(typer.main.get_command(app).commands)
+    assert {a or b for a, b in _TARGET.findall(text)} <= targets
+    assert {a or b for a, b in _COMMAND.findall(text)} <= commands

@@ -1,0 +1,265 @@
+"""The test runner: each test in one group, failures counted, a stopped run goes on."""
+
+import itertools
+import queue
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from howdah.core.child import Child
+from tests import ROOT
+
+TOOLS = ROOT / "tools"
+MARKS = ("hadoop", "airflow", "spark", "mpi", "gpu")
+
+
+@pytest.fixture
+def runner(monkeypatch, tmp_path):
+    """The runner over a repository of its own."""
+    monkeypatch.syspath_prepend(str(TOOLS))
+    import run_tests
+
+    monkeypatch.setattr(run_tests, "ROOT", tmp_path)
+    monkeypatch.setattr(run_tests, "REPORTS", tmp_path / "build" / "reports")
+    monkeypatch.setattr(run_tests, "STATE", tmp_path / "build" / "test-all.json")
+    monkeypatch.setattr(run_tests, "has_gpu", lambda: False)
+    monkeypatch.setattr(run_tests, "has_room", lambda: True)
+    (tmp_path / "tests").mkdir()
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a second less for each process
+    marks = ", ".join(f"'{mark}'" for mark in (*MARKS, "full"))
+    (tmp_path / "pyproject.toml").write_text(
+        f"[tool.pytest.ini_options]\nmarkers = [{marks}]\n"
+        "addopts = \"-m 'not full' -p no:cacheprovider\"\n"
+    )
+    (tmp_path / ".gitignore").write_text("build/\n__pycache__/\n")
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    return run_tests
+
+
+def write(runner, name, text):
+    (runner.ROOT / "tests" / name).write_text("import pytest\n" + text)
+
+
+@pytest.mark.parametrize("name", ["test_x.py", "test_x_tf.py", "test_x_torch.py"])
+@pytest.mark.parametrize("folder", ["tests", "tests/jobs", "tests/jobs/driver", "tests/training"])
+def test_each_test_belongs_to_exactly_one_group(runner, folder, name):
+    """Whatever markers a test carries, in whatever kind of file."""
+    file = runner.ROOT / folder / name
+    for count in range(len(MARKS) + 1):
+        for marks in itertools.combinations(MARKS, count):
+            names = {mark: mark in marks for mark in MARKS}
+            owners = [
+                group.name
+                for group in runner.GROUPS
+                if runner.files_of(group, [file]) and eval(group.marks, {}, names)
+            ]
+            assert len(owners) == 1, (marks, owners)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("test_training_loop_tf.py", "tensorflow"),
+        ("test_training_model_torch_resume.py", "torch"),
+        ("tests/training/data/test_planner.py", "other"),
+        ("test_etl_tfrecord.py", "other"),
+    ],
+)
+def test_a_framework_s_tests_get_a_process_of_their_own(runner, name, kind):
+    assert runner.kind_of(Path(name)) == kind
+
+
+def test_groups_are_run_and_summed(runner, capsys):
+    write(runner, "test_a.py", "def test_one(): pass\n@pytest.mark.mpi\ndef test_two(): pass\n")
+    write(runner, "test_b_torch.py", "def test_three(): pytest.skip('not now')\n")
+    write(runner, "test_c.py", "@pytest.mark.full\ndef test_four(): raise ValueError\n")
+    assert runner.main([]) == 0
+    out = capsys.readouterr().out
+    assert "===== 2 passed, 1 skipped in " in out.splitlines()[-1]
+
+
+# Ends well only where the other kind of test runs at the same time.
+MEETING = """
+import pathlib, time
+def meet(own, other):
+    pathlib.Path(own).touch()
+    deadline = time.monotonic() + 30
+    while not pathlib.Path(other).exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+"""
+
+
+def test_the_daemons_tests_run_beside_the_others(runner, capfd):
+    write(runner, "test_a.py", MEETING + "def test_one(): meet('one', 'two')\n")
+    write(
+        runner,
+        "test_b.py",
+        MEETING + "@pytest.mark.hadoop\ndef test_two(): print('said', 'it'); meet('two', 'one')\n",
+    )
+    write(runner, "test_c.py", "@pytest.mark.airflow\ndef test_three(): print('and', 'that')\n")
+    assert runner.main(["--pytest=-s"]) == 0
+    out = capfd.readouterr().out
+    assert "===== 3 passed in " in out.splitlines()[-1]
+    assert out.index("--- hadoop: ran beside the others") < out.index("said it")
+    assert out.index("--- airflow: ran beside the others") < out.index("and that")
+
+
+def test_a_failure_beside_the_others_fails_the_run(runner, capfd):
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    write(runner, "test_b.py", "@pytest.mark.hadoop\ndef test_two(): raise ValueError('lost')\n")
+    assert runner.main([]) == 1
+    out = capfd.readouterr().out
+    assert "FAILED (hadoop) tests.test_b::test_two" in out and "ValueError: lost" in out
+
+
+def test_past_their_time_both_are_stopped_and_none_is_begun(runner, capsys, monkeypatch):
+    hang = "import threading\n{}def test_hang(): threading.Event().wait()\n"
+    write(runner, "test_a.py", hang.format(""))
+    write(runner, "test_b.py", hang.format("@pytest.mark.hadoop\n"))
+    write(runner, "test_c.py", "@pytest.mark.mpi\ndef test_late(): pass\n")
+    monkeypatch.setattr(runner, "LIMIT_SECONDS", 5)
+    assert runner.main([]) == 1
+    out = capsys.readouterr().out
+    assert out.count("stopped after") == 2 and "not begun" in out
+
+
+def test_where_there_is_no_room_groups_run_in_turn(runner, capsys, monkeypatch):
+    monkeypatch.setattr(runner, "has_room", lambda: False)
+    write(runner, "test_a.py", "import pathlib\ndef test_one(): pathlib.Path('one').touch()\n")
+    write(
+        runner,
+        "test_b.py",
+        "import pathlib\n@pytest.mark.hadoop\n"
+        "def test_two(): assert pathlib.Path('one').exists()\n",
+    )
+    assert runner.main([]) == 0
+    assert "beside" not in capsys.readouterr().out
+
+
+def test_an_interrupt_stops_both_groups(runner, monkeypatch):
+    """The one beside too, its fixtures first."""
+    write(
+        runner,
+        "test_b.py",
+        MEETING + "@pytest.fixture\n"
+        "def daemon():\n    yield\n    pathlib.Path('ended').touch()\n"
+        "@pytest.mark.hadoop\ndef test_two(daemon): meet('two', 'never')\n",
+    )
+    write(runner, "test_a.py", MEETING + "def test_one(): meet('one', 'two')\n")
+    goes_on = runner.Lane.goes_on
+
+    def interrupted(lane):
+        if (runner.ROOT / "one").exists() and (runner.ROOT / "two").exists():
+            raise KeyboardInterrupt
+        return goes_on(lane)
+
+    monkeypatch.setattr(runner.Lane, "goes_on", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        runner.main([])
+    assert (runner.ROOT / "ended").exists()
+
+
+def test_a_failure_is_named_and_fails_the_run(runner, capsys):
+    write(runner, "test_a.py", "def test_one(): pass\ndef test_bad(): raise ValueError\n")
+    assert runner.main(["core"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert "FAILED (core) tests.test_a::test_bad" in lines
+    assert "===== 1 failed, 1 passed in " in lines[-1]
+
+
+def test_a_file_that_cannot_be_collected_fails_the_run(runner, capsys):
+    write(runner, "test_a.py", "raise RuntimeError('at import')\n")
+    assert runner.main(["core"]) == 1
+    assert "1 error" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_no_test_at_all_is_no_success(runner):
+    assert runner.main([]) == 1
+
+
+def test_a_crash_of_pytest_fails_the_run(runner, capsys):
+    write(runner, "test_a.py", "import os\ndef test_one(): os._exit(0)\n")
+    assert runner.main(["core"]) == 1
+    assert "left no report" in capsys.readouterr().out
+
+
+def test_past_its_time_a_group_is_stopped(runner, capsys, monkeypatch):
+    write(runner, "test_a.py", "import threading\ndef test_hang(): threading.Event().wait()\n")
+    monkeypatch.setattr(runner, "LIMIT_SECONDS", 1)
+    assert runner.main(["core"]) == 1
+    out = capsys.readouterr().out
+    assert "the time for all tests was used up" in out
+    assert "1 error" in out.splitlines()[-1]
+
+
+def test_a_stopped_group_s_fixtures_end_what_they_started(runner, capsys, monkeypatch):
+    write(
+        runner,
+        "test_a.py",
+        "import pathlib, threading, pytest\n"
+        "@pytest.fixture\n"
+        "def daemon():\n"
+        "    yield\n"
+        "    pathlib.Path('ended').touch()\n"
+        "def test_hang(daemon):\n"
+        "    threading.Event().wait()\n",
+    )
+    monkeypatch.setattr(runner, "LIMIT_SECONDS", 5)
+    assert runner.main(["core"]) == 1
+    assert (runner.ROOT / "ended").exists()
+
+
+def test_more_than_the_budget_is_reported_and_is_no_failure(runner, capsys, monkeypatch):
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    monkeypatch.setattr(runner, "BUDGET_SECONDS", 0)
+    assert runner.main(["core"]) == 0
+    assert "over the 0 that `make test` may take" in capsys.readouterr().out
+
+
+def test_what_is_stopped_takes_its_children_along(runner):
+    script = "sleep 600 & echo $!; trap '' INT TERM; wait; wait; sleep 600"
+    said = queue.Queue()
+    process = Child(["sh", "-c", script], on_line=said.put)
+    child = int(said.get(timeout=60))
+    runner.stop(process, patience=1)
+    assert not process.alive
+    # The signal is sent; the kernel may take a moment more to end a busy machine's process.
+    deadline = time.monotonic() + 60
+    while _alive(child):
+        assert time.monotonic() < deadline, f"process {child} lives on"
+        time.sleep(0.01)
+
+
+def _alive(pid: int) -> bool:
+    """The process is there, and no zombie."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_the_full_matrix_goes_on_where_it_stopped(runner, capsys):
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    write(
+        runner,
+        "test_b.py",
+        "@pytest.mark.mpi\n@pytest.mark.full\ndef test_bad(): raise ValueError\n",
+    )
+    assert runner.main(["--all"]) == 1
+    assert "not run again" not in capsys.readouterr().out
+    assert runner.main(["--all"]) == 1
+    out = capsys.readouterr().out
+    assert "--- core: passed before" in out and "--- mpi: passed" not in out
+    write(runner, "test_b.py", "@pytest.mark.mpi\n@pytest.mark.full\ndef test_good(): pass\n")
+    assert runner.main(["--all"]) == 0  # other sources: everything again
+    assert "not run again" not in capsys.readouterr().out
+
+
+def test_an_unknown_group_is_named(runner, capsys):
+    with pytest.raises(SystemExit) as caught:
+        runner.main(["mpl"])
+    assert caught.value.code == 2
+    assert "no group mpl" in capsys.readouterr().err

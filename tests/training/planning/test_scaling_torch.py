@@ -1,0 +1,43 @@
+"""The model's messages of a gradient are those that the torch loop sends."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from howdah.config import loader as configuration
+from tests.support.tiny_model import tiny_weights
+from training.planning import calibrate
+from training.process import env
+
+
+@pytest.mark.parametrize("groups", [None, 3])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_predicted_messages_are_those_of_the_torch_loop(
+    tiny_dataset, tiny_model_dir, groups, frozen
+):
+    env.prepare("torch")
+    from training.model import forward_torch
+    from training.optim.gradients_torch import FlatGradients
+
+    config = configuration.from_dict(
+        {
+            "data": {"dataset": tiny_dataset.path},
+            "model": {"base": tiny_model_dir, "freeze_embeddings": frozen},
+            "training": {"framework": "torch", "fusion_groups": groups},
+        }
+    )
+    with open(os.path.join(tiny_model_dir, "config.json"), encoding="utf-8") as file:
+        base = json.load(file)
+    net = forward_torch.build(
+        base, tiny_weights(base), num_labels=4, training=config.training, model=config.model
+    )
+    trainable = {n: p for n, p in net.named_parameters() if p.requires_grad}
+    gradients = FlatGradients(trainable, words=net.family.word_embeddings)
+    said = calibrate.Sizes(config).gradient()
+    for sparse, messages in ((False, said.dense), (True, said.without_words)):
+        gradients.arrange(groups, sparse_embeddings=sparse and not frozen)
+        assert [4 * one.numel() for one in gradients._messages] == list(messages)
+    assert said.vocabulary == (0 if frozen else base["vocab_size"])

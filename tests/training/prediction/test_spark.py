@@ -1,0 +1,209 @@
+"""Predictions with Spark equal those of one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from howdah.data.encode import Encoder
+from training.model.pretrained import load_base
+from training.serving.export import export
+from training.serving.run_info import RunInfo
+
+pytestmark = pytest.mark.spark
+
+LABELS = ["a", "b", "c"]
+TEXTS = ["the  cat", "of and", None, "", *(f"{'in ' * n}to" for n in range(1, 30))]
+
+# Runs in its own process: no other test's session, and no framework, may be loaded.
+SCRIPT = """
+import json, sys
+from training.prediction.predict import predict
+model, source, output, master, text = sys.argv[1:]
+summary = predict(model, source, output, text_columns=[text], id_column="key", threads=1,
+    framework="torch", master=None if master == "-" else master)
+assert "torch" not in sys.modules or master == "-"  # the driver needs no framework
+print(json.dumps(summary))
+"""
+
+
+def run(*words: str, cwd: str | None = None) -> subprocess.CompletedProcess:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.getcwd()}
+    return subprocess.run(
+        [sys.executable, "-c", SCRIPT, *words], cwd=cwd,
+        env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def model(tmp_path, tiny_model_dir) -> str:
+    base = load_base(tiny_model_dir)
+    rng = np.random.default_rng(2)
+    head = {
+        name: rng.standard_normal(shape).astype(np.float32)
+        for name, shape in base.family.head_shapes(base.config, 3).items()
+    }
+    info = RunInfo(
+        run_id="run-5", max_length=16, clean={"whitespace": True}, framework="torch",
+        base={"source": "tiny", "hash": base.hash},
+        tokenizer_hash=Encoder.load(tiny_model_dir).hash,
+    )  # fmt: skip
+    return export(
+        str(tmp_path / "export"), weights=base.weights | head, base_config=base.config,
+        tokenizer_files=base.tokenizer_files, label_names=LABELS, run_info=info,
+    )  # fmt: skip
+
+
+def test_spark_and_one_process_agree(model, tmp_path):
+    source = str(tmp_path / "in.parquet")
+    keys = [f"k{n:02d}" for n in range(len(TEXTS))]
+    pq.write_table(pa.table({"key": keys, "words": TEXTS}), source, row_group_size=8)
+    one, many = str(tmp_path / "one.parquet"), str(tmp_path / "many.parquet")
+    done = run(model, source, one, "-", "words")
+    assert done.returncode == 0, done.stderr[-3000:]
+    spark = run(model, source, many, "local[2]", "words")
+    assert spark.returncode == 0, spark.stderr[-3000:]
+
+    first, second = json.loads(done.stdout), json.loads(spark.stdout)
+    for key in ("run_id", "rows", "errors"):
+        assert first[key] == second[key]
+    assert first["errors"] == 2
+    assert {k: v for k, v in first["labels"].items() if v} == second["labels"]
+
+    expected = {row["id"]: row for row in pq.read_table(one).to_pylist()}
+    got = {row["id"]: row for row in pq.read_table(many).to_pylist()}
+    assert sorted(got) == sorted(expected) == keys
+    for key, row in expected.items():
+        assert got[key]["label"] == row["label"]
+        assert got[key]["error"] == row["error"]
+        if row["scores"] is not None:
+            np.testing.assert_allclose(got[key]["scores"], row["scores"], atol=1e-5)
+    assert not [name for name in os.listdir(tmp_path) if ".tmp-" in name]
+
+
+def test_an_unclosed_quote_is_refused_before_rows_are_lost_in_it(model, tmp_path):
+    source = str(tmp_path / "in.csv")
+    with open(source, "w") as file:
+        file.write('key,words\n1,the cat\n2,"the\n3,cat\n')
+    done = run(model, source, str(tmp_path / "out"), "local[1]", "words")
+    assert done.returncode != 0
+    assert "its closing quote is missing" in done.stderr
+    assert f"{source}, line 3" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["export", "in.csv"]
+
+
+def test_a_missing_column_is_one_message(model, tmp_path):
+    source = str(tmp_path / "in.csv")
+    with open(source, "w") as file:
+        file.write("key,words\n1,the cat\n")
+    done = run(model, source, str(tmp_path / "out"), "local[1]", "text")
+    assert done.returncode != 0
+    assert "DataError" in done.stderr
+    assert "the source has no column 'text'" in done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["export", "in.csv"]
+
+
+def test_predictions_become_a_partition_of_a_hive_table(model, tmp_path):
+    source = str(tmp_path / "in.jsonl")
+    for texts in (["the cat", "of", "in"], ["the cat", None]):  # the second replaces the first
+        with open(source, "w") as file:
+            for number, text in enumerate(texts):
+                file.write(json.dumps({"key": str(number), "words": text}) + "\n")
+        # without Hive's settings the metastore is in the working directory
+        done = run(model, source, "table:predicted", "local[1]", "words", cwd=str(tmp_path))
+        assert done.returncode == 0, done.stderr[-3000:]
+        summary = json.loads(done.stdout.splitlines()[-1])
+        assert summary["rows"] == len(texts) and summary["run_id"] == "run-5"
+    rows = pq.read_table(str(tmp_path / "spark-warehouse" / "predicted")).to_pylist()
+    assert sorted(row["id"] for row in rows) == ["0", "1"]
+    assert {row["run_id"] for row in rows} == {"run-5"}
+    assert {row["id"]: row["error"] is None for row in rows} == {"0": True, "1": False}
+
+
+# ------------------------------------------------------------------ what is there, and failures
+# Several predictions in one session, as a notebook would make them.
+SESSION = """
+import json, sys
+from howdah.config.data import SparkOptions
+from howdah.errors import HowdahError
+from howdah.spark.session import session
+from training.prediction.predict import predict
+
+with session(SparkOptions(master="local[1]", driver_memory="1g"), hive=True):
+    for words in json.loads(sys.argv[1]):
+        try:
+            print("DONE", json.dumps(predict(**words, framework="torch", id_column="key",
+                text_columns=["words"], master="local[1]")))
+        except HowdahError as error:
+            print("DONE", json.dumps(error.as_dict()))
+"""
+
+
+def in_one_session(*calls: dict, cwd: str) -> list[dict]:
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": os.getcwd()}
+    done = subprocess.run(
+        [sys.executable, "-c", SESSION, json.dumps(calls)], cwd=cwd,
+        env=environment, capture_output=True, text=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = [line for line in done.stdout.splitlines() if line.startswith("DONE ")]
+    return [json.loads(line.removeprefix("DONE ")) for line in lines]
+
+
+def put_rows(directory, *keys: str) -> str:
+    directory.mkdir()
+    rows = {"key": list(keys), "words": ["the cat"] * len(keys)}
+    pq.write_table(pa.table(rows), directory / "part.parquet", use_dictionary=False)
+    return str(directory)
+
+
+def with_damaged_pages(directory) -> str:
+    """A source that Spark fails on while it reads: the footer is whole, the pages are not."""
+    source = put_rows(directory, *(f"k{n}" for n in range(400)))
+    path = directory / "part.parquet"
+    data = bytearray(path.read_bytes())
+    data[4:1500] = b"\xff" * 1496
+    path.write_bytes(data)
+    return source
+
+
+def test_an_overwritten_output_stays_until_the_new_one_is_whole(model, tmp_path):
+    one, two = put_rows(tmp_path / "one.parquet", "a", "b"), put_rows(tmp_path / "two.parquet", "c")
+    none = put_rows(tmp_path / "none.parquet")
+    damaged = with_damaged_pages(tmp_path / "damaged.parquet")
+    with open(tmp_path / "three.tsv", "w") as file:
+        file.write("key\twords\nt\tthe cat, the dog\n")
+    out, table = str(tmp_path / "out"), "table:predicted"
+    tsv = {"source": str(tmp_path / "three.tsv"), "output": str(tmp_path / "tabs")}
+    calls = [tsv] + [
+        {"source": source, "output": output, "overwrite": True}
+        for output in (out, table)
+        for source in (one, damaged, none, two)
+    ]
+    script = [{"model": model, **call} for call in calls]
+    tabs, *done = in_one_session(*script[:-1], cwd=str(tmp_path))
+    assert tabs["rows"] == 1 and pq.read_table(tsv["output"])["id"].to_pylist() == ["t"]
+    for first, *failed in (done[:3], done[4:]):
+        assert first["rows"] == 2
+        assert [summary["error"] for summary in failed] == ["ClusterError", "DataError"]
+        assert "no rows" in failed[1]["what"]
+    assert done[3]["rows"] == 1
+    assert pq.read_table(out)["id"].to_pylist() == ["c"]
+    partition = tmp_path / "spark-warehouse" / "predicted"
+    assert sorted(pq.read_table(str(partition))["id"].to_pylist()) == ["a", "b"]
+    # One worker classified all rows, and opened the model once.
+    assert {summary["workers"]["opened"] for summary in (tabs, done[0], done[3], done[4])} == {1}
+
+    (last,) = in_one_session(script[-1], cwd=str(tmp_path))
+    assert last["rows"] == 1
+    assert pq.read_table(str(partition))["id"].to_pylist() == ["c"]
+    hidden = [name for _, names, _ in os.walk(tmp_path) for name in names if ".old-" in name]
+    hidden += [name for _, names, _ in os.walk(tmp_path) for name in names if ".tmp-" in name]
+    assert hidden == []

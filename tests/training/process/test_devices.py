@@ -1,0 +1,62 @@
+"""A GPU that was asked for and is not there, with the real frameworks; GPUs are described ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from jobs.driver.faults import fault_of
+from tests import ROOT as REPOSITORY
+from training.process.devices import CPU, Device, require
+
+ROOT = str(REPOSITORY)
+_FIND = """
+import json, sys
+from training.process import env
+env.prepare(sys.argv[1])
+from training.process import devices
+found = devices.find(sys.argv[1])
+try:
+    devices.require(sys.argv[1], found)
+    refused = None
+except Exception as error:
+    refused = [type(error).__name__, error.expected, error.got]
+print(json.dumps({"kind": found.kind, "refused": refused}))
+"""
+
+
+def found(framework, **env):
+    done = subprocess.run(
+        [sys.executable, "-c", _FIND, framework], capture_output=True, text=True, check=True,
+        env=os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""} | env, cwd=ROOT,
+    )  # fmt: skip
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_a_framework_that_sees_no_gpu_is_refused_where_one_was_asked_for(framework):
+    assert found(framework) == {"kind": "CPU", "refused": None}
+    reported = found(framework, HOWDAH_GPUS="1", CUDA_VISIBLE_DEVICES="GPU-5c89852c")
+    kind, expected, got = reported["refused"]
+    assert expected == "1 GPU (yarn.worker.gpus)"
+    assert fault_of({"error": kind, "what": got}, ()) != "job"  # another node may do
+    assert "CUDA_VISIBLE_DEVICES='GPU-5c89852c'" in got
+    assert f"{framework} " in got
+
+
+def test_what_was_asked_for_and_is_there_is_taken():
+    require("torch", CPU, {})
+    require("torch", CPU, {"HOWDAH_GPUS": "0"})
+    require("torch", Device("GPU", "Tesla V100", (7, 0)), {"HOWDAH_GPUS": "1"})
+
+
+@pytest.mark.parametrize(
+    ("capability", "gains"),
+    [((7, 0), False), ((7, 5), False), ((8, 0), True), ((9, 0), True), (None, False)],
+)
+def test_bf16_is_for_gpus_that_have_units_for_it(capability, gains):
+    assert Device("GPU", "one", capability).gains_by_bf16 is gains

@@ -1,0 +1,100 @@
+"""Stop requests, from the signal to what the loop sees; and what ranks write when they fail."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from howdah.errors import Interrupted, Terminated, UsageError
+from training.process import failure
+from training.process.stopping import StopSignals
+
+
+@pytest.fixture
+def signals():
+    made = []
+
+    def make(several_ranks: bool) -> tuple[StopSignals, threading.Event]:
+        abandoned = threading.Event()
+        stop = StopSignals(several_ranks=several_ranks, abandon=abandoned.set, patience=0.05)
+        stop.install()
+        made.append(stop)
+        return stop, abandoned
+
+    yield make
+    for stop in made:
+        stop.uninstall()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (signal.SIGINT, Interrupted),
+        (signal.SIGTERM, Terminated),
+        (signal.SIGUSR1, Interrupted),
+        (signal.SIGUSR2, Terminated),
+    ],
+)
+def test_a_request_to_one_process_waits_for_the_step_s_end(signals, number, kind):
+    stop, abandoned = signals(several_ranks=False)
+    stop.stepping(True)
+    assert not stop.requested()
+    os.kill(os.getpid(), number)
+    assert stop.requested()
+    assert not stop.alone
+    assert isinstance(stop.error(), kind)
+    assert not abandoned.is_set()
+
+
+def test_outside_the_steps_a_request_raises_at_once(signals):
+    signals(several_ranks=True)
+    with pytest.raises(Terminated):
+        os.kill(os.getpid(), signal.SIGUSR2)
+
+
+def test_a_request_that_came_in_the_last_step_is_not_lost(signals):
+    stop, _ = signals(several_ranks=True)
+    stop.stepping(True)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    with pytest.raises(Interrupted):
+        stop.stepping(False)
+
+
+def test_when_the_launcher_tears_down_a_main_thread_that_hangs_is_passed_by(signals):
+    stop, abandoned = signals(several_ranks=True)
+    stop.stepping(True)
+    os.kill(os.getpid(), signal.SIGTERM)  # and the main thread never asks
+    assert abandoned.wait(60)
+    assert stop.alone
+    assert isinstance(stop.error(), Terminated)
+
+
+def test_when_the_launcher_tears_down_a_main_thread_that_acts_is_left_to_it(signals):
+    stop, abandoned = signals(several_ranks=True)
+    stop.stepping(True)
+    stop.disarm()  # what leaving a rank does first
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop.torn_down_within(60)
+    assert stop.alone
+    assert not abandoned.wait(0.3)
+
+
+# ---------------------------------------------------------------------------------- failures
+def test_causes_come_before_consequences_whatever_the_clock_says(tmp_path):
+    place = str(tmp_path)
+    failure.write(place, failure.of(0, Terminated("the launcher ended the job"), consequence=True))
+    try:
+        raise KeyError("bug")
+    except KeyError as error:
+        failure.write(place, failure.of(2, error))
+    failure.write(place, failure.of(1, UsageError("later")))
+    assert [one.rank for one in failure.read_all(place)] == [2, 1, 0]
+    first = failure.first(place)
+    assert first.exit_code == 6
+    assert "KeyError: 'bug'" in first.text
+    failure.clear(place, rank=2)
+    assert failure.first(place).rank == 1
+    failure.clear(place)
+    assert failure.first(place) is None

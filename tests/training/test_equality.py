@@ -1,0 +1,126 @@
+"""What must be equal: worlds of one and two, resumed and uninterrupted, TensorFlow and torch.
+
+Each training is a real launch. The fixed table: TensorFlow under horovodrun (Gloo), torch under
+mpirun; the other way round only in `make test-all`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.runs.training_runs import NO_DROPOUT, Finished, train
+
+pytestmark = pytest.mark.mpi
+
+KIND = {"tensorflow": "horovodrun", "torch": "mpirun"}
+OTHER = {"mpirun": "horovodrun", "horovodrun": "mpirun"}
+FRAMEWORKS = ("torch", "tensorflow")
+STEPS, MIDDLE = 10, 4
+# Adding the same number to every key of a head changes no softmax: its true gradient is 0, and what
+# Adam makes of rounding errors is noise.
+UNDEFINED = "attention.k_lin.bias"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, tiny_dataset, tiny_model_dir):
+    """Runs of this module by their settings, each launched once."""
+    done: dict[tuple, Finished] = {}
+
+    def get(framework: str, np_: int = 1, kind: str | None = None, **settings) -> Finished:
+        dropout = settings.pop("dropout", True)
+        key = (framework, np_, kind, dropout, *sorted(settings.items()))
+        if key not in done:
+            done[key] = train(
+                str(tmp_path_factory.mktemp("run")),
+                dataset=tiny_dataset.path,
+                base=tiny_model_dir,
+                framework=framework,
+                np_=np_,
+                kind=kind or KIND[framework],
+                settings=settings | ({} if dropout else NO_DROPOUT),
+            )
+        return done[key]
+
+    return get
+
+
+def assert_same_bits(a: Finished, b: Finished, step: int = STEPS) -> None:
+    first, second = a.tensors(step), b.tensors(step)
+    assert first.keys() == second.keys()
+    different = [name for name in first if first[name].tobytes() != second[name].tobytes()]
+    assert different == []
+
+
+def assert_close(a: Finished, b: Finished, *, atol: float, step: int = STEPS) -> None:
+    first, second = a.tensors(step), b.tensors(step)
+    assert first.keys() == second.keys()
+    for name in first:
+        if name.startswith("model/") and UNDEFINED not in name:
+            np.testing.assert_allclose(first[name], second[name], atol=atol, rtol=0, err_msg=name)
+
+
+# ----------------------------------------------------------------------------- the world size
+FORMS = [
+    ("torch", "dense"),
+    ("torch", "sparse"),
+    ("tensorflow", "sparse"),
+    pytest.param("tensorflow", "dense", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("framework", "embeddings"), FORMS)
+def test_two_ranks_learn_what_one_does(trained, framework, embeddings):
+    one = trained(framework, dropout=False)
+    two = trained(framework, 2, dropout=False, **{"training.sparse_embeddings": embeddings})
+    assert ("as rows" in two.output) is (embeddings == "sparse")
+    assert len(one.losses()) == len(two.losses()) == STEPS
+    np.testing.assert_allclose(two.losses(), one.losses(), atol=1e-5, rtol=0)
+    assert one.losses()[0] != one.losses()[-1]
+    assert_close(one, two, atol=2e-5)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+@pytest.mark.parametrize("np_", [2, 3])
+def test_any_world_learns_what_one_does(trained, framework, np_):
+    one = trained(framework, dropout=False)
+    more = trained(framework, np_, OTHER[KIND[framework]], dropout=False)
+    np.testing.assert_allclose(more.losses(), one.losses(), atol=1e-5, rtol=0)
+    assert_close(one, more, atol=2e-5)
+
+
+# --------------------------------------------------------------------------------- resuming
+RESUMED = [
+    pytest.param("torch", 1, marks=pytest.mark.full),
+    ("torch", 2),
+    ("tensorflow", 1),
+    pytest.param("tensorflow", 2, marks=pytest.mark.full),
+]
+
+
+@pytest.mark.parametrize(("framework", "np_"), RESUMED)
+def test_a_resumed_run_is_the_uninterrupted_one_bit_by_bit(trained, framework, np_):
+    whole = trained(framework, np_)
+    resumed = trained(framework, np_, **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
+    assert resumed.losses() == whole.losses()[MIDDLE:]
+    assert_same_bits(whole, resumed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_three_ranks_resume_bit_by_bit_with_fixed_groups(trained, framework):
+    groups = {"training.fusion_groups": 3}
+    whole = trained(framework, 3, **groups)
+    resumed = trained(framework, 3, **groups, **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
+    assert_same_bits(whole, resumed)
+
+
+# ------------------------------------------------------------------------ the other framework
+@pytest.mark.parametrize(("first", "second"), [("torch", "tensorflow"), ("tensorflow", "torch")])
+def test_a_run_goes_on_in_the_other_framework(trained, first, second):
+    begun = trained(first, dropout=False)
+    settings = {"checkpoint.resume": begun.checkpoint(MIDDLE)}
+    continued = trained(second, dropout=False, **settings)
+    np.testing.assert_allclose(continued.losses(), begun.losses()[MIDDLE:], atol=1e-4, rtol=0)
+    assert_close(begun, continued, atol=1e-3)

@@ -1,0 +1,1 @@
+"""What tests start as processes of their own, and what they put on the path of real ones."""

@@ -1,0 +1,37 @@
+"""A broken GPU below real training processes: on the path of their interpreter, it is run first.
+
+BROKEN=node:batches    on that node (jobs/local.py: nodes/<node>) every process fails in its
+                       batch of that number, as torch does when a GPU's memory is damaged
+"""
+
+import os
+
+if "HOWDAH_LINK_FD" in os.environ and "BROKEN" in os.environ:
+    from training.prepare import Job
+
+    node, number = os.environ["BROKEN"].split(":")
+    train_source = Job.train_source
+
+    class Broken:
+        """A source of batches whose GPU breaks."""
+
+        def __init__(self, source):
+            self._source = source
+
+        def __getattr__(self, name):
+            return getattr(self._source, name)
+
+        def __iter__(self):
+            for count, batch in enumerate(self._source, 1):
+                if count == int(number):
+                    raise RuntimeError(
+                        "CUDA error: uncorrectable ECC error encountered\nCompile with"
+                        " `TORCH_USE_CUDA_DSA` to enable device-side assertions."
+                    )
+                yield batch
+
+    def broken_source(self, comm, start):
+        source = train_source(self, comm, start)
+        return Broken(source) if f"/nodes/{node}/" in os.getcwd() else source
+
+    Job.train_source = broken_source

@@ -1,0 +1,53 @@
+"""A rank of tests/training/elastic/test_comm.py: joins worlds and sums, by commands on stdin.
+
+A line in is {"env": {...}} (join that world), {"sum": x} or {"sum": x, "give_up": seconds}; a line
+out is {"joined": size}, {"sum": y} or {"lost": text}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+
+import numpy as np
+
+from howdah.core.processes import die_with_parent
+
+
+def main(framework: str) -> None:
+    from training.process import env
+
+    die_with_parent()
+    env.prepare(framework, threads=1)
+    from training.comm import backends
+    from training.comm.base import RankLost
+
+    if framework == "torch":
+        import training.comm.horovod_torch
+    else:
+        import training.comm.horovod_tf  # noqa: F401
+    print(json.dumps({"ready": os.getpid()}), flush=True)
+    comm = None
+    for line in sys.stdin:
+        command = json.loads(line)
+        try:
+            if "env" in command:
+                if comm is not None:
+                    comm.shutdown()
+                    comm = None
+                os.environ.update(command["env"])
+                comm = backends.init(framework)
+                answer = {"joined": comm.size}
+            else:
+                if "give_up" in command:
+                    threading.Timer(command["give_up"], comm.give_up).start()
+                answer = {"sum": comm.sum(np.array([command["sum"]]))[0]}
+        except RankLost as error:
+            answer = {"lost": error.got}
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,107 @@
+"""`yarn.secret_env`: values of the submitter's environment, passed only to training processes."""
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from howdah.config import loader
+from howdah.errors import ConfigError
+from jobs import secret_file
+from tests.runs.local_jobs import LocalJob, kill, parent
+from tests.support.waiting import wait_until
+
+PLANTED = 's3cr3t with "quotes", $HOME and a line\nmore'
+
+
+def asked(names, **yarn):
+    return loader.from_dict({"yarn": {"secret_env": names, **yarn}})
+
+
+def test_values_come_from_the_submitters_environment_and_a_missing_one_is_named():
+    held = asked(["HF_TOKEN", "PGPASSWORD", "EMPTY"])
+    there = {"HF_TOKEN": PLANTED, "PGPASSWORD": "p", "EMPTY": "", "OTHER": "o"}
+    found = secret_file.values(held, there)
+    assert found == {"HF_TOKEN": PLANTED, "PGPASSWORD": "p", "EMPTY": ""}
+    with pytest.raises(ConfigError) as caught:
+        secret_file.values(held, {"EMPTY": ""})
+    assert "HF_TOKEN, PGPASSWORD" in caught.value.expected
+    assert caught.value.where == "yarn.secret_env"
+
+
+def test_the_file_keeps_any_value_and_its_object_prints_none():
+    made = secret_file.Secrets(secret="ab" * 32, env={"A": PLANTED})
+    assert secret_file.parse(made.text()) == made
+    assert "s3cr3t" not in repr(made) and "abab" not in repr(made)
+
+
+@pytest.mark.parametrize(
+    ("names", "more", "text"),
+    [
+        (["not a name"], {}, "no name of an environment variable"),
+        (["A", "A"], {}, "twice"),
+        (["A"], {"env": {"A": "1"}}, "in yarn.env and in yarn.secret_env"),
+        (["LD_PRELOAD"], {}, "set in each container"),
+        (["HOROVOD_RANK"], {}, "set in each container"),
+        (["PYTHONPATH"], {}, "set in each container"),
+    ],
+)
+def test_names_that_can_be_no_secret_are_refused(names, more, text):
+    with pytest.raises(ConfigError, match=text):
+        asked(names, **more)
+
+
+# ------------------------------------------------------------------------------ in processes
+def environ(pid):
+    raw = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(line.decode().partition("=")[::2] for line in raw if line)
+
+
+def argv_of_all():
+    found = []
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            found.append(Path(f"/proc/{name}/cmdline").read_bytes())
+        except OSError:
+            continue
+    return b"\n".join(found)
+
+
+@pytest.fixture
+def job(tmp_path):
+    yarn = {"workers": 2, "min_workers": 1, "max_workers": 3, "commit_every": 5,
+            "secret_env": ["HF_TOKEN"]}  # fmt: skip
+    with LocalJob(
+        tmp_path, env={"HF_TOKEN": PLANTED}, training={"max_steps": 10**6}, yarn=yarn
+    ) as one:
+        yield one
+
+
+def test_only_training_processes_have_the_value_also_after_a_restart(job):
+    before = {rank["pid"] for rank in job.trains(2)["ranks"]}
+    lost = before.pop()
+    kill(lost)
+    status = job.wait(
+        lambda s: len(s["ranks"]) == 2 and not {lost, None} & {r["pid"] for r in s["ranks"]},
+        "another process in its place",
+    )
+    pids = {rank["pid"] for rank in status["ranks"]}
+    wait_until(lambda: all(environ(pid).get("HF_TOKEN") == PLANTED for pid in pids))
+    for pid in pids:
+        assert "HF_TOKEN" not in environ(parent(pid))  # the agent
+    assert b"s3cr3t" not in argv_of_all()
+    assert stat.S_IMODE((job.job / "secrets.json").stat().st_mode) == 0o600
+    kept = [p for p in job.directory.rglob("*") if p.is_file() and p.name != "secrets.json"]
+    assert kept
+    assert not [path for path in kept if b"s3cr3t" in path.read_bytes()]
+    assert json.loads((job.job / "secrets.json").read_text()) == {"HF_TOKEN": PLANTED}
+
+
+def test_a_driver_without_the_variable_refuses_by_its_name(tmp_path):
+    yarn = {"workers": 1, "secret_env": ["HF_TOKEN_THAT_IS_NOT_SET"]}
+    with LocalJob(tmp_path, training={"max_steps": 1}, yarn=yarn) as one:
+        code, verdict, _ = one.end()
+    assert (code, verdict) == (2, None)
+    assert "HF_TOKEN_THAT_IS_NOT_SET" in one.log.read_text()

@@ -1,0 +1,333 @@
+"""Status, control and logs of jobs, with files of a run directory and a stand-in for YARN."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from howdah import storage
+from howdah.config import loader
+from howdah.errors import ClusterError, NotFound, TrainingError, UsageError
+from howdah.hadoop.conf import HadoopConf
+from yarn.client import control, logs
+from yarn.client.status import Job, find_job, job_status, list_jobs, ps_lines, status_lines
+
+APP = "application_1_0001"
+
+
+class Manager:
+    """A ResourceManager with one application; it calls `on_kill` at each request to kill it."""
+
+    conf = HadoopConf(None)
+
+    def __init__(self, state="RUNNING", final="UNDEFINED"):
+        self.state, self.final = state, final
+        self.killed = 0
+        self.on_kill = self._end
+
+    def _end(self):
+        self.state, self.final = "KILLED", "KILLED"
+
+    def application(self, application):
+        return {
+            "id": application, "state": self.state, "finalStatus": self.final, "name": "tiny",
+            "user": "me", "queue": "default", "priority": 0, "elapsedTime": 61_000,
+            "progress": 50.0, "diagnostics": "its diagnostics\n", "trackingUrl": "http://rm/proxy/1/",
+        }  # fmt: skip
+
+    def job_page(self, report):
+        return report.get("trackingUrl", "http://rm/proxy/")
+
+    def applications(self, **filters):
+        return [self.application(APP)]
+
+    def kill(self, application, why=""):
+        self.killed += 1
+        self.on_kill()
+        return self.state
+
+
+@pytest.fixture
+def job(tmp_path):
+    return Job(APP, str(tmp_path))
+
+
+def write_status(job, **status):
+    path = storage.join(job.directory, "yarn", "status.json")
+    storage.write_whole(path, json.dumps({"application": APP, **status}).encode())
+
+
+RUNNING = {
+    "state": "running", "world_size": 2, "wanted": 3, "step": 40, "total_steps": 100, "epoch": 1,
+    "loss": 0.5, "examples_per_second": 12.5, "eta_seconds": 3700, "restarts": 1, "preemptions": 2,
+    "last_checkpoint": {"step": 30, "path": "hdfs://nn/checkpoints/step-30"},
+    "ranks": [
+        {"rank": 0, "node": "n1", "container": "c1", "phase": "compute", "step": 40,
+         "step_seconds": 0.1, "wait_seconds": 0.4, "straggler": False,
+         "data": {"local_bytes": 3 * 2**20, "remote_bytes": 0, "fetches": 3}},
+        {"rank": 1, "node": "n2", "container": "c2", "phase": "wait", "step": 40,
+         "step_seconds": 0.5, "wait_seconds": None, "straggler": True,
+         "data": {"local_bytes": 0, "remote_bytes": 2**20, "fetches": 1}},
+    ],
+    "events": [{"time": 1.0, "what": "first"}, {"time": 2.0, "what": "second"}],
+    "lines": [[1, "step 10"], [2, "step 20"]],
+}  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- status
+def test_status_joins_yarns_report_and_the_drivers_status(job):
+    write_status(job, **RUNNING)
+    status = job_status(Manager(), job)
+    assert (status["state"], status["job"]["step"], status["elapsed_seconds"]) == (
+        "RUNNING",
+        40,
+        61.0,
+    )
+    text = "\n".join(status_lines(status))
+    for part in (
+        "1 min 01 s", "2 of 3 workers", "step 40/100", "loss 0.5000", "12.5 examples/s",
+        "1 h 01 min left", "step-30", "restarts 1, preemptions 2", "its diagnostics",
+        "4 shards fetched, 3.0 MiB from the own node, 1.0 MiB over",
+    ):  # fmt: skip
+        assert part in text
+    slow = [line for line in text.splitlines() if "SLOW" in line]
+    assert len(slow) == 1
+    assert "rank 1" in slow[0]
+
+
+def test_a_status_has_the_scalar_metrics_of_the_run(job):
+    assert job_status(Manager(), job)["run"] is None
+    figures = {"validation": {"accuracy": 0.5, "per_class": [{"f1": 1.0}]}}
+    status = {"run_id": "r-1", "status": "finished", "mlflow_run_id": "m-1", "metrics": figures}
+    path = storage.join(job.directory, "run.json")
+    storage.write_whole(path, json.dumps({**status, "attempts": [{}]}).encode())
+    assert job_status(Manager(), job)["run"] == {
+        **status, "metrics": {"validation": {"accuracy": 0.5}},
+    }  # fmt: skip
+
+
+def test_the_status_of_an_earlier_application_is_not_shown(job):
+    write_status(job, **RUNNING)
+    other = Job("application_1_0002", job.directory)
+    assert other.driver_status() == {}
+    assert "the driver has reported nothing yet" in status_lines(job_status(Manager(), other))
+
+
+def test_status_of_a_job_that_yarn_has_forgotten_comes_from_its_run_directory(job):
+    manager = Manager()
+
+    def forgotten(application):
+        raise NotFound("YARN does not know it")
+
+    manager.application = forgotten
+    with pytest.raises(NotFound):
+        job_status(manager, job)
+    write_status(job, **{**RUNNING, "state": "finished"})
+    lines = status_lines(job_status(manager, job))
+    assert lines[0].split() == [APP, "FORGOTTEN"]
+    assert any(line.startswith("finished:") for line in lines)
+
+
+def test_a_job_is_found_by_its_configuration(tmp_path):
+    settings = loader.from_dict({"run": {"directory": str(tmp_path)}})
+    storage.write_whole(
+        str(tmp_path / "yarn" / "owner.json"),
+        json.dumps({"token": "t", "application": "application_1_0009"}).encode(),
+    )
+    assert find_job(Manager(), None, settings).application == "application_1_0009"
+    assert find_job(Manager(), APP, settings) == Job(APP, str(tmp_path))
+    with pytest.raises(UsageError):
+        find_job(Manager(), None)
+    bare = Manager()
+    bare.applications = lambda **_: []
+    empty = loader.from_dict({"run": {"directory": str(tmp_path / "other")}})
+    with pytest.raises(NotFound, match="no job"):
+        find_job(bare, None, empty)
+
+
+def test_ps_shows_a_line_a_job():
+    found = list_jobs(Manager("FINISHED", "SUCCEEDED"), user="me", finished=True)
+    head, line = ps_lines(found)
+    assert head.split() == [
+        "APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
+    ]  # fmt: skip
+    assert line.split()[:6] == [APP, "tiny", "me", "default", "SUCCEEDED", "50%"]
+    assert ps_lines([]) == ["no jobs"]
+
+
+# ------------------------------------------------------------------------------- kill and scale
+def test_kill_returns_when_yarn_has_confirmed(job):
+    manager = Manager()
+    asked = []
+
+    def slowly():
+        asked.append(1)
+        if len(asked) == 3:
+            manager.state = "KILLED"
+
+    manager.on_kill = slowly
+    state = control.kill(manager, job, save=False, save_seconds=0, progress=print)
+    assert (state, len(asked)) == ("KILLED", 3)
+    assert control.kill(manager, job, save=True, save_seconds=0, progress=print) == "KILLED"
+    assert len(asked) == 3  # what is over is left alone
+
+
+def test_a_kill_that_yarn_does_not_confirm_is_an_error(job, monkeypatch):
+    monkeypatch.setattr(control, "KILL_SECONDS", 1.0)
+    manager = Manager()
+    manager.on_kill = lambda: None
+    with pytest.raises(ClusterError, match="not confirmed"):
+        control.kill(manager, job, save=False, save_seconds=0, progress=print)
+
+
+def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
+    """A stand-in for the driver reads the request and writes a status with its checkpoint."""
+    write_status(job, **RUNNING)
+    manager, said = Manager(), []
+
+    def driver():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            for path in storage.find(storage.join(job.directory, "yarn", "requests", "*.json")):
+                assert storage.read_json(path) == {"type": "stop", "save": True}
+                saved = {"step": 41, "path": "hdfs://nn/checkpoints/step-41"}
+                write_status(job, **{**RUNNING, "state": "killed", "last_checkpoint": saved})
+                return
+            time.sleep(0.02)
+
+    thread = threading.Thread(target=driver)
+    thread.start()
+    assert control.kill(manager, job, save=True, save_seconds=60, progress=said.append) == "KILLED"
+    thread.join()
+    assert said == ["saved hdfs://nn/checkpoints/step-41"]
+
+
+def test_scale_writes_a_request_for_the_driver(job):
+    control.scale(Manager(), job, 4)
+    [path] = storage.find(storage.join(job.directory, "yarn", "requests", "*.json"))
+    assert storage.read_json(path) == {"type": "scale", "workers": 4}
+    with pytest.raises(ClusterError, match="is over"):
+        control.scale(Manager("FAILED", "FAILED"), job, 4)
+    with pytest.raises(ClusterError, match="not known"):
+        control.scale(Manager(), Job(APP, None), 4)
+
+
+def test_scale_takes_an_optional_application_and_a_positive_number():
+    assert control.scale_arguments(["3"]) == (None, 3)
+    assert control.scale_arguments([APP, "3"]) == (APP, 3)
+    for arguments in (["x"], ["0"], [APP, APP, "3"], ["3", APP]):
+        with pytest.raises(UsageError):
+            control.scale_arguments(arguments)
+
+
+# ---------------------------------------------------------------------------------------- wait
+def test_wait_shows_each_line_and_event_once_and_ends_with_the_job(job):
+    write_status(job, **RUNNING)
+    manager, said = Manager(), []
+
+    def say(line):
+        said.append(line)
+        if line == "step 20":
+            more = [[2, "step 20"], [3, "step 30"]]
+            write_status(job, **{**RUNNING, "state": "finished", "lines": more, "exit_code": 0})
+            manager.state, manager.final = "FINISHED", "SUCCEEDED"
+
+    status = control.wait(manager, job, say)
+    assert status["final_status"] == "SUCCEEDED"
+    assert [s for s in said if s.startswith(("step", "first", "second"))] == [
+        "first", "second", "step 10", "step 20", "step 30",
+    ]  # fmt: skip
+
+
+def test_wait_shows_the_lines_of_a_second_attempt_from_its_first_one_on(job):
+    """Each attempt's driver numbers its lines from 1."""
+    write_status(job, **RUNNING, attempt=1)
+    manager, said = Manager(), []
+
+    def say(line):
+        said.append(line)
+        if line == "step 20":
+            write_status(job, **{**RUNNING, "attempt": 2, "events": [], "lines": [[1, "resumed"]]})
+            manager.state, manager.final = "FINISHED", "SUCCEEDED"
+
+    control.wait(manager, job, say)
+    assert said[-2:] == [f"{APP} is FINISHED", "resumed"]
+
+
+def test_wait_raises_the_jobs_own_error_with_its_exit_code(job):
+    error = TrainingError("a rank was lost", where="rank 1", got="exit code -9").as_dict()
+    write_status(
+        job, **{**RUNNING, "state": "failed", "error": {**error, "exit_code": 4}, "exit_code": 4}
+    )
+    with pytest.raises(TrainingError, match="a rank was lost") as caught:
+        control.wait(Manager("FINISHED", "FAILED"), job, print)
+    assert (caught.value.where, caught.value.exit_code) == ("rank 1", 4)
+    error = NotFound("no dataset", where="hdfs://h/d").as_dict()
+    write_status(job, **{**RUNNING, "state": "failed", "error": error, "exit_code": 5})
+    with pytest.raises(NotFound, match="no dataset"):  # by its class others know what to do
+        control.wait(Manager("FINISHED", "FAILED"), job, print)
+
+
+def test_wait_raises_yarns_diagnostics_if_the_driver_reported_no_error(job):
+    with pytest.raises(ClusterError, match="KILLED") as caught:
+        control.wait(Manager("KILLED", "KILLED"), job, print)
+    assert caught.value.got == "its diagnostics"
+
+
+# ---------------------------------------------------------------------------------------- logs
+def test_a_ranks_log_is_followed_to_the_end(job):
+    path = storage.join(job.directory, "logs", "rank.1")
+    storage.write_whole(path, b"one\ntw")
+    manager, seen = Manager(), []
+
+    def out(line):
+        seen.append(line)
+        if line == "one":
+            storage.write_whole(path, b"one\ntwo\nthree\n")
+        if line == "three":
+            storage.write_whole(path, b"anew\n")  # by the next attempt
+        if line == "anew":
+            manager.state = "FINISHED"
+
+    logs.of_rank(manager, job, 1, follow=True, out=out)
+    assert seen == ["one", "two", "three", "anew"]
+    seen.clear()
+    logs.of_rank(Manager(), job, 1, follow=False, out=seen.append)
+    assert seen == ["anew"]
+
+
+def test_a_rank_without_a_published_log_is_looked_for_in_its_container(job, monkeypatch):
+    write_status(job, **RUNNING)
+    files = {"c2": {"training.1.log": "old", "training.2.log": "new\nlast\n", "worker.log": "x"}}
+    monkeypatch.setattr(logs, "of_containers", lambda manager, job, progress: files)
+    seen = []
+    logs.of_rank(Manager(), job, 1, follow=False, out=seen.append)
+    assert seen == ["new", "last"]
+    with pytest.raises(NotFound, match="no log"):
+        logs.of_rank(Manager(), job, 0, follow=False, out=print)
+
+
+def test_aggregated_logs_are_parsed_by_container_and_file():
+    text = """Container: container_1_0001_01_000002 on localhost_1
+LogAggregationType: AGGREGATED
+=====
+LogType:worker.log
+LogLastModifiedTime:Sat Nov 21 16:17:47 +0000 2026
+LogLength:10
+LogContents:
+a line
+Container: of a liar
+End of LogType:worker.log
+***************************
+
+Container: container_1_0001_01_000002 on localhost_1
+LogType:prelaunch.out
+LogLength:1
+LogContents:
+x
+End of LogType:prelaunch.out
+"""
+    found = logs._parsed(text)
+    assert found == {"container_1_0001_01_000002": {"worker.log": "a line\nContainer: of a liar"}}
+    assert logs.lines(found)[0] == "==== container_1_0001_01_000002 worker.log"

@@ -1,0 +1,476 @@
+"""What a job asks of YARN, and the lock of its run directory: without a cluster."""
+
+import dataclasses
+import hashlib
+import json
+import multiprocessing
+import os
+import socket
+import subprocess
+import types
+
+import pytest
+
+from howdah import storage
+from howdah.config import loader
+from howdah.errors import ClusterError, ConfigError, NotFound, UsageError
+from yarn import shipping, spec
+from yarn.client import registry
+from yarn.client.status import find_job
+from yarn.client.submission_lock import Claim, SubmissionLock, read_claim
+from yarn.preflight import capacity
+from yarn.skein_backend import _client_environment, _reason, application_of, attempt_of
+
+HDFS = "hdfs://nn:8020"
+WHEEL = "howdah-1-py3-none-any.whl"
+
+
+def job(**yarn):
+    return loader.from_dict(
+        {
+            "run": {"name": "tiny", "directory": f"{HDFS}/runs/tiny"},
+            "data": {"dataset": "hdfs://other:8020/data/set"},
+            "model": {"base": f"{HDFS}/models/base"},
+            "yarn": {"environment": "path", "python": "/opt/my python/bin/python", **yarn},
+        }
+    )
+
+
+def asked(settings, secure=True, **more):
+    shipment = spec.Shipment(
+        wheel=spec.Source(url=f"{HDFS}/packages/howdah-1-py3-none-any.whl"),
+        wheel_name=WHEEL,
+        wheel_sha256=hashlib.sha256(b"the wheel").hexdigest(),
+        **more,
+    )
+    return spec.application(
+        settings, shipment, config_file="/tmp/x/run.yaml", secret_file="/tmp/x/secret",
+        hadoop_file="/tmp/x/hadoop-conf.zip", token="ab12", secure=secure,
+    )  # fmt: skip
+
+
+# -------------------------------------------------------------------------------------- config
+@pytest.mark.parametrize(
+    ("yarn", "text"),
+    [
+        ({"workers": 4, "max_workers": 2}, "must ascend"),
+        ({"min_workers": 3}, "must ascend"),
+        ({"environment": "path"}, "yarn.python"),
+        ({"controller": "mpi"}, "environment: path"),
+        (
+            {"controller": "mpi", "environment": "path", "python": "/p", "max_workers": 4},
+            "fixed number of workers",
+        ),
+        ({"keytab": "k"}, "together"),
+        ({"ports": "30100-30000"}, "in order"),
+        ({"ports": "80-90"}, "1024 to 65535"),
+        ({"ports": "all"}, "yarn.ports"),
+        ({"tags": ["a b"]}, "blanks"),
+        ({"env": {"a b": "c"}}, "environment variable"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_with_the_reason(yarn, text):
+    with pytest.raises(ConfigError, match=text):
+        loader.from_dict({"yarn": yarn})
+
+
+def test_either_bound_makes_a_job_elastic():
+    assert not job().yarn.elastic
+    assert job(max_workers=3).yarn.elastic
+    grows = job(max_workers=3).yarn
+    shrinks = job(min_workers=1).yarn
+    assert (grows.fewest, grows.most) == (2, 3)
+    assert (shrinks.fewest, shrinks.most) == (1, 2)
+
+
+# ----------------------------------------------------------------------------------------- spec
+def test_a_job_asks_for_what_the_configuration_says():
+    settings = job(
+        workers=3, queue="research", node_label="fast", priority=7, attempts=4, tags=["team-a"],
+        worker={"memory": "3 GiB", "vcores": 2, "gpus": 1}, driver={"memory": "700 MiB"},
+        view_users=["bob"],
+    )  # fmt: skip
+    found = asked(settings)
+    assert (found.workers, found.queue, found.node_label, found.priority) == (
+        3, "research", "fast", 7,
+    )  # fmt: skip
+    assert (found.attempts, found.view_users, found.page_users) == (4, ("bob",), ("bob",))
+    assert asked(settings, secure=False).page_users == ("*",)
+    assert (found.worker.memory_mib, found.worker.vcores, found.worker.gpus) == (3072, 2, 1)
+    assert (found.driver.memory_mib, found.driver.vcores, found.driver.gpus) == (700, 1, 0)
+    assert found.tags == ("howdah", spec.tag(settings.run.directory), "howdah-ab12", "team-a")
+    assert set(found.file_systems) == {"hdfs://nn:8020", "hdfs://other:8020"}
+    json.dumps(found.as_dict())
+
+
+def test_scripts_are_valid_bash(tmp_path):
+    found = asked(job())
+    for script in (found.driver.script, found.worker.script):
+        assert "'/opt/my python/bin/python' -m yarn" in script
+        path = tmp_path / "script.sh"
+        path.write_text(script)
+        subprocess.run(["bash", "-n", path], check=True)
+    archive = asked(job(environment="archive"), environment=spec.Source(url="x", kind="archive"))
+    assert "exec ./environment/bin/python -m yarn agent" in archive.worker.script
+    assert archive.worker.files["environment"].kind == "archive"
+
+
+def test_a_driver_that_dies_before_it_reports_kills_skeins_master(tmp_path):
+    """A python that fails runs as the driver, with a bash as its parent instead of the master."""
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / WHEEL).write_bytes(b"the wheel")
+    python.chmod(0o755)
+    script = tmp_path / "driver.sh"
+    script.write_text(asked(job(python=str(python))).driver.script)
+    master = f"bash {script}; echo survived"
+    died = subprocess.run(["bash", "-c", master], cwd=tmp_path, capture_output=True, text=True)
+    assert (died.returncode, died.stdout) == (-9, "")
+    (tmp_path / spec.FINISHED).touch()
+    lives = subprocess.run(["bash", "-c", master], cwd=tmp_path, capture_output=True, text=True)
+    assert (lives.returncode, lives.stdout) == (0, "survived\n")
+
+
+def test_a_wheel_that_is_not_the_submitted_one_is_not_run(tmp_path):
+    (tmp_path / WHEEL).write_bytes(b"the wheeI")
+    (tmp_path / "python").write_text("#!/bin/sh\ntouch was-run\n")
+    (tmp_path / "python").chmod(0o755)
+    found = asked(job(python=str(tmp_path / "python")))
+    for script in (found.driver.script, found.worker.script):
+        done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 5
+        assert f"{WHEEL} is not the one that was submitted" in done.stderr
+    assert not (tmp_path / "was-run").exists()
+
+
+def test_a_containers_home_and_temporary_files_are_its_own(tmp_path):
+    (tmp_path / WHEEL).write_bytes(b"the wheel")
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$HOME|$TMPDIR|$HOWDAH_CACHE|$HADOOP_CONF_DIR"\n')
+    python.chmod(0o755)
+    script = asked(job(python=str(python))).worker.script
+    env = {"PATH": os.environ["PATH"], "LOCAL_DIRS": "/disk1/app,/disk2/app"}
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    own = f"{tmp_path}/home|{tmp_path}/tmp|/disk1/app/howdah"
+    assert done.stdout == f"{own}|{tmp_path}/hadoop-conf\n"
+    env["HADOOP_CONF_DIR"] = "/etc"  # the node's own settings come first
+    done = subprocess.run(
+        ["bash", "-c", script], cwd=tmp_path, env=env, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{own}|/etc\n"
+    assert (tmp_path / "home").is_dir()
+    assert (tmp_path / "tmp").is_dir()
+
+
+def test_a_run_directory_has_one_tag_however_it_is_written():
+    assert spec.tag("hdfs://nn:8020/runs/a") == spec.tag("HDFS://nn:8020//runs/a/")
+    assert spec.tag("hdfs://nn:8020/runs/a") != spec.tag("hdfs://nn:8020/runs/b")
+    assert spec.tag("hdfs://nn:8020/runs/a") == spec.tag("hdfs://nn:8020/runs/a").lower()
+
+
+def test_local_paths_are_refused_all_at_once():
+    own = loader.from_dict(
+        {"run": {"directory": "runs/x"}, "data": {"dataset": "data/x"}, "model": {"base": "models"}}
+    )
+    with pytest.raises(ConfigError) as caught:
+        spec.refuse_local_paths(own, local_model=True)
+    assert caught.value.where == "run.directory, data.dataset, model.base"
+    spec.refuse_local_paths(job(), local_model=False)
+
+
+def test_files_keep_their_names_and_never_take_a_used_one(tmp_path):
+    one, two = tmp_path / "a" / "extra.txt", tmp_path / "b" / "extra.txt"
+    for path in (one, two):
+        path.parent.mkdir()
+        path.write_text(str(path))
+    assert spec.file_names(job(files=[str(one)])) == {"extra.txt": str(one)}
+    for files in ([str(one), str(two)], ["/x/run.yaml"], ["/x/.skein.sh"]):
+        with pytest.raises(ConfigError, match="name is taken"):
+            spec.file_names(job(files=files))
+    with pytest.raises(ConfigError, match="not there"):
+        shipping.plan(job(files=["/no/such/file"], staging=f"file://{tmp_path}"), print)
+
+
+# ------------------------------------------------------------------------------------- capacity
+def node(memory, vcores=8, gpus=0, labels=()):
+    known = [{"name": "yarn.io/gpu", "value": gpus}]
+    total = {
+        "memory": memory,
+        "vCores": vcores,
+        "resourceInformations": {"resourceInformation": known},
+    }
+    return {"totalResource": total, "nodeLabels": list(labels)}
+
+
+QUEUE = {
+    "queueName": "default", "queuePath": "root.default", "state": "RUNNING", "nodeLabels": ["*"],
+    "absoluteCapacity": 50.0, "absoluteMaxCapacity": 100.0, "userLimitFactor": 2.0,
+    "maximumAllocation": {"memory": 8192, "vCores": 8},
+    "AMResourceLimit": {"memory": 4096, "vCores": 4},
+}  # fmt: skip
+TWO = [node(8192), node(8192)]
+
+
+def found(nodes=TWO, queue=QUEUE, labels=(), **yarn):
+    return capacity.problems(job(**yarn).yarn, queue, nodes, labels)
+
+
+def test_a_request_that_fits_has_no_problem():
+    assert found(workers=3, worker={"memory": "4 GiB"}) == []
+    assert found([node(8192, gpus=2)], worker={"gpus": 1, "memory": "2 GiB"}) == []
+    fast = [*TWO, node(8192, labels=["fast"])]
+    assert found(fast, labels=["fast"], node_label="fast", workers=1) == []
+
+
+@pytest.mark.parametrize(
+    ("yarn", "options", "what", "numbers"),
+    [
+        ({"worker": {"memory": "9 GiB"}}, {}, "larger than any node", ("9,216", "8,192")),
+        ({"worker": {"vcores": 9}}, {}, "larger than any node", ("9 vcores", "8 vcores")),
+        ({"worker": {"gpus": 1}}, {}, "larger than any node", ("1 GPUs", "8,192 MiB, 8 vcores")),
+        ({"driver": {"memory": "9 GiB"}}, {}, "larger than any node", ("9,216", "8,192")),
+        (
+            {"worker": {"memory": "6 GiB"}},
+            {"queue": {**QUEUE, "maximumAllocation": {"memory": 4096, "vCores": 4}}},
+            "gives in one container",
+            ("6,144", "4,096"),
+        ),
+        ({"workers": 4, "worker": {"memory": "4 GiB"}}, {}, "no room for so many", ("4", "3")),
+        (
+            {"workers": 3, "worker": {"gpus": 1, "memory": "1 GiB"}},
+            {"nodes": [node(8192, gpus=2)]},
+            "no room for so many",
+            ("3", "2"),
+        ),
+        (
+            {"workers": 3, "worker": {"memory": "4 GiB"}},
+            {"queue": {**QUEUE, "absoluteMaxCapacity": 60.0}},
+            "never gives one user",
+            ("13,312", "9,830", "60%"),
+        ),
+        (
+            {"workers": 3, "worker": {"memory": "4 GiB"}},
+            {"queue": {**QUEUE, "userLimitFactor": 1.0}},
+            "never gives one user",
+            ("13,312", "8,192", "user-limit-factor"),
+        ),
+        (
+            {"driver": {"memory": "5 GiB"}, "worker": {"memory": "1 GiB"}},
+            {},
+            "never gives a driver",
+            ("5,120", "4,096"),
+        ),
+        ({"node_label": "fast"}, {}, "no node label", ("fast", "no labels")),
+        (
+            {"node_label": "fast"},
+            {"labels": ["fast"], "queue": {**QUEUE, "nodeLabels": ["slow"]}},
+            "may not use nodes",
+            ("fast", "slow"),
+        ),
+        ({"node_label": "fast"}, {"labels": ["fast"]}, "there is no node", ("fast", "2 nodes")),
+        ({}, {"nodes": []}, "there is no node", ("0 nodes",)),
+    ],
+)
+def test_a_request_that_can_never_be_granted_is_refused_with_both_numbers(
+    yarn, options, what, numbers
+):
+    [problem, *_] = found(**options, **yarn)
+    assert what in problem.what
+    for number in numbers:
+        assert number in f"{problem.expected} {problem.got}"
+
+
+def test_only_the_fewest_workers_of_an_elastic_job_must_fit():
+    assert found(workers=4, worker={"memory": "4 GiB"})
+    assert not found(workers=4, min_workers=2, worker={"memory": "4 GiB"})
+
+
+def test_a_queue_is_found_by_name_or_path_and_must_take_applications():
+    root = {"queueName": "root", "queuePath": "root", "queues": {"queue": [QUEUE]}}
+    stopped = {**QUEUE, "queueName": "old", "queuePath": "root.old", "state": "STOPPED"}
+    fair = {"queueName": "root.fair"}  # the fair scheduler's
+    queues = [root, QUEUE, stopped, fair]
+    assert capacity.find_queue(queues, "default") is QUEUE
+    assert capacity.find_queue(queues, "root.default") is QUEUE
+    assert capacity.find_queue(queues, "root.fair") is fair
+    for name, text in (("nope", "no queue nope"), ("root", "below it"), ("old", "no applications")):
+        with pytest.raises(ClusterError, match=text) as caught:
+            capacity.find_queue(queues, name)
+        assert caught.value.where == "yarn.queue"
+
+
+# ------------------------------------------------------------------------------ submission lock
+class Manager:
+    """The ResourceManager's answers about applications."""
+
+    def __init__(self):
+        self.states = {}
+        self.tags = {}
+
+    def application(self, application):
+        if application not in self.states:
+            raise NotFound("YARN does not know it", where=application)
+        return {"id": application, "state": self.states[application], "user": "me"}
+
+    def applications(self, applicationTags, user, states=None):
+        live = [a for a in self.tags.get(applicationTags, []) if self.states[a] == "RUNNING"]
+        return [{"id": application} for application in live]
+
+
+APP = "application_1_0001"
+
+
+@pytest.fixture
+def manager():
+    return Manager()
+
+
+@pytest.fixture
+def lock(tmp_path, manager):
+    return SubmissionLock(str(tmp_path / "run"), "howdah-run-x", manager)
+
+
+def test_a_run_directory_is_claimed_and_completed_once(lock, manager, tmp_path):
+    mine = lock.acquire("t1", "f", "me")
+    assert isinstance(mine, Claim)
+    lock.complete(mine, APP)
+    manager.states[APP] = "RUNNING"
+    assert lock.acquire("t2", "f", "me") == APP
+    assert read_claim(str(tmp_path / "run")).application == APP
+    manager.states[APP] = "FINISHED"
+    assert lock.acquire("t3", "f", "me").token == "t3"
+    lock.release(mine)  # another claim has replaced it
+    assert lock.read().token == "t3"
+    lock.release(lock.read())
+    assert lock.read() is None
+
+
+def test_an_application_that_yarn_has_forgotten_is_over(lock):
+    lock.complete(lock.acquire("t1", "f", "me"), APP)
+    assert lock.acquire("t2", "f", "me").token == "t2"
+
+
+def test_a_submitter_that_was_killed_before_it_wrote_the_id_is_found_by_its_tag(lock, manager):
+    dead = dataclasses.replace(lock.acquire("t1", "f", "me"), pid=2**22 + 1)
+    storage.write_whole(lock.path, dead.as_json())
+    manager.states[APP], manager.tags["howdah-t1"] = "RUNNING", [APP]
+    assert lock.acquire("t2", "f", "me") == APP
+    manager.states[APP] = "KILLED"
+    assert lock.acquire("t2", "f", "me").token == "t2"
+
+
+def test_the_application_is_found_by_its_tag_if_owner_json_was_removed(lock, manager):
+    manager.states[APP], manager.tags["howdah-run-x"] = "RUNNING", [APP]
+    assert lock.acquire("t2", "f", "me") == APP
+
+
+def test_a_submission_in_progress_is_not_taken_over(lock):
+    here = lock.acquire("t1", "f", "me")
+    running = dataclasses.replace(here, pid=os.getppid())
+    elsewhere = dataclasses.replace(here, host=socket.gethostname() + "-other", pid=1)
+    for claim in (running, elsewhere):
+        storage.write_whole(lock.path, claim.as_json())
+        with pytest.raises(ClusterError, match="at this moment"):
+            lock.acquire("t2", "f", "me")
+
+
+def _race(directory, number, start, results):
+    """One submitter in a process of its own; for its ResourceManager only APP is over."""
+
+    class Others(Manager):
+        def application(self, application):
+            return {"state": "FAILED" if application == APP else "RUNNING"}
+
+    mine = SubmissionLock(directory, "howdah-run-x", Others())
+    start.wait()
+    try:
+        claim = mine.acquire(f"n{number}", "f", "me")
+    except ClusterError:
+        results.put(None)
+        return
+    if isinstance(claim, Claim):
+        mine.complete(claim, f"{APP}{number}")
+    results.put(claim if isinstance(claim, str) else claim.token)
+
+
+def test_one_of_many_submissions_replaces_a_stale_claim(lock, manager, tmp_path):
+    lock.complete(lock.acquire("t0", "f", "me"), APP)
+    context = multiprocessing.get_context("fork")
+    for _ in range(5):
+        lock.complete(lock.read(), APP)  # stale again
+        start, results = context.Barrier(6), context.Queue()
+        racers = [
+            context.Process(target=_race, args=(str(tmp_path / "run"), n, start, results))
+            for n in range(6)
+        ]
+        for racer in racers:
+            racer.start()
+        answers = [results.get(timeout=60) for _ in racers]
+        for racer in racers:
+            racer.join()
+        winners = [t for t in answers if t is not None and t.startswith("n")]
+        assert len(winners) == 1, answers
+        assert lock.read().token == winners[0]
+        assert {t for t in answers if t is not None} <= {winners[0], f"{APP}{winners[0][1:]}"}
+
+
+# --------------------------------------------------------------------------------- registry, ids
+def test_a_run_directory_is_found_by_its_applications_id(tmp_path):
+    staging = str(tmp_path)
+    registry.register(staging, APP, "hdfs://nn/runs/a")
+    assert registry.run_directory(staging, APP) == "hdfs://nn/runs/a"
+    assert registry.run_directory(staging, "application_1_0002") is None
+    with pytest.raises(UsageError):
+        registry.run_directory(staging, "../../etc/passwd")
+
+
+def test_a_job_is_found_by_its_id_wherever_it_stages(tmp_path, monkeypatch):
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.setenv("HADOOP_USER_NAME", "alice")
+    given = loader.from_dict(
+        {"run": {"directory": "hdfs://nn/runs/a"}, "yarn": {"staging": f"file://{tmp_path}/else"}}
+    )
+    manager = types.SimpleNamespace(application=lambda application: {"user": "alice"})
+
+    def site(default_fs):
+        value = f"<property><name>fs.defaultFS</name><value>{default_fs}</value></property>"
+        (tmp_path / "core-site.xml").write_text(f"<configuration>{value}</configuration>")
+
+    site(f"file://{tmp_path}/fs")
+    assert registry.announce(given, APP) is None
+    assert find_job(manager, APP).directory == "hdfs://nn/runs/a"
+    (tmp_path / "core-site.xml").write_text("<configuration/>")
+    assert f"{APP} need --config" in registry.announce(given, APP)
+
+
+def test_a_containers_name_holds_application_and_attempt():
+    for name in ("container_1410901177871_0001_02_000005",
+                 "container_e17_1410901177871_0001_02_000005"):  # fmt: skip
+        assert attempt_of(name) == 2
+        assert application_of(name) == "application_1410901177871_0001"
+
+
+@pytest.mark.parametrize(
+    ("state", "diagnostics", "reason"),
+    [
+        ("FAILED", "Container preempted by scheduler", "preempted"),
+        ("FAILED", "Container released on a *lost* node", "lost"),
+        ("FAILED", "Container failed during execution, see logs for more information.", "failed"),
+        ("FAILED", "Container killed by the ApplicationMaster.", "killed"),
+        ("KILLED", "Killed by user request.", "killed"),
+    ],
+)
+def test_why_a_container_ended(state, diagnostics, reason):
+    assert _reason(state, diagnostics) == reason
+
+
+def test_skeins_client_finds_yarn_and_gets_no_proxy_user_from_the_environment(monkeypatch):
+    monkeypatch.setenv("PATH", "/usr/bin")
+    monkeypatch.setenv("HADOOP_HOME", "/opt/hadoop")
+    monkeypatch.setenv("HADOOP_PROXY_USER", "bob")
+    with _client_environment():
+        assert os.environ["PATH"] == f"/usr/bin{os.pathsep}/opt/hadoop/bin"
+        assert "HADOOP_PROXY_USER" not in os.environ
+    assert (os.environ["PATH"], os.environ["HADOOP_PROXY_USER"]) == ("/usr/bin", "bob")

@@ -1,0 +1,1 @@
+"""The demo, on this machine and on a real Hadoop beside it: `make demo`."""

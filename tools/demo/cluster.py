@@ -1,0 +1,177 @@
+"""The demo on a real, small Hadoop: Hive table -> ETL on YARN -> training on YARN -> prediction.
+
+Real HDFS, YARN and Hive metastore daemons run on this machine's loopback (`howdah minicluster`);
+nothing but addresses differs on a cluster of your own (docs/operations.md). Every step is a command
+that a user can type as well, and is shown before it runs.
+
+    python -m tools.demo.cluster --framework tensorflow|torch
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+
+from howdah import storage
+from tools import minilm
+from tools.demo import steps, yarn
+from tools.demo.steps import Clock, say
+
+TABLE = "howdah_demo.docstrings"
+CLUSTER_DIRECTORY = "build/minicluster"
+STEPS = 8
+
+
+def cluster_overrides(root: str) -> tuple[str, ...]:
+    """What differs from the demo on one machine: where rows come from and where everything lies.
+
+    Args:
+        root: directory on HDFS that holds all that the demo writes.
+    """
+    return (
+        f"data.source={TABLE}",
+        "data.format=hive",
+        f"data.dataset={root}/dataset",
+        "data.columns.id=id",
+        "data.spark.master=yarn",
+        "data.spark.deploy_mode=cluster",
+        # What two cores can carry.
+        "data.spark.driver_memory=2g",
+        "data.spark.executors=2",
+        "data.spark.executor_memory=1g",
+        "data.spark.executor_cores=1",
+    )
+
+
+def start_cluster(directory: str) -> dict:
+    """Start the cluster (one that runs already is used) and return what `start --json` prints."""
+    options = ["minicluster", "start", "--metastore", "--directory", directory, "--json"]
+    return json.loads(steps.howdah(options, capture=True))
+
+
+def put_base_model(base: str, target: str) -> None:
+    """Copy a model directory to HDFS; files that are there with their size are left."""
+    for entry in storage.list_dir(base):
+        path = storage.join(target, entry.name)
+        if not storage.exists(path) or storage.size(path) != entry.size:
+            storage.upload(entry.path, path)
+    say(f"base model: {target}")
+
+
+def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
+    """All steps on a cluster that runs."""
+    began = time.monotonic()
+    framework, overrides = arguments.framework, arguments.set
+    os.environ.update(cluster["environment"])
+    root = f"{cluster['hdfs_url']}/howdah-demo"
+    run_directory = f"{root}/runs/{framework}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+    clock.step("base model", 2, STEPS)
+    base, is_pretrained = minilm.base_model(say)
+    put_base_model(base, f"{root}/models/{storage.name(base)}")
+    base = f"{root}/models/{storage.name(base)}"
+
+    clock.step(f"a Hive table of docstrings: {TABLE}", 3, STEPS)
+    steps.module("tools.demo.table", TABLE, *arguments.packages)
+
+    options = steps.settings(run_directory, base, framework, [*cluster_overrides(root), *overrides])
+    clock.step("ETL as a YARN application: Hive table -> TFRecords on HDFS", 4, STEPS)
+    steps.howdah(["etl", *options])
+
+    on_yarn = [w for o in yarn.overrides(arguments.np) for w in ("--set", o)]
+    clock.step(f"training as a YARN application: {framework}, {arguments.np} workers", 5, STEPS)
+    yarn.train([*options, *on_yarn])
+    result = storage.read_json(f"{run_directory}/run.json")
+
+    clock.step("the same, elastic: a worker is killed on the way", 6, STEPS)
+    elastic_directory = f"{run_directory}-elastic"
+    elastic = (
+        "run.name=demo-elastic",
+        f"run.directory={elastic_directory}",
+        f"training.max_steps={arguments.elastic_steps}",
+        "evaluation.max_rows=200",
+        "yarn.min_workers=1",
+        "yarn.commit_every=5",
+    )
+    yarn.train_and_lose_a_worker(
+        [*options, *on_yarn, *(w for o in elastic for w in ("--set", o))],
+        elastic_directory,
+        at_step=arguments.elastic_steps // 4,
+    )
+    steps.howdah(["ps", "--all"])
+
+    clock.step("sample prediction from the export on HDFS", 7, STEPS)
+    texts = "".join(text + "\n" for text in steps.SAMPLES)
+    predictions = steps.howdah(
+        ["predict", "--model", f"{run_directory}/export", "--stdin"], stdin=texts, capture=True
+    )
+
+    clock.step("result", 8, STEPS)
+    clock.end()
+    steps.show_metrics(result)
+    print("\nsample predictions (package that a docstring comes from):")
+    steps.show_predictions(predictions)
+    if not is_pretrained:
+        print("\nNOTE: no pretrained weights could be had; these are figures of a RANDOM base.")
+    finish(arguments.directory, root, run_directory, clock, time.monotonic() - began)
+
+
+def finish(directory: str, root: str, run_directory: str, clock: Clock, seconds: float) -> None:
+    """Where everything lies, how long it took, and what to try next."""
+    clock.show(seconds)
+    print("\nwhere everything lies")
+    for what, path in (
+        ("table", f"{TABLE} in the Hive metastore"),
+        ("dataset", f"{root}/dataset"),
+        ("run", run_directory),
+        ("elastic run", f"{run_directory}-elastic"),
+        ("model", f"{run_directory}/export"),
+        ("predictions", f"{run_directory}/predictions"),
+        ("cluster", f"{os.path.abspath(directory)} (it goes on running)"),
+    ):
+        print(f"  {what:<12} {path}")
+    print("\nnext (with .venv/bin on the PATH)")
+    for command in (
+        f'eval "$(howdah minicluster env --directory {directory})"',
+        f"hdfs dfs -ls -R {root}/dataset",
+        "howdah ps --all",
+        "yarn application -list -appStates ALL",
+        f"hdfs dfs -get {run_directory}/report.html",
+        f"echo 'Draw a scatter plot.' | howdah predict --model {run_directory} --stdin",
+        f"howdah minicluster stop --directory {directory}",
+    ):
+        print(f"  {command}")
+
+
+def main() -> int:
+    """Run the demo; the exit code is that of the step that failed, or 0."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
+    parser.add_argument("--np", type=int, default=2, help="ranks")
+    parser.add_argument(
+        "--elastic-steps", type=int, default=60, help="of the second training: it loses a worker"
+    )
+    parser.add_argument("--directory", default=CLUSTER_DIRECTORY, help="of the cluster")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="section.key=value", help="an override"
+    )
+    steps.packages_option(parser)
+    arguments = parser.parse_args()
+    clock = Clock()
+    clock.step("a real Hadoop on this machine: HDFS, YARN, Hive metastore", 1, STEPS)
+    cluster = start_cluster(arguments.directory)
+    try:
+        run(arguments, cluster, clock)
+    except BaseException:
+        # A demo that ends badly leaves no daemon behind that it has started.
+        if not cluster["was_running"]:
+            steps.howdah(["minicluster", "stop", "--directory", arguments.directory])
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(steps.guarded(main))

@@ -1,0 +1,131 @@
+"""What the demos share: commands that are shown and run, settings, figures, the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from howdah.config.metric_table import METRICS
+from howdah.errors import HowdahError, render
+
+CONFIG = "examples/demo.yaml"
+SAMPLES = (
+    "Return the eigenvalues and right eigenvectors of a square array.",
+    "Plot y versus x as lines and markers on the current axes.",
+    "Join with another DataFrame, using the given join expression.",
+    "Fit the random forest classifier to the training data.",
+    "Find the shortest path between two nodes of the graph.",
+    "Return a SELECT statement with the given WHERE criterion.",
+)
+
+
+def say(line: str = "") -> None:
+    """Print a line to stderr; stdout is left to results."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Clock:
+    """Seconds of each step."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[str, float]] = []
+
+    def step(self, name: str, number: int, total: int) -> None:
+        """Begin a step."""
+        self.end()
+        self._name, self._begun = name, time.monotonic()
+        say(f"\n=== [{number}/{total}] {name}")
+
+    def end(self) -> None:
+        """End the step that has begun, if any."""
+        if hasattr(self, "_name"):
+            self.steps.append((self._name, time.monotonic() - self._begun))
+            del self._name
+
+    def show(self, seconds: float) -> None:
+        """Print how long each step took, and `seconds`, all of it."""
+        print("\ntime: " + ", ".join(f"{name.split(':')[0]} {s:.0f} s" for name, s in self.steps))
+        print(f"      {seconds:.0f} s together")
+
+
+def howdah(arguments: Sequence[str], *, stdin: str | None = None, capture: bool = False) -> str:
+    """Run a `howdah` command and show it; its stdout if captured. Ends the demo where it fails."""
+    say(f"$ howdah {shlex.join(arguments)}")
+    return _run([sys.executable, "-m", "howdah.cli", *arguments], stdin, capture)
+
+
+def module(name: str, *arguments: str) -> None:
+    """Run a module of the project and show it. Ends the demo where it fails."""
+    say(f"$ python -m {name} {shlex.join(arguments)}")
+    _run([sys.executable, "-m", name, *arguments], None, False)
+
+
+def _run(argv: Sequence[str], stdin: str | None, capture: bool) -> str:
+    done = subprocess.run(
+        argv,
+        input=stdin,
+        text=True,
+        stdout=subprocess.PIPE if capture else sys.stderr,
+        check=False,
+    )
+    if done.returncode:
+        say(f"the demo stops here: that command ended with exit code {done.returncode}")
+        sys.exit(done.returncode)
+    return done.stdout or ""
+
+
+def settings(
+    run_directory: str, base: str, framework: str, overrides: Sequence[str] = ()
+) -> list[str]:
+    """--config and --set of every step; the demo's own come last and win."""
+    arguments = ["--config", CONFIG]
+    own = (
+        f"run.directory={run_directory}",
+        f"model.base={base}",
+        f"training.framework={framework}",
+    )
+    for override in (*overrides, *own):
+        arguments += ["--set", override]
+    return arguments
+
+
+def packages_option(parser: argparse.ArgumentParser) -> None:
+    """`--packages`, of the demos."""
+    parser.add_argument(
+        "--packages", nargs="+", metavar="PACKAGE", default=[],
+        help="installed packages whose docstrings are the corpus; none: a list of its own",
+    )  # fmt: skip
+
+
+def show_metrics(run: dict) -> None:
+    """The final evaluation as a small table."""
+    metrics = run["metrics"]
+    print(f"{'':<20}" + "".join(f"{split:>12}" for split in metrics))
+    for name in METRICS:
+        values = (split[name] for split in metrics.values())
+        print(f"{name:<20}" + "".join(f"{'–' if v is None else f'{v:.4f}':>12}" for v in values))
+    print(f"{'rows':<20}" + "".join(f"{split['rows']:>12,}" for split in metrics.values()))
+
+
+def show_predictions(lines: str) -> None:
+    """What the model says about each sample."""
+    for text, line in zip(SAMPLES, lines.splitlines(), strict=True):
+        row = json.loads(line)
+        print(f"  {row['label']:<12} {row['scores'][row['label']]:>6.1%}  {text}")
+
+
+def guarded(main: Callable[[], int]) -> int:
+    """What `main` returns, or the exit code of what it raised, printed without a traceback."""
+    try:
+        return main()
+    except HowdahError as error:
+        say(f"demo: {render(error)}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130

@@ -1,0 +1,98 @@
+"""The demo's training as YARN applications: one of a fixed size, one that loses a worker."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from howdah import storage
+from howdah.errors import TrainingError
+from tools.demo import steps
+from tools.demo.steps import say
+
+_OVER = ("finished", "failed", "killed")
+_PATIENCE_SECONDS = 600.0
+"""Only to notice that nothing happens any more."""
+
+
+def overrides(workers: int) -> tuple[str, ...]:
+    """What the demo asks of YARN.
+
+    The nodes are this machine, where an environment is installed already: shipping one
+    (`yarn.environment: archive`) is for clusters.
+    """
+    return (
+        "yarn.environment=path",
+        f"yarn.python={sys.executable}",
+        f"yarn.workers={workers}",
+        "yarn.worker.memory=3.5 GiB",
+    )
+
+
+def train(options: Sequence[str]) -> None:
+    """Submit a job and follow it to its end."""
+    steps.howdah(["submit", *options, "--wait"])
+
+
+def train_and_lose_a_worker(options: Sequence[str], run_directory: str, *, at_step: int) -> None:
+    """Submit an elastic job, kill the container of its last rank once, follow it to its end.
+
+    Args:
+        options: --config and --set of the job; it may go on with one worker.
+        run_directory: where it says how it fares.
+        at_step: the first step at which to kill.
+    Raises:
+        TrainingError: it ended before it could lose a worker, or did not end well.
+    """
+    answer = json.loads(steps.howdah(["submit", *options, "--json"], capture=True))
+    application = answer["application"]
+
+    status = _wait(run_directory, lambda now: (now["step"] or 0) >= at_step)
+    placed = [rank for rank in status["ranks"] if rank["rank"] is not None]
+    victim = max(placed, key=lambda rank: rank["rank"])
+    say(f"\n--- now rank {victim['rank']} loses its container, at step {status['step']}")
+    _yarn("container", "-signal", victim["container"], "FORCEFUL_SHUTDOWN")
+
+    before = status["generation"]
+    status = _wait(run_directory, lambda now: now["generation"] > before)
+    say(f"--- generation {status['generation']}: {status['world_size']} workers go on")
+    steps.howdah(["logs", application, "--follow"])
+    status = _wait(run_directory, lambda now: now["state"] in _OVER)
+    for event in status["events"]:
+        say(f"  {event['what']}")
+    if status["state"] != "finished":
+        raise TrainingError(
+            "the elastic job did not end well",
+            where=run_directory,
+            got=f"{status['state']}: {status['error']}",
+            remedy=f"howdah logs {application}",
+        )
+
+
+def _wait(run_directory: str, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+    """The job's status once the condition holds, or it is over."""
+    path = storage.join(run_directory, "yarn", "status.json")
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if storage.exists(path):
+            status = storage.read_json(path)
+            if condition(status):
+                return status
+            if status["state"] in _OVER:
+                raise TrainingError(
+                    "the job was over too soon",
+                    where=run_directory,
+                    got=f"{status['state']} at step {status['step']}: {status['error']}",
+                )
+        time.sleep(0.5)
+    raise TrainingError("the job does not come on", where=path, remedy="howdah status, howdah logs")
+
+
+def _yarn(*arguments: str) -> None:
+    """A command of the plain client."""
+    say(f"$ yarn {' '.join(arguments)}")
+    subprocess.run(["yarn", *arguments], check=True, stdout=sys.stderr)

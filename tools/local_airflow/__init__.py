@@ -1,0 +1,1 @@
+"""An Airflow on this machine for trials and tests: `make airflow`."""

@@ -1,0 +1,298 @@
+"""Airflow with Howdah's DAGs on this machine: open the page, trigger a run, get a published model.
+
+    make airflow                 # training on this machine
+    make airflow CLUSTER=1       # on a real, small Hadoop that is started beside it
+
+A form that is sent as it comes trains on docstrings of the installed packages. Everything lies in
+the home and goes on where it was at the next start; Ctrl-C ends all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from howdah import storage
+from howdah.airflow.form.trigger_form import DEFAULTS, OWN
+from howdah.config.loader import from_dict, load
+from howdah.errors import HowdahError, render
+from howdah.policy import rules as policy
+from tools import minilm
+from tools.demo import cluster as demo_cluster
+from tools.demo import corpus, steps, yarn
+from tools.demo.steps import say
+from tools.local_airflow.home import USER
+from tools.local_airflow.standalone import Standalone
+
+ROOT = Path(__file__).resolve().parents[2]
+HOME = "build/airflow"
+PORT = 8080
+DAG = "howdah_finetune"
+TABLE = "howdah_airflow.docstrings"
+STEPS = 100
+"""Of the first run: a good minute on two cores."""
+PACKAGES = ["matplotlib", "networkx", "numpy", "sklearn"]
+"""Whose docstrings it learns to tell apart; the demo's own list takes several times as long."""
+_OURS = "Made by `make airflow`; replaced at its next start unless this line is changed."
+_TOO_SOON_SECONDS = 60.0
+
+
+class Stopped(BaseException):
+    """A signal asks for the end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+# ------------------------------------------------------------------------------ the form's defaults
+def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
+    """What the form shows at first: the demo's data and settings, everything in the home."""
+    config = load(str(ROOT / steps.CONFIG))
+    data, training = config.data, config.training
+    return {
+        "np": 2,
+        "run": {"name": "first-run"},
+        "data": {
+            "source": str(home / "output" / "docstrings.parquet"),
+            "columns": {"id": data.columns.id},
+            "dataset": str(home / "output" / "datasets" / "docstrings"),
+            "max_length": data.max_length,
+            "quality": {"min_characters": data.quality.min_characters},
+            "split": {"validation": data.split.validation, "test": data.split.test},
+        },
+        "model": {"base": base},
+        "training": {
+            "framework": framework,
+            "global_batch_size": training.global_batch_size,
+            "max_steps": STEPS,
+            "learning_rate": training.learning_rate,
+            "warmup_ratio": training.warmup_ratio,
+            "logging_steps": 10,
+            "seed": training.seed,
+        },
+        "checkpoint": {"every_minutes": 1.0, "keep": 2},
+        "evaluation": {"every_steps": STEPS // 2, "max_rows": 256, "metric": "macro_f1"},
+        # Guessing gives a third; what a run reaches is in its report.
+        "gate": {"minimum": {"accuracy": 0.5}},
+        "publish": {"directory": str(home / "output" / "models"), "name": "docstrings"},
+    }
+
+
+def on_cluster(found: dict[str, Any], root: str, framework: str) -> dict[str, Any]:
+    """The same on HDFS and YARN: rows in a Hive table, two executors, two workers.
+
+    Args:
+        found: what `defaults` gives.
+        root: directory on HDFS of all that is written.
+    """
+    overrides = [
+        *demo_cluster.cluster_overrides(root),
+        f"data.source={TABLE}",
+        *yarn.overrides(2),
+        f"publish.directory={root}/models",
+    ]
+    merged = yaml.safe_load(yaml.safe_dump(found))
+    for override in overrides:
+        key, _, value = override.partition("=")
+        section = merged
+        *path, last = key.split(".")
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = yaml.safe_load(value)
+    return merged
+
+
+def write_defaults(home: Path, values: Mapping[str, Any]) -> Path:
+    """The file that the DAGs read; checked as a configuration first."""
+    from_dict({k: v for k, v in values.items() if k not in OWN}, where="the form's defaults")
+    path = home / "defaults.yaml"
+    path.write_text(
+        "# What the form shows at first. Written by `make airflow`.\n"
+        + yaml.safe_dump(dict(values), sort_keys=False)
+    )
+    return path
+
+
+# ------------------------------------------------------------------------------------ the cluster
+@contextlib.contextmanager
+def cluster(directory: str, *, wanted: bool) -> Iterator[dict[str, Any] | None]:
+    """A real Hadoop while this lasts; one that ran before goes on running."""
+    if not wanted:
+        yield None
+        return
+    say("\n=== a real Hadoop on this machine: HDFS, YARN, Hive metastore")
+    found = demo_cluster.start_cluster(directory)
+    try:
+        yield found
+    finally:
+        if not found["was_running"]:
+            steps.howdah(["minicluster", "stop", "--directory", directory])
+
+
+def fill_cluster(found: Mapping[str, Any], base: str) -> str:
+    """Base model and Hive table on the cluster; the directory on HDFS for all that is written."""
+    os.environ.update(found["environment"])
+    root = f"{found['hdfs_url']}/howdah-airflow"
+    demo_cluster.put_base_model(base, f"{root}/base/{storage.name(base)}")
+    say(f"rows: the Hive table {TABLE}")
+    steps.module("tools.demo.table", TABLE, *PACKAGES)
+    return root
+
+
+# ---------------------------------------------------------------------------------------- Airflow
+def connections(airflow: Standalone, found: Mapping[str, Any] | None) -> None:
+    """howdah_default: where commands run; left alone where a user has made it their own."""
+    local = {
+        "backend": "local",
+        "run_root": str(airflow.files),
+        "files_url": airflow.files_url,
+        "working_directory": str(ROOT),
+    }
+    wanted = {"howdah_default": local}
+    if found is not None:
+        on_yarn = {
+            "backend": "yarn",
+            "run_root": airflow.remote_files,
+            "files_url": airflow.remote_files_url,
+            "environment": dict(found["environment"]),
+            "working_directory": str(ROOT),
+        }
+        wanted = {"howdah_default": on_yarn, "howdah_local": local}
+    known = {each["connection_id"]: each for each in airflow.client.connections()}
+    for name, extra in wanted.items():
+        if name in known and known[name]["description"] != _OURS:
+            say(f"the Connection {name} was changed by hand: it is left as it is")
+            continue
+        airflow.client.connection(name, extra, description=_OURS)
+
+
+def banner(airflow: Standalone, found: Mapping[str, Any] | None) -> None:
+    """What a person does now."""
+    say("\n" + "=" * 78)
+    say(f"Airflow is ready:   {airflow.url}")
+    if airflow.new_password:
+        say(f"user and password:  {USER}  {airflow.home.password}     (shown this once;")
+        say(f"                    it is kept in {_short(airflow.home.password_file)})")
+    else:
+        say(f"user:               {USER}, the password is in {_short(airflow.home.password_file)}")
+    say(f"backend:            {'YARN, on ' + found['hdfs_url'] if found else 'this machine'}")
+    say("")
+    say(f"first run:          {airflow.url}/dags/{DAG}")
+    say("                    Trigger > look at the form > Trigger; then click the task `train`.")
+    say(f"logs of components: {_short(airflow.home.log_of('scheduler').parent)}")
+    say("Ctrl-C ends everything; the next start goes on where this one was.")
+    say("=" * 78)
+
+
+def _short(path: Path) -> str:
+    with contextlib.suppress(ValueError):
+        return str(path.relative_to(ROOT))
+    return str(path)
+
+
+def watch(airflow: Standalone) -> None:
+    """Until a signal comes; a component that dies is started again.
+
+    Raises:
+        ClusterError: one dies again and again.
+    """
+    started = dict.fromkeys(airflow.components.names, time.monotonic())
+    while True:
+        time.sleep(1)
+        for name in airflow.components.dead:
+            if time.monotonic() - started[name] < _TOO_SOON_SECONDS:
+                raise airflow.components.failure(name, "it ends again and again")
+            log = _short(airflow.home.log_of(name))
+            say(f"{name} has ended: starting it again (its log: {log})")
+            airflow.components.restart(name)
+            started[name] = time.monotonic()
+
+
+@contextlib.contextmanager
+def signals(airflow: Standalone) -> Iterator[None]:
+    """SIGINT, SIGTERM, SIGHUP ask for the end; asked again, what still runs is killed."""
+
+    def asked(number: int, _frame: object) -> None:
+        if airflow.ending:
+            airflow.hurry()
+        else:
+            raise Stopped(number)
+
+    wanted = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.signal(number, asked) for number in wanted]
+    try:
+        yield
+    finally:
+        for number, handler in zip(wanted, before, strict=True):
+            signal.signal(number, handler)
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Everything, from the base model to the last child's end."""
+    home = Path(os.path.abspath(arguments.home))
+    home.mkdir(parents=True, exist_ok=True)
+    airflow = Standalone(
+        home, dags=ROOT / "dags", port=arguments.port, say=lambda line: say(f"  {line}")
+    )
+    with signals(airflow):
+        airflow.check_port()
+        base, _ = minilm.base_model(say)
+        with cluster(arguments.directory, wanted=arguments.cluster) as found:
+            values = defaults(home, base, arguments.framework)
+            if found is None:
+                corpus.write(values["data"]["source"], PACKAGES)
+            else:
+                root = fill_cluster(found, base)
+                airflow.remote_files = root
+                values = on_cluster(values, root, arguments.framework)
+                values["model"]["base"] = f"{root}/base/{storage.name(base)}"
+            airflow.home.extra_env[DEFAULTS] = str(write_defaults(home, values))
+            if not os.environ.get(policy.ENVIRONMENT):
+                airflow.home.extra_env[policy.ENVIRONMENT] = str(airflow.home.write_policy())
+            say("\n=== Airflow")
+            try:
+                airflow.start()
+                airflow.wait_dags([DAG])
+                connections(airflow, found)
+                if airflow.new_password:  # a new home; later the user decides
+                    airflow.client.pause(DAG, paused=False)
+                banner(airflow, found)
+                watch(airflow)
+            finally:
+                say("\n=== the end")
+                airflow.stop()
+
+
+def main() -> int:
+    """The command line; 130, 143 or 129 when a signal has ended it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--home", default=HOME, help=f"AIRFLOW_HOME [{HOME}]")
+    parser.add_argument("--port", type=int, default=PORT, help=f"of the pages [{PORT}]")
+    parser.add_argument("--cluster", action="store_true", help="a real Hadoop beside it")
+    parser.add_argument(
+        "--directory", default=demo_cluster.CLUSTER_DIRECTORY, help="of the Hadoop cluster"
+    )
+    parser.add_argument("--framework", choices=["tensorflow", "torch"], default="tensorflow")
+    try:
+        serve(parser.parse_args())
+    except Stopped as stopped:
+        say("Airflow has ended" if stopped.number == signal.SIGINT else "asked to end: done")
+        return 128 + stopped.number
+    except HowdahError as error:
+        say(f"airflow: {render(error)}")
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,88 @@
+"""Servers as child processes: each in a session of its own, output in a file, none left over."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from howdah.core.child import Child
+from howdah.core.processes import marked
+
+HOST = "127.0.0.1"
+_TAIL_BYTES = 4000
+
+
+def free_port(host: str = HOST) -> int:
+    """A port on which no process listens now."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        return found.getsockname()[1]
+
+
+def is_free(port: int, host: str = HOST) -> bool:
+    """Whether a server could listen there."""
+    with socket.socket() as tried:
+        # As servers do: connections of an earlier server that wait to be forgotten do not count.
+        tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            tried.bind((host, port))
+        except OSError:
+            return False
+    return True
+
+
+class Server(Child):
+    """A server that was started; the kernel ends it when the thread that has started it ends.
+
+    Args:
+        name: for messages.
+        argv: the command.
+        log: its output is appended there.
+        env: its environment; None: as this process.
+        cwd: its working directory.
+        death_signal: what it gets when its parent dies.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | str = "/",
+        death_signal: signal.Signals = signal.SIGTERM,
+    ) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._offset = os.path.getsize(log) if log.exists() else 0
+        if argv[0] == "setpriv":  # its change of user undoes what the parent has asked for
+            argv = ["setpriv", f"--pdeathsig={death_signal.name.removeprefix('SIG')}", *argv[1:]]
+        super().__init__(argv, env=env, cwd=cwd, output=log, death_signal=death_signal)
+
+    def tail(self) -> str:
+        """The end of what it has written since it was started."""
+        with open(self.log, "rb") as file:
+            file.seek(max(self._offset, os.path.getsize(self.log) - _TAIL_BYTES))
+            return file.read().decode(errors="replace").strip()
+
+
+def end_marked(mark: str, value: str, *, grace: float) -> list[int]:
+    """End all such processes: asked first, killed after `grace` seconds; those that are left."""
+    for pid in marked(mark, value):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+    killing = time.monotonic() + grace
+    while (left := marked(mark, value)) and time.monotonic() < killing + 10:
+        if time.monotonic() > killing:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+    return left

@@ -1,0 +1,1 @@
+"""Checkpoints: what they hold, when they are due, how they are written and read."""

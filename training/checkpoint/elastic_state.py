@@ -1,0 +1,108 @@
+"""A rank's state at the last commit of an elastic job, kept in the rank's own memory.
+
+When a rank is lost, the others continue from this state in a new world, without the lost rank or
+with a replacement: no storage is read, and at most `yarn.commit_every` steps are repeated. All
+ranks commit at the same steps. A new world continues from the newest state that any of its ranks
+has, sent to the others as plain arrays and JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from training.comm.base import Comm
+
+__all__ = ["ElasticState"]
+
+
+class ElasticState:
+    """The state at the last commit: arrays as in a checkpoint, and its meta.
+
+    Args:
+        every: steps between commits.
+        committed: called with the step of each commit.
+    """
+
+    def __init__(self, every: int, committed: Callable[[int], None] = lambda step: None) -> None:
+        self.on = False
+        """Whether states are kept: only elastic jobs do."""
+        self.tensors: dict[str, np.ndarray] = {}
+        self._meta: dict[str, Any] | None = None
+        self._every, self._committed = every, committed
+        self._lineage = 0
+        """The world that the state comes from: equal steps of two worlds may differ in bits."""
+        self._world = 0
+        self.holder: int | None = None
+        """The rank of this world whose state all continue from; None: no rank has a state."""
+        self._alike = False
+        """Whether all ranks of this world have the same state already."""
+
+    @property
+    def step(self) -> int | None:
+        """Step of the last commit; None: there was none."""
+        return None if self._meta is None else int(self._meta["step"])
+
+    def meet(self, comm: Comm, world: int) -> None:
+        """Find the rank with the newest state as a world begins. Every rank enters.
+
+        Args:
+            world: the world's number; later worlds have greater ones.
+        """
+        mine = [-1, 0] if self.step is None else [self.step, self._lineage]
+        known = comm.gather_json(mine)
+        newest = max(step for step, _ in known)
+        self.holder = None
+        if newest >= 0:
+            self.holder = next(rank for rank, (step, _) in enumerate(known) if step == newest)
+        self._alike = all(one == known[0] for one in known)
+        self._world = world
+
+    def share(self, comm: Comm) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """The holder's state, to continue from. Every rank enters.
+
+        Returns:
+            (meta, tensors), read-only.
+        """
+        if not self._alike:
+            meta = comm.broadcast_json(self._meta, root=self.holder)
+            tensors = comm.broadcast(self.tensors, root=self.holder)
+            self.hold(meta, tensors)
+        self._lineage = self._world
+        return self._meta, self.tensors
+
+    def hold(self, meta: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+        """Keep a state without copying it.
+
+        Args:
+            meta: plain JSON with at least "step".
+            tensors: name -> array that must not change any more.
+        """
+        if self.on:
+            self._meta, self.tensors = dict(meta), dict(tensors)
+            self._lineage = self._world
+
+    def due(self, step: int) -> bool:
+        """Whether a commit is due after this step."""
+        return self.on and step % self._every == 0
+
+    def commit(
+        self, meta: Mapping[str, Any], snapshot: Callable[[], dict[str, np.ndarray]]
+    ) -> None:
+        """Keep this state in place of the last one.
+
+        Args:
+            meta: plain JSON with at least "step".
+            snapshot: returns copies of all tensors; not called where the step is the same. The old
+                state is freed first: no collective lies between the two, so that no other rank's
+                loss can make it necessary, and memory for one state is enough.
+        """
+        if not self.on:
+            return
+        if self.step != meta["step"]:
+            self.tensors = {}
+            self.tensors = snapshot()
+        self.hold(meta, self.tensors)
+        self._committed(int(meta["step"]))

@@ -1,0 +1,254 @@
+"""Checkpoints read and verified: nothing is used before its size and SHA-256 are checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from howdah import storage
+from howdah.errors import CheckpointError, DataError, NotFound
+from howdah.storage import commit
+from training.checkpoint.identity import Identity, check_identity, check_plan
+from training.checkpoint.tensors import FormatError, read_tensors
+from training.checkpoint.throttle import WriteThrottle
+
+__all__ = [
+    "ADAM_M",
+    "ADAM_V",
+    "FORMAT_VERSION",
+    "MODEL",
+    "Checkpoint",
+    "Corrupt",
+    "Saved",
+    "load",
+    "metric_of",
+    "model_weights",
+    "read_manifest",
+    "saved_in",
+    "size_defect",
+    "verify",
+]
+
+FORMAT_VERSION = 1
+MANIFEST, META = "manifest.json", "meta.json"
+MODEL, ADAM_M, ADAM_V = "model/", "adam_m/", "adam_v/"
+"""Prefixes of tensor names: weights, AdamW's first and second moments."""
+
+_STEP = re.compile(r"^step-(\d+)$")
+_READ_BYTES = 16 * 2**20
+_THROTTLED_BYTES = 2 * 2**20
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint as listed, its tensors unread."""
+
+    step: int
+    path: str
+    attempt: int
+    score: float | None
+    """Validation score at this step, greater is better; None: not evaluated."""
+    bytes: int
+    unix_time: float
+    """When it was written."""
+    manifest: dict
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint read and verified."""
+
+    step: int
+    path: str
+    tensors: dict[str, np.ndarray]
+    meta: dict
+
+
+class Corrupt(CheckpointError):
+    """Files differ from the manifest, or there is no manifest."""
+
+
+def load(path: str, expect: Identity | None = None) -> Checkpoint:
+    """Read and verify one checkpoint.
+
+    Raises:
+        Corrupt: a file is missing, cut short or altered.
+        CheckpointError: no checkpoint, of another format, or of another model, dataset or plan.
+    """
+    if not storage.is_dir(path):
+        raise CheckpointError(
+            "there is no such checkpoint",
+            where=path,
+            expected="a step-N directory",
+            remedy="`--resume auto` takes the newest whole checkpoint",
+        )
+    manifest = read_manifest(path)
+    if manifest["format"] != FORMAT_VERSION:
+        raise CheckpointError(
+            "the checkpoint is of another format",
+            where=path,
+            expected=f"format {FORMAT_VERSION}",
+            got=f"format {manifest['format']}",
+            remedy="use the version of Howdah that wrote it, or `--resume never`",
+        )
+    # Before the files: a checkpoint of another run is refused without reading them.
+    if expect is not None:
+        check_identity(path, manifest, expect)
+    tensors: dict[str, np.ndarray] = {}
+    meta: dict = {}
+    for name, entry in manifest["files"].items():
+        data = _read_verified(path, name, entry)
+        try:
+            if name == META:
+                meta = json.loads(bytes(data))
+            else:
+                tensors |= read_tensors(data)
+        except (FormatError, ValueError) as error:
+            raise _corrupt(path, f"{name}: {error}") from None
+    if expect is not None:
+        check_plan(path, manifest, meta, expect)
+    return Checkpoint(int(manifest["step"]), path, tensors, meta)
+
+
+def model_weights(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """A checkpoint's weights by the model's names, without the prefix MODEL."""
+    return {
+        name.removeprefix(MODEL): array for name, array in tensors.items() if name.startswith(MODEL)
+    }
+
+
+def read_manifest(path: str) -> dict:
+    """The manifest of a `step-N` directory; Corrupt where it is missing or malformed."""
+    try:
+        manifest = storage.read_json(storage.join(path, MANIFEST))
+    except NotFound:
+        raise _corrupt(path, "no manifest.json") from None
+    except DataError:
+        raise _corrupt(path, "manifest.json is not JSON") from None
+    if not isinstance(manifest, dict) or not _is_manifest(manifest):
+        raise _corrupt(path, "manifest.json lacks format, step or files")
+    return manifest
+
+
+def _is_manifest(manifest: dict) -> bool:
+    files = manifest.get("files")
+    return (
+        isinstance(manifest.get("format"), int)
+        and isinstance(manifest.get("step"), int)
+        and isinstance(files, dict)
+        and all(
+            isinstance(entry, dict)
+            and isinstance(entry.get("bytes"), int)
+            and isinstance(entry.get("sha256"), str)
+            and "/" not in name
+            for name, entry in files.items()
+        )
+    )
+
+
+def saved_in(directory: str) -> list[Saved]:
+    """Every `step-N` directory, newest first; one without a readable manifest has manifest {}."""
+    try:
+        entries = storage.list_dir(directory)
+    except NotFound:
+        return []
+    found = []
+    for entry in entries:
+        match = _STEP.match(entry.name)
+        if not match or not entry.is_dir:
+            continue
+        try:
+            manifest = read_manifest(entry.path)
+        except Corrupt:
+            manifest = {}
+        found.append(
+            Saved(
+                step=int(match[1]),
+                path=entry.path,
+                attempt=manifest.get("attempt", 0),
+                score=manifest.get("score"),
+                bytes=sum(file["bytes"] for file in manifest.get("files", {}).values()),
+                unix_time=manifest.get("unix_time", 0.0),
+                manifest=manifest,
+            )
+        )
+    return sorted(found, key=lambda saved: -saved.step)
+
+
+def metric_of(saved: Saved) -> str | None:
+    """The metric of a checkpoint's score; None where it is not known.
+
+    Manifests of earlier versions lack it; meta.json holds the run's configuration.
+    """
+    if "metric" in saved.manifest:
+        return saved.manifest["metric"]
+    try:
+        meta = storage.read_json(storage.join(saved.path, META))
+        return meta["config"]["evaluation"]["metric"]
+    except (NotFound, DataError, LookupError, TypeError):
+        return None
+
+
+def size_defect(saved: Saved) -> str | None:
+    """A file's size that differs from the manifest, as text; None if all agree."""
+    if not saved.manifest:
+        return "no readable manifest.json"
+    sizes = {name: entry["bytes"] for name, entry in saved.manifest["files"].items()}
+    defect = commit.size_defect(saved.path, sizes)
+    return None if defect is None else str(defect)
+
+
+def verify(path: str, manifest: dict, throttle: WriteThrottle | None = None) -> None:
+    """Read a checkpoint back and compare sizes and hashes; raises Corrupt.
+
+    Args:
+        throttle: of the background save that wrote it: reading is throttled like writing.
+    """
+    for name, entry in manifest["files"].items():
+        _read_verified(path, name, entry, keep=False, throttle=throttle)
+
+
+def _read_verified(
+    path: str, name: str, entry: dict, *, keep: bool = True, throttle: WriteThrottle | None = None
+) -> bytearray:
+    """A file's bytes, size and hash checked; `keep=False` reads without keeping them."""
+    file_path, expected = storage.join(path, name), entry["bytes"]
+    try:
+        size = storage.size(file_path)
+        if size != expected:
+            raise _corrupt(path, f"{name} has {size} bytes instead of {expected}")
+        data = bytearray(expected if keep else 0)
+        window = memoryview(data) if keep else memoryview(bytearray(_READ_BYTES))
+        digest, done = hashlib.sha256(), 0
+        piece = _READ_BYTES if throttle is None else _THROTTLED_BYTES
+        with storage.open_read(file_path) as file:
+            while done < expected:
+                start = done if keep else 0
+                got = file.readinto(window[start : start + min(piece, expected - done)])
+                if not got:
+                    raise _corrupt(path, f"{name} ends after {done} bytes instead of {expected}")
+                digest.update(window[start : start + got])
+                done += got
+                if throttle is not None:
+                    throttle.passed(got)
+    except NotFound:
+        raise _corrupt(path, f"{name} is missing") from None
+    if digest.hexdigest() != entry["sha256"]:
+        raise _corrupt(
+            path, f"{name} has SHA-256 {digest.hexdigest()[:16]}..., not {entry['sha256'][:16]}..."
+        )
+    return data
+
+
+def _corrupt(path: str, got: str) -> Corrupt:
+    return Corrupt(
+        "the checkpoint is corrupt",
+        where=path,
+        got=got,
+        remedy="`--resume auto` goes back to the newest whole one",
+    )

@@ -1,0 +1,72 @@
+"""Copies of a model's arrays, in memory that is reused from one copy to the next.
+
+The first touch of fresh memory costs more than the copy itself: the kernel finds and clears each
+page, half a second and more for a model of 22 M parameters and its moments. An array's memory is
+therefore reused by the next snapshot, once no reference to it is left.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from howdah.core import processes, threads
+
+__all__ = ["Arrays", "Snapshots"]
+
+Arrays = Iterable[tuple[str, np.ndarray]]
+"""(name, array) pairs; an array may be the model's own memory, which the next step changes."""
+
+
+class Snapshots:
+    """Takes snapshots, one after the other; two that are held at a time take twice the memory."""
+
+    def __init__(self) -> None:
+        self._free: dict[int, list[np.ndarray]] = {}
+        self._warming: threading.Thread | None = None
+
+    def take(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        """Copies by name; their memory is not reused while they are referenced."""
+        if self._warming is not None:
+            self._warming.join()
+            self._warming = None
+        return self._take(arrays)
+
+    def warm(self, arrays: Callable[[], Arrays]) -> None:
+        """Touch the memory for the first snapshot, once, in another thread."""
+        if self._free:
+            return
+        # Without this thread the first snapshot touches its memory itself.
+        self._warming = threads.start(
+            self._touch, arrays, name="snapshot memory", failed=threads.REPORT
+        )
+
+    def _touch(self, arrays: Callable[[], Arrays]) -> None:
+        processes.yield_to_other_threads()
+        self._take(arrays())  # its memory is free again at once
+
+    def _take(self, arrays: Arrays) -> dict[str, np.ndarray]:
+        return {name: self._copy(array) for name, array in arrays}
+
+    def _copy(self, array: np.ndarray) -> np.ndarray:
+        free = self._free.setdefault(array.nbytes, [])
+        try:
+            memory = free.pop()
+        except IndexError:
+            memory = np.empty(array.nbytes, np.uint8)
+        lease = _Lease(memory)
+        weakref.finalize(lease, free.append, memory).atexit = False
+        copy = np.asarray(lease).view(array.dtype).reshape(array.shape)
+        np.copyto(copy, array)
+        return copy
+
+
+class _Lease:
+    """Referenced by all arrays over a piece of memory: collected when the last of them is."""
+
+    def __init__(self, memory: np.ndarray) -> None:
+        self.__array_interface__: dict[str, Any] = memory.__array_interface__

@@ -1,0 +1,171 @@
+"""All that a loop restores besides tensors: small, on the host, plain JSON in a checkpoint."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from howdah.config.metric_table import METRICS
+from howdah.config.model import EarlyStopping
+from howdah.errors import CheckpointError
+from training.data.planner import Planner
+
+__all__ = ["Judgement", "CheckpointProgress", "TrainState", "score_of"]
+
+
+def score_of(metrics: dict[str, Any], metric: str) -> float | None:
+    """The metric as a score, greater is better; None where it is undefined.
+
+    Args:
+        metrics: result of an evaluation.
+        metric: `evaluation.metric`; negated where lower is better.
+    """
+    value = metrics.get(metric)
+    if value is None or not math.isfinite(value):
+        return None
+    return METRICS[metric].score(float(value))
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What follows from an evaluation."""
+
+    is_best: bool
+    stop: bool
+    """Early stopping: the patience is used up."""
+
+
+@dataclass
+class TrainState:
+    """The host side of a run's state. Tensors (weights, moments) are saved beside it."""
+
+    step: int = 0
+    """Optimizer steps done."""
+    plan: dict[str, Any] = field(default_factory=dict)
+    """{plan_hash, epoch, step}: planner.PlanState, the position in the data."""
+    epochs: float = 0.0
+    """Epochs done, with a fraction: a step's share of an epoch differs between plans."""
+    loss_scale: float | None = None
+    """Loss scale of fp16; None in other precisions."""
+    good_steps: int = 0
+    """Steps since the loss scale last changed."""
+    skipped_steps: int = 0
+    """Steps that fp16 skipped because of an infinite gradient."""
+    best_score: float | None = None
+    """Best validation score so far, greater is better."""
+    best_step: int | None = None
+    """Step of that evaluation."""
+    best_metric: str | None = None
+    """The metric of `best_score`: scores of two metrics cannot be compared."""
+    evaluations_without_better: int = 0
+    """Evaluations since `best_score` last rose by more than min_delta."""
+    stopped_early: bool = False
+    """Early stopping has ended the run."""
+    rows: int = 0
+    """Rows trained on, over all ranks and attempts."""
+    tokens: int = 0
+    """Real tokens trained on, over all ranks and attempts."""
+    train_seconds: float = 0.0
+    """Time of training over all attempts, without evaluation."""
+
+    def advance(self, planner: Planner, epoch: int, step: int) -> None:
+        """Count the optimizer step of a batch.
+
+        Args:
+            planner: the batch's planner.
+            epoch, step: the batch; `step` in the epoch.
+        """
+        self.step += 1
+        self.moved(planner, *planner.after(epoch, step))
+
+    def moved(self, planner: Planner, epoch: int, step: int) -> None:
+        """Set the next batch: that of this planner, epoch and step in the epoch."""
+        self.plan = planner.state(epoch, step).to_json()
+        self.epochs = epoch + step / planner.steps_per_epoch
+
+    def judge(
+        self, score: float | None, early_stopping: EarlyStopping, *, metric: str | None = None
+    ) -> Judgement:
+        """Count an evaluation at `step`.
+
+        An undefined score is never the best, and counts as no improvement.
+
+        Args:
+            score: greater is better.
+            early_stopping: its rules.
+            metric: name of the score's metric.
+        """
+        is_best = score is not None and (self.best_score is None or score > self.best_score)
+        margin = early_stopping.min_delta
+        better = is_best and (self.best_score is None or score > self.best_score + margin)
+        if is_best:
+            self.best_score, self.best_step, self.best_metric = score, self.step, metric
+        self.evaluations_without_better = 0 if better else self.evaluations_without_better + 1
+        patience = early_stopping.patience
+        stop = patience is not None and self.evaluations_without_better >= patience
+        self.stopped_early = self.stopped_early or stop
+        return Judgement(is_best=is_best, stop=stop)
+
+    def forget_best(self) -> None:
+        """Discard all evaluations so far: the next one is the best."""
+        self.best_score = self.best_step = self.best_metric = None
+        self.evaluations_without_better, self.stopped_early = 0, False
+
+    def to_meta(self) -> dict[str, Any]:
+        """Plain JSON for a checkpoint's meta."""
+        return asdict(self)
+
+    @classmethod
+    def from_meta(cls, meta: dict[str, Any]) -> TrainState:
+        """The state that `to_meta` wrote; other keys of `meta` are ignored.
+
+        Raises:
+            CheckpointError: a key is missing.
+        """
+        meta = _since_added(meta) | meta
+        names = [item.name for item in fields(cls)]
+        missing = [name for name in names if name not in meta]
+        if missing:
+            raise CheckpointError(
+                "the checkpoint's meta.json lacks keys that a run needs to resume",
+                expected=", ".join(names),
+                got=f"no {', '.join(missing)}",
+                remedy="use the version of Howdah that wrote it, or `--resume never`",
+            )
+        return cls(**{name: meta[name] for name in names})
+
+
+def _since_added(meta: dict[str, Any]) -> dict[str, Any]:
+    """Values of keys that checkpoints of earlier versions lack, derived from their other keys."""
+    rules = meta.get("config", {}).get("evaluation", {})
+    judged = meta.get("best_score") is not None
+    # Inside an epoch the plan is the same, and `moved` adds the fraction.
+    epochs = float(meta.get("plan", {}).get("epoch", 0))
+    return {"epochs": epochs, "best_metric": rules.get("metric") if judged else None}
+
+
+@dataclass
+class CheckpointProgress:
+    """What rank 0 knows of its saves; it outlives a world."""
+
+    saved_step: int = -1
+    """Step of the last save."""
+    pending: int | None = None
+    """Step of a save whose outcome is not known yet."""
+    failures: int = 0
+    """Consecutive saves that failed."""
+    begun_at: float = 0.0
+    """When the last save began (time.monotonic)."""
+    failing_since: float = 0.0
+    """When the first of `failures` began (time.monotonic)."""
+    best_lost: bool = False
+    """The best evaluation's checkpoint could not be saved."""
+
+    def failed(self) -> float:
+        """Count a failure of the last save; returns the seconds since saves began to fail."""
+        if not self.failures:
+            self.failing_since = self.begun_at
+        self.failures += 1
+        return time.monotonic() - self.failing_since

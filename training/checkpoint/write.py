@@ -1,0 +1,110 @@
+"""A checkpoint's files written: each whole or not at all, the manifest last."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from howdah import storage
+from howdah.errors import StorageError, StorageFull
+from training.checkpoint.read import FORMAT_VERSION, MANIFEST, META, MODEL
+from training.checkpoint.tensors import write_tensors
+from training.checkpoint.throttle import WriteThrottle
+
+__all__ = ["bytes_needed", "no_room", "unsaved", "write_files", "write_manifest"]
+
+
+def bytes_needed(tensors: dict[str, np.ndarray]) -> int:
+    """Upper estimate of the bytes that a checkpoint of these tensors takes."""
+    return sum(array.nbytes for array in tensors.values()) + 2**20
+
+
+def write_files(
+    directory: str,
+    step: int,
+    tensors: dict[str, np.ndarray],
+    meta: dict[str, Any],
+    throttle: WriteThrottle,
+) -> dict[str, Any]:
+    """Write all files but the manifest; tensors through the throttle.
+
+    Where storage fails for a moment (a DataNode lost in the middle of a block), the whole file is
+    written again: the arrays are in memory.
+
+    Returns:
+        The manifest's `format` and `files`.
+    Raises:
+        StorageError: the storage is full, refuses, or does not answer in time.
+    """
+    storage.make_dirs(directory)
+    model = {name: array for name, array in tensors.items() if name.startswith(MODEL)}
+    rest = {name: array for name, array in tensors.items() if not name.startswith(MODEL)}
+    files: dict[str, dict] = {}
+    for name, part in (("model.safetensors", model), ("optimizer.safetensors", rest)):
+        files[name] = _write_part(storage.join(directory, name), part, throttle)
+    data = _json(meta | {"step": step})
+    storage.write_whole(storage.join(directory, META), data)
+    files[META] = {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    return {"format": FORMAT_VERSION, "files": files}
+
+
+def _write_part(path: str, part: dict[str, np.ndarray], throttle: WriteThrottle) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+
+    def fill(file: BinaryIO) -> None:
+        size, sha256 = write_tensors(throttle.wrap(file), part)
+        written.update(bytes=size, sha256=sha256)
+
+    size = sum(array.nbytes for array in part.values())
+    storage.write_stream(path, fill, size=size)
+    return written
+
+
+def write_manifest(directory: str, manifest: dict[str, Any]) -> None:
+    """Write the manifest: the directory is whole from then on, though not yet under its name."""
+    storage.write_whole(storage.join(directory, MANIFEST), _json(manifest))
+
+
+def _json(value: dict) -> bytes:
+    return (json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n").encode()
+
+
+# ---------------------------------------------------------------------------------------- errors
+def unsaved(error: StorageError | OSError, step: int, directory: str, needed: int) -> StorageError:
+    """An error of the same class that says that `step` is not saved, and older ones are whole."""
+    if isinstance(error, StorageFull) or (
+        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    ):
+        return no_room(step, directory, needed, error)
+    typed = isinstance(error, StorageError)
+    return (type(error) if typed else StorageError)(
+        f"checkpoint step-{step} could not be saved; the ones before it are whole",
+        where=(error.where if typed else None) or directory,
+        got=f"{error.what}: {error.got}" if typed and error.got else str(error),
+        remedy="fix the storage and start again: the run resumes from the newest checkpoint",
+    )
+
+
+def no_room(
+    step: int, directory: str, needed: int, error: StorageError | OSError | None = None
+) -> StorageFull:
+    """The error of a full disk or quota."""
+    free = storage.free_bytes(directory)
+    known = error.got if isinstance(error, StorageError) else None
+    reasons = [text for text in (known, None if free is None else f"{_mib(free)} free") if text]
+    return (type(error) if isinstance(error, StorageFull) else StorageFull)(
+        f"no room for checkpoint step-{step}; the ones before it are whole",
+        where=directory,
+        expected=f"{_mib(needed)} free",
+        got="; ".join(reasons) or "the quota or the disk is used up",
+        remedy="make room, lower checkpoint.keep, or set checkpoint.directory elsewhere; then"
+        " start again: the run resumes from the newest checkpoint",
+    )
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"

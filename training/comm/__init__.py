@@ -1,0 +1,1 @@
+"""The loops' only interface to other ranks, and its implementations."""

@@ -1,0 +1,64 @@
+"""Comm by Horovod: what does not depend on the framework."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+from horovod.common.exceptions import HorovodInternalError  # noqa: TID253 - as its subclasses
+
+from training.comm.base import Comm, Waits, lost
+from training.comm.connections import Connections
+from training.process.env import rank_env
+
+__all__ = ["HorovodComm"]
+
+
+class HorovodComm(Comm):
+    """A world connected by Horovod; the constructor joins it.
+
+    A subclass sets `hvd` and implements the collectives with it.
+
+    Raises:
+        RankLost: a rank was lost while the world formed.
+    """
+
+    hvd: ModuleType
+    """Horovod's module for the framework."""
+
+    def __init__(self, waits: Waits | None = None, connections: Connections | None = None) -> None:
+        super().__init__(waits)
+        self._connections = connections or Connections()
+        # Gradients are joined already (split_evenly). Horovod would fuse them by which are ready:
+        # from three ranks on, the bits of the sums would differ between runs.
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", "0")
+        here = rank_env()
+        with self._connections:
+            try:
+                self.hvd.init()
+            except ValueError as error:  # the cause is in Horovod's log alone
+                self.hvd.shutdown()
+                raise lost(f"rank {here.rank} of {here.size}", str(error)) from error
+        self.rank, self.size = self.hvd.rank(), self.hvd.size()
+        self.local_rank, self.local_size = self.hvd.local_rank(), self.hvd.local_size()
+        self.backend = f"horovod ({'mpi' if self.hvd.mpi_enabled() else 'gloo'})"
+
+    def shutdown(self) -> None:
+        self.hvd.shutdown()
+
+    def give_up(self) -> None:
+        self._connections.shut()
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        """Turn Horovod's internal error into RankLost."""
+        try:
+            yield
+        except HorovodInternalError as error:
+            raise lost(self._where, str(error)) from error
+
+    @property
+    def _where(self) -> str:
+        return f"rank {self.rank} of {self.size}"

@@ -1,0 +1,70 @@
+"""Comm by Horovod for TensorFlow."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+
+from training.comm.base import lost
+from training.comm.horovod import HorovodComm
+
+_OF_A_COLLECTIVE = re.compile(
+    r"horovod|gloo|\bhowdah\.(sum|gather|gradient|rows|broadcast)\b", re.I
+)
+
+
+class HorovodTfComm(HorovodComm):
+    """A world of TensorFlow processes.
+
+    `reduce_gradients` and `reduce_rows` also work inside a `tf.function`; its caller then puts
+    `watch()` around the call.
+    """
+
+    hvd = hvd
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        tensor = tf.constant(np.asarray(values, np.float64))
+        with self.watch():
+            return np.array(hvd.allreduce(tensor, op=hvd.Sum, name="howdah.sum"))
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        tensor = tf.constant(array, dtype=array.dtype)
+        with self.watch():
+            return np.array(hvd.allgather(tensor, name=f"howdah.gather.{array.dtype}"))
+
+    def reduce_gradients(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        with self.watch():
+            return [
+                hvd.allreduce(gradient, op=hvd.Sum, name=f"howdah.gradient.{number}")
+                for number, gradient in enumerate(gradients)
+            ]
+
+    def reduce_rows(self, ids_U: tf.Tensor, values_UD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with self.watch():
+            return (
+                hvd.allgather(ids_U, name="howdah.rows.ids"),
+                hvd.allgather(values_UD, name="howdah.rows.values"),
+            )
+
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
+        tensor = tf.constant(array, dtype=array.dtype)
+        with self.watch():
+            return np.array(hvd.broadcast(tensor, root_rank=root, name="howdah.broadcast"))
+
+    @contextmanager
+    def _typed(self) -> Iterator[None]:
+        """Turn a failed Horovod operation, of a graph too, into RankLost."""
+        with super()._typed():
+            try:
+                yield
+            except tf.errors.OpError as error:
+                # Horovod's kernels raise UnknownError or AbortedError with Horovod's or Gloo's
+                # message; errors of other operators pass through.
+                if not _OF_A_COLLECTIVE.search(str(error)):
+                    raise
+                raise lost(self._where, getattr(error, "message", None) or str(error)) from error

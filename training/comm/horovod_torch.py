@@ -1,0 +1,48 @@
+"""Comm by Horovod for torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import horovod.torch as hvd
+import numpy as np
+import torch
+
+from training.comm.horovod import HorovodComm
+
+
+class HorovodTorchComm(HorovodComm):
+    """A world of torch processes."""
+
+    hvd = hvd
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(np.array(values, np.float64))
+        with self.watch():
+            return hvd.allreduce_(tensor, op=hvd.Sum, name="howdah.sum").numpy()
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        tensor = torch.from_numpy(np.array(array))
+        with self.watch():
+            return hvd.allgather(tensor, name=f"howdah.gather.{array.dtype}").numpy()
+
+    def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        with self.watch():
+            handles = [
+                hvd.allreduce_async_(gradient, op=hvd.Sum, name=f"howdah.gradient.{number}")
+                for number, gradient in enumerate(gradients)
+            ]
+            return [hvd.synchronize(handle) for handle in handles]
+
+    def reduce_rows(
+        self, ids_U: torch.Tensor, values_UD: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with self.watch():
+            ids = hvd.allgather_async(ids_U.contiguous(), name="howdah.rows.ids")
+            values = hvd.allgather_async(values_UD.contiguous(), name="howdah.rows.values")
+            return hvd.synchronize(ids), hvd.synchronize(values)
+
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
+        tensor = torch.from_numpy(np.array(array))
+        with self.watch():
+            return hvd.broadcast_(tensor, root_rank=root, name="howdah.broadcast").numpy()

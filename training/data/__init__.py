@@ -1,0 +1,1 @@
+"""From a dataset's shards to batches: which rows, where their bytes are, fetched ahead."""

@@ -1,0 +1,321 @@
+"""Batches for the loops: the planner's rows, gathered and padded, as numpy arrays.
+
+Both loops take these arrays, so that both frameworks see the same ids in the same order.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from howdah.core import activity, threads
+from howdah.core.activity import Activity
+from training.data.planner import (
+    Planner,
+    PlanState,
+    Rows,
+    check_world,
+    micro_batches,
+    padded_length,
+)
+from training.data.prefetch import Prefetcher
+from training.data.shards import ShardSet
+
+_BLOCK_ROWS = 512
+"""Rows that are read at once: enough to make a read's fixed cost small."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """A micro-batch of this rank. B rows, T tokens.
+
+    ids_BT, mask_BT int32; labels_B int32; weights_B float32 (the class's weight; 0 for a filler
+    row). The step's loss is the sum of weight * loss over all ranks and micro-batches, divided by
+    `global_weight`.
+    """
+
+    ids_BT: np.ndarray
+    mask_BT: np.ndarray
+    labels_B: np.ndarray
+    weights_B: np.ndarray
+    global_weight: float
+    epoch: int
+    step: int
+    """Step in the epoch."""
+    micro: int
+    micros: int
+    """This is micro-batch `micro` of `micros` of this rank's step."""
+    real_tokens: int
+    padded_tokens: int
+    """B * T."""
+    rows: Rows = field(repr=False)
+    shards: ShardSet = field(repr=False)
+
+    @property
+    def last_of_step(self) -> bool:
+        """Gradients are reduced after this micro-batch."""
+        return self.micro + 1 == self.micros
+
+    @cached_property
+    def row_ids(self) -> list[bytes]:
+        """The rows' keys (b"" for fillers), parsed at the first access: predictions need them."""
+        return [
+            self.shards.example(int(s), int(r)).id if s >= 0 else b""
+            for s, r in zip(self.rows.shard, self.rows.row, strict=True)
+        ]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The arrays that a framework gets."""
+        return {
+            "input_ids": self.ids_BT,
+            "attention_mask": self.mask_BT,
+            "labels": self.labels_B,
+            "weights": self.weights_B,
+        }
+
+
+class BatchSource:
+    """This rank's micro-batches in the plan's order, made ahead by a thread.
+
+    Args:
+        shards: the split.
+        planner: its plan.
+        rank, world: the slice to read.
+        max_tokens: of a micro-batch, padding included.
+        pad_multiple: T is a multiple of it, up to `widest`.
+        widest: positions of the model; None: no limit.
+        pad_id: token id of the padding.
+        class_weights: float[C]; None: all 1.
+        start: where to begin; None: at the first step.
+        stop_step: end, exclusive, in steps counted from epoch 0, step 0; None: the end of the
+            epoch that `start` is in.
+        prefetch: blocks of steps made ahead; 0: no thread.
+        row_ids: parse the rows' keys while their shards are open; otherwise the first access
+            parses them, which may fetch a remote shard again.
+    """
+
+    def __init__(
+        self,
+        shards: ShardSet,
+        planner: Planner,
+        *,
+        rank: int,
+        world: int,
+        max_tokens: int,
+        pad_multiple: int = 1,
+        widest: int | None = None,
+        pad_id: int = 0,
+        class_weights: np.ndarray | None = None,
+        start: PlanState | None = None,
+        stop_step: int | None = None,
+        prefetch: int = 2,
+        row_ids: bool = False,
+    ) -> None:
+        self.shards = shards
+        self.planner = planner
+        self.rank, self.world = rank, world
+        self._max_tokens = max_tokens
+        self._pad_multiple, self._widest = pad_multiple, widest
+        self._pad_id = pad_id
+        self._class_weights = (
+            None if class_weights is None else np.asarray(class_weights, dtype=np.float32)
+        )
+        start = start or planner.start()
+        planner.check(start)
+        check_world(planner.spec.global_batch_size, world)
+        per_epoch = planner.steps_per_epoch
+        self._first = start.epoch * per_epoch + start.step
+        self._stop = (start.epoch + 1) * per_epoch if stop_step is None else stop_step
+        self._block_steps = max(1, _BLOCK_ROWS * world // planner.spec.global_batch_size)
+        self._prefetch = prefetch
+        self._row_ids = row_ids
+        self._urgent: Callable[[], bool] = lambda: True
+        self._reached: Callable[[int], None] = lambda step: None
+        self.waited = 0.0
+        """Seconds that the consumer has waited for batches so far."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        if self._prefetch:
+            return self._ahead()
+        return itertools.chain.from_iterable(map(self.block, range(self.block_count)))
+
+    # -- making ------------------------------------------------------------------------------
+    @property
+    def block_count(self) -> int:
+        """Number of blocks."""
+        return max(0, -(-(self._stop - self._first) // self._block_steps))
+
+    def block(self, number: int) -> list[Batch]:
+        """The micro-batches of consecutive steps, read together.
+
+        Windows are read one after the other (a short epoch has several in a block): the cache need
+        hold the shards of one window only.
+        """
+        first = self._first + number * self._block_steps
+        stop = min(first + self._block_steps, self._stop)
+        steps = [self.planner.at(step) for step in range(first, stop)]
+        size, out, at = self.planner.window_batches, [], first
+        for _, window in itertools.groupby(steps, lambda step: (step[0], step[1] // size)):
+            inside = list(window)
+            if at > first:
+                self._reached(at)
+            out += self._read(inside)
+            at += len(inside)
+        return out
+
+    def _read(self, steps: list[tuple[int, int]]) -> list[Batch]:
+        """The micro-batches of steps (epoch, step) of one window.
+
+        N real rows of this rank, over all the steps, are gathered at once and then cut up.
+        """
+        whole = [self.planner.batch(*step) for step in steps]
+        mine = whole
+        if self.world > 1:
+            mine = [rows.take(slice(self.rank, None, self.world)) for rows in whole]
+        real = Rows.joined([rows.without_fillers() for rows in mine])
+        # [sum of lengths], one row after the other; int32[N]
+        ids = self.shards.gather(real.shard, real.row, real.length, self._urgent)
+        labels = self.shards.labels_of(real.shard, real.row)
+        row_at = token_at = 0
+        out = []
+        for (epoch, step), batch, rows in zip(steps, whole, mine, strict=True):
+            parts = micro_batches(rows, self._max_tokens, self._pad_multiple, self._widest)
+            global_weight = self._global_weight(batch)
+            for number, part in enumerate(parts):
+                count = int(part.real.sum())  # fillers come last
+                tokens = int(part.length[:count].sum())
+                ids_BT, mask_BT = self._padded(part, count, ids[token_at : token_at + tokens])
+                labels_B = np.zeros(len(part), dtype=np.int32)
+                labels_B[:count] = labels[row_at : row_at + count]
+                row_at, token_at = row_at + count, token_at + tokens
+                made = Batch(
+                    ids_BT=ids_BT,
+                    mask_BT=mask_BT,
+                    labels_B=labels_B,
+                    weights_B=self._weights(labels_B, part.real),
+                    global_weight=global_weight,
+                    epoch=epoch,
+                    step=step,
+                    micro=number,
+                    micros=len(parts),
+                    real_tokens=tokens,
+                    padded_tokens=ids_BT.size,
+                    rows=part,
+                    shards=self.shards,
+                )
+                if self._row_ids:
+                    _ = made.row_ids  # kept with the batch
+                out.append(made)
+        return out
+
+    def _padded(self, rows: Rows, count: int, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """ids_BT and mask_BT from the ids of the first `count` rows, concatenated.
+
+        A filler row has one token in its mask: softmax over no token would be NaN.
+        """
+        width = padded_length(int(rows.length[0]), self._pad_multiple, self._widest)
+        mask_BT = np.arange(width, dtype=np.int32) < rows.length[:, None]  # [T] < [B, 1]
+        ids_BT = np.full((len(rows), width), self._pad_id, dtype=np.int32)
+        ids_BT[:count][mask_BT[:count]] = ids  # in row-major order: row after row
+        return ids_BT, mask_BT.astype(np.int32)
+
+    def _weights(self, labels_B: np.ndarray, real: np.ndarray) -> np.ndarray:
+        weights = real.astype(np.float32)
+        return weights if self._class_weights is None else weights * self._class_weights[labels_B]
+
+    def _global_weight(self, batch: Rows) -> float:
+        """Sum of weights over the GLOBAL batch, which every rank computes without reading a row."""
+        count = int(batch.real.sum())
+        if self._class_weights is None:
+            return float(count)
+        labels = self.shards.labels_of(batch.shard[:count], batch.row[:count])
+        return float(self._class_weights[labels].sum(dtype=np.float64))
+
+    # -- ahead of time -------------------------------------------------------------------------
+    def _ahead(self) -> Iterator[Batch]:
+        """Batches made by a thread, some blocks ahead; the queue's items are whole blocks."""
+        ready: queue.Queue = queue.Queue(maxsize=self._prefetch)
+        closed = threading.Event()
+
+        def put(item: object) -> bool:
+            if ready.full():
+                # Nothing is read until a block is consumed: until then the cache may use our room
+                # for a rank that is behind, or for an evaluation in between.
+                self.shards.release()
+                if prefetcher:
+                    prefetcher.reader_waits()
+            while not closed.is_set():
+                try:
+                    ready.put(item, timeout=0.1)
+                    return True
+                except queue.Full:
+                    continue
+            return False
+
+        reading = Activity("input")
+
+        def work() -> None:
+            reading.follow()
+            try:
+                for number in range(self.block_count):
+                    if prefetcher:
+                        prefetcher.reached(self._first + number * self._block_steps)
+                    block = self.block(number)
+                    reading.advanced()
+                    if prefetcher and number + 1 < self.block_count:
+                        # While this block waits to be consumed, lease the next one's shards.
+                        prefetcher.reached(self._first + (number + 1) * self._block_steps)
+                    elif prefetcher:
+                        prefetcher.close()
+                    if not put(block):
+                        return
+                self.shards.release()
+                put(None)
+            except BaseException as error:  # noqa: BLE001 - handed to the consumer, who raises it
+                put(error)
+
+        def urgent() -> bool:
+            if prefetcher:
+                prefetcher.reader_waits()
+            return ready.empty()
+
+        def reached(step: int) -> None:
+            if prefetcher:
+                prefetcher.reached(step)
+
+        self._urgent, self._reached = urgent, reached
+        prefetcher = None
+        if self.shards.files.cached and self.block_count:
+            prefetcher = Prefetcher(
+                self.shards.files,
+                self.planner,
+                first=self._first,
+                stop=self._stop,
+                rank=self.rank,
+                world=self.world,
+            )
+        thread = threads.start(work, name="batches", failed=threads.REPORT)  # none leaves `work`
+        try:
+            while True:
+                begun = time.perf_counter()
+                with activity.waiting_for(reading):
+                    item = ready.get()
+                self.waited += time.perf_counter() - begun
+                if item is None:
+                    return
+                if isinstance(item, BaseException):
+                    raise item
+                yield from item
+        finally:
+            closed.set()
+            if prefetcher:
+                prefetcher.close()
+            thread.join()
+            self.shards.release()  # also where the consumer stopped before the end

@@ -1,0 +1,188 @@
+"""The control channel between a training process and its agent: orders down, reports up.
+
+An agent (jobs/agent/agent.py) starts the process before it has a rank, with one end of a socket
+pair, whose number is in HOWDAH_LINK_FD. One JSON object a line, both ways. When the other end is
+closed the agent is gone, and the process ends at once: no other process could stop it any more.
+
+    world       generation, env                 join this world, with this place in it
+    change      generation, lost                another world is wanted: leave at the end of a step
+                                                that all ranks agree on; lost: a member is gone
+    stop        save                            end (exit code 143), saving first if asked
+
+    ready       import_seconds                  it can join a world
+    joined      generation, rank
+    beat        phase, phase_seconds, step      every second
+    step        rank, step, total_steps, epoch, loss, examples_per_second, step_seconds (own work),
+                wait_seconds (in collectives)   at most every second
+    commit      step                            the state is kept in memory
+    checkpoint  step, path                      is whole on storage (rank 0)
+    tracking    mlflow_run_id                   of the run in MLflow (rank 0), at a world's begin
+    say         line                            rank 0's console
+    data        local_bytes, remote_bytes, fetches
+    left        generation, reason, step        has left that world ("lost", "changed"), with that
+                                                step in memory (null: none); waits for another
+    failed      exit_code, error, consequence,  why this process ends (error: failure.describe);
+                step                            consequence: others failed first
+    finished                                    it ends, with exit code 0
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from howdah.core import shorten, threads
+from howdah.errors import UsageError
+
+__all__ = ["ENVIRONMENT", "ControlChannel", "ChannelConsole", "World"]
+
+ENVIRONMENT = "HOWDAH_LINK_FD"
+_LINE_BYTES = 2**18
+"""Of one message; an agent takes four times as much (jobs/training_process.py)."""
+_AGENT_GONE = 143
+"""Exit code of a process whose agent is gone."""
+
+
+@dataclass(frozen=True)
+class World:
+    """A world for this process to join."""
+
+    generation: int
+    env: dict[str, str]
+    """Its place in it, as Horovod reads it (HOROVOD_RANK, HOROVOD_SIZE...)."""
+
+    @property
+    def elastic(self) -> bool:
+        """A lost rank ends this world, not the job."""
+        return self.env.get("HOROVOD_ELASTIC") == "1"
+
+
+class ControlChannel:
+    """The training process's end of the channel. Any thread may send messages.
+
+    Args:
+        descriptor: number of the open socket.
+        gone: called in a thread when the agent is gone.
+    """
+
+    def __init__(
+        self, descriptor: int, gone: Callable[[], None] = lambda: os._exit(_AGENT_GONE)
+    ) -> None:
+        self._gone = gone
+        self._socket = socket.socket(fileno=descriptor)
+        self._sending = threading.Lock()
+        self._worlds: queue.SimpleQueue[World] = queue.SimpleQueue()
+        self._on_stop: Callable[[bool], None] = lambda save: os._exit(_AGENT_GONE)
+        self._on_loss: Callable[[], None] = lambda: None
+        self._wanted = 0
+        self.generation = 0
+        """Of the world that this process is in; 0 before the first."""
+
+    @classmethod
+    def of_environment(cls) -> ControlChannel | None:
+        """The channel that the agent has passed on; None where no agent started this process.
+
+        Raises:
+            UsageError: HOWDAH_LINK_FD names no socket.
+        """
+        number = os.environ.pop(ENVIRONMENT, None)  # not for children: it would be half theirs
+        if number is None:
+            return None
+        try:
+            channel = cls(int(number))
+        except (ValueError, OSError) as error:
+            raise UsageError(
+                "the control channel to the agent cannot be used",
+                where=ENVIRONMENT,
+                expected="the number of an open socket",
+                got=f"{number!r}: {error}",
+                remedy="leave it to `howdah submit` to start training on the cluster",
+            ) from None
+        channel._socket.set_inheritable(False)
+        return channel
+
+    # ------------------------------------------------------------------------------ upwards
+    def send(self, kind: str, **fields: Any) -> None:
+        """Send a message; texts that are too long lose their middle. The reading thread notices an
+        agent that is gone."""
+        message = shorten.message({"type": kind, **fields}, _LINE_BYTES)
+        data = json.dumps(message).encode() + b"\n"
+        with self._sending, contextlib.suppress(OSError):
+            self._socket.sendall(data)
+
+    # ---------------------------------------------------------------------------- downwards
+    def listen(self, *, on_stop: Callable[[bool], None], on_loss: Callable[[], None]) -> None:
+        """Read orders from now on, in a thread.
+
+        Args:
+            on_stop: end the job, saving first or not; called in that thread.
+            on_loss: a member of this world is gone; likewise.
+        """
+        self._on_stop, self._on_loss = on_stop, on_loss
+        # Without the channel this process must exit: it could neither be stopped nor moved to
+        # another world.
+        threads.start(self._read, name="control channel", failed=lambda error: self._gone())
+
+    def next_world(self) -> World:
+        """Wait for the world to join next: the newest that the agent has sent."""
+        world = self._worlds.get()
+        while not self._worlds.empty():
+            world = self._worlds.get()
+        self.generation = world.generation
+        return world
+
+    @property
+    def change_wanted(self) -> bool:
+        """Another world is to replace this one: leave it at the end of the step."""
+        return self._wanted > self.generation
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError), self._socket.makefile("rb") as lines:
+            for line in lines:
+                self._receive(json.loads(line))
+        self._gone()
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        kind = message["type"]
+        if kind == "world":
+            env = {str(name): str(value) for name, value in message["env"].items()}
+            self._worlds.put(World(int(message["generation"]), env))
+        elif kind == "change":
+            self._wanted = max(self._wanted, int(message["generation"]))
+            if message.get("lost"):
+                self._on_loss()
+        elif kind == "stop":
+            self._on_stop(bool(message.get("save", True)))
+        # Other types may come from an agent of a later version: they are ignored.
+
+
+class ChannelConsole:
+    """Rank 0's console under an agent: its lines go up the channel, and `howdah submit` shows them.
+
+    As much of a text stream as `Progress` needs.
+    """
+
+    def __init__(self, channel: ControlChannel) -> None:
+        self._channel = channel
+        self._rest = ""
+
+    def isatty(self) -> bool:
+        """No terminal: lines, not a bar."""
+        return False
+
+    def write(self, text: str) -> int:
+        """Send every line that is whole."""
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in lines:
+            self._channel.send("say", line=line)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing to do: only an unfinished line is buffered."""

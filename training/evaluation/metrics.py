@@ -1,0 +1,185 @@
+"""Classification metrics from labels and logits. Pure numpy: no I/O, no framework.
+
+By scikit-learn's definitions (the tests compare); calibration by Guo et al., 2017.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from howdah.config.metric_table import METRICS
+from howdah.errors import ConfigError, DataError, ModelError
+
+__all__ = ["classification_metrics", "log_softmax", "require", "softmax"]
+
+ECE_BINS = 15
+
+
+def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
+    """Natural logarithm of the softmax over the last axis, in float64, without overflow."""
+    shifted = np.asarray(logits_NC, np.float64)
+    shifted = shifted - shifted.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def softmax(logits_NC: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis, in float64."""
+    return np.exp(log_softmax(logits_NC))
+
+
+def classification_metrics(
+    labels_N: np.ndarray, logits_NC: np.ndarray, label_names: Sequence[str]
+) -> dict:
+    """Metrics of a classifier over a whole split.
+
+    Macro averages cover the classes that occur as a label or as a prediction (scikit-learn's
+    default). `roc_auc` is one-versus-rest, averaged over classes that have both positive and
+    negative rows; None without such a class. 0/0 counts as 0.
+
+    Args:
+        labels_N: int, class numbers.
+        logits_NC: float, scores before the softmax.
+        label_names: C names in the order of the columns.
+    Returns:
+        Plain JSON: `rows`, the METRICS, `labels`, `per_class` (precision, recall, f1, support,
+        roc_auc by name), `confusion_matrix` (row: label, column: prediction), `reliability` (the
+        bins of `ece`: lower, upper, rows, confidence, accuracy).
+    Raises:
+        DataError: no rows, or a label outside 0 .. C-1.
+        ModelError: logits with NaN or infinity, or of another number of classes.
+    """
+    labels, logits = _checked(labels_N, logits_NC, label_names)
+    classes = len(label_names)
+    log_probabilities = log_softmax(logits)
+    probabilities = np.exp(log_probabilities)
+    predicted = logits.argmax(axis=1)
+    confusion = np.bincount(labels * classes + predicted, minlength=classes * classes)
+    confusion = confusion.reshape(classes, classes)
+
+    hits = np.diagonal(confusion).astype(np.float64)
+    support, guesses = confusion.sum(axis=1), confusion.sum(axis=0)
+    precision, recall = _ratio(hits, guesses), _ratio(hits, support)
+    f1 = _ratio(2 * hits, support + guesses)
+    areas = [_roc_auc(labels == c, probabilities[:, c]) for c in range(classes)]
+    defined = [area for area in areas if area is not None]
+    seen = (support + guesses) > 0
+    share = support / support.sum()
+    bins, ece = _calibration(probabilities.max(axis=1), predicted == labels)
+    return {
+        "rows": len(labels),
+        "loss": float(-log_probabilities[np.arange(len(labels)), labels].mean()),
+        "accuracy": float(hits.sum() / len(labels)),
+        "macro_precision": float(precision[seen].mean()),
+        "macro_recall": float(recall[seen].mean()),
+        "macro_f1": float(f1[seen].mean()),
+        "weighted_precision": float(precision @ share),
+        "weighted_recall": float(recall @ share),
+        "weighted_f1": float(f1 @ share),
+        "roc_auc": sum(defined) / len(defined) if defined else None,
+        "ece": ece,
+        "labels": list(label_names),
+        "per_class": {
+            name: {
+                "precision": float(precision[c]),
+                "recall": float(recall[c]),
+                "f1": float(f1[c]),
+                "support": int(support[c]),
+                "roc_auc": areas[c],
+            }
+            for c, name in enumerate(label_names)
+        },
+        "confusion_matrix": confusion.tolist(),
+        "reliability": bins,
+    }
+
+
+def require(metric: str) -> None:
+    """Refuse, before training, a metric that evaluations do not compute.
+
+    Raises:
+        ConfigError: it is not in METRICS, or not computed here.
+    """
+    measured = classification_metrics(np.array([0, 1]), np.eye(2), ("a", "b"))
+    if metric in METRICS and metric in measured:
+        return
+    raise ConfigError(
+        f"no evaluation computes the metric {metric!r}",
+        where="evaluation.metric",
+        expected=", ".join(name for name in METRICS if name in measured),
+        got=metric,
+        remedy="choose another one; training/evaluation/metrics.py must compute what"
+        " howdah/config/metric_table.py lists",
+    )
+
+
+def _checked(
+    labels_N: np.ndarray, logits_NC: np.ndarray, label_names: Sequence[str]
+) -> tuple[np.ndarray, np.ndarray]:
+    labels, logits = np.asarray(labels_N, np.int64), np.asarray(logits_NC, np.float64)
+    classes = len(label_names)
+    if len(labels) == 0:
+        raise DataError(
+            "there is nothing to evaluate: the split has no rows",
+            remedy="give the split a share in data.split, or evaluate another one",
+        )
+    if logits.shape != (len(labels), classes):
+        raise ModelError(
+            "the model's output does not fit the labels",
+            expected=f"logits of shape ({len(labels)}, {classes})",
+            got=str(logits.shape),
+            remedy="model and dataset must have the same labels",
+        )
+    if labels.min() < 0 or labels.max() >= classes:
+        bad = labels[(labels < 0) | (labels >= classes)]
+        raise DataError(
+            "a row's label is not among the labels",
+            expected=f"0..{classes - 1}",
+            got=f"{int(bad[0])} (and {len(bad) - 1} more rows)" if len(bad) > 1 else str(bad[0]),
+        )
+    broken = ~np.isfinite(logits).all(axis=1)
+    if broken.any():
+        raise ModelError(
+            "the model gives NaN or infinity",
+            got=f"{int(broken.sum())} of {len(labels)} rows",
+            remedy="the training diverged: lower training.learning_rate or use precision fp32",
+        )
+    return labels, logits
+
+
+def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
+
+
+def _roc_auc(positive_N: np.ndarray, score_N: np.ndarray) -> float | None:
+    """Area under the ROC curve as the Mann-Whitney statistic; ties count half."""
+    positives = int(positive_N.sum())
+    negatives = len(positive_N) - positives
+    if not positives or not negatives:
+        return None
+    _, inverse, counts = np.unique(score_N, return_inverse=True, return_counts=True)
+    # Mean rank (from 1) of each group of equal scores.
+    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
+    rank_sum = float(ranks[positive_N].sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+def _calibration(confidence_N: np.ndarray, correct_N: np.ndarray) -> tuple[list[dict], float]:
+    """Bins of equal width over the predicted class's probability; expected calibration error."""
+    bin_N = np.minimum((confidence_N * ECE_BINS).astype(int), ECE_BINS - 1)
+    rows = np.bincount(bin_N, minlength=ECE_BINS)
+    confidence = _ratio(np.bincount(bin_N, confidence_N, ECE_BINS), rows)
+    accuracy = _ratio(np.bincount(bin_N, correct_N, ECE_BINS), rows)
+    ece = float((rows * np.abs(accuracy - confidence)).sum() / len(confidence_N))
+    bins = [
+        {
+            "lower": b / ECE_BINS,
+            "upper": (b + 1) / ECE_BINS,
+            "rows": int(rows[b]),
+            "confidence": float(confidence[b]) if rows[b] else None,
+            "accuracy": float(accuracy[b]) if rows[b] else None,
+        }
+        for b in range(ECE_BINS)
+    ]
+    return bins, ece

@@ -1,0 +1,119 @@
+"""The end of a run: the best weights are evaluated, exported and reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from howdah import storage
+from training.checkpoint.manager import load as load_checkpoint
+from training.checkpoint.read import model_weights
+from training.checkpoint.state import TrainState
+from training.comm.base import Comm
+from training.evaluation import report
+from training.hooks.evaluator import Forward
+from training.hooks.resumable import ResumableState
+from training.hooks.saver import CheckpointSaver
+from training.prepare import Job
+from training.run.run import Run
+from training.serving import evaluate as evaluation
+from training.serving.export import export
+from training.serving.run_info import describe_run
+
+__all__ = ["conclude"]
+
+
+def conclude(
+    job: Job,
+    comm: Comm,
+    run: Run,
+    resumable: ResumableState,
+    saver: CheckpointSaver,
+    *,
+    served: Forward,
+    restore: Callable[[Mapping[str, np.ndarray]], None],
+) -> None:
+    """Evaluate the best weights (else the last), export them, report. Every rank enters: each
+    evaluates its share of the rows, by the same weights.
+
+    Args:
+        served: inference in float32, as the export is served.
+        restore: puts weights, by their plain names, into the model.
+    """
+    state = resumable.state
+    run.heartbeat.send("concluding")
+    best: dict[str, np.ndarray] = {}
+    step, epochs = state.step, state.epochs
+    run.check_fence()
+    if run.checkpoints is not None:
+        run.checkpoints.wait()
+    saver.agree_on_the_best()
+    run.last_save.arm(None)
+    run.end_steps()
+    if state.best_step is not None and state.best_step != state.step:
+        step = state.best_step
+        if run.checkpoints is not None:
+            found = load_checkpoint(run.checkpoints.path_of(step))
+            best, epochs = model_weights(found.tensors), TrainState.from_meta(found.meta).epochs
+        # Rank 0 alone has read them; every rank enters.
+        epochs = comm.broadcast_json(epochs)
+        restore(comm.broadcast(best))
+    metrics: dict[str, dict[str, Any]] = {}
+    for split in job.config.evaluation.splits:
+        if job.has(split):
+            with run.heartbeat.during("evaluate"):
+                metrics[split] = _final_evaluation(job, comm, run, split, served)
+            run.metrics.evaluated(replace(state, step=step, epochs=epochs), split, metrics[split])
+    if comm.rank == 0:
+        with run.heartbeat.during("save", "exporting"):
+            run.finish(state, metrics, framework_precision=job.precision)
+            _export(job, run, step, best or dict(resumable.weights()), metrics)
+    # Every rank enters. A rank that left now could not train on if rank 0 is lost while it exports.
+    comm.barrier()
+
+
+def _final_evaluation(
+    job: Job, comm: Comm, run: Run, split: str, served: Forward
+) -> dict[str, Any]:
+    predictions = None
+    if job.config.evaluation.predictions:
+        predictions = storage.join(run.directory, "predictions", split)
+    source = job.eval_source(split, comm, row_ids=predictions is not None)
+    return evaluation.evaluate(
+        served,
+        source,
+        comm,
+        job.labels,
+        predictions,
+        run.run_id,
+        what=f"evaluating {split}",
+        rows=source.planner.rows,
+        check=run.check_fence,
+    )
+
+
+def _export(
+    job: Job, run: Run, step: int, weights: dict[str, np.ndarray], metrics: dict[str, dict]
+) -> None:
+    info = describe_run(
+        config=job.config,
+        dataset=job.dataset,
+        base=job.base,
+        run_id=run.run_id,
+        step=step,
+        metrics=metrics,
+    )
+    target = export(
+        storage.join(run.directory, "export"),
+        weights=weights,
+        base_config=job.model_config,
+        tokenizer_files=job.base.tokenizer_files,
+        label_names=job.labels,
+        run_info=info,
+        check=run.check_fence,
+    )
+    run.say(f"exported step {step} to {target}")
+    report.write(run.directory, check=run.check_fence)

@@ -1,0 +1,104 @@
+"""Evaluations on the validation split during training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from howdah.config.splits import VALIDATION
+from training.checkpoint.state import score_of
+from training.comm.base import Comm, lost
+from training.hooks.resumable import ResumableState
+from training.hooks.saver import CheckpointSaver, Evaluated
+from training.prepare import Job
+from training.run.run import Run
+from training.serving import evaluate as evaluation
+
+__all__ = ["Evaluator", "Forward"]
+
+Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
+"""(ids_BT, mask_BT) -> logits_BC."""
+
+
+class Evaluator:
+    """Evaluates one world's model during training.
+
+    Args:
+        job, comm, run, resumable, saver: of this world.
+        forward: inference with the model as it is, in the precision that it trains in.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        comm: Comm,
+        run: Run,
+        resumable: ResumableState,
+        saver: CheckpointSaver,
+        *,
+        forward: Forward,
+    ) -> None:
+        self._job, self._comm, self._run = job, comm, run
+        self._resumable, self._saver, self._forward = resumable, saver, forward
+        resumable.evaluation_due &= job.has(VALIDATION)
+
+    @property
+    def due(self) -> bool:
+        """This step's evaluation is due and not done; the same on every rank."""
+        return self._resumable.evaluation_due
+
+    def schedule(self) -> None:
+        """Set `due` for the step that has just been done; under `run.update_lock`."""
+        self._resumable.evaluation_due = self._job.has(VALIDATION) and self._falls_on_this_step()
+
+    def _falls_on_this_step(self) -> bool:
+        every, step = self._job.config.evaluation.every_steps, self._resumable.state.step
+        ends_epoch = self._resumable.steps_in_epoch == 0
+        due = ends_epoch if every is None else step % every == 0
+        return due or step >= self._job.schedule.steps
+
+    def evaluate(self) -> Evaluated:
+        """Evaluate on validation and judge the score. Every rank enters: the rows are divided
+        among all, and metrics and best step must be the same everywhere.
+
+        Raises:
+            Interrupted, Terminated: some rank was asked to stop; the state is saved, and the
+                evaluation is done when the run goes on.
+            RankLost: a rank is known to be gone.
+        """
+        run, state, config = self._run, self._resumable.state, self._job.config
+        with run.metrics.paused(), run.heartbeat.during("evaluate"):
+            source = self._job.eval_source(VALIDATION, self._comm, config.evaluation.max_rows)
+            metrics = evaluation.evaluate(
+                self._forward,
+                source,
+                self._comm,
+                self._job.labels,
+                what="evaluating validation",
+                rows=source.planner.rows,
+                stop=self._asked_to_stop,
+            )
+            if metrics is not None:
+                run.metrics.evaluated(state, VALIDATION, metrics)
+        if metrics is None:  # on every rank
+            self._saver.save_and_stop()
+        metric = config.evaluation.metric
+        score = score_of(metrics, metric)
+        self._saver.agree_on_the_best()
+        with run.update_lock:
+            judged = state.judge(score, config.training.early_stopping, metric=metric)
+            self._resumable.evaluation_due = False
+        return Evaluated(score=score, save=judged.is_best or judged.stop)
+
+    def _asked_to_stop(self) -> bool:
+        asked = self._run.stops.requested()
+        if self._run.stops.alone:  # no collective can be trusted
+            raise self._run.stop_error()
+        if self._run.loss_known:
+            # The evaluation cannot be finished: it is begun again in the next world, at once
+            # instead of when the rest of its rows would have been computed.
+            raise lost(
+                f"rank {self._comm.rank} of {self._comm.size}", "another rank was lost meanwhile"
+            )
+        return asked

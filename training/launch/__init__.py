@@ -1,0 +1,1 @@
+"""`howdah train`: starts the ranks and judges by what they left."""

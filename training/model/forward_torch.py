@@ -1,0 +1,311 @@
+"""Classifiers in torch, from plain arrays under Hugging Face's names.
+
+Used instead of transformers' class for speed. Importing that class takes each rank some seconds,
+twice as long as torch itself; and on a CPU a quarter of its step is spent on drawing dropout's
+numbers on one thread and on a softmax that checks for rows without any token, which do not occur
+here (docs/decisions/training-speed.md).
+
+A family (howdah/data/family.py) names its tensors and its forward pass, one of FORWARD_PASSES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from howdah.config.model import ModelSection, TrainingSection
+from howdah.data.family import family_of
+from training.model import parameters
+from training.model.kernels_torch import dropout_factors, linear
+from training.model.parameters import BLOCKED
+
+__all__ = [
+    "FORWARD_PASSES",
+    "EncoderClassifier",
+    "build",
+    "forward_fn",
+    "import_weights",
+    "weights",
+]
+
+_ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_new": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+}
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class EncoderClassifier(torch.nn.Module):
+    """The forward pass "post-norm": a norm behind each sublayer; the head takes the first token.
+
+    Parameters are float32 under Hugging Face's names; it computes in `compute_dtype`.
+    Source: transformers' `modeling_distilbert.py`.
+
+    Args:
+        config: the base's config.json, defaults filled in.
+        weights: float32 by name, all of them; copied.
+        trainable: names that training changes.
+        rates: dropout of the transformer, the attention weights, and before the classifier.
+        compute_dtype: of matrix products and of what lies between them; norms and softmax compute
+            in float32 inside.
+        recompute: compute activations inside layers again in the backward pass, to save memory.
+        device: torch's name of the device.
+    """
+
+    def __init__(
+        self,
+        config: Mapping,
+        weights: Mapping[str, np.ndarray],
+        *,
+        trainable: list[str],
+        rates: tuple[float, float, float],
+        compute_dtype: torch.dtype = torch.float32,
+        recompute: bool = False,
+        device: str = "cpu",
+    ) -> None:
+        super().__init__()
+        self.config = dict(config)
+        self.family = family_of(config)
+        self.compute_dtype = compute_dtype
+        self.rates = rates
+        self._recompute = recompute
+        self._named: dict[str, torch.nn.Parameter] = {}
+        for name, array in weights.items():
+            tensor = torch.from_numpy(np.array(array, np.float32)).to(device)
+            parameter = torch.nn.Parameter(tensor, requires_grad=name in trainable)
+            _parent_module(self, name).register_parameter(name.rpartition(".")[2], parameter)
+            self._named[name] = parameter
+
+    def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, C] float32.
+
+        Args:
+            ids_BT: int64.
+            mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
+        """
+        dropout, _, classifier_dropout = self.rates
+        blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
+        # Filled in float32: the conversion to fp16, whose range is smaller, gives -inf.
+        blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
+        hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
+        layers = self.config[self.family.keys.layers]
+        for number in range(layers):
+            name = self.family.layer_name(number)
+            layer = partial(self._layer, name, first_only=number == layers - 1)
+            if self._recompute and self.training:
+                hidden_BTD = checkpoint(layer, hidden_BTD, blocked_BT, use_reentrant=False)
+            else:
+                hidden_BTD = layer(hidden_BTD, blocked_BT)
+        inner, outer = self.family.head
+        first_BD = F.relu(self._linear(hidden_BTD[:, 0], inner))
+        logits_BC = self._linear(self._dropped(first_BD, classifier_dropout), outer)
+        return logits_BC.float()
+
+    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+        family = self.family
+        # A sparse gradient holds the rows that a batch touches, not a dense table of zeros.
+        words_BTD = F.embedding(ids_BT, self._named[family.word_embeddings], sparse=True)
+        first = family.position_offset
+        positions_TD = self._named[family.position_embeddings][first : first + ids_BT.shape[1]]
+        norm = family.prefix + family.embeddings + family.embeddings_norm
+        return self._norm(words_BTD + positions_TD, norm)
+
+    def _layer(
+        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, *, first_only: bool
+    ) -> torch.Tensor:
+        """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
+        part = self.family.layer
+        own_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
+        attended_BQD = self._attend(own_BQD, hidden_BTD, blocked_BT, layer)
+        own_BQD = self._norm(attended_BQD + own_BQD, layer + part.attention_norm)
+        inner_BQH = self._linear(own_BQD, layer + part.inner)
+        inner_BQH = _ACTIVATIONS[self.config[self.family.activation]](inner_BQH)
+        outer_BQD = self._dropped(self._linear(inner_BQH, layer + part.outer), self.rates[0])
+        return self._norm(outer_BQD + own_BQD, layer + part.output_norm)
+
+    def _attend(
+        self,
+        own_BQD: torch.Tensor,
+        hidden_BTD: torch.Tensor,
+        blocked_BT: torch.Tensor,
+        layer: str,
+    ) -> torch.Tensor:
+        part = self.family.layer
+        if own_BQD is hidden_BTD:  # one product instead of three
+            query, key, value = self._by_head(hidden_BTD, layer, part.query, part.key, part.value)
+        else:
+            (query,) = self._by_head(own_BQD, layer, part.query)
+            key, value = self._by_head(hidden_BTD, layer, part.key, part.value)
+        attend = self._attend_fused if hidden_BTD.is_cuda else self._attend_plainly
+        context = attend(query, key, value, blocked_BT).transpose(1, 2)  # [B, Q, heads, D / heads]
+        return self._linear(context.flatten(-2), layer + part.attended)
+
+    def _by_head(self, x: torch.Tensor, layer: str, *names: str) -> tuple[torch.Tensor, ...]:
+        """A projection of x for each name: [B, heads, T, D / heads]."""
+        projected = self._linear(x, *(layer + name for name in names))
+        shape = (len(names), self.config[self.family.keys.heads], -1)
+        # [B, T, names, heads, D / heads] -> [names, B, heads, T, D / heads]
+        return projected.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind()
+
+    def _attend_fused(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        blocked_BT: torch.Tensor,
+    ) -> torch.Tensor:
+        """[B, heads, Q, D / heads], by the GPU's fused kernel, dropout included."""
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=blocked_BT[:, None, None],
+            dropout_p=self.rates[1] if self.training else 0.0,
+        )
+
+    def _attend_plainly(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        blocked_BT: torch.Tensor,
+    ) -> torch.Tensor:
+        """[B, heads, Q, D / heads], step by step: the CPU's fused kernel has no dropout.
+
+        N is B * heads.
+        """
+        by_head = query.shape  # [B, heads, Q, D / heads]
+        query, key, value = (part.flatten(0, 1) for part in (query, key, value))
+        blocked_N1T = blocked_BT[:, None].repeat_interleave(by_head[1], dim=0)
+        scores_NQT = torch.baddbmm(
+            blocked_N1T, query, key.transpose(1, 2), alpha=by_head[-1] ** -0.5
+        )
+        weights_NQT = self._dropped(scores_NQT.softmax(-1), self.rates[1])
+        return torch.bmm(weights_NQT, value).view(by_head)
+
+    def _linear(self, x: torch.Tensor, *names: str) -> torch.Tensor:
+        """The outputs of the linear layers of these names for x, concatenated."""
+        weights, biases = (
+            [self._named[f"{name}.{part}"] for name in names] for part in ("weight", "bias")
+        )
+        return linear(x, weights, biases)
+
+    def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        weight_D, bias_D = self._named[name + ".weight"], self._named[name + ".bias"]
+        if x.is_cuda:  # CUDA's kernel takes no float32 weights for bf16 input
+            x = x.float()
+        epsilon = self.family.norm_epsilon
+        return F.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon).to(self.compute_dtype)
+
+    def _dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
+        if not self.training or rate == 0.0:
+            return x
+        return F.dropout(x, rate) if x.is_cuda else x * dropout_factors(x, rate)
+
+
+FORWARD_PASSES: dict[str, type[EncoderClassifier]] = {"post-norm": EncoderClassifier}
+"""By ModelFamily.forward (howdah/data/family.py)."""
+
+
+def _parent_module(net: torch.nn.Module, name: str) -> torch.nn.Module:
+    """The module that holds the parameter of this dotted name; made where it is missing."""
+    module = net
+    for part in name.split(".")[:-1]:
+        if part not in module._modules:
+            module.add_module(part, torch.nn.Module())
+        module = module._modules[part]
+    return module
+
+
+def build(
+    base_config: Mapping,
+    weights: Mapping[str, np.ndarray],
+    *,
+    num_labels: int,
+    training: TrainingSection,
+    model: ModelSection,
+    precision: str = "fp32",
+    device: str = "cpu",
+) -> EncoderClassifier:
+    """The model with the run's dropouts and frozen parts; its parameters are float32.
+
+    Args:
+        base_config: config.json as a dict, defaults filled in.
+        weights: by Hugging Face's torch names; a new classifier is added where they have none for
+            `num_labels`.
+        num_labels: classes.
+        training, model: the configuration's sections.
+        precision: fp32, bf16 or fp16, to compute in.
+        device: torch's name of the device.
+    Raises:
+        ModelError: an unknown family, or an activation that it does not have.
+        ConfigError: model.freeze_layers exceeds the model's layers.
+    """
+    family = family_of(base_config)
+    family.check_activation(base_config)
+    return FORWARD_PASSES[family.forward](
+        base_config,
+        parameters.start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),
+        trainable=parameters.trainable_names(base_config, model),
+        rates=parameters.dropout_rates(base_config, model),
+        compute_dtype=_DTYPES[precision],
+        recompute=training.gradient_checkpointing,
+        device=device,
+    )
+
+
+def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
+    """All weights, float32 by Hugging Face's torch names.
+
+    Copy an array to keep it: it may be the model's own memory.
+    """
+    for name, parameter in net.named_parameters():
+        yield name, parameter.detach().to("cpu", torch.float32).numpy()
+
+
+@torch.no_grad()
+def import_weights(net: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+    """Copy weights into the model in place; names and shapes must be the model's."""
+    own = dict(net.named_parameters())
+    if set(own) != set(arrays):
+        raise KeyError(f"weights and model differ in {sorted(set(own) ^ set(arrays))[:5]}")
+    for name, parameter in own.items():
+        parameter.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+
+
+def forward_fn(
+    net: EncoderClassifier, *, as_served: bool = False
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """(ids_BT, mask_BT) -> logits_BC float32, without dropout and gradient.
+
+    Args:
+        net: the model; its mode is restored after each call.
+        as_served: compute in float32, as training/serving/serve.py does, whatever the training
+            precision.
+    """
+    device = next(net.parameters()).device
+
+    def forward(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+        training, dtype = net.training, net.compute_dtype
+        net.eval()
+        if as_served:
+            net.compute_dtype = torch.float32
+        try:
+            with torch.inference_mode():
+                logits_BC = net(
+                    torch.from_numpy(ids_BT).to(device, torch.int64),
+                    torch.from_numpy(mask_BT).to(device),
+                )
+        finally:
+            net.train(training)
+            net.compute_dtype = dtype
+        return logits_BC.cpu().numpy()
+
+    return forward

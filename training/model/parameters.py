@@ -1,0 +1,124 @@
+"""Initial weights, trainable and decayed tensors, dropout: pure functions of names and config.
+
+Shared by both frameworks, so that both start from the same classifier, train and decay the same
+tensors, and send them in the same order. Names are Hugging Face's torch names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+
+import numpy as np
+
+from howdah.config.model import ModelSection
+from howdah.data.family import family_of
+from howdah.errors import ConfigError
+
+__all__ = [
+    "BLOCKED",
+    "decays",
+    "dropout_draw",
+    "dropout_rates",
+    "dropout_seed",
+    "start_weights",
+    "trainable_names",
+    "with_dropouts",
+]
+
+BLOCKED = -1e9
+"""Added to attention scores of padding."""
+
+
+def start_weights(
+    config: Mapping, weights: Mapping[str, np.ndarray], *, num_labels: int, seed: int
+) -> dict[str, np.ndarray]:
+    """All tensors that a run starts from: the base's, and a new classifier where it has none.
+
+    Args:
+        config: the base's config.json, defaults filled in.
+        weights: float32 by name; the encoder's, and all or none of the head's.
+        num_labels: classes.
+        seed: of the new classifier: normal(0, initializer_range), biases 0, as in transformers.
+    Returns:
+        name -> float32, the encoder's tensors in the model's order, then the head's.
+    """
+    family = family_of(config)
+    heads = family.head_shapes(config, num_labels)
+    result = {name: weights[name] for name in family.encoder_shapes(config)}
+    if all(name in weights and weights[name].shape == shape for name, shape in heads.items()):
+        return result | {name: weights[name] for name in heads}
+    for name, shape in heads.items():
+        # A generator for each tensor: its numbers do not depend on the other tensors.
+        generator = np.random.Generator(np.random.Philox(key=_stream(seed, name)))
+        drawn = generator.standard_normal(shape, np.float32) * np.float32(
+            config["initializer_range"]
+        )
+        result[name] = np.zeros(shape, np.float32) if name.endswith("bias") else drawn
+    return result
+
+
+def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
+    """Names of the tensors that training changes, in the model's order, classifier last.
+
+    Raises:
+        ConfigError: model.freeze_layers exceeds the model's layers.
+    """
+    family = family_of(config)
+    layers = config[family.keys.layers]
+    if model.freeze_layers > layers:
+        raise ConfigError(
+            "more layers are to be frozen than the base model has",
+            where="model.freeze_layers",
+            expected=f"at most {layers}",
+            got=str(model.freeze_layers),
+            remedy="lower it; with all layers frozen only the classifier is trained",
+        )
+    frozen = tuple(family.layer_name(number) for number in range(model.freeze_layers))
+    if model.freeze_embeddings:
+        frozen += (family.prefix + family.embeddings,)
+    names = (*family.encoder_shapes(config), *family.head_names)
+    return [name for name in names if not name.startswith(frozen)]
+
+
+def decays(name: str) -> bool:
+    """Whether weight decay applies: to all tensors but biases and LayerNorm."""
+    return not name.endswith(".bias") and "layer_norm" not in name and "LayerNorm" not in name
+
+
+def dropout_rates(config: Mapping, model: ModelSection) -> tuple[float, float, float]:
+    """(transformer, attention weights, before the classifier), by `model`, else by the base."""
+    chosen = (model.dropout, model.attention_dropout, model.classifier_dropout)
+    keys = family_of(config).dropouts.all()
+    return tuple(
+        float(config[key] if value is None else value)
+        for value, key in zip(chosen, keys, strict=True)
+    )
+
+
+def with_dropouts(config: Mapping, model: ModelSection) -> dict:
+    """The base's config.json with the dropouts that a run trains with."""
+    keys = family_of(config).dropouts.all()
+    return dict(config) | dict(zip(keys, dropout_rates(config, model), strict=True))
+
+
+def dropout_draw(rate: float) -> tuple[int, float]:
+    """(the least 16-bit signed draw that keeps an element, the factor of elements kept).
+
+    Args:
+        rate: share of zeros, to a precision of 1 / 65,536; the factor is exact for the rounded one.
+    """
+    draws = 2**16
+    dropped = round(rate * draws)
+    return dropped - draws // 2, draws / (draws - dropped)
+
+
+def dropout_seed(seed: int, step: int, micro: int, rank: int) -> int:
+    """Seed of a micro-batch's dropout, 63 bits; checkpoints then need no generator's state."""
+    data = np.array([seed, step, micro, rank], "<i8").tobytes()
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little") >> 1
+
+
+def _stream(seed: int, name: str) -> int:
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=16).digest()
+    return int.from_bytes(digest, "little")

@@ -1,0 +1,1 @@
+"""Learning rate, gradients, loss scale and the optimizer's step."""

@@ -1,0 +1,161 @@
+"""Gradients in TensorFlow variables: accumulated over micro-batches, reduced over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from training.comm.base import Comm, split_apart, split_evenly
+
+__all__ = ["Gradients", "sums_in_order"]
+
+
+class Gradients:
+    """The gradients of a model's trainable variables. Its methods are graph operations.
+
+    Args:
+        named: trainable variables by name.
+        words: the name of the word embeddings.
+    """
+
+    def __init__(self, named: Mapping[str, tf.Variable], *, words: str) -> None:
+        self.sums: dict[str, tf.Variable] = {
+            name: tf.Variable(tf.zeros(variable.shape), trainable=False)
+            for name, variable in named.items()
+        }
+        """By name; the word embeddings' only after `reduce`: until then it is in `_rows`."""
+        self._table = self.sums.get(words)
+        if self._table is not None:
+            width = self._table.shape[1]
+            self._ids = tf.Variable(tf.zeros([0], tf.int32), trainable=False, shape=[None])
+            self._rows = tf.Variable(tf.zeros([0, width]), trainable=False, shape=[None, width])
+            self._on_gpu = "GPU" in self._table.device
+        self.arrange(None, sparse_embeddings=False)
+
+    def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
+        """Set how gradients are sent from now on; the same on all ranks of a world.
+
+        A `reduce` that was traced before does not change.
+
+        Args:
+            groups: training.fusion_groups: messages of a reduction; None: by size.
+            sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
+                touches.
+        """
+        self._by_rows = sparse_embeddings and self._table is not None
+        self._dense = [
+            sums for sums in self.sums.values() if not (self._by_rows and sums is self._table)
+        ]
+        self._wanted_groups = groups
+
+    def add(self, gradients: Sequence[tf.Tensor | tf.IndexedSlices], *, first: bool) -> None:
+        """Add a micro-batch's gradients.
+
+        Args:
+            gradients: in the order of the variables; the word embeddings' as rows, an id as often
+                as the batch has it.
+            first: of a step: replace the last step's (dense ones without a copy).
+        """
+        for sums, gradient in zip(self.sums.values(), gradients, strict=True):
+            if sums is self._table:
+                self._add_rows(gradient, first=first)
+            elif first:
+                sums.assign(gradient)
+            else:
+                sums.assign_add(gradient)
+
+    def _add_rows(self, gradient: tf.IndexedSlices, *, first: bool) -> None:
+        # Kept as rows until the reduction: the table is half of a small model, and a batch touches
+        # a hundredth of it.
+        ids, rows = gradient.indices, gradient.values
+        if not first:
+            ids = tf.concat([self._ids, ids], 0)
+            rows = tf.concat([self._rows, rows], 0)
+        self._keep_rows(ids, rows)
+
+    def _keep_rows(self, ids: tf.Tensor, rows: tf.Tensor) -> None:
+        """Sum the rows of each id."""
+        unique_U, index_N = tf.unique(ids)
+        self._ids.assign(unique_U)
+        self._rows.assign(tf.math.unsorted_segment_sum(rows, index_N, tf.size(unique_U)))  # [U, D]
+
+    def reduce(self, comm: Comm) -> None:
+        """Sum over all ranks; `sums` are complete afterwards. Every rank enters."""
+        if self._table is not None:
+            if self._by_rows and comm.size > 1:
+                self._reduce_rows(comm)
+            # Assigned as a whole: a variable that was ever written by rows is copied at each read.
+            self._table.assign(
+                tf.math.unsorted_segment_sum(self._rows, self._ids, self._table.shape[0])
+            )
+        if comm.size == 1:
+            return
+        parts = self._messages(comm)
+        # TensorFlow copies nothing for a part with one member, neither here nor in the split.
+        messages = [tf.concat([tf.reshape(s, [-1]) for s in part], 0) for part in parts]
+        for part, reduced in zip(parts, comm.reduce_gradients(messages), strict=True):
+            pieces = tf.split(reduced, [sums.shape.num_elements() for sums in part])
+            for sums, piece in zip(part, pieces, strict=True):
+                sums.assign(tf.reshape(piece, sums.shape))
+
+    def _reduce_rows(self, comm: Comm) -> None:
+        if not self._on_gpu:  # a CPU sums an id's rows in their order: equal bits on all ranks
+            ids, rows = comm.reduce_rows(tf.cast(self._ids, tf.int64), self._rows)
+            self._keep_rows(tf.cast(ids, tf.int32), rows)
+            return
+        order = tf.argsort(self._ids)
+        own_ids, own_rows = tf.gather(self._ids, order), tf.gather(self._rows, order)
+        ids, rows = comm.reduce_rows(tf.cast(own_ids, tf.int64), own_rows)
+        ids, rows = sums_in_order(tf.cast(ids, tf.int32), rows)
+        self._ids.assign(ids)
+        self._rows.assign(rows)
+
+    def _messages(self, comm: Comm) -> list[list[tf.Variable]]:
+        """The sums that are sent together, for each message."""
+        # Within a node joining tensors costs more than a message; between nodes a message takes
+        # as many hops as the whole gradient, many in a large world.
+        split = split_apart if comm.within_node else split_evenly
+        groups = split([sums.shape.num_elements() for sums in self._dense], self._wanted_groups)
+        parts: list[list[tf.Variable]] = [[] for _ in range(max(groups) + 1)]
+        for sums, group in zip(self._dense, groups, strict=True):
+            parts[group].append(sums)
+        return parts
+
+    def norm(self, comm: Comm) -> tf.Tensor:
+        """Global L2 norm of the reduced gradient, a scalar."""
+        by_rows = self._by_rows or comm.size == 1
+        squares = [
+            2.0 * tf.nn.l2_loss(self._rows if by_rows and sums is self._table else sums)
+            for sums in self.sums.values()
+        ]
+        return tf.sqrt(tf.add_n(squares))
+
+
+def sums_in_order(ids: tf.Tensor, rows: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each id once, with the sum of its rows, added in the order of the ranks on any device.
+
+    Within one call a GPU adds rows of the same id in an arbitrary order: ranks would get different
+    bits. Therefore one rank's rows are added per call, which hold each id once.
+
+    Args:
+        ids: int32 [N], concatenated by rank; each rank's ids ascend.
+        rows: float32 [N, D].
+    Returns:
+        ids int32 [U], rows float32 [U, D].
+    """
+    unique_U, index_N = tf.unique(ids)
+    first = tf.cast(tf.where(ids[1:] <= ids[:-1])[:, 0], tf.int32) + 1
+    starts, ends = tf.concat([[0], first], 0), tf.concat([first, [tf.size(ids)]], 0)
+
+    def add(number: tf.Tensor, sums_UD: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        part = slice(starts[number], ends[number])
+        return number + 1, tf.tensor_scatter_nd_add(sums_UD, index_N[part][:, None], rows[part])
+
+    _, sums_UD = tf.while_loop(
+        lambda number, _: number < tf.size(starts),
+        add,
+        (tf.constant(0), tf.zeros([tf.size(unique_U), rows.shape[1]])),
+        shape_invariants=(tf.TensorShape([]), tf.TensorShape([None, rows.shape[1]])),
+    )
+    return unique_U, sums_UD

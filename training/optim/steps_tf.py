@@ -1,0 +1,102 @@
+"""The device part of a TensorFlow step, traced once for batches of all shapes."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from training.comm.base import Comm
+from training.data.readers import Batch
+from training.model.forward_tf import EncoderClassifier
+from training.optim.gradients_tf import Gradients
+
+__all__ = ["Steps"]
+
+_BATCH = (
+    tf.TensorSpec([None, None], tf.int32),
+    tf.TensorSpec([None, None], tf.int32),
+    tf.TensorSpec([None], tf.int32),
+    tf.TensorSpec([None], tf.float32),
+    tf.TensorSpec([], tf.float32),
+    tf.TensorSpec([], tf.float32),
+    tf.TensorSpec([2], tf.int64),
+)
+
+
+class Steps:
+    """Backward pass of a micro-batch, and reduction at the end of a step.
+
+    Args:
+        net: the model.
+        gradients: accumulates its gradients.
+        label_smoothing: training.label_smoothing_factor.
+    """
+
+    def __init__(
+        self, net: EncoderClassifier, gradients: Gradients, *, label_smoothing: float
+    ) -> None:
+        self._net, self._gradients = net, gradients
+        self._label_smoothing = label_smoothing
+        self._variables = [net.variables[name] for name in net.trainable_names]
+        self._first, self._further = (
+            tf.function(self._backward_of(first), input_signature=_BATCH, autograph=False)
+            for first in (True, False)
+        )
+
+    def join(self, comm: Comm) -> None:
+        """Reduce in this world from now on; call `gradients.arrange` first."""
+        self._comm = comm
+        self._reduce = tf.function(self._reduce_and_measure, input_signature=[], autograph=False)
+
+    @property
+    def traces(self) -> tuple[int, int]:
+        """Traces of a step's first micro-batch and of further ones: at most one each."""
+        return tuple(f.experimental_get_tracing_count() for f in (self._first, self._further))
+
+    def backward(self, batch: Batch, *, seed: int, scale: float) -> tf.Tensor:
+        """Forward and backward; returns this micro-batch's part of the step's loss, unscaled.
+
+        Args:
+            seed: of dropout, 63 bits.
+            scale: the loss is multiplied by it before the backward pass.
+        """
+        run = self._first if batch.micro == 0 else self._further
+        return run(
+            batch.ids_BT,
+            batch.mask_BT,
+            batch.labels_B,
+            batch.weights_B,
+            np.float32(batch.global_weight),
+            np.float32(scale),
+            np.array([seed, 0], np.int64),
+        )
+
+    def _backward_of(self, first: bool):
+        def backward(ids_BT, mask_BT, labels_B, weights_B, global_weight, scale, seed_2):
+            with tf.GradientTape() as tape:
+                logits_BC = self._net(ids_BT, mask_BT, seed_2)
+                loss_B = self._cross_entropy(logits_BC, labels_B)
+                loss = tf.reduce_sum(loss_B * weights_B) / global_weight
+                scaled = loss * scale
+            self._gradients.add(tape.gradient(scaled, self._variables), first=first)
+            return loss
+
+        return backward
+
+    def _cross_entropy(self, logits_BC: tf.Tensor, labels_B: tf.Tensor) -> tf.Tensor:
+        loss_B = tf.nn.sparse_softmax_cross_entropy_with_logits(labels_B, logits_BC)
+        smoothing = self._label_smoothing
+        if not smoothing:
+            return loss_B
+        # As torch.nn.functional.cross_entropy: `smoothing` is spread evenly over all classes.
+        uniform_B = -tf.reduce_mean(tf.nn.log_softmax(logits_BC), axis=-1)
+        return (1.0 - smoothing) * loss_B + smoothing * uniform_B
+
+    def reduce(self) -> float:
+        """Sum the gradients over all ranks; returns their global norm. Every rank enters."""
+        with self._comm.watch():
+            return float(self._reduce())
+
+    def _reduce_and_measure(self) -> tf.Tensor:
+        self._gradients.reduce(self._comm)
+        return self._gradients.norm(self._comm)

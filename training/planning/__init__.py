@@ -1,0 +1,1 @@
+"""`howdah plan`: what a run would do, and how it would scale."""

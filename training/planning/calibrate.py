@@ -1,0 +1,276 @@
+"""Measures the inputs of training/planning/scaling.py by running a few steps of the configuration.
+
+Ranks take steps on the configured dataset, in temporary directories. One rank trains with the
+configured batch and with half of it (fixed cost, and cost per token); two only reduce (the
+network); two train independently at the same time (their slowdown on a shared machine); two train
+together: the model's prediction for them is compared with what was measured.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from howdah.config.loader import Config
+from howdah.config.splits import TRAIN
+from howdah.core import machine
+from howdah.data.manifest import load_dataset
+from howdah.errors import DataError
+from training.comm.base import split_evenly
+from training.data.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
+from training.data.shards import ShardSet, node_cache
+from training.model import parameters
+from training.model.pretrained import load_base
+from training.planning import scaling, short_runs
+from training.planning.scaling import Compute, Gradient, Network, Prediction, Work
+from training.prepare import precision_of, training_planner
+from training.process.devices import CPU
+
+__all__ = ["Calibration", "Sizes", "measure"]
+
+_SAMPLED_STEPS = 20
+_LOOPBACK_HOP = 30e-6
+_LINK_HOP = 50e-6
+"""One-way latency of a switched network, the operating system's part included."""
+
+_PAYLOAD = 1448 / 1514
+"""Share of payload in an Ethernet frame of 1,500 bytes: without TCP, IP and Ethernet headers."""
+
+Progress = Callable[[str], None]
+
+
+class Sizes:
+    """Sizes of a run's steps, known without running it.
+
+    Args:
+        config: the run's.
+
+    Raises:
+        DataError, ModelError: no dataset or base model.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._dataset = load_dataset(config.data.dataset)
+        self._shards = ShardSet(self._dataset, TRAIN, cache=node_cache(config.training))
+
+    def planner(self, global_batch_size: int) -> Planner:
+        """The plan with another global batch size."""
+        return training_planner(_with(self._config, global_batch_size), self._shards)
+
+    def tokens(self, global_batch_size: int, steps: range) -> list[int]:
+        """Tokens of each step with another global batch size, on one rank, padding included."""
+        planner = self.planner(global_batch_size)
+        return [self.rank_tokens(planner.rank_rows(0, step, 0, 1)) for step in steps]
+
+    def rank_tokens(self, rows: Rows) -> int:
+        """Tokens of a rank's rows, padding included."""
+        maximum = self._config.training.per_device_max_tokens
+        multiple = pad_multiple(False, precision_of(self._config, CPU))
+        return sum(
+            padded_length(int(part.length.max()), multiple) * len(part)
+            for part in micro_batches(rows, maximum, multiple)
+        )
+
+    def work(self, world: int, steps: range = range(_SAMPLED_STEPS)) -> Work:
+        """A rank's typical slice in a world; the batch is raised to the world size if smaller.
+
+        Args:
+            world: ranks.
+            steps: steps of the first epoch to take the typical one of.
+        """
+        batch = max(self._config.training.global_batch_size, world)
+        planner = self.planner(batch)
+        steps = [step for step in steps if step < planner.steps_per_epoch]
+        # Rank 0 has the longest rows of a sorted batch: the others wait for it.
+        slices = [planner.rank_rows(0, step, 0, world) for step in steps]
+        return Work(
+            rows=batch / world,
+            tokens=statistics.median(self.rank_tokens(rows) for rows in slices),
+            unique_ids=statistics.fmean(self._unique(rows) for rows in slices[:4]),
+        )
+
+    def micro(self) -> Work:
+        """A full micro-batch: as many rows of the usual length as per_device_max_tokens holds."""
+        one = self.work(1)
+        rows = max(1, int(self._config.training.per_device_max_tokens * one.rows / one.tokens))
+        planner = self.planner(rows)
+        taken = planner.rank_rows(0, 0, 0, 1)
+        return Work(rows=rows, tokens=rows * one.tokens / one.rows, unique_ids=self._unique(taken))
+
+    def _unique(self, rows: Rows) -> int:
+        rows = rows.take(rows.real)
+        return len(np.unique(self._shards.gather(rows.shard, rows.row, rows.length)))
+
+    def gradient(self) -> Gradient:
+        """The messages of a step's reduction."""
+        training, model = self._config.training, self._config.model
+        base = load_base(model.base, revision=model.revision)
+        labels = len(self._dataset.manifest.labels)
+        family = base.family
+        shapes = family.encoder_shapes(base.config) | family.head_shapes(base.config, labels)
+        names = parameters.trainable_names(base.config, model)
+        words = family.word_embeddings
+        rest = [int(np.prod(shapes[name])) for name in names if name != words]
+        every = [*rest, int(np.prod(shapes[words]))] if words in names else rest
+        return Gradient(
+            dense=_messages(every, training.fusion_groups),
+            without_words=_messages(rest, training.fusion_groups),
+            vocabulary=base.config[family.keys.vocabulary] if words in names else 0,
+            width=base.config[family.keys.width],
+            choice=training.sparse_embeddings,
+        )
+
+
+def _messages(elements: Sequence[int], groups: int | None) -> tuple[int, ...]:
+    sizes: dict[int, int] = {}
+    for count, group in zip(elements, split_evenly(elements, groups), strict=True):
+        sizes[group] = sizes.get(group, 0) + 4 * count
+    return tuple(sizes.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration:
+    """Measurements on this machine, and predictions from them."""
+
+    sizes: Sizes
+    threads: int
+    compute: Compute
+    gradient: Gradient
+    loopback: Network
+    steps: range
+    """The steps of the first epoch that were measured."""
+    measured: dict[int, float]
+    """Seconds per step, by number of ranks on this machine."""
+    beside: float
+    """Factor by which a rank's compute is slower while another rank computes on this machine."""
+
+    def network(self, bits_per_second: float) -> Network:
+        """The network between nodes; a byte takes the slower of link and processor."""
+        return Network(
+            byte_seconds=max(8 / bits_per_second / _PAYLOAD, self.loopback.byte_seconds),
+            message_seconds=self.loopback.message_seconds,
+            hop_seconds=_LINK_HOP,
+        )
+
+    def predict(
+        self, workers: int, network: Network, steps: range = range(_SAMPLED_STEPS)
+    ) -> Prediction:
+        """The typical one of some steps of the first epoch, with one rank per node."""
+        return self._predict(workers, network, steps, self.compute)
+
+    def predict_here(self, workers: int, network: Network) -> Prediction:
+        """The typical one of the measured steps, with all ranks on this machine."""
+        own = self.compute if workers == 1 else self.compute.times(self.beside)
+        return self._predict(workers, network, self.steps, own)
+
+    def _predict(
+        self, workers: int, network: Network, steps: range, compute: Compute
+    ) -> Prediction:
+        return scaling.predict(
+            workers,
+            work=self.sizes.work(workers, steps),
+            alone=self.sizes.work(1),
+            micro=self.sizes.micro(),
+            compute=compute,
+            gradient=self.gradient,
+            network=network,
+        )
+
+    def compared(self) -> list[dict]:
+        """Predicted and measured seconds per step of the worlds that ran here."""
+        found = []
+        for ranks, measured in self.measured.items():
+            predicted = self.predict_here(ranks, self.loopback).step_seconds
+            found.append(
+                {
+                    "workers": ranks,
+                    "predicted_seconds": round(predicted, 4),
+                    "measured_seconds": round(measured, 4),
+                    "error": round(predicted / measured - 1, 4),
+                }
+            )
+        return found
+
+
+def measure(config: Config, progress: Progress) -> Calibration:
+    """Measure on this machine; takes a few minutes and all cores.
+
+    Raises:
+        DataError: an epoch has too few steps.
+        TrainingError: a run ended before its steps were done; `got` has the end of its output.
+    """
+    sizes = Sizes(config)
+    gradient = sizes.gradient()
+    # Two ranks share the machine later: one alone gets the threads that each of them will have.
+    threads = config.training.threads_per_rank or max(1, machine.cores() // 2)
+    batch = config.training.global_batch_size
+    half = max(1, batch // 2)
+    most = sizes.planner(batch).steps_per_epoch
+    if most <= short_runs.WARM_UP:
+        raise DataError(
+            "too few rows to measure steps",
+            where=config.data.dataset,
+            expected=f"{short_runs.WARM_UP + 1} batches of {batch} rows in the train split",
+            got=f"{most}",
+            remedy="a smaller training.global_batch_size, or more data",
+        )
+    with tempfile.TemporaryDirectory(prefix="howdah-plan-") as directory:
+
+        def short(name: str, size: int) -> Config:
+            return short_runs.short(config, os.path.join(directory, name), size, threads)
+
+        progress(f"one rank, steps of {batch} rows ...")
+        full = short_runs.steps(short("alone", batch), 1, most=most)
+        steps = range(short_runs.WARM_UP, short_runs.WARM_UP + len(full))
+        measured, beside = {1: statistics.median(full)}, 1.0
+        tokens, seconds = sizes.tokens(batch, steps), full
+        progress("two ranks, the network alone ...")
+        loopback = _loopback(config.training.framework, gradient, directory)
+        if batch > 1:
+            progress(f"one rank, {steps.stop} steps of {half} rows ...")
+            halves = short_runs.steps(short("half", half), 1, steps.stop)
+            tokens, seconds = tokens + sizes.tokens(half, steps), seconds + halves
+            progress("the same on two independent ranks at once ...")
+            pair = [short(name, half) for name in ("half-1", "half-2")]
+            beside = _slowdown(halves, *short_runs.steps_at_once(pair, 1, steps.stop))
+            progress(f"two ranks, {steps.stop} steps of {batch} rows ...")
+            measured[2] = statistics.median(short_runs.steps(short("pair", batch), 2, steps.stop))
+    return Calibration(
+        sizes=sizes,
+        threads=threads,
+        compute=scaling.fit(tokens, seconds),
+        gradient=gradient,
+        loopback=loopback,
+        steps=steps,
+        measured=measured,
+        beside=beside,
+    )
+
+
+def _slowdown(alone: Sequence[float], *others: Sequence[float]) -> float:
+    """Factor by which the same steps are slower; at least 1, as only noise gives less."""
+    ratios = [b / a for other in others for a, b in zip(alone, other, strict=True)]
+    return max(1.0, statistics.median(ratios))
+
+
+def _loopback(framework: str, gradient: Gradient, directory: str) -> Network:
+    """Cost of a message and of a byte between two ranks on this machine, without a link."""
+    found = short_runs.probe(framework, gradient.dense, directory)
+    total = sum(gradient.dense)
+    whole = found["reduction_seconds"] - len(gradient.dense) * found["message_seconds"]
+    return Network(
+        byte_seconds=max(whole, 0.0) / total,  # 2 (N - 1) / N = 1 for two
+        message_seconds=max(found["message_seconds"] - 2 * _LOOPBACK_HOP, 0.0),
+        hop_seconds=_LOOPBACK_HOP,
+    )
+
+
+def _with(config: Config, global_batch_size: int) -> Config:
+    training = config.training.model_copy(update={"global_batch_size": global_batch_size})
+    return config.model_copy(update={"training": training})

@@ -1,0 +1,71 @@
+"""Measures the network: `python -m training.planning.network_probe FRAMEWORK SIZES OUT`.
+
+SIZES is a JSON list of message sizes in bytes: a step's gradient messages. Rank 0 writes to OUT the
+seconds of one reduction of them all, and of the smallest message. Every rank enters.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from howdah.core.processes import die_with_parent
+from training.process import env
+
+_ROUNDS = 5
+_SMALL_ROUNDS = 40
+
+
+def main(framework: str, sizes: Sequence[int], out: str) -> None:
+    """Measure; rank 0 writes the result."""
+    die_with_parent()
+    env.prepare(framework, threads=1)
+    from training.comm import backends
+
+    comm = backends.init(framework)
+    messages = _messages(framework, sizes)
+    comm.reduce_gradients(messages)  # allocates buffers and touches their pages
+    whole = [_timed(comm, lambda: comm.reduce_gradients(messages)) for _ in range(_ROUNDS)]
+    small = [
+        _timed(comm, lambda: comm.sum(np.zeros(8)), together=False) for _ in range(_SMALL_ROUNDS)
+    ]
+    if comm.rank == 0:
+        result = {
+            "ranks": comm.size,
+            "reduction_seconds": statistics.median(whole),
+            "message_seconds": statistics.median(small),
+        }
+        with open(out, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+    comm.barrier()
+    comm.shutdown()
+
+
+def _messages(framework: str, sizes: Sequence[int]) -> list:
+    arrays = [np.ones(size // 4, np.float32) for size in sizes]
+    if framework == "torch":
+        import torch
+
+        return [torch.from_numpy(array) for array in arrays]
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        return [tf.constant(array) for array in arrays]
+    raise ValueError(f"no such framework: {framework!r}")
+
+
+def _timed(comm, collective: Callable[[], object], *, together: bool = True) -> float:
+    if together:
+        comm.barrier()
+    started = time.perf_counter()
+    collective()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,144 @@
+"""`howdah plan`: a preview of a training run, and a prediction of how it scales.
+
+The preview reads the dataset's manifest and indexes only; the prediction measures a few steps.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+from howdah.config.loader import Config
+from howdah.config.splits import TRAIN
+from howdah.data.manifest import load_dataset
+from howdah.errors import UsageError
+from training.data.planner import check_world, micro_batches, pad_multiple, padded_length
+from training.data.shards import ShardSet, node_cache
+from training.optim.schedule import Schedule
+from training.prepare import precision_of, training_planner
+from training.process.devices import CPU
+
+_SAMPLED_STEPS = 500
+
+
+def preview(config: Config, world: int) -> dict:
+    """Rows, steps, tokens, padding, micro-batches and learning rate of a run on `world` ranks.
+
+    Padding (for a CPU) and micro-batches are those of the first 500 steps at most.
+
+    Raises:
+        ConfigError: more ranks than rows in a global batch.
+        DataError: no dataset, or it is not whole.
+    """
+    training = config.training
+    check_world(training.global_batch_size, world)
+    dataset = load_dataset(config.data.dataset)
+    shards = ShardSet(dataset, TRAIN, cache=node_cache(training))
+    planner = training_planner(config, shards)
+    schedule = Schedule.of(training, planner.steps_per_epoch)
+    multiple = pad_multiple(False, precision_of(config, CPU))
+    real = padded = most = 0
+    for step, rank in itertools.product(
+        range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
+    ):
+        rows = planner.rank_rows(0, step, rank, world)
+        parts = micro_batches(rows, training.per_device_max_tokens, multiple)
+        most = max(most, len(parts))
+        for part in parts:
+            real += int(part.length[part.real].sum())
+            padded += padded_length(int(part.length.max()), multiple) * len(part)
+    return {
+        "dataset": dataset.path,
+        "labels": dataset.manifest.labels,
+        "rows": {split: dataset.manifest.rows(split) for split in dataset.manifest.splits},
+        "tokens_per_epoch": sum(entry.tokens for entry in shards.entries),
+        "world_size": world,
+        "global_batch_size": training.global_batch_size,
+        "rows_per_rank": -(-training.global_batch_size // world),
+        "micro_batches_per_step": most,
+        "padding_ratio": round(padded / real, 4),
+        "steps_per_epoch": planner.steps_per_epoch,
+        "steps": schedule.steps,
+        "warmup_steps": schedule.warmup,
+        "peak_learning_rate": schedule.peak,
+        "plan": planner.plan_hash,
+    }
+
+
+def scaling_preview(
+    config: Config, workers: str, network: str, *, progress: Callable[[str], None]
+) -> dict:
+    """Predicted steps of larger worlds, from steps measured on this machine first.
+
+    Args:
+        config: the run's.
+        workers: "8,64,512".
+        network: speed of the link between nodes in bits per second: "25G".
+        progress: called with a line before each measurement.
+
+    Raises:
+        UsageError: `workers` or `network` is malformed.
+        TrainingError: training fails here.
+    """
+    from training.planning import calibrate, scaling
+
+    speed = scaling.bits_per_second(network)
+    worlds = _worlds(workers)
+    found = calibrate.measure(config, progress)
+    link = found.network(speed)
+    return {
+        "network": network,
+        "framework": config.training.framework,
+        "threads_per_rank": found.threads,
+        "fixed_seconds": round(found.compute.fixed_seconds, 4),
+        "seconds_per_1000_tokens": round(1000 * found.compute.token_seconds, 4),
+        "gradient_bytes": sum(found.gradient.dense),
+        "seconds_per_gigabyte": round(1e9 * link.byte_seconds, 3),
+        "limited_by": "the link" if 8 / speed >= found.loopback.byte_seconds else "the processor",
+        "here": found.compared(),
+        "worlds": [found.predict(count, link).as_dict() for count in worlds],
+    }
+
+
+def _worlds(text: str) -> list[int]:
+    try:
+        worlds = [int(part) for part in text.split(",")]
+    except ValueError:
+        worlds = []
+    if not worlds or min(worlds) < 1:
+        raise UsageError(
+            "no list of worker counts", where="--workers", expected="8,64,512", got=text
+        )
+    return sorted(dict.fromkeys(worlds))
+
+
+def scaling_lines(found: dict) -> list[str]:
+    """The lines of a `scaling_preview` for a terminal."""
+    lines = [
+        f"measured here with {found['framework']}, {found['threads_per_rank']} threads a rank:"
+        f" {found['fixed_seconds'] * 1000:,.0f} ms a step"
+        f" + {found['seconds_per_1000_tokens'] * 1000:,.0f} ms for 1,000 tokens",
+        f"the gradient has {found['gradient_bytes'] / 1e6:,.0f} MB; its transfer is limited by"
+        f" {found['limited_by']}: {1 / found['seconds_per_gigabyte']:,.2f} GB/s",
+    ]
+    for one in found["here"]:
+        lines.append(
+            f"np={one['workers']} here: predicted {one['predicted_seconds'] * 1000:,.0f} ms a step,"
+            f" measured {one['measured_seconds'] * 1000:,.0f} ms ({one['error']:+.0%})"
+        )
+    lines += [
+        "",
+        f"with {found['network']}bit/s between nodes, one rank a node:",
+        f"{'workers':>8}{'batch':>8}{'step ms':>10}{'network ms':>12}{'rows/s':>10}"
+        f"{'efficiency':>12}  {'for 90%: micro-batches a rank (global batch)'}",
+    ]
+    for one in found["worlds"]:
+        count = one["accumulation_for_90"]
+        enough = "none" if count is None else f"{count:,} ({one['global_batch_for_90']:,})"
+        lines.append(
+            f"{one['workers']:>8,}{one['global_batch_size']:>8,}"
+            f"{one['step_seconds'] * 1000:>10,.0f}{one['network_seconds'] * 1000:>12,.0f}"
+            f"{one['rows_per_second']:>10,.0f}"
+            f"{one['efficiency']:>12.0%}  {enough}"
+        )
+    return lines

@@ -1,0 +1,200 @@
+"""Classify rows of files (or of a table, with Spark) or lines of stdin with an exported model."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TextIO
+
+from howdah import storage
+from howdah.config.data import Columns, CsvOptions
+from howdah.config.loader import Config, require_secrets
+from howdah.errors import DataError
+from training.prediction.classify import classify
+from training.prediction.rows import (
+    Row,
+    as_json,
+    format_of,
+    open_output,
+    read_rows,
+    source_files,
+)
+from training.serving.serve import open_model
+
+__all__ = ["choose_columns", "predict", "predict_lines"]
+
+_CHUNK_ROWS = 2048
+_PROGRESS_SECONDS = 5.0
+_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){0,2}")
+
+
+def predict(
+    model: str,
+    source: str,
+    output: str,
+    *,
+    text_columns: Sequence[str] | None = None,
+    id_column: str | None = None,
+    csv_options: CsvOptions | None = None,
+    master: str | None = None,
+    config: Config | None = None,
+    framework: str | None = None,
+    threads: int | None = None,
+    overwrite: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> dict:
+    """Classify all rows of `source`, in order, in bounded memory.
+
+    Args:
+        model: an export or a run directory, on any storage.
+        source: a file, a pattern or a directory of .csv, .jsonl or .parquet; or a table's name,
+            which Spark reads.
+        output: .parquet, .jsonl or .csv file with id, label, scores and run id; with Spark a
+            directory of such files, or table:NAME, a Hive table. It appears whole at the end or not
+            at all.
+        text_columns: column(s) of the text; None: those that the model was trained on.
+        id_column: column of the row's key; None: the training data's, if the source has it, else
+            the row's number from 0.
+        csv_options: how CSV is read; None: as in `config`.
+        master: Spark master; None: no Spark, or where it is needed (a table) the master of
+            `config`.
+        config: its `data.csv`, and for Spark its `data.spark` and `run.user`; None: the defaults.
+        framework: tensorflow or torch; None: the one that the model was trained with.
+        overwrite: replace an existing output, once the new one is whole.
+        progress: called with a line.
+    Returns:
+        {model, output, run_id, rows, errors, labels: {label: rows}}; with Spark more
+        (`predict_spark`).
+    Raises:
+        DataError: no rows, a missing column, a broken file.
+        ModelError: no model.
+        AlreadyExists: the output exists.
+    """
+    config = config or Config()
+    csv_options = csv_options or config.data.csv
+    if master is not None or _is_table(source) or output.startswith("table:"):
+        from training.prediction.spark import predict_spark
+
+        require_secrets(config, "data.spark")
+        if master is not None:
+            options = config.data.spark.model_copy(update={"master": master})
+            data = config.data.model_copy(update={"spark": options})
+            config = config.model_copy(update={"data": data})
+        return predict_spark(
+            model,
+            source,
+            output,
+            text_columns=text_columns,
+            id_column=id_column,
+            csv_options=csv_options,
+            config=config,
+            framework=framework,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    files = source_files(source)
+    served = open_model(model, framework=framework, threads=threads)
+    columns = choose_columns(served.columns, text_columns, id_column)
+    counts: Counter[str] = Counter()
+    rows = errors = 0
+    started = reported = time.monotonic()
+    with open_output(
+        output, served.labels, served.run_id, overwrite=overwrite, progress=progress
+    ) as writer:
+        reader = read_rows(
+            files, columns, csv_options=csv_options, id_required=id_column is not None
+        )
+        while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
+            predictions = classify(served, chunk)
+            writer.write(predictions)
+            rows += len(predictions)
+            errors += sum(p.error is not None for p in predictions)
+            counts.update(p.label for p in predictions if p.label is not None)
+            if time.monotonic() - reported > _PROGRESS_SECONDS:
+                reported = time.monotonic()
+                progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
+        if not rows:
+            raise DataError("the source has no rows", where=source, remedy="check the source")
+    return {
+        "model": model,
+        "output": output,
+        "run_id": served.run_id,
+        "rows": rows,
+        "errors": errors,
+        "labels": {name: counts[name] for name in served.labels},
+    }
+
+
+def _is_table(source: str) -> bool:
+    """Whether it is a table: no directory part, no known suffix, no such file."""
+    bare = _TABLE.fullmatch(source) is not None and format_of(source) is None
+    return bare and not storage.exists(source)
+
+
+def choose_columns(
+    trained: Columns, text_columns: Sequence[str] | None, id_column: str | None
+) -> Columns:
+    """The training data's column mapping with the caller's columns in place of its own."""
+    changes: dict = {"id": id_column if id_column is not None else trained.id}
+    if text_columns:
+        changes["text"] = list(text_columns)
+    return trained.model_copy(update=changes)
+
+
+# -------------------------------------------------------------------------------------- stdin
+def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | None = None) -> int:
+    """Classify lines as they arrive; writes a JSON object per line at once.
+
+    Lines that can be read without waiting are classified together: a pipe is fast, and a user who
+    types gets an answer to each line.
+
+    Args:
+        lines: text stream; its bytes are read as UTF-8.
+        out: gets the answers.
+    Returns:
+        The number of lines.
+    """
+    served = open_model(model, framework=framework)
+    number = 0
+    for batch in _waiting_lines(lines):
+        rows = []
+        for line in batch:
+            broken = any("\udc80" <= character <= "\udcff" for character in line)
+            error = "the text is not UTF-8" if broken else None
+            rows.append(Row(str(number), None if broken else line, error))
+            number += 1
+        for prediction in classify(served, rows):
+            out.write(as_json(prediction, served.labels, served.run_id) + "\n")
+        out.flush()
+    return number
+
+
+def _waiting_lines(stream: TextIO) -> Iterator[list[str]]:
+    """Lists of complete lines that can be read without waiting, at least one line each."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, io.UnsupportedOperation, AttributeError):  # no file behind it
+        yield from _groups(line.rstrip("\n") for line in stream)
+        return
+    rest = b""
+    while data := os.read(descriptor, 2**16):
+        *whole, rest = (rest + data).split(b"\n")
+        if whole:
+            yield [_decoded(line) for line in whole]
+    if rest:
+        yield [_decoded(rest)]
+
+
+def _groups(lines: Iterable[str]) -> Iterator[list[str]]:
+    iterator = iter(lines)
+    while group := list(itertools.islice(iterator, 64)):
+        yield group
+
+
+def _decoded(line: bytes) -> str:
+    return line.removesuffix(b"\r").decode("utf-8", "surrogateescape")

@@ -1,0 +1,419 @@
+"""Predictions with Spark: of a table, or of more files than one machine can read.
+
+On YARN the executors need nothing installed: a Python environment with the model's framework and
+Howdah's wheel are shipped as for the ETL, and YARN localises the model's files. Cleaning,
+truncation and scoring are `training/prediction/classify.py`, as on one machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from howdah import storage
+from howdah.config.data import Columns, CsvOptions, SparkOptions
+from howdah.config.loader import Config
+from howdah.data.hive_table import replace_partition
+from howdah.errors import AlreadyExists, ClusterError, ConfigError, DataError, UsageError
+from howdah.hadoop.kerberos import logged_in
+from howdah.packaging import cluster_paths
+from howdah.spark import applications, csv_quotes, shipping
+from howdah.spark.errors import translated
+from howdah.spark.interrupts import interrupts
+from howdah.spark.session import Application, is_local_master, session
+from howdah.storage import commit
+from training.prediction.cluster import Model, find_model, memory_overhead_mib
+from training.prediction.executor import ModelLocation, Predictor, summarize, workers
+from training.prediction.rows import delimiter_of, format_of, source_files
+from training.serving.serve import choose_framework
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["predict_spark"]
+
+_SCHEMA = "id string, label string, scores array<float>, run_id string, error string"
+_BATCHES = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
+    # Spark 4.1 and newer: fewer rows per batch where texts are megabytes long.
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 2**20),
+}
+"""Size of the batches that a Python worker gets."""
+_DIST_FILES = "spark.yarn.dist.files"
+TABLE = "table:"
+"""Prefix of an output that is a Hive table."""
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
+_TABLE_COLUMNS = {
+    "id": "string", "label": "string", "scores": "array<float>", "error": "string",
+}  # fmt: skip
+
+Progress = Callable[[str], None]
+
+
+def predict_spark(
+    model: str,
+    source: str,
+    output: str,
+    *,
+    text_columns: Sequence[str] | None,
+    id_column: str | None,
+    csv_options: CsvOptions,
+    config: Config,
+    framework: str | None,
+    overwrite: bool,
+    progress: Progress,
+) -> dict:
+    """`predict` with Spark; the arguments are the same. `output` becomes a directory of part files.
+
+    `table:NAME` as output is a Hive table: the predictions replace its partition of the model's
+    run_id; the table is created if it is missing. A directory or partition that is replaced stays
+    until the new one is whole.
+
+    Rows without an id column are numbered by Spark (unique, increasing, with gaps).
+
+    Args:
+        config: its `data.spark` (with the master to use) and `run.user`.
+    Returns:
+        The result of `predict`, and {application, workers: {count, peak_bytes, opened, python}}:
+        the number of Python processes that classified, the highest peak memory, the most times
+        that one opened a model, and their environments (sys.prefix).
+    Raises:
+        DataError: no rows, no such table or file, a missing column.
+        ConfigError: conflicting settings, or paths that a cluster cannot read.
+        ClusterError: Spark is not installed or does not start, or executors fail.
+        StorageError: the output could not be renamed to its name; names the old and the new one.
+        Interrupted, Terminated: after SIGINT or SIGTERM; the application is killed.
+    """
+    options = config.data.spark
+    _check(config, source, output)
+    form = _output_form(output, overwrite)
+    keytab = (options.keytab, options.principal, "data.spark.keytab")
+    with interrupts("the prediction"), logged_in(*keytab):
+        request = _Request(
+            model=find_model(model), source=source, output=output, form=form,
+            text_columns=text_columns, id_column=id_column, csv_options=csv_options,
+            overwrite=overwrite,
+        )  # fmt: skip
+        chosen = choose_framework(framework, trained_with=request.model.info.get("framework"))
+        try:
+            return {"model": model, **_predict(request, config, chosen, progress)}
+        except ClusterError as error:
+            if shipping.on_yarn(options):
+                home = shipping.spark_home(options)
+                hadoop = applications.Hadoop(
+                    spark_home=home, env={**os.environ, "SPARK_HOME": home}
+                )
+                applications.explain(error, hadoop, config.run.user)
+            raise
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """A prediction's source, model and output."""
+
+    model: Model
+    source: str
+    output: str
+    form: str
+    """parquet, jsonl, csv or table."""
+    text_columns: Sequence[str] | None
+    id_column: str | None
+    csv_options: CsvOptions
+    overwrite: bool
+
+    @property
+    def hive(self) -> bool:
+        """Whether it needs the Hive metastore."""
+        return self.form == "table" or not _is_file(self.source)
+
+
+def _predict(request: _Request, config: Config, framework: str, progress: Progress) -> dict:
+    if request.form == "table":
+        return _classify(request, config, framework, progress, None)
+    aside = commit.hidden(request.output, "old") if request.overwrite else None
+    # Outside the Spark session: a task still running would create the directory again.
+    with commit.stage(commit.hidden(request.output, "tmp")) as staged:
+        result = _classify(request, config, framework, progress, staged.path)
+        replaced = staged.publish(request.output, aside=aside, keep=True)
+    if replaced is not None and not commit.discard(replaced):
+        progress(f"the output that was replaced could not be removed: {replaced}")
+    return result
+
+
+def _classify(
+    request: _Request, config: Config, framework: str, progress: Progress, staged: str | None
+) -> dict:
+    """Write the predictions to the directory `staged`, or into the table if None; their summary."""
+    with _ready(request, config, framework, progress) as (spark, location, application):
+        progress(f"reading {request.source} with Spark on {config.data.spark.master}")
+        rows = _chosen(request, _read(spark, request.source, request.csv_options))
+        seen = spark.sparkContext.accumulator({}, workers())
+        predicted = rows.mapInArrow(Predictor(location, framework, seen), _SCHEMA)
+        with translated("classify the rows"):
+            if staged is None:
+                summary = _write_table(spark, predicted, request, progress)
+            else:
+                _write(predicted, staged, request.form)
+                summary = _summary(spark, staged, request.form)
+                _require_rows(summary, request.source)
+        about = summarize(seen.value)
+    return {"output": request.output, **summary, "application": application, "workers": about}
+
+
+# ------------------------------------------------------------------------------------ a session
+def _check(config: Config, source: str, output: str) -> None:
+    options = config.data.spark
+    shipping.refuse_two_identities(config)
+    if options.home is not None and not os.path.samefile(
+        shipping.spark_home(options),
+        shipping.spark_home(options.model_copy(update={"home": None})),
+    ):
+        raise ConfigError(
+            "predictions run with the PySpark that is installed here",
+            where="data.spark.home",
+            got=options.home,
+            remedy="leave it out (--set data.spark.home=null): Spark's jars are shipped to YARN",
+        )
+    if shipping.on_yarn(options):
+        paths = {} if output.startswith(TABLE) else {"--output": output}
+        if _is_file(source):
+            paths["--source"] = source
+        cluster_paths.refuse_local(paths)
+
+
+@contextlib.contextmanager
+def _ready(
+    request: _Request, config: Config, framework: str, progress: Progress
+) -> Iterator[tuple[SparkSession, ModelLocation, str | None]]:
+    """A session, the model's location in its Python workers, and its application id on YARN.
+
+    The active session if there is one, else a new one for this call.
+    """
+    try:
+        from pyspark import SparkContext
+    except ImportError:
+        raise ClusterError(
+            "Spark is not installed",
+            where=f"--master {config.data.spark.master}",
+            remedy="install pyspark, or give files and no --master",
+        ) from None
+    options = config.data.spark
+    started: list[Application] = []
+
+    def announce(application: Application) -> None:
+        started.append(application)
+        if shipping.on_yarn(options):
+            progress(f"application {application.id}, its pages: {application.ui}")
+
+    shipped: dict[str, str] = {}
+    running = SparkContext._active_spark_context  # the caller's
+    if running is None and shipping.on_yarn(options):
+        options, shipped = _shipped(config, request.model, framework, progress)
+    local = is_local_master(options.master if running is None else running.master)
+    with contextlib.ExitStack() as stack:
+        spark = stack.enter_context(
+            session(
+                options, hive=request.hive, shipped=shipped, user=config.run.user, ready=announce,
+                name="howdah predict",
+            )
+        )  # fmt: skip
+        stack.enter_context(_batches(spark, options, restored=running is not None))
+        if not local and not shipped:
+            stack.enter_context(request.model.added_to(spark.sparkContext))
+        application = started[0].id if shipping.on_yarn(options) and started else None
+        yield spark, request.model.location(shipped=not local), application
+
+
+@contextlib.contextmanager
+def _batches(spark: SparkSession, options: SparkOptions, *, restored: bool) -> Iterator[None]:
+    """Set batch sizes to `_BATCHES`, unless the user's settings set them."""
+    before = {key: spark.conf.get(key, None) for key in _BATCHES if key not in options.conf}
+    for key in before:
+        spark.conf.set(key, _BATCHES[key])
+    try:
+        yield
+    finally:
+        if restored:
+            for key, value in before.items():
+                spark.conf.unset(key) if value is None else spark.conf.set(key, value)
+
+
+def _shipped(
+    config: Config, model: Model, framework: str, progress: Progress
+) -> tuple[SparkOptions, dict[str, str]]:
+    """Options, and settings that ship Python, Howdah and the model to executors."""
+    options = config.data.spark
+    conf = shipping.ship(config, f"predict-{framework}", progress).conf
+    files = [f"{url}#{name}" for name, url in model.urls().items()]
+    if _DIST_FILES in options.conf:  # both: the user's files and ours
+        files.append(options.conf[_DIST_FILES])
+        own = {key: value for key, value in options.conf.items() if key != _DIST_FILES}
+        options = options.model_copy(update={"conf": own})
+    conf[_DIST_FILES] = ",".join(files)
+    overhead = memory_overhead_mib(options, framework, model)
+    if overhead is not None:
+        conf["spark.executor.memoryOverhead"] = f"{overhead}m"
+        progress(
+            f"an executor: {options.executor_memory} for the JVM and {overhead:,} MiB for Python"
+            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; spark.executor.memoryOverhead"
+            " in data.spark.conf overrides it)"
+        )
+    return options, conf
+
+
+# --------------------------------------------------------------------------------- in and out
+def _is_file(source: str) -> bool:
+    return format_of(source) is not None or storage.exists(source)
+
+
+def _output_form(output: str, overwrite: bool) -> str:
+    if output.startswith(TABLE):
+        if not _NAME.fullmatch(output.removeprefix(TABLE)):
+            raise UsageError(
+                "the output is no table name", where=output, expected=f"{TABLE}database.table"
+            )
+        return "table"
+    form = format_of(output) or ("parquet" if "." not in storage.name(output) else None)
+    if form not in ("parquet", "jsonl", "csv"):
+        raise UsageError(
+            "the format of the output is not known",
+            where=output,
+            expected="a directory's name, which may end in .parquet, .jsonl or .csv",
+        )
+    if storage.exists(output) and not overwrite:
+        raise AlreadyExists(
+            "the output is there already", where=output, remedy="give another name, or remove it"
+        )
+    return form
+
+
+def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
+    """The source as a DataFrame: by its suffix, else as a table."""
+    from pyspark.errors import AnalysisException
+
+    form = format_of(source)
+    try:
+        if form == "csv":
+            delimiter = delimiter_of(source, options)
+            # Rows inside an unclosed quote would be lost silently.
+            with translated("read the source", DataError):
+                csv_quotes.check(spark, source_files(source), options, delimiter)
+            reader = spark.read.option("header", options.header)
+            reader = reader.option("multiLine", options.multiline)
+            reader = reader.option("sep", delimiter).option("quote", options.quote)
+            reader = reader.option("escape", options.escape or options.quote)
+            frame = reader.option("encoding", options.encoding).csv(source)
+            return frame.toDF(*options.names) if options.names and not options.header else frame
+        if form == "jsonl":
+            return spark.read.json(source)
+        if form == "parquet" or storage.exists(source):
+            return spark.read.parquet(source)
+        return spark.table(source)
+    except AnalysisException as error:
+        raise DataError(
+            "Spark cannot read the source",
+            where=source,
+            expected="a .csv, .jsonl or .parquet path, or a table's name",
+            got=str(error).splitlines()[0],
+            remedy="check the name; a directory without such a suffix is read as Parquet",
+        ) from None
+
+
+def _chosen(request: _Request, rows: DataFrame) -> DataFrame:
+    """(id, text) of the rows; text is null where all of its columns are null."""
+    from pyspark.sql import functions as F
+
+    trained = Columns(**request.model.info.get("columns", {}))
+    text = list(request.text_columns or trained.text)
+    key = request.id_column or (trained.id if trained.id in rows.columns else None)
+    missing = [c for c in (*text, *([key] if key else [])) if c not in rows.columns]
+    if missing:
+        raise DataError(
+            f"the source has no column {missing[0]!r}",
+            where=request.source,
+            got=f"columns {', '.join(rows.columns)}",
+            remedy="--text-column and --id-column name them",
+        )
+    row_id = F.col(f"`{key}`").cast("string") if key else F.monotonically_increasing_id()
+    parts = [F.col(f"`{name}`").cast("string") for name in text]
+    joined = F.when(F.coalesce(*parts).isNotNull(), F.concat_ws(trained.separator, *parts))
+    return rows.select(row_id.cast("string").alias("id"), joined.alias("text"))
+
+
+def _write(predicted: DataFrame, target: str, form: str) -> None:
+    from pyspark.sql import functions as F
+
+    if form == "parquet":
+        predicted.write.parquet(target)
+    elif form == "jsonl":
+        predicted.write.json(target)
+    else:  # CSV has no arrays
+        flat = predicted.withColumn("scores", F.to_json("scores"))
+        flat.write.option("header", True).option("escape", '"').csv(target)
+
+
+def _write_table(
+    spark: SparkSession, predicted: DataFrame, request: _Request, progress: Progress
+) -> dict:
+    """Replace the model's partition of a table; returns its summary as `_summary` does."""
+    from pyspark.errors import AnalysisException
+
+    table = request.output.removeprefix(TABLE)
+    run_id = request.model.info.get("run_id")
+    summary: dict = {}
+
+    def check(written: DataFrame) -> None:
+        summary.update(_counts(written), run_id=run_id)
+        _require_rows(summary, request.source)
+
+    try:
+        replace_partition(
+            spark,
+            predicted,
+            table,
+            columns=_TABLE_COLUMNS,
+            key="run_id",
+            value=run_id or "none",
+            what="predictions",
+            check=check,
+            progress=progress,
+        )
+    except AnalysisException as error:
+        raise DataError(
+            "Spark cannot write the table",
+            where=table,
+            got=str(error).splitlines()[0],
+            remedy="check the database's name and your right to write there",
+        ) from None
+    return summary
+
+
+def _require_rows(summary: dict, source: str) -> None:
+    if not summary["rows"]:
+        raise DataError("the source has no rows", where=source, remedy="check the source")
+
+
+def _summary(spark: SparkSession, path: str, form: str) -> dict:
+    """Counts of the rows written: reading them back avoids running the model twice."""
+    from pyspark.sql import functions as F
+
+    if form == "csv":
+        frame = spark.read.option("header", True).option("escape", '"').csv(path)
+    elif form == "jsonl":
+        frame = spark.read.json(path, schema=_SCHEMA)
+    else:
+        frame = spark.read.schema(_SCHEMA).parquet(path)  # of no rows there may be no file
+    return _counts(frame) | {"run_id": frame.agg(F.max("run_id")).collect()[0][0]}
+
+
+def _counts(frame: DataFrame) -> dict:
+    from pyspark.sql import functions as F
+
+    counted = frame.groupBy("label").agg(F.count("*").alias("rows")).collect()
+    labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
+    rows = sum(row["rows"] for row in counted)
+    return {"rows": rows, "errors": rows - sum(labels.values()), "labels": labels}

@@ -1,0 +1,1 @@
+"""A rank as a process: its environment, devices, output, stop requests and its end."""

@@ -1,0 +1,58 @@
+"""How a rank ends: with the others, where all have agreed to, and its error on the console."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import TextIO
+
+from howdah.errors import HowdahError
+from training.process.failure import Failure
+from training.process.stopping import StopSignals
+
+__all__ = ["FinalBarrier", "print_failure"]
+
+
+class FinalBarrier:
+    """The last collective of a world whose ranks have agreed to end.
+
+    Args:
+        seconds: for which it waits for the others at most (`checkpoint.grace_seconds`).
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._enter: Callable[[], None] | None = None
+
+    def agree(self, enter: Callable[[], None]) -> None:
+        """All ranks have agreed to end; each calls `enter`, a collective, as its last act."""
+        self._enter = enter
+
+    def wait(self, exit_code: int) -> None:
+        """Enter it, if `agree` was called; the process exits when that takes too long.
+
+        Every rank enters, so that none exits before rank 0 has saved: a launcher that sees one of
+        them exit kills the others.
+        """
+        enter, self._enter = self._enter, None
+        if enter is None:
+            return
+        limit = threading.Timer(self._seconds, os._exit, (exit_code,))
+        limit.daemon = True
+        limit.start()
+        # A rank that is lost, or that meets an error in its save, ends the wait as well.
+        with contextlib.suppress(HowdahError):
+            enter()
+        limit.cancel()
+
+
+def print_failure(failure: Failure, console: TextIO, signals: StopSignals) -> None:
+    """Print the error on the console; on ranks other than 0, unless rank 0 prints the same."""
+    if failure.rank == 0:
+        print(f"training: {failure.text}", file=console, flush=True)
+    # Mostly rank 0 has failed in the same way and prints it, and the launcher ends this process.
+    # (mpirun waits a second before it does.)
+    elif not (failure.consequence or signals.torn_down_within(3.0)):
+        print(f"rank {failure.rank}: {failure.text}", file=console, flush=True)

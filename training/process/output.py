@@ -1,0 +1,48 @@
+"""Where a rank's output goes: everything into its log, rank 0's progress to the console besides."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from typing import TextIO
+
+__all__ = ["redirect"]
+
+
+def redirect(directory: str, rank: int) -> tuple[TextIO, TextIO]:
+    """Send this process's stdout and stderr to `<directory>/logs/rank.<rank>`.
+
+    The descriptors themselves are replaced: libraries in C++ (TensorFlow, Horovod) write to them
+    past Python.
+
+    Args:
+        directory: local directory of the run (training/run/local_dir.py).
+        rank: this process's rank.
+    Returns:
+        (console, log): the stderr of before, or the terminal of `howdah train`; and the log.
+    """
+    path = os.path.join(directory, "logs", f"rank.{rank}")
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    console = _terminal_of_launcher() or os.fdopen(os.dup(2), "w", encoding="utf-8")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    print(f"--- rank {rank}, pid {os.getpid()}, {stamp}", file=sys.stderr, flush=True)
+    return console, sys.stderr
+
+
+def _terminal_of_launcher() -> TextIO | None:
+    """The terminal that `howdah train` runs in: launchers hand on pipes, which can't show a bar."""
+    path = os.environ.get("HOWDAH_TTY")
+    if path is None:
+        return None
+    # Without the right to open it (another user's, another host's) the pipe does as well.
+    with contextlib.suppress(OSError):
+        return os.fdopen(os.open(path, os.O_WRONLY | os.O_NOCTTY), "w", encoding="utf-8")
+    return None

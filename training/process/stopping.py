@@ -1,0 +1,152 @@
+"""Stop requests: from a signal to a saved checkpoint, also when the main thread is in a collective.
+
+Who sends what:
+
+- `howdah train` passes on its own SIGINT as SIGUSR1 and its SIGTERM as SIGUSR2, to every rank, and
+  waits. These are orderly: all ranks agree on the step they stop at.
+- A SIGINT or SIGTERM to one process that trains alone is orderly too.
+- With several ranks, SIGINT or SIGTERM comes from the launcher (mpirun, horovodrun), which tears
+  the job down, kills a moment later, and may have lost a rank already. No collective can be trusted
+  any more: each rank stops alone, and rank 0 saves the last step it has completed.
+
+Python runs a signal handler in the main thread only, and only between bytecodes: a rank that waits
+in an allreduce for a dead peer never gets there. The C-level handler writes to the wake-up pipe all
+the same, and a thread of ours reads it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from howdah.core import threads
+from howdah.errors import HowdahError, Interrupted, Terminated
+
+__all__ = ["StopSignals"]
+
+_MEANING = {
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGUSR1: signal.SIGINT,
+    signal.SIGUSR2: signal.SIGTERM,
+}
+_ORDERLY = (signal.SIGUSR1, signal.SIGUSR2)
+
+
+class StopSignals:
+    """Stop requests by signal.
+
+    Args:
+        several_ranks: the world has more than one rank.
+        abandon: called from the watching thread when the main thread cannot act on the request;
+            it ends the process with `error` and does not return.
+        patience: seconds that the main thread has to act before `abandon` is called.
+    """
+
+    def __init__(
+        self,
+        *,
+        several_ranks: bool,
+        abandon: Callable[[], None],
+        patience: float = 0.2,
+    ) -> None:
+        self._several_ranks = several_ranks
+        self._abandon = abandon
+        self._patience = patience
+        self._signal: int | None = None
+        self._seen_by_main = threading.Event()
+        self._stepping = False
+        self._pipe: tuple[int, int] | None = None
+        self._handlers: dict[int, Any] = {}
+        self._came = threading.Event()
+        self.alone = False
+        """The job is being torn down: stop without any collective."""
+
+    def install(self) -> None:
+        """Handle the four signals; main thread only."""
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        self._pipe = (read, write)
+        for number in _MEANING:
+            self._handlers[number] = signal.signal(number, self._in_main_thread)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        threads.start(self._watch, read, name="signals", failed=threads.RESTART)
+
+    def uninstall(self) -> None:
+        """Restore the handlers that `install` replaced; does nothing outside the main thread."""
+        if self._pipe is None or threading.current_thread() is not threading.main_thread():
+            return
+        signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        os.close(self._pipe[1])  # the watching thread reads the end of the pipe, and ends
+        self._pipe = None
+
+    def disarm(self) -> None:
+        """The process is ending: signals are noted, and nothing more."""
+        self._seen_by_main.set()
+        self._came.clear()
+
+    def torn_down_within(self, seconds: float) -> bool:
+        """After `disarm`: a signal comes within that time."""
+        return self._came.wait(seconds)
+
+    def stepping(self, on: bool) -> None:
+        """While steps are taken a request waits for a step's end; otherwise it raises at once."""
+        self._stepping = on
+        if not on and self._signal is not None and not self._seen_by_main.is_set():
+            self._seen_by_main.set()
+            raise self.error()
+
+    def requested(self) -> bool:
+        """A stop has been asked for. The main thread asks at a step's end, and then acts on it."""
+        if self._signal is None:
+            return False
+        self._seen_by_main.set()
+        return True
+
+    @property
+    def came(self) -> bool:
+        """A signal has come."""
+        return self._signal is not None
+
+    def error(self, **fields: str | None) -> HowdahError:
+        """Interrupted or Terminated, by the signal that came."""
+        if self.alone:
+            return Terminated(
+                "the launcher ended the job: it was cancelled, or another rank had ended", **fields
+            )
+        if self._signal == signal.SIGINT:
+            return Interrupted("training was interrupted", **fields)
+        return Terminated("training was asked to end", **fields)
+
+    def _note(self, number: int) -> None:
+        if number not in _ORDERLY and self._several_ranks:
+            self.alone = True
+        self._signal = self._signal or _MEANING[signal.Signals(number)]
+
+    def _in_main_thread(self, number: int, frame: object) -> None:
+        self._note(number)
+        if not self._stepping and not self._seen_by_main.is_set():
+            self._seen_by_main.set()
+            raise self.error()
+
+    def _watch(self, read: int) -> None:
+        while True:
+            data = os.read(read, 1)
+            if not data:
+                os.close(read)
+                return
+            if data[0] not in _MEANING:
+                continue
+            self._note(data[0])
+            self._came.set()
+            # An orderly request during the steps is the loop's, however long its step takes.
+            if self._stepping and not self.alone:
+                continue
+            # Outside the steps nothing can be lost; the pause lets the main thread end by itself.
+            if not self._seen_by_main.wait(self._patience if self._stepping else 2.0):
+                self._abandon()

@@ -1,0 +1,250 @@
+"""Metrics of a run's steps and evaluations: rates since the last logged step, and where they go.
+
+Every rank counts; rank 0 shows them: on the console, in metrics.jsonl, in TensorBoard and MLflow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from howdah import redact
+from howdah.config.metric_table import SHOWN
+from howdah.core.speed import Speed
+from training.checkpoint.state import TrainState
+from training.run.metrics_log import MetricsLog, position_of
+from training.run.progress import Progress, StepMetrics
+from training.run.tracking import Tracker, flat
+
+__all__ = ["MetricsLogger"]
+
+
+_KEPT_LINES = 1000
+"""Lines that a rank other than 0 keeps: those of the seconds between two publications."""
+
+
+class MetricsLogger:
+    """Counts rows, tokens and time, and shows them every `logging_steps`.
+
+    Args:
+        logging_steps: steps between two shown ones.
+        console: where progress is shown; None on ranks other than 0.
+        log: the rank's log; None where there is none.
+    """
+
+    def __init__(self, logging_steps: int, *, console: TextIO | None, log: TextIO | None) -> None:
+        self._logging_steps = logging_steps
+        self._progress = None if console is None else Progress(console)
+        self._log = log
+        self._metrics: MetricsLog | None = None
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_KEPT_LINES)
+        self._trackers: list[Tracker] = []
+        self._total_steps = 1
+        self._marked: float | None = None
+        self._own_seconds = self._input_seconds = 0.0
+        self._window, self._speed = _Window(), Speed()
+
+    # ---------------------------------------------------------------------- where they go
+    def write_to(self, metrics: MetricsLog) -> None:
+        """Put lines into metrics.jsonl from now on."""
+        self._metrics = metrics
+
+    def _write(self, **values: Any) -> None:
+        if self._metrics is not None:
+            self._metrics.write(**values)
+        else:
+            self._unwritten.append(values)
+
+    def _write_missing(self, upto: int) -> None:
+        """Write what a lost rank 0 has not published, up to the step that all ranks resume from.
+
+        Every rank computes the same values, except for times.
+        """
+        for line in self._unwritten:
+            if self._metrics.last < position_of(line) and line["step"] <= upto:
+                self._metrics.write(**line)
+        self._unwritten.clear()
+
+    def track(self, tracker: Tracker) -> None:
+        """Send metrics to a tracker from now on."""
+        self._trackers.append(tracker)
+
+    def say(self, line: str) -> None:
+        """Show a line: rank 0 on the console, every rank in its log."""
+        line = redact.text(line)
+        if self._progress is not None:
+            self._progress.say(line)
+        if self._log is not None:
+            print(line, file=self._log, flush=True)
+
+    def close(self, status: str) -> None:
+        """Finish every file; status is finished, interrupted or failed."""
+        self.end()
+        for tracker in self._trackers:
+            tracker.close(status)
+        if self._metrics is not None:
+            self._metrics.close()
+        self._trackers, self._metrics = [], None
+
+    def hand_over(self) -> None:
+        """Show and write nothing more: another process has become rank 0.
+
+        Lines are kept in memory from here on, as on every rank other than 0.
+        """
+        if self._progress is not None:
+            self._progress.end()
+        for tracker in self._trackers:
+            tracker.hand_over()
+        if self._metrics is not None:
+            self._metrics.close()
+        self._progress, self._metrics, self._trackers = None, None, []
+
+    def abandon(self) -> None:
+        """Show and write nothing more, nor what is waiting: the run is a later attempt's."""
+        if self._progress is not None:
+            self._progress.end()
+        for tracker in self._trackers:
+            tracker.abandon()
+        if self._metrics is not None:
+            self._metrics.close()
+        self._progress, self._metrics, self._trackers = None, None, []
+
+    def show_on(self, console: TextIO) -> None:
+        """Show progress there from now on: this rank has become rank 0."""
+        self._progress = Progress(console)
+
+    # --------------------------------------------------------------------------- stepping
+    def begin(self, step: int, *, total_steps: int) -> None:
+        """Start the step timer after `step`."""
+        if self._metrics is not None:
+            self._write_missing(step)
+        for tracker in self._trackers:
+            tracker.resume(step)
+        self._total_steps = total_steps
+        if self._progress is not None:
+            self._progress.begin(step, total_steps)
+        self._own_seconds, self._input_seconds, self._window = 0.0, 0.0, _Window()
+        self._speed = Speed()
+        self._speed.mark(0.0, step)
+        self._marked = time.perf_counter()
+
+    def end(self) -> None:
+        """Stop the step timer."""
+        if self._progress is not None:
+            self._progress.end()
+        self._marked = None
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Time inside counts neither as training nor for a rate (evaluation, export)."""
+        before = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._marked is not None:
+                self._marked += time.perf_counter() - before
+
+    def epoch(self, state: TrainState) -> float:
+        """Epochs done, with a fraction."""
+        return round(state.epochs, 4)
+
+    def summary(self, state: TrainState) -> dict[str, Any]:
+        """What run.json says of all steps at the end."""
+        seconds = max(state.train_seconds, 1e-9)
+        return {
+            "steps": state.step,
+            "epochs": self.epoch(state),
+            "train_seconds": round(state.train_seconds, 6),
+            "examples_per_second": round(state.rows / seconds, 3),
+            "tokens_per_second": round(state.tokens / seconds, 3),
+        }
+
+    def step_done(
+        self,
+        state: TrainState,
+        *,
+        loss: float,
+        lr: float,
+        grad_norm: float,
+        rows: int,
+        real_tokens: int,
+        padded_tokens: int,
+        input_seconds: float = 0.0,
+    ) -> float:
+        """Count a step; every `logging_steps` show the metrics. Returns its seconds.
+
+        Args:
+            state: with `step` counted up already; rows, tokens and train_seconds are counted here.
+            loss: of this step, over the global batch.
+            lr: the learning rate used.
+            grad_norm: global norm of the reduced gradient before clipping.
+            rows: rows of the global batch, padding rows not counted.
+            real_tokens: tokens of the global batch.
+            padded_tokens: the same with padding.
+            input_seconds: time that this rank has waited for batches, since the steps began.
+        """
+        now = time.perf_counter()
+        seconds = 0.0 if self._marked is None else now - self._marked
+        self._marked = now
+        state.rows += rows
+        state.tokens += real_tokens
+        state.train_seconds += seconds
+        self._own_seconds += seconds
+        self._window.add(seconds, rows, real_tokens, padded_tokens)
+        if self._progress is not None:
+            self._progress.step(state.step)
+        if state.step % self._logging_steps and state.step != self._total_steps:
+            return seconds
+        window, self._window = self._window, _Window()
+        waited, self._input_seconds = input_seconds - self._input_seconds, input_seconds
+        metrics = StepMetrics(
+            step=state.step,
+            epoch=self.epoch(state),
+            loss=loss,
+            lr=lr,
+            grad_norm=grad_norm,
+            examples_per_second=window.rows / max(window.seconds, 1e-9),
+            tokens_per_second=window.real_tokens / max(window.seconds, 1e-9),
+            padding_ratio=window.padded_tokens / max(window.real_tokens, 1),
+            input_wait=min(1.0, waited / max(window.seconds, 1e-9)),
+        )
+        self._show(metrics)
+        return seconds
+
+    def _show(self, metrics: StepMetrics) -> None:
+        self._speed.mark(self._own_seconds, metrics.step)
+        left = self._speed.left(self._own_seconds, self._total_steps) or 0.0
+        if self._progress is not None:
+            self._progress.show(metrics, self._total_steps, left)
+        if self._log is not None:
+            print(metrics.line(self._total_steps, left), file=self._log, flush=True)
+        self._write(**metrics.__dict__)
+        values = {f"train/{key}": v for key, v in metrics.__dict__.items() if key != "step"}
+        for tracker in self._trackers:
+            tracker.log(metrics.step, values)
+
+    def evaluated(self, state: TrainState, split: str, metrics: dict[str, Any]) -> None:
+        """Show an evaluation, during training or at its end."""
+        shown = [
+            f"{key} {metrics[key]:.4f}" for key in SHOWN if isinstance(metrics.get(key), float)
+        ]
+        self.say(f"{split} at step {state.step}: {' '.join(shown)}")
+        self._write(step=state.step, epoch=self.epoch(state), split=split, metrics=metrics)
+        for tracker in self._trackers:
+            tracker.log(state.step, flat(metrics, f"{split}/"))
+
+
+class _Window:
+    """Sums since the last shown step."""
+
+    def __init__(self) -> None:
+        self.seconds, self.rows, self.real_tokens, self.padded_tokens = 0.0, 0, 0, 0
+
+    def add(self, seconds: float, rows: int, real_tokens: int, padded_tokens: int) -> None:
+        self.seconds += seconds
+        self.rows += rows
+        self.real_tokens += real_tokens
+        self.padded_tokens += padded_tokens

@@ -1,0 +1,113 @@
+"""Progress on the console: a bar on a terminal, else a line every n steps; rank 0 only."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TextIO
+
+__all__ = ["Progress", "StepMetrics", "clock"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMetrics:
+    """Metrics of the steps since the last logged one; a line of metrics.jsonl."""
+
+    step: int
+    epoch: float
+    """Epochs done, with a fraction."""
+    loss: float
+    """Of this step, over the global batch."""
+    lr: float
+    grad_norm: float
+    """Global norm of the reduced gradient, before clipping."""
+    examples_per_second: float
+    tokens_per_second: float
+    """Real tokens, padding not counted."""
+    padding_ratio: float
+    """Padded tokens / real tokens."""
+    input_wait: float = 0.0
+    """Share of the time for which this rank waited for its batches."""
+
+    def line(self, total: int, seconds_left: float) -> str:
+        """`step 120/900 loss 0.5120 lr 4.10e-05 123 ex/s 8,812 tok/s pad 1.02 eta 3m12s`"""
+        return f"step {self.step}/{total} {self._values()} eta {clock(seconds_left)}"
+
+    def _values(self) -> str:
+        # Said only where it counts: steps that wait are slow for want of data.
+        waits = f" waits for input {self.input_wait:.0%}" if self.input_wait >= 0.05 else ""
+        return (
+            f"loss {self.loss:.4f} lr {self.lr:.2e} {self.examples_per_second:,.0f} ex/s"
+            f" {self.tokens_per_second:,.0f} tok/s pad {self.padding_ratio:.2f}{waits}"
+        )
+
+
+def clock(seconds: float) -> str:
+    """Seconds as 42s, 3m12s or 1h04m.
+
+    >>> clock(42.4), clock(192), clock(3840)
+    ('42s', '3m12s', '1h04m')
+    """
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+class Progress:
+    """Writes lines, and on a terminal a bar below them.
+
+    Args:
+        stream: where to; a bar is drawn if it is a terminal.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bar = None
+        self._task = None
+
+    def begin(self, done: int, total: int) -> None:
+        """Draw the bar, if there is a terminal to draw it on."""
+        if not self._stream.isatty() or os.environ.get("TERM") == "dumb":
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
+        console = Console(file=self._stream, highlight=False, markup=False)
+        self._bar = RichProgress(
+            MofNCompleteColumn(), BarColumn(bar_width=24), TextColumn("{task.fields[figures]}"),
+            TextColumn("eta"), TimeRemainingColumn(compact=True), console=console,
+        )  # fmt: skip
+        self._task = self._bar.add_task("steps", total=total, completed=done, figures="")
+        self._bar.start()
+
+    def step(self, done: int) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
+    def show(self, metrics: StepMetrics, total: int, seconds_left: float) -> None:
+        """Show a logged step."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=metrics.step, figures=metrics._values())
+        else:
+            self.say(metrics.line(total, seconds_left))
+
+    def say(self, line: str) -> None:
+        """Write a line, above the bar if there is one."""
+        if self._bar is not None:
+            self._bar.console.print(line)
+            return
+        try:
+            print(line, file=self._stream, flush=True)
+        except OSError:  # the terminal or the launcher's pipe is gone; the log has it all
+            self._stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - kept
+
+    def end(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

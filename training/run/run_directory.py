@@ -1,0 +1,204 @@
+"""Rank 0's hold on the run directory: fence, run.json, checkpoints and their timetable, metrics."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+from howdah import storage
+from howdah.config.loader import Config
+from howdah.storage import directories
+from training.checkpoint.fence import Fence
+from training.checkpoint.manager import Checkpoint, Checkpoints, Identity, load
+from training.checkpoint.schedule import CheckpointSchedule
+from training.checkpoint.state import CheckpointProgress
+from training.run.local_dir import job_age
+from training.run.metrics_log import FILE_NAME as METRICS_FILE
+from training.run.metrics_log import MetricsLog
+from training.run.metrics_logger import MetricsLogger
+from training.run.mirror import Mirror
+from training.run.run_json import RunFile, freeze_config
+from training.run.tracking import MlflowTracker, TensorBoard
+
+__all__ = ["RunDirectory"]
+
+
+class RunDirectory:
+    """A run directory that this process has taken possession of.
+
+    Args:
+        config: the run's configuration.
+        local: local directory for what grows.
+        metrics: gets metrics.jsonl and the trackers to write to.
+        mirror: publishes what grows.
+        saved: called with step and path of each checkpoint that is whole on storage.
+        world_size: ranks.
+    Raises:
+        StorageError: it cannot be written.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        local: str,
+        *,
+        metrics: MetricsLogger,
+        mirror: Mirror,
+        saved: Callable[[int, str], None],
+        world_size: int,
+    ) -> None:
+        self._config, self._local = config, local
+        self._logger, self._mirror = metrics, mirror
+        self._path = config.run.directory
+        mode = config.run.mode
+        directories.take(self._path, mode, key="run.directory", below=directories.BELOW)
+        if config.checkpoint.directory is not None:
+            directories.take(config.checkpoint.directory, mode, key="checkpoint.directory")
+        self.fence = fence = Fence.take(self._path)
+        self.attempt = fence.attempt
+        fence.check()
+        freeze_config(config, self._path)
+        self.file = RunFile(self._path, check=fence.check)
+        mirror.check = fence.check
+        self._submission = os.environ.get("HOWDAH_APPLICATION")
+        self.file.begin(
+            config, world_size=world_size, attempt=self.attempt, submission=self._submission
+        )
+
+        self.saves = CheckpointProgress()
+        """How the checkpoints of this possession have fared, over all its worlds."""
+        self.save_times = CheckpointSchedule(config.checkpoint)
+
+        def whole(step: int, path: str) -> None:
+            self.save_times.whole(step)
+            saved(step, path)
+            self.file.catch_up()  # storage answers again
+
+        self.checkpoints = Checkpoints(
+            config.checkpoint_directory,
+            keep=config.checkpoint.keep,
+            metric=config.evaluation.metric,
+            fence=fence,
+            say=metrics.say,
+            saving=mirror.publish,  # metrics of its steps: a resumed run does not log them again
+            saved=whole,
+        )
+        path = os.path.join(local, METRICS_FILE)
+        published = storage.join(self._path, METRICS_FILE)
+        self._metrics = MetricsLog(path, published, self.attempt, fence.check)
+        metrics.write_to(self._metrics)
+        self._mirrored: list[str] = []
+        self._publish(path, published)
+        self._tracking = self._first_step_noted = False
+
+    def _publish(self, local: str, published: str, *, in_parts: bool = True) -> None:
+        if not storage.is_local(self._path):
+            self._mirrored.append(local)
+            self._mirror.add(local, published, in_parts=in_parts)
+
+    def hand_over(self) -> None:
+        """Another process takes the directory over: write nothing more there."""
+        for local in self._mirrored:
+            self._mirror.drop(local)
+        self._mirror.resume()  # what is left is this process's own log, under its own name
+        self._logger.hand_over()
+
+    @property
+    def run_id(self) -> str:
+        """The run's id, the same for all attempts."""
+        return self.file.values["run_id"]
+
+    # ------------------------------------------------------------------------------ resuming
+    def choose_dataset(self, choose: Callable[[str], str]) -> str:
+        """The dataset's version to train on: the one that this submission has begun with.
+
+        The ETL may have committed another one since: what is started again by itself goes on with
+        its own. A user who starts a run again gets the newest, or is refused it.
+
+        Args:
+            choose: gives the version that `data.dataset`, or a version itself, stands for.
+        """
+        wanted = self._config.data.dataset
+        path = choose(self.file.dataset_of(self._submission) or wanted)
+        self.file.update_attempt(dataset=path)
+        return path
+
+    def resume_checkpoint(self, expect: Identity) -> Checkpoint | None:
+        """The checkpoint that `checkpoint.resume` asks for; None: begin with the base model.
+
+        Raises:
+            CheckpointError: it is of another run, corrupt, or not there.
+        """
+        wanted = self._config.checkpoint.resume
+        found = None
+        begun = self.file.has_begun(self._submission)
+        if wanted == "auto" or begun:
+            found = self.checkpoints.latest(expect)
+        elif wanted == "never":
+            self._set_aside(-1)
+        # Begun from a path, and lost before a checkpoint of its own: it begins there again.
+        if found is None and wanted not in ("auto", "never"):
+            found = load(wanted, expect)
+            own = self.checkpoints.is_own(found)
+            self._set_aside(found.step if own else -1)
+            if not (own or begun) and self._metrics.last[0] >= 0:
+                self._logger.say(f"metrics until now are kept as {self._metrics.set_aside()}")
+        self.file.update_attempt(
+            resumed_from=None if found is None else found.path,
+            resumed_at_step=0 if found is None else found.step,
+        )
+        self._logger.say(
+            "starting from the base model" if found is None
+            else f"going on from checkpoint step-{found.step} ({found.path})"
+        )  # fmt: skip
+        return found
+
+    def resumed_from_memory(self, step: int) -> None:
+        """All ranks resume from some rank's memory of this step."""
+        if "resumed_at_step" not in self.file.values["attempts"][-1]:
+            self.file.note(resumed_from="memory", resumed_at_step=step)
+
+    def _set_aside(self, after_step: int) -> None:
+        moved = self.checkpoints.set_aside(after_step)
+        if moved:
+            self._logger.say(
+                f"{len(moved)} checkpoint(s) of the history given up are kept under other names:"
+                f" {', '.join(moved)}"
+            )
+
+    # ------------------------------------------------------------------------------ stepping
+    def begin(self, step: int) -> None:
+        """The steps of a world begin after `step`."""
+        self._track(step)
+        if not self.save_times.known:  # from the base, or from a checkpoint
+            self.save_times.begin(step)
+
+    def note_first_step(self) -> None:
+        """Put into run.json how long it took to the first step, once."""
+        if not self._first_step_noted:
+            self._first_step_noted = True
+            self.file.note(seconds_to_first_step=round(job_age(), 3))
+
+    def _track(self, resumed_at: int) -> None:
+        """Open the trackers, once."""
+        if self._tracking:
+            return
+        self._tracking = True
+        if self._config.tracking.tensorboard:
+            local = os.path.join(self._local, "tensorboard")
+            self._logger.track(TensorBoard(local, resumed_at))
+            self._publish(local, storage.join(self._path, "tensorboard"), in_parts=False)
+        options = self._config.tracking.mlflow
+        if options is not None:
+            tracker = MlflowTracker(
+                options,
+                self._config,
+                run_id=self.file.values.get("mlflow_run_id"),
+                run_name=self._config.run.name,
+                say=self._logger.say,
+                check=self.fence.check,
+            )
+            self._logger.track(tracker)
+            self.file.update(mlflow_run_id=tracker.run_id)
+            # Airflow's link is made of this line (howdah/airflow/links.py).
+            self._logger.say(f"MLflow run: {tracker.run_id}")

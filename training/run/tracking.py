@@ -1,0 +1,255 @@
+"""TensorBoard and MLflow: where metrics go besides metrics.jsonl; rank 0 only."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from howdah import redact
+from howdah.config.model import Config, MlflowOptions
+from howdah.core import activity, threads
+from howdah.errors import ClusterError, StorageError
+from training.checkpoint.fence import FencedOff
+from training.run.event_file import EventFile
+
+__all__ = ["MlflowTracker", "TensorBoard", "Tracker", "flat"]
+
+_START_SECONDS = 900.0
+"""MLflow's client retries a server that does not answer, two minutes each time, and then fails."""
+_CLOSE_SECONDS = 60.0
+"""A run that is finished does not wait longer for an MLflow server."""
+
+
+class Tracker:
+    """Takes metrics by step."""
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log metrics of a step."""
+        raise NotImplementedError
+
+    def resume(self, step: int) -> None:
+        """Steps after `step` follow, some of which may have been logged before."""
+
+    def hand_over(self) -> None:
+        """Write nothing more: another process continues the run."""
+        raise NotImplementedError
+
+    def abandon(self) -> None:
+        """Write nothing more, nor what is waiting: the run is a later attempt's."""
+        raise NotImplementedError
+
+    def close(self, status: str) -> None:
+        """Write out what is left; status is finished, failed or interrupted."""
+        raise NotImplementedError
+
+
+def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float]:
+    """The numbers of nested mappings by path: {"a": {"b": 1}} -> {"a/b": 1.0}; lists left out."""
+    out: dict[str, float] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            out |= flat(value, f"{prefix}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            out[prefix + key] = float(value)
+    return out
+
+
+class TensorBoard(Tracker):
+    """Event files for TensorBoard.
+
+    Args:
+        directory: local directory of the event files.
+        resumed_at: step that the run goes on from; later points of earlier attempts are hidden.
+    """
+
+    def __init__(self, directory: str, resumed_at: int) -> None:
+        self._file = EventFile(directory, resumed_at)
+        self._logged = resumed_at
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log metrics of a step."""
+        self._file.scalars(step, values)
+        self._logged = max(self._logged, step)
+
+    def resume(self, step: int) -> None:
+        """Have TensorBoard drop the points after `step` where there are some."""
+        if self._logged > step:
+            self._file.resume(step)
+            self._logged = step
+
+    def close(self, status: str) -> None:
+        """Finish the event file."""
+        self._file.close()
+
+    def hand_over(self) -> None:
+        """Finish the event file; another process writes the next one."""
+        self._file.close()
+
+    def abandon(self) -> None:
+        """Leave the event file as it is."""
+        self._file.abandon()
+
+
+class MlflowTracker(Tracker):
+    """One MLflow run, whatever the world size, continued by later attempts.
+
+    Metrics are sent by a thread, in batches: a slow server must not slow a step.
+
+    Args:
+        options: the configuration's tracking.mlflow.
+        config: the whole configuration, whose leaves become the run's parameters.
+        run_id: MLflow's id of the run to continue; None begins one.
+        run_name: name of a run that begins.
+        say: shows a line when the server stops answering (once).
+        check: called before anything is sent; raises FencedOff where the run is a later attempt's.
+    Raises:
+        ClusterError: the server cannot be reached at the start.
+    """
+
+    _MAX_PARAMETER = 500  # characters, MLflow's limit for all of its stores
+
+    def __init__(
+        self,
+        options: MlflowOptions,
+        config: Config,
+        *,
+        run_id: str | None,
+        run_name: str,
+        say: Callable[[str], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        # MLflow reports usage to its makers only where the user asks for it.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        import mlflow
+        from mlflow.exceptions import MlflowException
+
+        logging.getLogger("mlflow").setLevel(logging.ERROR)
+        self._error = MlflowException
+        self._say, self._check = say, check
+        check()
+        try:
+            with activity.at_most(_START_SECONDS):
+                self._client = mlflow.MlflowClient(tracking_uri=options.uri)
+                if run_id is None:
+                    experiment = self._client.get_experiment_by_name(options.experiment)
+                    number = (
+                        experiment.experiment_id
+                        if experiment
+                        else self._client.create_experiment(options.experiment)
+                    )
+                    run_id = self._client.create_run(number, run_name=run_name).info.run_id
+                    self._log_parameters(run_id, config)
+                else:
+                    self._client.update_run(run_id, status="RUNNING")
+        except (MlflowException, OSError) as error:
+            raise ClusterError(
+                "the MLflow server cannot be used",
+                where=f"tracking.mlflow.uri: {redact.text(options.uri)}",
+                got=redact.text(str(error).splitlines()[0]),
+                remedy="start it, correct the URI, or leave out tracking.mlflow",
+            ) from None
+        self.run_id = run_id
+        self._waiting: list[Any] = []
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._status: str | None = None
+        self._over = False
+        """A later attempt has the run."""
+        self._warned = False
+        # Lost metrics cost a chart, not the training: after an exception the thread starts again.
+        self._thread = threads.start(self._loop, name="mlflow", failed=threads.RESTART, say=say)
+
+    def _log_parameters(self, run_id: str, config: Config) -> None:
+        from mlflow.entities import Param
+
+        leaves = _leaves(redact.config(config).model_dump(mode="json"))
+        params = [Param(key, str(value)[: self._MAX_PARAMETER]) for key, value in leaves]
+        for start in range(0, len(params), 100):  # MLflow's limit of a batch
+            self._client.log_batch(run_id, params=params[start : start + 100])
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        """Log metrics of a step; they are sent within two seconds."""
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        with self._lock:
+            self._waiting += [Metric(name, value, now, step) for name, value in values.items()]
+
+    def _loop(self) -> None:
+        while not self._stop.wait(2.0):
+            self._send()
+        if self._over:
+            return
+        if self._status is None:  # another process continues the run
+            self._send(ask=False)
+        else:
+            self._end(self._status)
+
+    def _send(self, *, ask: bool = True) -> None:
+        if not self._waiting or (ask and not self._ours()):
+            return
+        with self._lock:
+            batch, self._waiting = self._waiting, []
+        for start in range(0, len(batch), 1000):  # MLflow's limit of a batch
+            try:
+                self._client.log_batch(self.run_id, metrics=batch[start : start + 1000])
+            except (self._error, OSError) as error:
+                # Training goes on without the server: metrics.jsonl has every figure.
+                if not self._warned:
+                    self._say(f"warning: MLflow does not take figures: {error}".splitlines()[0])
+                self._warned = True
+
+    def _ours(self) -> bool:
+        """No later attempt has the run, as far as is known: storage may not answer."""
+        try:
+            self._check()
+        except FencedOff:
+            return False  # what waits is given up by `abandon`, or sent by `hand_over`
+        except StorageError:
+            return self._stop.is_set()  # what was not sent then would be lost
+        return True
+
+    def abandon(self) -> None:
+        """Send nothing more; MLflow's run is the later attempt's."""
+        self._over = True
+        self._stop.set()
+
+    def hand_over(self) -> None:
+        """Have the thread send what is left and end; another process continues the run."""
+        self._stop.set()
+
+    def close(self, status: str) -> None:
+        """Send what is left and end MLflow's run; a server that does not answer is given up."""
+        self._status = status
+        self._stop.set()
+        with activity.at_most(_CLOSE_SECONDS):
+            self._thread.join(_CLOSE_SECONDS)
+        if self._thread.is_alive():
+            self._say(
+                f"warning: MLflow does not answer within {_CLOSE_SECONDS:.0f} s: its run lacks the"
+                " last figures and its end; metrics.jsonl has every figure"
+            )
+
+    def _end(self, status: str) -> None:
+        self._send()
+        if not self._ours():
+            return
+        state = {"finished": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
+        try:
+            self._client.set_terminated(self.run_id, status=state)
+        except (self._error, OSError) as error:
+            self._say(f"warning: MLflow's run could not be ended: {error}".splitlines()[0])
+
+
+def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            found += _leaves(item, f"{prefix}{key}.")
+        else:
+            found.append((prefix + key, item))
+    return found

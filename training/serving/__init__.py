@@ -1,0 +1,1 @@
+"""A trained model outside its run: exported, opened, evaluated."""

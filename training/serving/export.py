@@ -1,0 +1,310 @@
+"""Export: a Hugging Face directory that `transformers.pipeline("text-classification")` loads.
+
+The bytes are the same for both frameworks: safetensors under Hugging Face's torch names, the
+tokenizer's files, a model card filled from the run, and howdah.json with the run's id and how its
+texts were cleaned and truncated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from howdah import storage
+from howdah.config.loader import Config, load
+from howdah.config.metric_table import METRICS
+from howdah.data.family import ModelFamily, family_of
+from howdah.data.manifest import MANIFEST, Dataset, load_dataset
+from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
+from howdah.models import registry as models
+from howdah.storage import commit
+from training.checkpoint.manager import Checkpoints
+from training.checkpoint.manager import load as load_checkpoint
+from training.checkpoint.read import model_weights, read_manifest
+from training.model.parameters import with_dropouts
+from training.model.pretrained import BaseModel, load_base
+from training.serving.run_info import RunInfo, describe_run
+
+__all__ = ["INFO", "export", "export_run", "resolve_export"]
+
+INFO = models.EXPORT_INFO
+FORMAT_VERSION = 1
+_WEIGHTS = "model.safetensors"
+
+
+def export(
+    target: str,
+    *,
+    weights: Mapping[str, np.ndarray],
+    base_config: Mapping[str, Any],
+    tokenizer_files: Mapping[str, bytes],
+    label_names: Sequence[str],
+    run_info: RunInfo | Mapping[str, Any],
+    replace: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> str:
+    """Write the export directory `target`, whole or not at all; returns `target`.
+
+    Args:
+        target: directory on any storage. An export of the same run is replaced.
+        weights: all tensors under Hugging Face's torch names and layouts.
+        base_config: the base's config.json with the run's dropouts.
+        tokenizer_files: the tokenizer's files by name.
+        label_names: C names in the order of the classifier's rows.
+        run_info: written to howdah.json and the model card.
+        replace: also replace an export of another run.
+        check: called before the export gets its name; raises where this process must not write any
+            more.
+    Raises:
+        ModelError: missing or misshapen tensors, NaN or infinity.
+        AlreadyExists: `target` holds something else.
+    """
+    info = run_info if isinstance(run_info, RunInfo) else RunInfo(**run_info)
+    _check_weights(weights, base_config, label_names, target)
+    _check_target(target, info, replace)
+    files = _files(weights, base_config, tokenizer_files, label_names, info)
+    token = secrets.token_hex(4)
+    with commit.stage(f"{target}.new-{token}") as staged:
+        for name, data in files.items():
+            with storage.open_write(storage.join(staged.path, name)) as file:
+                file.write(data)
+        check()
+        staged.publish(target, aside=f"{target}.old-{token}")
+    check()
+    # The export that this one replaced, and unfinished ones of killed processes.
+    leftover = re.compile(re.escape(storage.name(target)) + r"\.(new|old)-[0-9a-f]{8}")
+    commit.sweep(
+        storage.list_dir(storage.parent(target)),
+        lambda entry: entry.is_dir and leftover.fullmatch(entry.name),
+    )
+    return target
+
+
+def _check_target(target: str, info: RunInfo, replace: bool) -> None:
+    if not storage.exists(target) or replace:
+        return
+    info_path = storage.join(target, INFO)
+    owner = storage.read_json(info_path).get("run_id") if storage.exists(info_path) else None
+    if owner != info.run_id:
+        raise AlreadyExists(
+            "the export's directory holds something else",
+            where=target,
+            expected=f"nothing, or an export of run {info.run_id}",
+            got=f"an export of run {owner}" if owner else "no export by Howdah",
+            remedy="give another directory, or remove that one",
+        )
+
+
+def _check_weights(
+    weights: Mapping[str, np.ndarray], config: Mapping, label_names: Sequence[str], target: str
+) -> None:
+    family = family_of(config, where=target)
+    expected = family.encoder_shapes(config) | family.head_shapes(config, len(label_names))
+    wrong = [
+        f"{name} {tuple(weights[name].shape) if name in weights else 'missing'} instead of {shape}"
+        for name, shape in expected.items()
+        if name not in weights or tuple(weights[name].shape) != tuple(shape)
+    ]
+    wrong += [f"{name} is not a classifier's tensor" for name in weights if name not in expected]
+    if wrong:
+        raise ModelError(
+            "the weights do not fit the model to export",
+            where=target,
+            got="; ".join(wrong[:5]) + (f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""),
+        )
+    broken = [name for name in expected if not np.isfinite(weights[name]).all()]
+    if broken:
+        raise ModelError(
+            "a model with NaN or infinity is not exported", where=target, got=broken[0]
+        )
+
+
+def _files(
+    weights: Mapping[str, np.ndarray],
+    base_config: Mapping[str, Any],
+    tokenizer_files: Mapping[str, bytes],
+    label_names: Sequence[str],
+    info: RunInfo,
+) -> dict[str, bytes]:
+    from safetensors.numpy import save
+
+    # transformers requires metadata that names a framework; the layout is PyTorch's.
+    data = save(
+        {name: np.ascontiguousarray(weights[name], np.float32) for name in sorted(weights)},
+        metadata={"format": "pt"},
+    )
+    sha256 = hashlib.sha256(data).hexdigest()
+    described = {"format_version": FORMAT_VERSION, **asdict(info), "labels": list(label_names)}
+    described["weights_sha256"] = sha256
+    files = dict(tokenizer_files)
+    family = family_of(base_config)
+    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+    settings.setdefault("tokenizer_class", family.tokenizer_class)
+    # A tokenizer of another class could return inputs that the forward pass does not take.
+    settings["model_input_names"] = list(family.inputs)
+    settings["model_max_length"] = info.max_length
+    files["tokenizer_config.json"] = _json(settings)
+    files["config.json"] = _json(_config(base_config, family, label_names))
+    files[_WEIGHTS] = data
+    files["README.md"] = _model_card(info, family, label_names, sha256).encode("utf-8")
+    files[INFO] = _json(described)
+    return files
+
+
+def _config(
+    base_config: Mapping[str, Any], family: ModelFamily, label_names: Sequence[str]
+) -> dict[str, Any]:
+    dropped = ("_name_or_path", "transformers_version", "torch_dtype", "tie_weights_")
+    config = {key: value for key, value in base_config.items() if key not in dropped}
+    return config | {
+        "architectures": [family.architecture],
+        "dtype": "float32",
+        "id2label": {str(number): name for number, name in enumerate(label_names)},
+        "label2id": {name: number for number, name in enumerate(label_names)},
+        "model_type": family.model_type,
+        "problem_type": "single_label_classification",
+    }
+
+
+def _json(value: Mapping) -> bytes:
+    return (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode("utf-8")
+
+
+def _model_card(
+    info: RunInfo, family: ModelFamily, label_names: Sequence[str], weights_sha256: str
+) -> str:
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("training.serving", "."), undefined=jinja2.StrictUndefined
+    )
+    # A | in a label would end the table's cell.
+    environment.globals["cell"] = lambda v: str(v).replace("|", "\\|").replace("\n", " ")
+    environment.globals["number"] = lambda v: "undefined" if v is None else f"{v:.4f}"
+    return environment.get_template("model_card.md.j2").render(
+        info=info,
+        family=family,
+        labels=list(label_names),
+        scalars=METRICS,
+        cleaning=[name for name, on in info.clean.items() if on],
+        weights_sha256=weights_sha256,
+    )
+
+
+# ------------------------------------------------------------------------------- finding exports
+def resolve_export(path: str) -> str:
+    """The export directory of `path`: itself, export/ of a run directory, or the current version of
+    a published model.
+
+    Raises:
+        ModelError: it is none of these.
+    """
+    for candidate in (path, storage.join(path, "export")):
+        if storage.exists(storage.join(candidate, "config.json")):
+            return candidate
+    current = models.resolve(path)
+    if current is not None:
+        return current
+    raise ModelError(
+        "there is no model",
+        where=path,
+        expected="an export (config.json, model.safetensors, ...), a run directory with export/, or"
+        " a published model with current.json",
+        got="nothing" if not storage.exists(path) else "a directory without config.json",
+        remedy="train first, or `howdah export` a checkpoint of the run",
+    )
+
+
+def export_run(config: Config, *, checkpoint: str | None = None, output: str | None = None) -> str:
+    """Export a checkpoint of the configuration's run: the one given, else the best, else the last.
+
+    Args:
+        checkpoint: a step-N directory; None: the best, else the last.
+        output: directory; None: export/ in the run directory.
+    Raises:
+        CheckpointError: no whole checkpoint, or of another model or dataset.
+        ModelError: the base model is not the one that was trained.
+    """
+    frozen = storage.join(config.run.directory, "config.yaml")
+    if storage.exists(frozen):  # the run's own configuration; the user's file may have changed
+        config = load(frozen)
+    if checkpoint is None:
+        saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
+        best = saved.best()
+        found = load_checkpoint(best.path) if best else saved.latest()
+        if found is None:
+            raise CheckpointError(
+                "the run has no checkpoint to export",
+                where=config.checkpoint_directory,
+                remedy="train first, or correct run.directory / checkpoint.directory",
+            )
+    else:
+        found = load_checkpoint(checkpoint)
+    base = load_base(config.model.base, revision=config.model.revision)
+    dataset = _dataset_of(config.data.dataset, found.path, base)
+    run = _run_json(config.run.directory)
+    info = describe_run(
+        config=config,
+        dataset=dataset,
+        base=base,
+        run_id=str(run.get("run_id") or config.run.name),
+        step=found.step,
+        # run.json's metrics are of the weights that the run itself exported.
+        metrics=run.get("metrics") if _exported_step(run) == found.step else None,
+    )
+    return export(
+        output or storage.join(config.run.directory, "export"),
+        weights=model_weights(found.tensors),
+        base_config=with_dropouts(base.config, config.model),
+        tokenizer_files=base.tokenizer_files,
+        label_names=dataset.manifest.labels,
+        run_info=info,
+    )
+
+
+def _run_json(directory: str) -> dict:
+    try:
+        return storage.read_json(storage.join(directory, "run.json"))
+    except NotFound:  # the run was killed before it wrote one: a checkpoint suffices
+        return {}
+
+
+def _exported_step(run: dict) -> int | None:
+    best = run.get("best_step")
+    return run.get("steps") if best is None else best
+
+
+def _dataset_of(path: str, checkpoint: str, base: BaseModel) -> Dataset:
+    """The dataset version that a checkpoint was trained on; checks its base model too."""
+    identity = read_manifest(checkpoint)["identity"]
+    if identity["base_model"] != base.hash:
+        raise CheckpointError(
+            "the checkpoint belongs to another base model",
+            where=checkpoint,
+            expected=f"base model {identity['base_model']}",
+            got=f"{base.hash} ({base.source})",
+            remedy="set model.base to the base it was trained from",
+        )
+    newest = load_dataset(path)
+    if newest.manifest_hash == identity["dataset"]:
+        return newest
+    root = storage.parent(newest.path)  # the ETL may have run again since
+    for entry in storage.list_dir(root):
+        if entry.is_dir and storage.exists(storage.join(entry.path, MANIFEST)):
+            version = load_dataset(entry.path)
+            if version.manifest_hash == identity["dataset"]:
+                return version
+    raise CheckpointError(
+        "the dataset that the checkpoint was trained on is missing",
+        where=root,
+        expected=f"a version whose manifest has the hash {identity['dataset']}",
+        got=f"the newest has {newest.manifest_hash}",
+        remedy="set data.dataset to the one it was trained on",
+    )

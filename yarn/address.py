@@ -1,0 +1,131 @@
+"""The driver's address, published in the run directory and signed with the job's secret.
+
+The run directory may be readable to other users; the secret reaches the job's containers by YARN's
+localisation, readable to their user alone. Nothing published is secret: driver and agents derive
+the key that messages are signed with (jobs/net/signing.py) by HKDF-SHA256 (RFC 5869) from the
+secret and a published nonce. It takes the standard library's HMAC alone, because nodes may run a
+Python of their own (`yarn.environment: path`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import re
+import secrets
+from typing import Any
+
+from howdah import storage
+from howdah.errors import NotFound
+from jobs.backend import DriverAddress
+
+__all__ = ["attempts", "file_path", "new_nonce", "new_secret", "publish", "read", "session_key"]
+
+_SIGNATURE, _SESSION = b"howdah seal", b"howdah session"
+_NONCE_BYTES = 32
+
+
+def new_secret() -> str:
+    """A job's secret: 256 bits, as hexadecimal."""
+    return secrets.token_hex(32)
+
+
+def new_nonce() -> str:
+    """One driver process's nonce: 256 bits, as hexadecimal."""
+    return secrets.token_hex(_NONCE_BYTES)
+
+
+def session_key(secret: str, nonce: str) -> str:
+    """The key of one driver process: 256 bits, as hexadecimal.
+
+    Raises:
+        ValueError: the nonce is not one of `new_nonce`.
+    """
+    salt = bytes.fromhex(nonce)
+    if len(salt) != _NONCE_BYTES:
+        raise ValueError(f"a nonce of {len(salt)} bytes instead of {_NONCE_BYTES}")
+    return _hkdf(bytes.fromhex(secret), salt, _SESSION).hex()
+
+
+def file_path(directory: str, application: str, attempt: int) -> str:
+    """Where an attempt's driver publishes its address.
+
+    Args:
+        directory: the run directory's `yarn`.
+    """
+    return storage.join(directory, f"driver-{application}-{attempt}.json")
+
+
+def publish(
+    directory: str, application: str, attempt: int, driver: DriverAddress, secret: str, nonce: str
+) -> None:
+    """Write the driver's address and its nonce, signed, readable to all.
+
+    Args:
+        driver: its key is derived from `secret` and `nonce`, and is not written.
+    """
+    value = {"address": driver.address, "port": driver.port, "nonce": nonce}
+    path = file_path(directory, application, attempt)
+    storage.write_whole(path, _signed(secret, _subject(application, attempt), value))
+
+
+def read(directory: str, application: str, attempt: int, secret: str) -> DriverAddress:
+    """The published address of an attempt's driver, with its key.
+
+    Raises:
+        NotFound: the driver has published none yet.
+        ValueError, KeyError: the file is not one that this job's driver has signed.
+    """
+    data = storage.read_bytes(file_path(directory, application, attempt))
+    value = _verified(secret, _subject(application, attempt), data)
+    return DriverAddress(value["address"], value["port"], session_key(secret, value["nonce"]))
+
+
+def attempts(directory: str, application: str) -> list[int]:
+    """Numbers of the attempts at an application whose drivers have published their address."""
+    pattern = re.compile(re.escape(f"driver-{application}-") + r"(\d+)\.json")
+    try:
+        names = [entry.name for entry in storage.list_dir(directory)]
+    except NotFound:
+        return []
+    return [int(found[1]) for name in names if (found := pattern.fullmatch(name))]
+
+
+def _subject(application: str, attempt: int) -> str:
+    """Signed with the address, so that another attempt's file is refused."""
+    return f"driver of {application}, attempt {attempt}"
+
+
+def _signed(secret: str, subject: str, value: Any) -> bytes:
+    text = json.dumps(value)
+    return json.dumps({"value": text, "seal": _signature(secret, subject, text)}).encode()
+
+
+def _verified(secret: str, subject: str, data: bytes) -> Any:
+    """The value of a signed file.
+
+    Raises:
+        ValueError: not signed, signed with another secret, altered, or of another subject.
+    """
+    parts = json.loads(data)
+    text, signature = (
+        (parts.get("value"), parts.get("seal")) if isinstance(parts, dict) else (None, None)
+    )
+    if not isinstance(text, str) or not isinstance(signature, str):
+        raise ValueError("not a signed file")
+    expected = _signature(secret, subject, text)
+    if not hmac.compare_digest(signature.encode(), expected.encode()):
+        raise ValueError("not signed by this job")
+    return json.loads(text)
+
+
+def _signature(secret: str, subject: str, text: str) -> str:
+    key = _hkdf(bytes.fromhex(secret), b"", _SIGNATURE)
+    return hmac.digest(key, f"{subject}\n{text}".encode(), hashlib.sha256).hex()
+
+
+def _hkdf(secret: bytes, salt: bytes, info: bytes) -> bytes:
+    """HKDF-SHA256 (RFC 5869), its first 32 bytes: extract, and one round of expand."""
+    extracted = hmac.digest(salt, secret, hashlib.sha256)
+    return hmac.digest(extracted, info + b"\x01", hashlib.sha256)

@@ -1,0 +1,1 @@
+"""What is checked before anything is asked of YARN."""

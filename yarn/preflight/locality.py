@@ -1,0 +1,107 @@
+"""The hosts that hold a dataset's blocks: the preferred hosts of workers.
+
+From WebHDFS' GETFILEBLOCKLOCATIONS. If it is not available, the job runs without preferred hosts
+and says why.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+from urllib.parse import quote
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.config.splits import TRAIN
+from howdah.data.manifest import load_dataset
+from howdah.errors import ClusterError, HowdahError
+from howdah.hadoop import conf as settings
+from howdah.hadoop.resourcemanager import ResourceManager
+from howdah.hadoop.web import identity, session
+
+__all__ = ["block_hosts", "hosts"]
+
+_MOST_FILES = 64
+"""How many shards to look up: a sample shows which hosts hold the most bytes."""
+_SECONDS = 10.0
+
+
+def hosts(
+    config: Config, manager: ResourceManager, progress: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Hosts with a NodeManager and blocks of the training split, most bytes first.
+
+    At most one a worker; none if block locations are not known, or a node label is given (YARN
+    takes a label or hosts, not both).
+    """
+    path = config.data.dataset
+    if config.yarn.node_label is not None:
+        return ()
+    if not storage.on_hdfs(path):
+        return ()
+    try:
+        dataset = load_dataset(path)
+        shards = dataset.manifest.splits.get(TRAIN, [])
+        if len(shards) > _MOST_FILES:
+            shards = random.Random(0).sample(shards, _MOST_FILES)
+        held = block_hosts([dataset.shard_path(shard) for shard in shards])
+    except HowdahError as error:
+        progress(f"no preferred hosts: the dataset's block locations are not known ({error.what})")
+        return ()
+    running = {str(node.get("nodeHostName")) for node in manager.nodes()}
+    near = [host for host, _ in held.most_common() if host in running]
+    return tuple(near[: config.yarn.most])
+
+
+def block_hosts(paths: Sequence[str]) -> Counter[str]:
+    """Bytes that each host holds of HDFS files (every replica counts).
+
+    Raises:
+        ClusterError, NotAuthenticated: no NameNode's web interface answers.
+    """
+    import requests
+
+    conf = settings.load()
+    held: Counter[str] = Counter()
+    url = ""
+    for path in paths:
+        scheme, _, rest = path.partition("://")
+        authority, _, file = rest.partition("/")
+        authority = authority or conf.default_authority() or ""
+        answer: Any = None
+        causes = []
+        for url in _web_urls(conf, scheme.lower(), authority):
+            try:
+                answer = session(conf, url).get(
+                    f"{url}/webhdfs/v1/{quote(file)}",
+                    params={"op": "GETFILEBLOCKLOCATIONS", **identity(conf)},
+                    timeout=_SECONDS,
+                )
+                if answer.status_code == 200:
+                    break
+                causes.append(f"{url}: HTTP {answer.status_code}")
+            except requests.RequestException as error:
+                causes.append(f"{url}: {error}")
+        if answer is None or answer.status_code != 200:
+            raise ClusterError(
+                "the NameNode's web interface does not give block locations",
+                where=path,
+                got="; ".join(causes),
+            )
+        for block in (answer.json().get("BlockLocations") or {}).get("BlockLocation") or []:
+            for host in block.get("hosts") or []:
+                held[host] += int(block.get("length") or 0)
+    return held
+
+
+def _web_urls(conf: settings.HadoopConf, scheme: str, authority: str) -> list[str]:
+    if scheme in ("webhdfs", "swebhdfs") or conf.is_name_service(authority):
+        return conf.web_urls(authority, secure=scheme == "swebhdfs")
+    # The host is that of the RPC address; the web port is hdfs-site.xml's, or the default.
+    host = authority.partition(":")[0]
+    secure = (conf.get("dfs.http.policy") or "").strip().upper() == "HTTPS_ONLY"
+    kind = "https" if secure else "http"
+    port = (conf.get(f"dfs.namenode.{kind}-address") or "").rpartition(":")[2].strip()
+    return conf.web_urls(f"{host}:{port}" if port.isdigit() else host, secure=secure)

@@ -1,0 +1,334 @@
+"""Checks before a submission; each refusal names what is asked for and what is available.
+
+A job that cannot run must fail here, in seconds and on the submitter's machine, rather than in a
+queue or in a container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.config.splits import TRAIN
+from howdah.data.family import family_of, hub_config
+from howdah.data.manifest import Dataset, load_dataset
+from howdah.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    HowdahError,
+    ModelError,
+    NotAuthenticated,
+    NotFound,
+    StorageFull,
+)
+from howdah.hadoop.conf import HadoopConf
+from howdah.hadoop.resourcemanager import ResourceManager
+from howdah.packaging import cluster_paths
+from howdah.packaging.staging import ready
+from howdah.storage import directories
+from yarn.preflight import capacity, isolation, ports, worker_memory
+
+__all__ = ["check"]
+
+Progress = Callable[[str], None]
+
+_SKEW_SECONDS = 300.0
+"""What Kerberos allows by default; YARN's tokens expire by the clock as well."""
+_WARN_SKEW_SECONDS = 30.0
+_TRIED_WORKERS = 512
+_FORMING_SECONDS = 60.0
+"""How long a world of _TRIED_WORKERS may take to form: 17 s of the driver's core, 54 s by the clock
+where the ranks were simulated on two cores beside it (docs/benchmarks.md)."""
+_TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
+
+
+def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    """Run all checks, and report all problems at once.
+
+    Raises:
+        HowdahError: the problem, or a ClusterError with all of them in `problems`.
+    """
+    _clock(manager, progress)  # first: it fails if the cluster does not accept this user
+    found: list[HowdahError] = []
+    for part in (_queue, _directories, _dataset, _model, _memory, _free_space):
+        with _gathered(found):
+            part(config, manager, progress)
+    _report_limits(config, manager.conf, progress)
+    if (line := isolation.warning(manager, cluster_paths.user(config, config.yarn))) is not None:
+        progress(line)
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        first = ClusterError(
+            f"{len(found)} problems stand against this job",
+            remedy="nothing was submitted; fix them and submit again",
+            problems=found,
+        )
+        first.exit_code = found[0].exit_code
+        raise first
+
+
+@contextlib.contextmanager
+def _gathered(found: list[HowdahError]) -> Iterator[None]:
+    try:
+        yield
+    except HowdahError as error:
+        if isinstance(error, NotAuthenticated):
+            raise  # the other checks would fail for the same reason
+        found.extend(error.problems or [error])
+
+
+# ----------------------------------------------------------------------------------- the checks
+def _clock(manager: ResourceManager, progress: Progress) -> None:
+    before = time.time()
+    cluster = manager.clock()
+    skew = abs(cluster + 0.5 - (before + time.time()) / 2)
+    if skew > _SKEW_SECONDS and manager.conf.kerberos:
+        raise ClusterError(
+            "this machine's clock and the cluster's are too far apart for Kerberos",
+            where=manager.urls[0],
+            expected=f"at most {_SKEW_SECONDS:.0f} s",
+            got=f"{skew:.0f} s",
+            remedy="set the clock (NTP)",
+        )
+    if skew > _WARN_SKEW_SECONDS:
+        progress(f"this machine's clock differs from the cluster's by {skew:.0f} s")
+
+
+def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    options = config.yarn
+    queue = capacity.find_queue(manager.queues(), options.queue or "default")
+    user = cluster_paths.user(config, config.yarn)
+    refused = manager.refused_submission(str(queue.get("queueName")), user)
+    if refused is not None:
+        raise ClusterError(
+            f"{user} may not submit to queue {queue.get('queueName')}",
+            where="yarn.queue",
+            expected="a queue whose access list (acl_submit_applications) has the user",
+            got=refused or "refused by the queue's access list",
+            remedy="use another queue, or ask the cluster's administrator",
+        )
+    nodes = manager.nodes()
+    found = capacity.problems(options, queue, nodes, manager.labels())
+    if found:
+        both = ClusterError("YARN can never give what is asked", problems=found)
+        raise both if len(found) > 1 else found[0]
+    slots = capacity.slots_by_host(options, queue, nodes)
+    too_few = ports.problem(options, slots)
+    if too_few is not None:
+        raise too_few
+    line = ports.warning(options, slots)
+    if line is not None:
+        progress(line)
+
+
+def _directories(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    """The run, checkpoint and staging directories can be written to."""
+    found: list[HowdahError] = []
+    written = {
+        "run.directory": config.run.directory,
+        "checkpoint.directory": config.checkpoint_directory,
+        "yarn.staging": cluster_paths.staging(config, config.yarn),
+    }
+    for key, directory in written.items():
+        probe = storage.join(directory, f".howdah-{secrets.token_hex(6)}")
+        try:
+            if key == "yarn.staging":
+                ready(directory, key)  # refuses one that other users own or may write to
+                continue
+            below = directories.BELOW if key == "run.directory" else ()
+            directories.take(directory, config.run.mode, key=key, below=below)
+            storage.make_dirs(directory)
+            storage.write_whole(probe, b"")
+            storage.remove(probe)
+        except NotAuthenticated:
+            raise
+        except HowdahError as error:
+            if not (error.where or "").startswith(key):
+                error.where = f"{key}: {error.where or directory}"
+            found.append(error)
+    if found:
+        raise _combined(found, "directories that the job writes to")
+
+
+def _dataset(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    """The dataset has a row for each worker, and its shards have their sizes (ranks check CRCs)."""
+    if not config.data.dataset:
+        raise DataError("no dataset is named", where="data.dataset", remedy="run `howdah etl`")
+    dataset = load_dataset(config.data.dataset)
+    rows = dataset.manifest.rows(TRAIN)
+    if rows < config.yarn.most:
+        raise DataError(
+            "there are fewer rows to train on than workers",
+            where=dataset.path,
+            expected=f"at least {config.yarn.most} rows in train: `howdah scale` may ask for as"
+            " many workers",
+            got=str(rows),
+            remedy="lower yarn.workers and yarn.max_workers, or make a larger dataset",
+        )
+    sizes = _sizes(dataset)
+    for shard in (s for shards in dataset.manifest.splits.values() for s in shards):
+        for name, wanted in ((shard.name, shard.bytes), (shard.index_name, None)):
+            got = sizes.get(name)
+            if got is None or (wanted is not None and got != wanted):
+                raise DataError(
+                    "a shard of the dataset is missing" if got is None else "a shard is not whole",
+                    where=storage.join(dataset.path, name),
+                    expected="as the manifest says" if wanted is None else f"{wanted:,} bytes",
+                    got="no such file" if got is None else f"{got:,} bytes",
+                    remedy="run `howdah etl` again into another dataset, or restore the file",
+                )
+
+
+def _sizes(dataset: Dataset) -> dict[str, int]:
+    """{name in the manifest: bytes} of the files in a dataset's directory."""
+    folders = {""}
+    for shards in dataset.manifest.splits.values():
+        folders |= {n.rpartition("/")[0] for s in shards for n in (s.name, s.index_name)}
+    sizes = {}
+    for folder in folders:
+        directory = storage.join(dataset.path, folder) if folder else dataset.path
+        with contextlib.suppress(NotFound):
+            for entry in storage.list_dir(directory):
+                if not entry.is_dir:
+                    sizes[f"{folder}/{entry.name}" if folder else entry.name] = entry.size
+    return sizes
+
+
+def _model(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    base = config.model.base
+    if "://" not in base:
+        progress(f"model.base {base}: each node fetches it from the hub")
+        return
+    try:
+        names = {entry.name for entry in storage.list_dir(base) if not entry.is_dir}
+    except NotFound:
+        names = set()
+    missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    if not any(name.endswith(".safetensors") for name in names):
+        missing.append("*.safetensors")
+    if missing:
+        raise ModelError(
+            "the base model is not whole",
+            where=f"model.base {base}",
+            expected="config.json, tokenizer.json and *.safetensors",
+            got=", ".join(sorted(names)[:10]) or "no such directory, or an empty one",
+            remedy=f"add the missing files: {', '.join(missing)}",
+        )
+    _base_config(base)
+
+
+def _memory(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    """A worker's memory is enough for its rank's peak (worker_memory.py)."""
+    if config.yarn.worker.gpus:
+        return  # weights and activations are on the GPU; host memory was not measured
+    try:
+        _model(config, manager, lambda line: None)
+        base = _base_config(config.model.base)
+        manifest = load_dataset(config.data.dataset).manifest
+    except HowdahError:
+        return  # reported by _dataset and _model
+    if base is None:
+        return
+    needed, asked = worker_memory.needed(config, base, manifest), config.yarn.worker.memory
+    if needed.total <= asked:
+        return
+    enough = -(-(needed.total + needed.total // 20) // 2**29) / 2  # GiB: peaks vary by some percent
+    raise ConfigError(
+        "a worker's memory is too little: the NodeManager would kill it",
+        where="yarn.worker.memory",
+        expected=f"at least {needed}",
+        got=f"{asked / 2**20:,.0f} MiB",
+        remedy=f"set yarn.worker.memory to {enough:g} GiB or more, or lower"
+        " training.per_device_max_tokens (the same batch in more parts)",
+    )
+
+
+def _base_config(base: str) -> dict[str, Any] | None:
+    """The base model's config.json with defaults; None: it is on the hub and not known.
+
+    Raises:
+        ModelError: its model family is not known.
+    """
+    if "://" in base or os.path.isdir(base):
+        where = storage.join(base, "config.json")
+        fields = storage.read_json(where)
+        family = family_of(fields, where=where)
+        return family.complete({key: value for key, value in fields.items() if value is not None})
+    return hub_config(base)
+
+
+def _free_space(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    """There is space for the kept checkpoints, the one being written and the best one."""
+    size = _weights_size(config.model.base)
+    free = storage.free_bytes(config.checkpoint_directory)
+    if size is None or free is None:
+        return
+    needed = (config.checkpoint.keep + 2) * _TENSORS * size
+    if free < needed:
+        raise StorageFull(
+            "there is not enough space for the checkpoints",
+            where=config.checkpoint_directory,
+            expected=f"{needed / 2**20:,.0f} MiB: {config.checkpoint.keep + 2} times"
+            f" {_TENSORS * size / 2**20:,.0f} MiB",
+            got=f"{free / 2**20:,.0f} MiB free",
+            remedy="free space, raise the quota, or lower checkpoint.keep",
+        )
+
+
+def _weights_size(base: str) -> int | None:
+    """Bytes of a model's weights; None: they are on the hub."""
+    if "://" not in base and not os.path.isdir(base):
+        return None
+    with contextlib.suppress(NotFound):
+        sizes = [e.size for e in storage.list_dir(base) if e.name.endswith(".safetensors")]
+        return sum(sizes) or None
+    return None
+
+
+def _report_limits(config: Config, conf: HadoopConf, progress: Progress) -> None:
+    """Report limits that the job may meet later."""
+    most = conf.get("yarn.resourcemanager.am.max-attempts")
+    if most is not None and most.strip().isdigit() and int(most) < config.yarn.attempts:
+        progress(
+            f"the cluster starts an application {most} times at most: yarn.attempts"
+            f" {config.yarn.attempts} is more"
+        )
+    if conf.kerberos:
+        life = conf.get("dfs.namenode.delegation.token.max-lifetime")
+        hours = (int(life) if life and life.strip().isdigit() else 7 * 86_400_000) / 3_600_000
+        progress(
+            f"delegation tokens live {hours:,.1f} h at most: a longer job saves before they end;"
+            " submit it again to go on"
+        )
+    _report_size(config, progress)
+
+
+def _report_size(config: Config, progress: Progress) -> None:
+    """Report a job larger than any tried, or whose world may not form while Gloo waits."""
+    options = config.yarn
+    if options.most > _TRIED_WORKERS:
+        progress(
+            f"{options.most:,} workers are more than was tried ({_TRIED_WORKERS} ranks, 2,000"
+            " agents without training): the driver serves them all from one core"
+        )
+    forming = _FORMING_SECONDS * options.most / _TRIED_WORKERS
+    if options.gloo_timeout < forming and options.controller == "gloo":
+        progress(
+            f"a world of {options.most:,} ranks may take {forming:.0f} s to form, and Gloo waits"
+            f" {options.gloo_timeout:.0f} s for another rank: give yarn.hang_seconds"
+            f" {1.5 * forming:.0f} or more"
+        )
+
+
+def _combined(found: list[HowdahError], what: str) -> HowdahError:
+    if len(found) == 1:
+        return found[0]
+    return ClusterError(f"{len(found)} problems with {what}", problems=found)

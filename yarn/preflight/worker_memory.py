@@ -1,0 +1,112 @@
+"""A worker's peak memory, computed from the job's configuration and its base model.
+
+A rank holds copies of the parameters and the activations of one micro-batch. The factors are
+measured (`python -m bench memory`: real jobs, the kernel's high-water marks of training process and
+agent): docs/decisions/worker-memory.md has the figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from howdah.config.model import Config
+from howdah.data.family import family_of
+from howdah.data.manifest import DatasetManifest
+
+__all__ = ["Needed", "needed"]
+
+_FLOAT = 4
+_COPY = 3
+"""A copy of the state: weights and AdamW's two moments."""
+
+
+@dataclass(frozen=True)
+class _Factors:
+    """Measured factors of one framework, on CPUs."""
+
+    runtime: int
+    """Bytes of agent, interpreter, framework and Horovod."""
+    copies: float
+    """Copies of the parameters on rank 0 of a static job: weights, gradient, moments, a snapshot
+    being saved, and the final export."""
+    width: float
+    """Floats per token and layer, as a multiple of the model's width."""
+    inner: float
+    """The same, as a multiple of the feed-forward layers' width."""
+    scores: float
+    """The same, as a multiple of heads times the row's length."""
+    half: float
+    """Share of the activations that remains in bf16 and fp16."""
+    recomputed: float
+    """Share of them that remains with training.gradient_checkpointing."""
+
+
+_FACTORS = {
+    "torch": _Factors(740 * 2**20, 10.5, 13.7, 3.5, 3.5, 0.48, 0.27),
+    "tensorflow": _Factors(1045 * 2**20, 10.45, 11.9, 3.0, 3.2, 0.65, 1.0),
+}
+
+
+@dataclass(frozen=True)
+class Needed:
+    """Peak resident memory of a worker."""
+
+    parts: dict[str, int]
+    """{what takes them: bytes}."""
+
+    @property
+    def total(self) -> int:
+        """Bytes."""
+        return sum(self.parts.values())
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{size / 2**20:,.0f} {what}" for what, size in self.parts.items())
+        return f"{self.total / 2**20:,.0f} MiB ({parts})"
+
+
+def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -> Needed:
+    """The peak of the worker that takes most: rank 0 of the smallest world that the job may have.
+
+    Args:
+        config: of the job; on CPUs (a GPU holds weights and activations in memory of its own).
+        base: the base's config.json, complete.
+        manifest: of the dataset.
+    """
+    factors = _FACTORS[config.training.framework]
+    model = family_of(base).parameters(base, len(manifest.labels)) * _FLOAT
+    parts = {
+        "the framework": factors.runtime,
+        "weights, gradients, moments and a checkpoint": round(factors.copies * model),
+    }
+    if config.yarn.elastic:
+        parts["an elastic job's copy"] = _COPY * model
+    tokens = _micro_batch_tokens(config, manifest.max_length)
+    parts[f"activations of {tokens:,} tokens"] = round(
+        tokens * _floats_of_token(config, base, manifest.max_length) * _FLOAT
+    )
+    return Needed(parts)
+
+
+def _micro_batch_tokens(config: Config, longest: int) -> int:
+    """The most tokens of a micro-batch: a rank's share of the batch, up to the limit."""
+    rows = -(-config.training.global_batch_size // config.yarn.fewest)
+    return min(config.training.per_device_max_tokens, rows * longest)
+
+
+def _floats_of_token(config: Config, base: Mapping[str, Any], longest: int) -> float:
+    """Floats kept for the backward pass for each token of a row of `longest` tokens."""
+    factors = _FACTORS[config.training.framework]
+    keys = family_of(base).keys
+    layer = (
+        factors.width * base[keys.width]
+        + factors.inner * base[keys.inner]
+        + factors.scores * base[keys.heads] * longest
+    )
+    if config.training.gradient_checkpointing:
+        layer *= factors.recomputed
+    if config.training.precision in ("bf16", "fp16"):  # auto may be fp32 on the nodes
+        layer *= factors.half
+    # Only each row's first token passes the last layer; embeddings take about what that saves.
+    return max(1, base[keys.layers] - 1) * layer

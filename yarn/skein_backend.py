@@ -1,0 +1,483 @@
+"""Jobs on YARN by skein: its Java master holds the containers, our driver runs beside it.
+
+The only module that imports skein. It works around what skein lacks: skein ends the oldest
+containers first (we name the ones to end), cannot fail an application for good while attempts are
+left (we store the verdict for the next attempt), and hides exit codes (agents report their own). A
+job's traffic does not pass skein's master: agents find their driver by a signed file in the run
+directory, so they need no route to the master.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.errors import ClusterError, DataError, HowdahError, NotFound, StorageError
+from howdah.hadoop import conf as settings
+from jobs import secret_file
+from jobs.backend import AgentBackend, Container, DriverAddress, DriverBackend, Reason
+from yarn import address, spec
+from yarn.client.submission_lock import read_claim
+
+__all__ = ["SkeinAgent", "SkeinDriver", "attempt_of", "submit", "verdict"]
+
+_CALL_SECONDS = 20.0
+_SUBMIT_SECONDS = 300.0  # it uploads small files only: shipping.py has uploaded the packages
+_ALL_STATES = ("WAITING", "REQUESTED", "RUNNING", "SUCCEEDED", "FAILED", "KILLED")
+_LIVE = ("WAITING", "REQUESTED", "RUNNING")
+_DIAGNOSTICS_CHARACTERS = 8000
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 3.0
+_NO_PROXY = "no_grpc_proxy"  # gRPC reads it in lower case alone
+
+
+# ------------------------------------------------------------------------- inside a container
+def attempt_of(container: str) -> int:
+    """The application attempt of container_[eN_]TIME_APPLICATION_ATTEMPT_NUMBER.
+
+    >>> attempt_of("container_e17_1410901177871_0001_02_000005")
+    2
+    """
+    return int(container.rsplit("_", 2)[1])
+
+
+def application_of(container: str) -> str:
+    """Its application's id.
+
+    >>> application_of("container_e17_1410901177871_0001_02_000005")
+    'application_1410901177871_0001'
+    """
+    return "application_" + "_".join(container.rsplit("_", 4)[1:3])
+
+
+def _variable(name: str) -> str:
+    """A variable that YARN sets in each container."""
+    value = os.environ.get(name)
+    if not value:
+        raise ClusterError(
+            "this process is not in a container of a job on YARN",
+            where=name,
+            got="not set",
+            remedy="submit the job by `howdah submit`",
+        )
+    return value
+
+
+def _secrets() -> secret_file.Secrets:
+    try:
+        with open(spec.SECRET, encoding="utf-8") as file:
+            return secret_file.parse(file.read())
+    except (OSError, ValueError, KeyError) as error:
+        raise ClusterError(
+            "the job's secret is not in this container",
+            where=os.path.join(os.getcwd(), spec.SECRET),
+            got=getattr(error, "strerror", None) or type(error).__name__,
+            remedy="`howdah submit` ships it",
+        ) from None
+
+
+def yarn_directory(config: Config) -> str:
+    """The run directory's `yarn`: files that driver, agents and clients exchange."""
+    return storage.join(config.run.directory, "yarn")
+
+
+def verdict(config: Config, application: str) -> dict[str, str] | None:
+    """How an earlier attempt ended the application: {"status", "diagnostics"}; None: it did not."""
+    try:
+        return storage.read_json(_verdict(config, application))
+    except NotFound:
+        return None
+
+
+def _verdict(config: Config, application: str) -> str:
+    return storage.join(yarn_directory(config), f"verdict-{application}.json")
+
+
+class SkeinDriver(DriverBackend):
+    """The driver's backend, in the container of skein's master."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._secret, self._nonce = _secrets().secret, address.new_nonce()
+        container = _variable("CONTAINER_ID")
+        self.application = application_of(container)
+        self.attempt = attempt_of(container)
+        claim = read_claim(config.run.directory)
+        self.started = claim.submitted if claim is not None else 0.0
+        self._connected: Any = None
+
+    def listen_address(self) -> str:
+        """The address of the interface that routes to the ResourceManager."""
+        conf = settings.load(names=settings.YARN_FILES)
+        names = ["yarn.resourcemanager.scheduler.address", "yarn.resourcemanager.hostname"]
+        for member in (conf.get("yarn.resourcemanager.ha.rm-ids") or "").split(","):
+            names += [f"{name}.{member.strip()}" for name in names[:2] if member.strip()]
+        hosts = [(conf.get(name) or "").partition(":")[0].strip() for name in names]
+        for host in [*hosts, os.environ.get("NM_HOST", "")]:
+            if host and host != "0.0.0.0" and "$" not in host:
+                with contextlib.suppress(OSError):
+                    return _routed_from(host)
+        raise ClusterError(
+            "no address to listen on",
+            where=conf.directory or "HADOOP_CONF_DIR (not set)",
+            expected="yarn.resourcemanager.hostname in yarn-site.xml on the nodes",
+            remedy="look at the nodes' Hadoop configuration and name service",
+        )
+
+    def session_key(self) -> str:
+        return address.session_key(self._secret, self._nonce)
+
+    def publish(self, driver: DriverAddress) -> None:
+        """Write its address and the nonce of its key, signed; remove files of earlier drivers."""
+        directory = yarn_directory(self._config)
+        storage.make_dirs(directory)
+        application, attempt = self.application, self.attempt
+        address.publish(directory, application, attempt, driver, self._secret, self._nonce)
+        own = (
+            address.file_path(directory, application, attempt),
+            _verdict(self._config, application),
+        )
+        names = {storage.name(path) for path in own}
+        for entry in storage.list_dir(directory):
+            if entry.name.startswith(("driver-", "verdict-")) and entry.name not in names:
+                storage.remove(entry.path)
+
+    def containers(self) -> list[Container]:
+        return [_container(c) for c in self._all()]
+
+    def keep(self, count: int) -> None:
+        live = [c for c in self._all() if str(c.state) in _LIVE]
+        if len(live) < count:
+            with _typed():
+                self._skein().scale(spec.WORKER, delta=count - len(live))
+            return
+        waiting = [c for c in live if str(c.state) != "RUNNING"]
+        for container in waiting[: len(live) - count]:
+            self._kill(container.id)
+
+    def release(self, container: str) -> None:
+        for found in self._all():
+            if container in (found.yarn_container_id, found.id) and str(found.state) in _LIVE:
+                self._kill(found.id)
+
+    def superseded(self) -> str | None:
+        published = address.attempts(yarn_directory(self._config), self.application)
+        if (newest := max(published, default=0)) > self.attempt:
+            return f"attempt {newest} of {self.application}"
+        claim = None
+        with contextlib.suppress(DataError):  # a damaged claim supersedes no job
+            claim = read_claim(self._config.run.directory)
+        if claim is not None and claim.token != os.environ.get(spec.SUBMISSION, ""):
+            return f"{claim.application or 'an application'} that {claim.user} has submitted since"
+        return None
+
+    def progress(self, fraction: float) -> None:
+        with _typed():
+            self._skein().set_progress(min(max(fraction, 0.0), 1.0))
+
+    def add_page(self, url: str) -> str | None:
+        with _typed():
+            page = self._skein().ui.add_page("job", url, "Job")
+        return page.address
+
+    def finish(self, status: Literal["SUCCEEDED", "FAILED", "KILLED"], diagnostics: str) -> None:
+        diagnostics = diagnostics[:_DIAGNOSTICS_CHARACTERS]
+        if status != "SUCCEEDED" and self.attempt < self._config.yarn.attempts:
+            # YARN starts another attempt at what failed; that attempt reads this verdict and ends.
+            data = json.dumps({"status": status, "diagnostics": diagnostics}).encode()
+            with contextlib.suppress(StorageError):  # without it the next attempt runs the job
+                storage.write_whole(_verdict(self._config, self.application), data)
+        with open(spec.FINISHED, "w", encoding="ascii") as file:
+            file.write(status)
+        with _typed():
+            self._skein().shutdown(status, diagnostics or "the job is done")
+
+    # ---------------------------------------------------------------------------- the master
+    def _all(self) -> list[Any]:
+        with _typed():
+            return self._skein().get_containers(services=[spec.WORKER], states=_ALL_STATES)
+
+    def _kill(self, name: str) -> None:
+        import skein
+
+        with _typed(), contextlib.suppress(KeyError, ValueError):  # it has ended meanwhile
+            try:
+                self._skein().kill_container(name)
+            except skein.exceptions.SkeinError as error:
+                if "not found" not in str(error).lower():
+                    raise
+
+    def _skein(self) -> Any:
+        if self._connected is None:
+            _no_proxy(_variable("SKEIN_APPMASTER_ADDRESS").rpartition(":")[0])
+            import skein
+
+            class Bounded(skein.ApplicationClient):
+                """Gives each call a time limit: a master that hangs must not stop the driver."""
+
+                def _call(self, method, req, timeout=None):
+                    return super()._call(method, req, timeout or _CALL_SECONDS)
+
+            self._connected = Bounded.from_current()
+        return self._connected
+
+
+def _container(found: Any) -> Container:
+    state = str(found.state)
+    node = (found.yarn_node_http_address or "").rpartition(":")[0]
+    message = found.exit_message or ""
+    if state in ("WAITING", "REQUESTED"):
+        return Container(found.id, "", "requested")
+    name = found.yarn_container_id or found.id
+    if state == "RUNNING":
+        return Container(name, node, "running")
+    if state == "SUCCEEDED":
+        return Container(name, node, "ended", exit_code=0)
+    return Container(name, node, "ended", reason=_reason(state, message), message=message.strip())
+
+
+def _reason(state: str, diagnostics: str) -> Reason:
+    """Why a container ended, from skein's state and YARN's diagnostics."""
+    text = diagnostics.lower()
+    if state == "KILLED":
+        return "killed"
+    if "preempted" in text:
+        return "preempted"
+    if "lost" in text and "node" in text:
+        return "lost"
+    if "killed by" in text or "released by" in text:
+        return "killed"
+    return "failed"
+
+
+def _routed_from(host: str) -> str:
+    """The address of our interface that routes to a host; no packet is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _pauses() -> Iterator[float]:
+    """Seconds between two reads of the driver's file.
+
+    All agents of a job ask one NameNode: the pauses grow, and they differ between agents.
+    """
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        yield pause * random.uniform(0.5, 1.5)
+        pause = min(1.5 * pause, _LONGEST_PAUSE_SECONDS)
+
+
+class SkeinAgent(AgentBackend):
+    """An agent's backend: it needs the run directory and YARN's variables, not skein."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        held = _secrets()
+        self._secret, self._secret_env = held.secret, held.env
+        self.container_id = _variable("CONTAINER_ID")
+        self.node = os.environ.get("NM_HOST") or socket.gethostname()
+
+    def secret_env(self) -> Mapping[str, str]:
+        return self._secret_env
+
+    def find_driver(self, timeout: float) -> DriverAddress:
+        application, attempt = application_of(self.container_id), attempt_of(self.container_id)
+        directory = yarn_directory(self._config)
+        until = time.monotonic() + timeout
+        for pause in _pauses():
+            try:
+                return address.read(directory, application, attempt, self._secret)
+            except NotFound:
+                cause = "it has not published its address"
+            except (ValueError, KeyError) as error:
+                cause = str(error)
+            if time.monotonic() > until:
+                raise ClusterError(
+                    "the job's driver was not found",
+                    where=address.file_path(directory, application, attempt),
+                    got=f"{cause}, after {timeout:.0f} s",
+                    remedy=f"read its log: howdah logs, or yarn logs -applicationId {application}",
+                )
+            time.sleep(pause)
+        raise AssertionError("unreachable")
+
+
+# ---------------------------------------------------------------------------------- submission
+def submit(
+    application: spec.Application, *, keytab: str | None = None, principal: str | None = None
+) -> str:
+    """Submit an application to YARN; its id.
+
+    Raises:
+        ClusterError: Hadoop's `yarn` or Java is not installed, or YARN refuses.
+    """
+    with tempfile.TemporaryDirectory(prefix="howdah-skein-") as directory, _client_environment():
+        _no_proxy("127.0.0.1")
+        log = os.path.join(directory, "client.log")
+        with _typed(log):
+            import skein
+
+            security = skein.Security.new_credentials()
+
+            class Bounded(skein.Client):
+                """Gives each call a time limit: a lost ResourceManager would hang it."""
+
+                __slots__ = ()
+
+                def _call(self, method, req, timeout=None):
+                    return super()._call(method, req, timeout or _SUBMIT_SECONDS)
+
+            # A key of this job instead of the user's ~/.skein: no file stays on this machine.
+            client = Bounded(
+                security=security, keytab=keytab, principal=principal, log=log,
+                java_options=_client_java_options(),
+            )  # fmt: skip
+            with client:
+                return client.submit(_specification(skein, application, security))
+
+
+def _client_java_options() -> str:
+    """Flags of the JVM that submits: without the second compiler it takes 0.8 s less.
+
+    SKEIN_DRIVER_JAVA_OPTIONS, skein's own setting, replaces them.
+    """
+    return os.environ.get("SKEIN_DRIVER_JAVA_OPTIONS") or (
+        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+    )
+
+
+def _specification(skein: Any, application: spec.Application, security: Any) -> Any:
+    """The application as skein's objects."""
+
+    def files(request: spec.ContainerRequest) -> dict[str, Any]:
+        return {
+            name: skein.File(source=source.url, type=source.kind, visibility="application")
+            if source.url.startswith("file://")
+            else skein.File(source=source.url, type=source.kind, visibility="private")
+            for name, source in request.files.items()
+        }
+
+    def resources(request: spec.ContainerRequest) -> Any:
+        return skein.Resources(f"{request.memory_mib} MiB", request.vcores, gpus=request.gpus)
+
+    acls = skein.ACLs(
+        enable=True,
+        view_users=list(application.view_users),
+        modify_users=list(application.modify_users),
+        ui_users=list(application.page_users),
+    )
+    worker = skein.Service(
+        resources=resources(application.worker),
+        script=application.worker.script,
+        files=files(application.worker),
+        env=dict(application.worker.env),
+        instances=application.workers,
+        nodes=list(application.nodes) or None,
+        relax_locality=True,
+        # The driver decides which containers to replace: skein counts preemption as a failure.
+        max_restarts=0,
+        allow_failures=True,
+    )
+    master = skein.Master(
+        resources=resources(application.driver),
+        script=application.driver.script,
+        files=files(application.driver),
+        env=dict(application.driver.env),
+        security=security,
+    )
+    return skein.ApplicationSpec(
+        name=application.name,
+        queue=application.queue,
+        user=application.user or "",
+        node_label=application.node_label or "",
+        tags=set(application.tags),
+        file_systems=list(application.file_systems),
+        acls=acls,
+        max_attempts=application.attempts,
+        master=master,
+        services={spec.WORKER: worker},
+    )
+
+
+@contextlib.contextmanager
+def _client_environment() -> Iterator[None]:
+    """The environment of skein's client.
+
+    skein asks `yarn` for the class path: HADOOP_HOME/bin is appended to PATH. The specification
+    names the proxied user; HADOOP_PROXY_USER would impersonate a second time.
+    """
+    before = {name: os.environ.get(name) for name in ("PATH", "HADOOP_PROXY_USER")}
+    home = os.environ.get("HADOOP_HOME")
+    if home:
+        directories = filter(None, [before["PATH"], os.path.join(home, "bin")])
+        os.environ["PATH"] = os.pathsep.join(directories)
+    os.environ.pop("HADOOP_PROXY_USER", None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is not None:
+                os.environ[name] = value
+
+
+def _no_proxy(host: str) -> None:
+    """Keep gRPC, which reads proxy variables, from calling a host by a proxy."""
+    hosts = [part for part in os.environ.get(_NO_PROXY, "").split(",") if part]
+    os.environ[_NO_PROXY] = ",".join(dict.fromkeys([*hosts, host, "127.0.0.1", "localhost"]))
+
+
+@contextlib.contextmanager
+def _typed(log: str | None = None) -> Iterator[None]:
+    """Translate skein's errors to ClusterError."""
+    try:
+        yield
+    except HowdahError:
+        raise
+    except FileNotFoundError as error:
+        raise ClusterError(
+            "a program that submits to YARN is not installed",
+            where=str(error.filename or error),
+            expected="Hadoop's `yarn` and Java on PATH (or HADOOP_HOME and JAVA_HOME)",
+            remedy="submit from a machine with a Hadoop client",
+        ) from None
+    except subprocess.CalledProcessError as error:
+        raise ClusterError(
+            "Hadoop's `yarn classpath --glob` failed",
+            got=f"exit code {error.returncode}",
+            remedy="run it by hand",
+        ) from None
+    except ImportError as error:
+        raise ClusterError(
+            "skein cannot be imported",
+            got=str(error),
+            remedy="pip install 'howdah[yarn]'",
+        ) from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("skein", "grpc", "grpc._channel"):
+            raise
+        raise ClusterError(
+            "YARN refused the application" if log else "skein's master does not answer",
+            got=_cause(str(error), log),
+            remedy="see its message above; `howdah doctor` checks this machine",
+        ) from None
+
+
+def _cause(message: str, log: str | None) -> str:
+    """The error's message, followed by the last cause in the client's log, if that is another."""
+    if log is None or not os.path.exists(log):
+        return message
+    with open(log, encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file]
+    causes = [line for line in lines if "Exception" in line or line.startswith("Caused by")]
+    return f"{message}\n{causes[-1]}" if causes and causes[-1] not in message else message
