@@ -110,10 +110,14 @@ def test_mpi_is_refused_where_it_cannot_work(asked):
 
 
 # ------------------------------------------------------------------------------- real ranks
+JOB = "HOWDAH_TEST_JOB"  # in the environment of the driver, and so of all that it starts
+
+
 def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **yarn):
     return LocalJob(
         tmp_path / "job",
         light=False,
+        env={JOB: str(tmp_path)},
         nodes="a,b",
         data={"dataset": tiny_dataset.path, "max_length": 64},
         model={"base": tiny_model_dir},
@@ -125,15 +129,19 @@ def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **yarn):
     )  # fmt: skip
 
 
-def of_mpi() -> list[str]:
-    names = [one.info["name"] for one in psutil.process_iter(["name"])]
-    return [name for name in names if name in ("mpirun", "orted")]
+def of_mpi(job: LocalJob) -> list[str]:
+    """MPI's own processes of this job: other tests run mpirun on this machine at the same time."""
+    found = psutil.process_iter(["name", "environ"])
+    mark = str(job.directory.parent)
+    ours = [one.info["name"] for one in found if (one.info["environ"] or {}).get(JOB) == mark]
+    return [name for name in ours if name in ("mpirun", "orted")]
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
 def test_two_containers_train_by_mpi(tmp_path, tiny_dataset, tiny_model_dir, framework):
     with job(tmp_path, tiny_dataset, tiny_model_dir, framework, 12, ports="20500-20560") as one:
+        one.wait(lambda _: {"mpirun", "orted"} <= set(of_mpi(one)), "mpirun and its daemons")
         code, verdict, status = one.end(240)
         log = one.log.read_text()
         assert (code, verdict["status"]) == (0, "SUCCEEDED"), log
@@ -143,7 +151,7 @@ def test_two_containers_train_by_mpi(tmp_path, tiny_dataset, tiny_model_dir, fra
         assert len(logs) == 2 and any("horovod (mpi)" in text for text in logs), logs
         exports = json.loads((one.run_directory / "run.json").read_text())
         assert exports["status"] == "finished"
-    wait_until(lambda: not of_mpi())
+    wait_until(lambda: not of_mpi(one))
 
 
 @pytest.mark.mpi
@@ -151,12 +159,13 @@ def test_two_containers_train_by_mpi(tmp_path, tiny_dataset, tiny_model_dir, fra
 def test_a_killed_rank_ends_an_mpi_job_and_is_named(tmp_path, tiny_dataset, tiny_model_dir):
     with job(tmp_path, tiny_dataset, tiny_model_dir, "torch", 10**6) as one:
         status = one.trains(2, seconds=240)
+        assert {"mpirun", "orted"} <= set(of_mpi(one))
         (victim,) = (r for r in status["ranks"] if r["rank"] == 1)
         kill(victim["pid"])
         code, verdict, _ = one.end(120)
         assert (code, verdict["status"]) == (6, "FAILED")
         assert "rank 1" in verdict["diagnostics"] and "signal 9" in verdict["diagnostics"]
-    wait_until(lambda: not of_mpi())
+    wait_until(lambda: not of_mpi(one))
 
 
 @pytest.mark.hadoop
