@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from howdah import redact
 from howdah.config.loader import Config
 from howdah.errors import HowdahError, UsageError, render
 from jobs import world
@@ -210,7 +211,9 @@ class _Driver:
         self._rendezvous.begin(generation)
 
     def event(self, what: str) -> None:
-        """DriverActions: log an event, and show it in the job's status."""
+        """DriverActions: log an event, and show it in the job's status; without secrets, which an
+        error's text may have."""
+        what = redact.text(what)
         with self._lock:
             self._job_status.event(what)
         self._status_file.touch()

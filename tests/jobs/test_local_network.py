@@ -92,6 +92,7 @@ def test_packets_dropped_between_ranks(hosts, tmp_path, tiny_model_dir, framewor
 WHERE = {
     "step": "steps of 30 s", "evaluate": "in an evaluation of 120 s",
     "change": "in a change of worlds, steps of 30 s", "join": "while a world is being formed",
+    "leave": "while a world is being left",
 }  # fmt: skip
 
 
@@ -112,6 +113,7 @@ def times(job, word):
                 ("torch", 2, "evaluate"), ("tensorflow", 2, "evaluate"),
                 ("torch", 2, "change"), ("tensorflow", 2, "change"),
                 ("torch", 2, "join"), ("tensorflow", 2, "join"),
+                ("torch", 2, "leave"), ("tensorflow", 2, "leave"),
             )
         ],
     ],
@@ -133,11 +135,13 @@ def test_a_host_vanishes_without_a_word(
         "evaluation.every_steps": 1 if during == "evaluate" else 10**6,
     }  # fmt: skip
     seconds = 15.0 if (framework, survivors, during) == ("torch", 2, "step") else 30.0
-    slow = {"join": {"join": 40.0}, "evaluate": {"evaluate": 4 * seconds}}.get(
-        during, {"step": seconds}
-    )
+    slow = {
+        "join": {"join": 40.0}, "evaluate": {"evaluate": 4 * seconds},
+        "leave": {"step": 1.0, "leave": 400.0},
+    }.get(during, {"step": seconds})  # fmt: skip
     path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "slow"), str(ROOT)])
-    env = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "SLOW": json.dumps(slow)}
+    env = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "SLOW": json.dumps(slow),
+           "STRUCK": str(tmp_path)}  # fmt: skip
     yarn = {"workers": survivors + 1, "min_workers": 1, "max_workers": survivors + 2,
             "commit_every": 1, "hang_seconds": 180, "max_restarts": 3,
             "gloo_timeout_seconds": 180, "contact_seconds": 15,
@@ -164,8 +168,15 @@ def test_a_host_vanishes_without_a_word(
         if during == "change":
             job.ask(type="scale", workers=survivors)
             job.wait(lambda s: s["state"] == "resizing", "a change", 60)
+        if during == "leave":
+            job.ask(type="scale", workers=survivors)
+            job.wait(
+                lambda _: len(list(tmp_path.glob("leaving.*"))) == survivors + 1,
+                "ranks that have agreed to leave", 120,
+            )  # fmt: skip
         for bridge in "mr":
             ip("-n", hub, "link", "set", f"{bridge}{b}", "nomaster")
+        (tmp_path / "leave").touch()  # hvd.shutdown() asks the other ranks, one of which is gone
         # The driver hears nothing of the agent for contact_seconds.
         job.wait(lambda s: any(" was lost: " in e["what"] for e in s["events"]), "a loss", 120)
         status = job.wait(

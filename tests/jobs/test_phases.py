@@ -112,7 +112,7 @@ def test_an_evaluation_of_thirty_limits(job, framework, elastic):
 WAYS = [
     pytest.param(phase, how, marks=[] if (phase, how) in shown else full)
     for shown in [{("save", "read")}]
-    for phase in ("verify", "step", "input", "evaluate", "save")
+    for phase in ("verify", "step", "input", "evaluate", "save", "away")
     for how in ("SIGSTOP", "deadlock", "read")
 ]
 KINDS = [
@@ -128,7 +128,8 @@ def test_a_rank_that_stops_inside_a_phase_is_found(job, tmp_path, framework, ela
     """After hang_seconds, and 10 s at most: twice that detects a hang of the driver itself."""
     settings = {} if elastic else {"yarn.attempts": 2}
     stop = {"phase": phase, "how": how, "rank": 0}
-    one = job(framework, elastic=elastic, stop=stop, **settings)
+    slow = {"away": 4.0 * HANG} if phase == "away" else None
+    one = job(framework, elastic=elastic, slow=slow, stop=stop, **settings)
     status = one.wait(
         lambda s: any(") hangs: " in e["what"] for e in s["events"]), "the rank that hangs", LIMIT
     )

@@ -170,19 +170,20 @@ def saved(one) -> list[int]:
     return [found.step for found in Checkpoints(str(one.run_directory / "checkpoints")).list()]
 
 
+@pytest.mark.parametrize("seconds", [SLOW, pytest.param(VERY_SLOW, marks=full)])
 @pytest.mark.parametrize(
     ("framework", "controller", "elastic"),
     [pytest.param(*kind, marks=[] if kind in BY_DEFAULT else full) for kind in KINDS],
 )
-def test_howdah_kill_waits_for_a_slow_checkpoint(local, framework, controller, elastic):
-    one = local(framework, controller, elastic)
+def test_howdah_kill_waits_for_a_slow_checkpoint(local, framework, controller, elastic, seconds):
+    one = local(framework, controller, elastic, seconds)
     one.trains(2, seconds=150)
     one.ask(type="stop", save=True)
     code, verdict, status = one.end(200)
     assert (code, verdict["status"]) == (143, "KILLED")
     assert saved(one) == [status["last_checkpoint"]["step"]]
     kind = f"{'elastic' if elastic else 'static'}, {controller}"
-    fault_table.add_local(framework, f"{kind}: stopped, a save of {SLOW:.0f} s", None, "saved")
+    fault_table.add_local(framework, f"{kind}: stopped, a save of {seconds:.0f} s", None, "saved")
     wait_until(lambda: not one.processes())
 
 

@@ -1,6 +1,7 @@
 """Planted secrets of jobs on the mini cluster: other users can read none of them."""
 
 import json
+import os
 import stat
 
 import pytest
@@ -91,6 +92,9 @@ def test_a_training_jobs_secrets_are_nowhere_but_with_its_processes(jobs, hdfs_d
     assert lists.seen and not lists.found
     assert planted.MARK not in yarn_reports(application)
     assert planted.MARK not in jobs.run("logs", application).stdout
+    left = [entry.path for entry, _ in planted.remote_files(held["run"]["directory"])]
+    assert {"config.yaml", "run.json", "status.json"} <= {os.path.basename(path) for path in left}
+    assert not [path for path in left if planted.MARK in _text(path)]
 
 
 def _environment(pid, wanted):

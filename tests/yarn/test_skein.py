@@ -74,11 +74,13 @@ def test_a_second_submission_attaches_or_is_refused_and_a_kill_is_in_time(jobs, 
     assert first["application"] in refused["got"]
     jobs.wait_for_step(first["application"], 2)
 
-    page = jobs.status(first["application"])["job"]["page"]
+    status = jobs.status(first["application"])
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    for url in (page, again["tracking_url"]):  # the job's own, and the application's of skein
+    # The job's own page: where its driver serves it, and behind YARN's proxy, not skein's overview.
+    for url in (status["job"]["page"], again["tracking_url"], status["tracking_url"]):
         with opener.open(url, timeout=30) as response:
-            assert b"<html" in response.read().lower()
+            shown = response.read().decode()
+        assert "<dt>examples/s</dt>" in shown and first["application"] in shown, url
     texts = jobs.json("logs", first["application"])["logs"]
     assert len(texts) == 3  # the driver's container and two workers'
     began = time.monotonic()

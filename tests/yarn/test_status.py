@@ -66,7 +66,8 @@ RUNNING = {
         {"rank": 0, "node": "n1", "container": "c1", "phase": "compute", "step": 40,
          "step_seconds": 0.1, "wait_seconds": 0.4, "straggler": False,
          "data": {"local_bytes": 3 * 2**20, "remote_bytes": 0, "fetches": 3}},
-        {"rank": 1, "node": "n2", "container": "c2", "phase": "wait", "step": 40,
+        {"rank": 1, "node": "n2", "container": "c2", "phase": "evaluate", "step": 40,
+         "doing": "evaluating test: 31,000 of 100,000 rows",
          "step_seconds": 0.5, "wait_seconds": None, "straggler": True,
          "data": {"local_bytes": 0, "remote_bytes": 2**20, "fetches": 1}},
     ],
@@ -94,6 +95,7 @@ def test_status_joins_yarns_report_and_the_drivers_status(job):
     slow = [line for line in text.splitlines() if "SLOW" in line]
     assert len(slow) == 1
     assert "rank 1" in slow[0]
+    assert slow[0].endswith("evaluating test: 31,000 of 100,000 rows")
 
 
 def test_a_status_has_the_scalar_metrics_of_the_run(job):

@@ -8,6 +8,7 @@ import yaml
 
 from howdah import storage
 from howdah.config import loader
+from howdah.config.yarn import YarnSection
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -363,6 +364,16 @@ def test_fewer_rows_than_the_most_workers_are_refused(job):
     assert caught.value.expected.startswith("at least 401 rows in train")
     assert caught.value.got == "400"
     checked(job(yarn={"workers": 2, "max_workers": 400}))
+
+
+def test_fewer_rows_in_a_step_than_workers_are_refused_without_a_section_yarn_too(job):
+    given = job()
+    one_row = given.training.model_copy(update={"global_batch_size": 1})
+    default = given.model_copy(update={"yarn": YarnSection(), "training": one_row})
+    with pytest.raises(HowdahError) as caught:
+        checked(default)
+    (found,) = (e for e in caught.value.problems if e.where == "training.global_batch_size")
+    assert found.exit_code == 2 and found.got == "1" and "yarn.workers" in found.expected
 
 
 def test_a_workers_memory_below_its_peak_is_refused_with_both_numbers(job):

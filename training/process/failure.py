@@ -50,9 +50,7 @@ def of(rank: int, error: BaseException, *, consequence: bool = False) -> Failure
     return Failure(
         rank=rank,
         exit_code=error.exit_code if known else DEFECT_EXIT_CODE,
-        text=render(error)
-        if known
-        else redact.text("".join(traceback.format_exception(error)).rstrip()),
+        text=render(error) if known else _traceback(error),
         unix_time=time.time(),
         consequence=consequence,
         error=error.as_dict() if known else None,
@@ -61,7 +59,7 @@ def of(rank: int, error: BaseException, *, consequence: bool = False) -> Failure
 
 def describe(error: BaseException) -> dict:
     """An exception for the driver of a job (jobs/driver/faults.py): its `as_dict`, or for a defect
-    {error, what: its traceback}; and besides
+    {error, what: its traceback}, without secrets; and besides
 
         kinds     the names of its class and of that one's bases, the nearest first
         message   its own first line
@@ -72,11 +70,11 @@ def describe(error: BaseException) -> dict:
         found = error.as_dict()
         message = error.what
     else:
-        text = "".join(traceback.format_exception(error)).rstrip()
-        found = {"error": type(error).__name__, "what": text[-_TEXT_CHARACTERS:]}
+        found = {"error": type(error).__name__, "what": _traceback(error)[-_TEXT_CHARACTERS:]}
         message = str(error).strip()
     kinds = [kind.__name__ for kind in type(error).__mro__[:-1]]
-    found |= {"kinds": kinds, "message": message.partition("\n")[0][:_MESSAGE_CHARACTERS]}
+    message = redact.text(message).partition("\n")[0][:_MESSAGE_CHARACTERS]
+    found |= {"kinds": kinds, "message": message}
     chain = [error]
     while chain[-1].__cause__ is not None:
         chain.append(chain[-1].__cause__)
@@ -87,6 +85,11 @@ def describe(error: BaseException) -> dict:
         if found.get("where") is None and cause.filename is not None:
             found["where"] = str(cause.filename)
     return found
+
+
+def _traceback(error: BaseException) -> str:
+    """Without its secrets: a library's message may name a URL with its password."""
+    return redact.text("".join(traceback.format_exception(error)).rstrip())
 
 
 def write(directory: str, failure: Failure) -> None:

@@ -57,7 +57,7 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
     """
     _clock(manager, progress)  # first: it fails if the cluster does not accept this user
     found: list[HowdahError] = []
-    for part in (_queue, _directories, _dataset, _model, _memory, _free_space):
+    for part in (_queue, _directories, _batch, _dataset, _model, _memory, _free_space):
         with _gathered(found):
             part(config, manager, progress)
     _report_limits(config, manager.conf, progress)
@@ -156,6 +156,21 @@ def _directories(config: Config, manager: ResourceManager, progress: Progress) -
             found.append(error)
     if found:
         raise _combined(found, "directories that the job writes to")
+
+
+def _batch(config: Config, manager: ResourceManager, progress: Progress) -> None:
+    """Each worker has a row of every step. The configuration checks this where it has a section
+    `yarn`; with that section's defaults it may be meant for `howdah train` alone."""
+    most, rows = config.yarn.most, config.training.global_batch_size
+    if most > rows:
+        key = "yarn.workers" if config.yarn.max_workers is None else "yarn.max_workers"
+        raise ConfigError(
+            "a step has fewer rows than the job has workers",
+            where="training.global_batch_size",
+            expected=f"at least {most} ({key}): each rank needs a row of every step",
+            got=str(rows),
+            remedy=f"raise training.global_batch_size, or set {key} to {rows} or less",
+        )
 
 
 def _dataset(config: Config, manager: ResourceManager, progress: Progress) -> None:

@@ -355,3 +355,10 @@ def test_agents_of_several_nodes_that_are_silent_together_are_waited_for():
         w.report(name, "left", generation=1, reason="lost", step=40)
     w.pass_time(2)
     assert len(w.job.worlds.slots) == 3
+
+
+def test_the_text_of_an_error_carries_no_secret_to_the_driver():
+    link = "http://bot:planted-1@hub/x?sig=planted-2"
+    described = raised(RuntimeError(f"GET {link}: AccountKey=planted-3"), OSError(link))
+    assert described["message"].startswith("GET http://bot:")
+    assert "planted" not in str(described)

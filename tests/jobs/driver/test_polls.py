@@ -78,21 +78,23 @@ def test_an_event_of_one_agent_does_not_wake_the_polls_of_the_others(one):
         thread.join(30)
 
 
-def test_a_driver_serves_simulated_agents_until_they_have_a_world(tmp_path):
+@pytest.mark.parametrize("agents", [60, pytest.param(512, marks=pytest.mark.full)])
+def test_a_driver_serves_simulated_agents_until_they_have_a_world(tmp_path, agents):
     import asyncio
 
-    with DriverProcess(tmp_path, 60, 30) as process:
-        swarm = Swarm(process.address, 60, nodes=30, poll_seconds=5.0)
+    nodes = agents // 2
+    with DriverProcess(tmp_path, agents, nodes) as process:
+        swarm = Swarm(process.address, agents, nodes=nodes, poll_seconds=5.0)
 
         async def until_all_are_placed():
             task = asyncio.ensure_future(swarm.run())
-            while len(swarm.worlds) < 60 and not task.done():
+            while len(swarm.worlds) < agents and not task.done():
                 await asyncio.sleep(0.05)
             task.cancel()
 
         asyncio.run(asyncio.wait_for(until_all_are_placed(), 120))
-        assert swarm.registered == 60
+        assert swarm.registered == agents
         slots = [order["slot"] for order in swarm.worlds.values()]
-        assert sorted(slot["rank"] for slot in slots) == list(range(60))
+        assert sorted(slot["rank"] for slot in slots) == list(range(agents))
         assert {slot["local_size"] for slot in slots} == {2}
         assert swarm.refused == 0

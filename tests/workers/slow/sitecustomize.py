@@ -1,16 +1,18 @@
 """Slowness and hangs in real training processes: on the path of their interpreter, it is run first.
 
-SLOW=json    {"verify": s, "evaluate": s, "save": s, "step": s, "join": s, "away": s}: what takes
-             how long in all, a part of it at each shard's piece, batch, write or step; join: the
-             last rank comes so late to its first world; away: the storage of checkpoints does not
-             answer for so long from the first save on
-STOP=json    {"phase": verify|evaluate|save|step|input, "how": "SIGSTOP"|"deadlock"|"read"|
+SLOW=json    {"verify": s, "evaluate": s, "save": s, "step": s, "join": s, "leave": s, "away": s}:
+             what takes how long in all, a part of it at each shard's piece, batch, write or step;
+             join: the last rank comes so late to its first world; leave: each rank enters the
+             shutdown of its first world when the file `leave` is in STRUCK, after so long at last;
+             away: the storage of checkpoints does not answer for so long from the first save on
+STOP=json    {"phase": verify|evaluate|save|step|input|away, "how": "SIGSTOP"|"deadlock"|"read"|
              "SIGKILL", "rank": r}: there a rank stops, once for all processes; the file
-             `stopped` in STRUCK says when
+             `stopped` in STRUCK says when; `leaving.<rank>` there: it waits for `leave`
 STRUCK=dir
 """
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -41,6 +43,9 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
     def slowly(phase, parts):
         """One of about so many parts of the phase."""
         never.wait(SLOW.get(phase, 0.0) / max(1, parts))
+        stop_in(phase)
+
+    def stop_in(phase):
         if STOP.get("phase") == phase and STOP.get("rank", rank()) == rank():
             stop()
 
@@ -100,6 +105,7 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
 
     def open_write_later(self, path, mode=None):
         if "checkpoints" in path and away and time.monotonic() < away[0]:
+            stop_in("away")
             raise StorageUnavailable("the NameNode does not answer", where=path)
         return open_write(self, path, mode)
 
@@ -109,7 +115,18 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
         last = int(os.environ.get("HOROVOD_SIZE", 1)) - 1
         if "join" in SLOW and int(os.environ.get("HOROVOD_RANK", 0)) == last:
             never.wait(SLOW.pop("join"))
-        return init(*args)
+        comm = init(*args)
+        if "leave" in SLOW:
+            comm.shutdown = functools.partial(late_shutdown, comm, comm.shutdown)
+        return comm
+
+    def late_shutdown(comm, shutdown):
+        until = time.monotonic() + SLOW.pop("leave", 0.0)
+        with open(os.path.join(STRUCK, f"leaving.{comm.rank}"), "w"):
+            pass
+        while not os.path.exists(os.path.join(STRUCK, "leave")) and time.monotonic() < until:
+            never.wait(0.05)
+        shutdown()
 
     backends.init = late_init
     train_source, block = Job.train_source, BatchSource.block
