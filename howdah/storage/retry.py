@@ -93,7 +93,9 @@ def run(path: str, action: Callable[[], T]) -> T:
                 if left <= 0:
                     raise _timed_out(error, now - began) from None
                 activity.note(f"waiting for {where}, {now - began:.0f} s of {limit:.0f} s")
-                time.sleep(min(pause, left) * random.uniform(0.5, 1.0))
+                rest = min(pause, left) * random.uniform(0.5, 1.0)
+                with activity.at_most(rest):  # hang_seconds may be as short as the longest pause
+                    time.sleep(rest)
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 if began is not None:

@@ -140,6 +140,7 @@ def test_a_rank_that_stops_inside_a_phase_is_found(job, tmp_path, framework, ela
     assert found < 2 * (HANG + 10)
     assert verdict["what"].startswith("rank 0 ")
     code, verdict, status = one.end(LIMIT)
-    assert (code, verdict["status"]) == (0, "SUCCEEDED")
-    assert sum(") hangs: " in e["what"] for e in status["events"]) == 1  # and no other
+    what = "\n".join(event["what"] for event in status["events"])
+    assert (code, verdict["status"]) == (0, "SUCCEEDED"), what
+    assert what.count(") hangs: ") == 1, what  # and no other
     wait_until(lambda: not one.processes())

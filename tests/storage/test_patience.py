@@ -289,3 +289,23 @@ def test_a_training_rank_retries_for_half_an_hour(tmp_path, tiny_dataset, tiny_m
     assert "answers again after" in done.output
     saved = Checkpoints(str(tmp_path / "run" / "checkpoints")).list()
     assert [one.step for one in saved] == [5, 4]
+
+
+def test_a_pause_between_attempts_is_no_standstill(monkeypatch):
+    """yarn.hang_seconds may be as short as the longest pause."""
+    idle, answers = [], iter([StorageUnavailable("away"), None])
+    sleep = time.sleep
+
+    def look(_):
+        sleep(0.05)
+        idle.append(activity.current().snapshot().idle_seconds)
+
+    def attempt():
+        if (error := next(answers)) is not None:
+            raise error
+
+    monkeypatch.setattr(retry, "_FIRST_PAUSE", 5.0)
+    monkeypatch.setattr(retry.time, "sleep", look)
+    with activity.Activity("save").followed():
+        retry.run("hdfs://nn/a", attempt)
+    assert idle == [0.0]
