@@ -2,6 +2,7 @@
 
     python -m training --config run.yaml
     horovodrun -np 2 python -m training --config run.yaml --set training.max_steps=100
+    torchrun --nproc-per-node 2 -m training --config run.yaml
     mpirun -np 2 python -m training --config run.yaml --resume never
 
 `howdah train` starts the same with the right environment. On a cluster an agent
@@ -29,7 +30,7 @@ from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
 from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
 from howdah.storage import directories
-from training.comm.backends import implementation
+from training.comm.backends import implementation, require_carrier
 from training.comm.base import Waits, rank_lost
 from training.data.shard_files import TRAFFIC
 from training.elastic.control_channel import ENVIRONMENT as CHANNEL
@@ -58,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(args.config, _overrides(args))
         _configure_storage(config)
         require_secrets(config, *NEEDED)
+        require_carrier(config.training.framework, config.training.comm)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
         if here.rank == 0:  # before its log is put there
             directory, mode = config.run.directory, config.run.mode

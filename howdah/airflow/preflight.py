@@ -12,12 +12,12 @@ from howdah.errors import ConfigError
 
 __all__ = ["doctor", "ranks", "resource_manager"]
 
-_TRAINING = {"packages", "Horovod", "shared memory"}
+_TRAINING = {"packages", "shared memory"}
 """Checks of `howdah doctor` that a machine must pass to train, but not to submit."""
 _CLUSTER = {"HADOOP_CONF_DIR", "ResourceManager", "howdah submit"}
 """Those that it must pass to submit; a skipped one counts as failed: no cluster is configured."""
-_LAUNCHERS = {row.check for row in LAUNCHERS.values() if row.check is not None}
-"""Those that it must pass if the launcher that needs them starts ranks there."""
+_LAUNCHERS = {check for row in LAUNCHERS.values() for check in row.checks}
+"""Those that it must pass if a launcher that needs them starts ranks there."""
 
 
 def ranks(config: Mapping[str, Any], np: int) -> None:
@@ -75,7 +75,7 @@ def _stops(check: Mapping[str, Any], backend: str, launcher: str | None) -> bool
     name, status = check["name"], check["status"]
     if name in _CLUSTER:
         return backend == "yarn" and status in ("fail", "skip")
-    needless = _LAUNCHERS if launcher is None else _LAUNCHERS - {LAUNCHERS[launcher].check}
+    needless = _LAUNCHERS if launcher is None else _LAUNCHERS - {*LAUNCHERS[launcher].checks}
     if backend == "yarn":
         needless = _LAUNCHERS | _TRAINING
     return status == "fail" and name not in needless

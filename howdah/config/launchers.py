@@ -13,11 +13,17 @@ from typing import Literal
 
 from howdah.errors import UsageError
 
-__all__ = ["DEFAULT", "LAUNCHERS", "CommKind", "Launcher", "RankVariables", "either", "require",
-           "started_by"]  # fmt: skip
+__all__ = ["CARRIES", "DEFAULT", "LAUNCHERS", "CommKind", "Launcher", "RankVariables", "either",
+           "require", "started_by"]  # fmt: skip
 
-CommKind = Literal["horovod"]
-"""What carries the ranks' collectives: training/comm/backends.py has a Comm of each kind."""
+CommKind = Literal["horovod", "torch"]
+"""What carries the ranks' collectives, Horovod or torch.distributed: training/comm/backends.py has
+a Comm of each kind."""
+
+CARRIES: dict[CommKind, tuple[str, ...]] = {
+    "horovod": ("tensorflow", "torch"), "torch": ("torch",),
+}  # fmt: skip
+"""The frameworks whose ranks each kind connects."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +44,11 @@ class Launcher:
     """Name in messages."""
     variables: RankVariables
     comm: CommKind
+    """What carries the collectives of its ranks, unless `training.comm` names another."""
     package: str
     """The package that installs its program."""
-    check: str | None = None
-    """The check of `howdah doctor` that must pass where it starts ranks, besides common ones."""
+    checks: tuple[str, ...] = ()
+    """The checks of `howdah doctor` that must pass where it starts ranks, besides common ones."""
     prefix: str | None = None
     """Pattern of what it puts before each line of a rank; None: nothing."""
     failure_report: str
@@ -57,6 +64,7 @@ LAUNCHERS: dict[str, Launcher] = {
         ),
         comm="horovod",
         package="the Horovod wheel",
+        checks=("Horovod",),
         prefix=r"\[\d+\]<std(?:out|err)>: ?",  # "[0]<stderr>:step 10/60 ..."
         failure_report=r"Process \d+ exit with status|Terminating remaining workers"
         r"|Traceback \(most recent call last\)|Killed$",  # Horovod 0.28
@@ -69,8 +77,17 @@ LAUNCHERS: dict[str, Launcher] = {
         ),
         comm="horovod",
         package="openmpi-bin",
-        check="MPI",
+        checks=("MPI", "Horovod"),
         failure_report=r"Primary job +terminated|mpirun (detected|noticed)",  # Open MPI 4
+    ),
+    # The same variables are set by TorchDistributor, Ray Train and Kubernetes' PyTorchJob.
+    "torchrun": Launcher(
+        title="torchrun",
+        variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        comm="torch",
+        package="PyTorch (pip install 'howdah[torch]')",
+        failure_report=r"[WE]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/"
+        r"|Traceback \(most recent call last\)",  # torch 2.13
     ),
 }  # fmt: skip
 """In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
@@ -103,5 +120,7 @@ def require(name: str, *, where: str | None = None) -> Launcher:
 
 def started_by(environ: Mapping[str, str]) -> Launcher | None:
     """The launcher whose variables a process's environment has; None: no launcher started it."""
-    found = (row for row in LAUNCHERS.values() if row.variables.rank in environ)
-    return next(found, None)
+    for row in LAUNCHERS.values():
+        if {row.variables.rank, row.variables.size} <= environ.keys():
+            return row
+    return None

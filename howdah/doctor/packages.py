@@ -70,7 +70,10 @@ def check_packages(env: Mapping[str, str], lock: str | None = None) -> Check:
 
 def horovod_libraries() -> dict[str, str] | None:
     """{framework: path of Horovod's native library}; None: Horovod is not installed."""
-    spec = importlib.util.find_spec("horovod")
+    try:
+        spec = importlib.util.find_spec("horovod")
+    except ImportError:
+        return None
     if spec is None or not spec.submodule_search_locations:
         return None
     out = {}

@@ -1,6 +1,7 @@
-"""Chooses the Comm of a world by its launcher (howdah/config/launchers.py).
+"""Chooses the Comm of a world by its launcher (howdah/config/launchers.py) and `training.comm`.
 
-Horovod's (horovod_torch.py, horovod_tf.py) or, in a world of one, SoloComm.
+Horovod's (horovod_torch.py, horovod_tf.py), torch.distributed's (distributed_torch.py) or, in a
+world of one, SoloComm.
 """
 
 from __future__ import annotations
@@ -8,17 +9,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from howdah.config.launchers import CommKind, either, started_by
-from howdah.errors import ClusterError, UsageError
+from howdah.config.launchers import CARRIES, LAUNCHERS, CommKind, Launcher, either, started_by
+from howdah.config.model import CommChoice
+from howdah.errors import ClusterError, ConfigError, UsageError
 from training.comm.base import Comm, SoloComm, Waits
 from training.comm.connections import Connections
 from training.process.env import rank_env
 
-__all__ = ["COMMS", "implementation", "init"]
+__all__ = ["COMMS", "carrier", "implementation", "init", "require_carrier"]
 
 
 def init(
-    framework: str, waits: Waits | None = None, connections: Connections | None = None
+    framework: str,
+    waits: Waits | None = None,
+    connections: Connections | None = None,
+    *,
+    choice: CommChoice = "auto",
+    limit: float | None = None,
 ) -> Comm:
     """Join the world that a launcher has started, or form a world of one.
 
@@ -35,15 +42,64 @@ def init(
     here, launcher = rank_env(), started_by(os.environ)
     if launcher is None or here.size == 1:
         return SoloComm(waits)
-    comm = implementation(launcher.comm, framework)(waits, connections)
+    comm = COMMS[carrier(launcher, framework, choice)](framework)(waits, connections, limit)
     if (comm.rank, comm.size) != (here.rank, here.size):
         raise ClusterError(
-            f"{launcher.comm.capitalize()} found another world than the launcher's",
+            f"{comm.backend} found another world than the launcher's",
             expected=f"rank {here.rank} of {here.size} ({launcher.title})",
             got=f"rank {comm.rank} of {comm.size}",
             remedy=f"start it with one launcher: `howdah train`, {either()}",
         )
     return comm
+
+
+def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> CommKind:
+    """What carries the collectives of the ranks that a launcher starts.
+
+    Args:
+        framework: "tensorflow" or "torch".
+        choice: `training.comm`.
+    Raises:
+        ConfigError: nothing does.
+    """
+    if framework not in CARRIES[launcher.comm]:
+        able = [name for name, row in LAUNCHERS.items() if framework in CARRIES[row.comm]]
+        raise ConfigError(
+            f"{launcher.title} starts ranks of torch.distributed, which {framework} cannot join",
+            where=f"training.framework: {framework}",
+            expected=f"training.framework: {' or '.join(CARRIES[launcher.comm])}",
+            remedy=f"start it with {' or '.join(able)} (howdah train --launcher {able[-1]})",
+        )
+    if launcher.comm == "torch" and choice == "horovod":
+        raise ConfigError(
+            f"Horovod cannot join ranks that {launcher.title} has started",
+            where="training.comm: horovod",
+            expected="training.comm: auto or torch",
+            remedy="leave training.comm out, or start the ranks with mpirun or horovodrun",
+        )
+    if choice != "auto":
+        return choice
+    if launcher.comm == "horovod" and framework == "torch" and not _horovod_installed(framework):
+        return "torch"
+    return launcher.comm
+
+
+def require_carrier(framework: str, choice: CommChoice) -> None:
+    """Refuse, before the framework is imported, a world whose collectives nothing carries.
+
+    Raises:
+        ConfigError: as `carrier`.
+    """
+    launcher = started_by(os.environ)
+    if launcher is not None and rank_env().size > 1:
+        carrier(launcher, framework, choice)
+
+
+def _horovod_installed(framework: str) -> bool:
+    """Whether Horovod is there for the framework, without importing either."""
+    from howdah.doctor.packages import horovod_libraries
+
+    return framework in (horovod_libraries() or {})
 
 
 def implementation(kind: CommKind, framework: str) -> type[Comm]:
@@ -75,5 +131,18 @@ def _horovod(framework: str) -> type[Comm]:
     raise UsageError("unknown framework", expected="tensorflow or torch", got=repr(framework))
 
 
-COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod}
-"""For each kind: the function that imports and returns the Comm class for a framework."""
+def _torch(framework: str) -> type[Comm]:
+    try:
+        from training.comm.distributed_torch import TorchComm
+    except ImportError as error:
+        raise ClusterError(
+            f"torch.distributed cannot be loaded, and {rank_env().size} ranks need it",
+            got=str(error),
+            remedy="install this build of PyTorch anew: pip install 'howdah[torch]'",
+        ) from error
+    return TorchComm
+
+
+COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod, "torch": _torch}
+"""For each kind: the function that imports and returns the Comm class for a framework, which takes
+(waits, connections, limit)."""
