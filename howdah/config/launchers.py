@@ -86,8 +86,10 @@ LAUNCHERS: dict[str, Launcher] = {
         variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         comm="torch",
         package="PyTorch (pip install 'howdah[torch]')",
-        failure_report=r"[WE]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/"
-        r"|Traceback \(most recent call last\)",  # torch 2.13
+        # Not its other warnings: what follows them is the ranks'. torch 2.13
+        failure_report=r"[WE]\d{4} [\d:.]+ \d+ torch/distributed/elastic/.*"
+        r"(Sending process|failed \(exitcode|death signal|Unable to shutdown|did not exit)"
+        r"|Traceback \(most recent call last\)",
     ),
 }  # fmt: skip
 """In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
