@@ -179,7 +179,7 @@ class CheckpointSection(Section):
     given, the limit that is reached first applies."""
     grace_seconds: float = Field(default=30.0, gt=0)
     """Seconds for rank 0 to save when the job is stopped or has lost another rank, with `howdah
-    train` and on YARN. Bare mpirun and horovodrun have their own limits."""
+    train` and on YARN. Bare launchers have their own limits."""
 
     @property
     def failure_seconds(self) -> float | None:
