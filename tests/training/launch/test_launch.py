@@ -100,6 +100,7 @@ def test_each_launcher_of_the_table_can_be_started_and_has_a_comm():
         assert words(launcher=name)[-len(RANK) :] == RANK
         assert row.comm in backends.COMMS
     assert set(get_args(launchers.CommKind)) == set(backends.COMMS) == set(launchers.CARRIES)
+    assert set(get_args(launchers.CommChoice)) == {"auto", *backends.COMMS}
 
 
 def test_another_launcher_is_a_row_and_a_comm(monkeypatch):
