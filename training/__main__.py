@@ -2,6 +2,7 @@
 
     python -m training --config run.yaml
     horovodrun -np 2 python -m training --config run.yaml --set training.max_steps=100
+    torchrun --nproc-per-node 2 -m training --config run.yaml
     mpirun -np 2 python -m training --config run.yaml --resume never
 
 `howdah train` starts the same with the right environment. On a cluster an agent
@@ -24,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from howdah import storage
+from howdah.config import launchers
 from howdah.config.loader import Config, require_secrets
 from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
@@ -58,6 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(args.config, _overrides(args))
         _configure_storage(config)
         require_secrets(config, *NEEDED)
+        launcher = launchers.started_by(os.environ)
+        if launcher is not None and here.size > 1:
+            launchers.require_carrier(launcher, config.training.framework, config.training.comm)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
         if here.rank == 0:  # before its log is put there
             directory, mode = config.run.directory, config.run.mode

@@ -102,7 +102,13 @@ class Worlds:
         self._comm = None
         run.heartbeat.enter("join")
         if channel is None:
-            self._comm = backends.init(self._framework, self._waits)
+            training = run.config.training
+            self._comm = backends.init(
+                self._framework,
+                self._waits,
+                choice=training.comm,
+                limit=training.gpu_collective_seconds,
+            )
             run.heartbeat.enter("prepare")
             run.share(self._comm)
             return
@@ -113,7 +119,9 @@ class Worlds:
         self._placed = set(world.env)
         self._elastic = run.elastic = self.memory.on = world.elastic
         self._connections, run.loss_known = Connections(), False
-        self._comm = backends.init(self._framework, self._waits, self._connections)
+        self._comm = backends.init(
+            self._framework, self._waits, self._connections, choice="horovod"
+        )  # a job's agents speak Horovod's language (jobs/world.py)
         channel.send("joined", generation=world.generation, rank=self._comm.rank)
         run.heartbeat.enter("prepare")
         run.enter(rank_env(), world.generation)

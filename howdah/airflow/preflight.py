@@ -7,17 +7,18 @@ from typing import Any
 
 from howdah.airflow import failures
 from howdah.airflow.hook import HowdahHook, refusals
-from howdah.config.launchers import LAUNCHERS
+from howdah.config.launchers import LAUNCHERS, Launcher, require_carrier
+from howdah.config.model import TrainingSection
 from howdah.errors import ConfigError
 
-__all__ = ["doctor", "ranks", "resource_manager"]
+__all__ = ["carrier", "doctor", "ranks", "resource_manager"]
 
-_TRAINING = {"packages", "Horovod", "shared memory"}
+_TRAINING = {"packages", "shared memory"}
 """Checks of `howdah doctor` that a machine must pass to train, but not to submit."""
 _CLUSTER = {"HADOOP_CONF_DIR", "ResourceManager", "howdah submit"}
 """Those that it must pass to submit; a skipped one counts as failed: no cluster is configured."""
-_LAUNCHERS = {row.check for row in LAUNCHERS.values() if row.check is not None}
-"""Those that it must pass if the launcher that needs them starts ranks there."""
+_LAUNCHERS = {check for row in LAUNCHERS.values() for check in row.checks}
+"""Those that it must pass if a launcher that needs them starts ranks there."""
 
 
 def ranks(config: Mapping[str, Any], np: int) -> None:
@@ -35,6 +36,16 @@ def ranks(config: Mapping[str, Any], np: int) -> None:
             got=str(np),
             remedy="start fewer ranks, or raise training.global_batch_size",
         )
+
+
+def carrier(config: Mapping[str, Any], launcher: Launcher) -> None:
+    """Refuse a framework whose ranks the launcher does not start.
+
+    Raises:
+        ConfigError: as `launchers.require_carrier`.
+    """
+    training = TrainingSection.model_validate(config["training"])
+    require_carrier(launcher, training.framework, training.comm)
 
 
 def doctor(
@@ -75,7 +86,7 @@ def _stops(check: Mapping[str, Any], backend: str, launcher: str | None) -> bool
     name, status = check["name"], check["status"]
     if name in _CLUSTER:
         return backend == "yarn" and status in ("fail", "skip")
-    needless = _LAUNCHERS if launcher is None else _LAUNCHERS - {LAUNCHERS[launcher].check}
+    needless = _LAUNCHERS if launcher is None else _LAUNCHERS - {*LAUNCHERS[launcher].checks}
     if backend == "yarn":
         needless = _LAUNCHERS | _TRAINING
     return status == "fail" and name not in needless

@@ -11,13 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from howdah.errors import UsageError
+from howdah.errors import ConfigError, UsageError
 
-__all__ = ["DEFAULT", "LAUNCHERS", "CommKind", "Launcher", "RankVariables", "either", "require",
-           "started_by"]  # fmt: skip
+__all__ = ["CARRIES", "DEFAULT", "LAUNCHERS", "CommChoice", "CommKind", "Launcher", "RankVariables",
+           "either", "require", "require_carrier", "started_by"]  # fmt: skip
 
-CommKind = Literal["horovod"]
-"""What carries the ranks' collectives: training/comm/backends.py has a Comm of each kind."""
+CommKind = Literal["horovod", "torch"]
+"""What carries the ranks' collectives, Horovod or torch.distributed: training/comm/backends.py has
+a Comm of each kind."""
+
+CommChoice = Literal["auto", "horovod", "torch"]
+"""`training.comm`: a kind, or the launcher's."""
+
+CARRIES: dict[CommKind, tuple[str, ...]] = {
+    "horovod": ("tensorflow", "torch"), "torch": ("torch",),
+}  # fmt: skip
+"""The frameworks whose ranks each kind connects."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +47,11 @@ class Launcher:
     """Name in messages."""
     variables: RankVariables
     comm: CommKind
+    """What carries the collectives of its ranks, unless `training.comm` names another."""
     package: str
     """The package that installs its program."""
-    check: str | None = None
-    """The check of `howdah doctor` that must pass where it starts ranks, besides common ones."""
+    checks: tuple[str, ...] = ()
+    """The checks of `howdah doctor` that must pass where it starts ranks, besides common ones."""
     prefix: str | None = None
     """Pattern of what it puts before each line of a rank; None: nothing."""
     failure_report: str
@@ -57,6 +67,7 @@ LAUNCHERS: dict[str, Launcher] = {
         ),
         comm="horovod",
         package="the Horovod wheel",
+        checks=("Horovod",),
         prefix=r"\[\d+\]<std(?:out|err)>: ?",  # "[0]<stderr>:step 10/60 ..."
         failure_report=r"Process \d+ exit with status|Terminating remaining workers"
         r"|Traceback \(most recent call last\)|Killed$",  # Horovod 0.28
@@ -69,8 +80,19 @@ LAUNCHERS: dict[str, Launcher] = {
         ),
         comm="horovod",
         package="openmpi-bin",
-        check="MPI",
+        checks=("MPI", "Horovod"),
         failure_report=r"Primary job +terminated|mpirun (detected|noticed)",  # Open MPI 4
+    ),
+    # The same variables are set by TorchDistributor, Ray Train and Kubernetes' PyTorchJob.
+    "torchrun": Launcher(
+        title="torchrun",
+        variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        comm="torch",
+        package="PyTorch, as pip install 'howdah[torch]' does",
+        # Not its other warnings: what follows them is the ranks'. torch 2.13
+        failure_report=r"[WE]\d{4} [\d:.]+ \d+ torch/distributed/elastic/.*"
+        r"(Sending process|failed \(exitcode|death signal|Unable to shutdown|did not exit)"
+        r"|Traceback \(most recent call last\)",
     ),
 }  # fmt: skip
 """In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
@@ -101,7 +123,35 @@ def require(name: str, *, where: str | None = None) -> Launcher:
     return LAUNCHERS[name]
 
 
+def require_carrier(launcher: Launcher, framework: str, choice: CommChoice) -> None:
+    """Refuse ranks whose sums nothing would carry.
+
+    Args:
+        framework: `training.framework`.
+        choice: `training.comm`.
+    Raises:
+        ConfigError: the launcher starts no ranks of the framework, or none that the carrier joins.
+    """
+    if framework not in CARRIES[launcher.comm]:
+        able = [name for name, row in LAUNCHERS.items() if framework in CARRIES[row.comm]]
+        raise ConfigError(
+            f"{launcher.title} starts ranks of torch.distributed, which {framework} cannot join",
+            where=f"training.framework: {framework}",
+            expected=f"training.framework: {' or '.join(CARRIES[launcher.comm])}",
+            remedy=f"start it with {' or '.join(able)} (howdah train --launcher {able[-1]})",
+        )
+    if launcher.comm == "torch" and choice == "horovod":
+        raise ConfigError(
+            f"Horovod cannot join ranks that {launcher.title} has started",
+            where="training.comm: horovod",
+            expected="training.comm: auto or torch",
+            remedy="leave training.comm out, or start the ranks with mpirun or horovodrun",
+        )
+
+
 def started_by(environ: Mapping[str, str]) -> Launcher | None:
     """The launcher whose variables a process's environment has; None: no launcher started it."""
-    found = (row for row in LAUNCHERS.values() if row.variables.rank in environ)
-    return next(found, None)
+    for row in LAUNCHERS.values():
+        if {row.variables.rank, row.variables.size} <= environ.keys():
+            return row
+    return None

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from howdah.config.data import DataSection
+from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.types import (
@@ -75,6 +76,11 @@ class EarlyStopping(Section):
 class TrainingSection(Section):
     framework: Literal["tensorflow", "torch"] = "tensorflow"
     """Framework to train with."""
+    comm: CommChoice = "auto"
+    """What carries sums between ranks: horovod, or torch for torch.distributed (framework torch
+    only, and not for jobs on YARN). auto: torch.distributed where torchrun or its like has started
+    the ranks (RANK, WORLD_SIZE, MASTER_ADDR), or where torch has no Horovod beside it; else
+    Horovod. A run may go on under another one."""
     global_batch_size: int = Field(default=32, ge=1)
     """Rows of one optimizer step over all ranks; it does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
@@ -127,9 +133,9 @@ class TrainingSection(Section):
     logging_steps: int = Field(default=10, ge=1)
     """Steps between progress lines."""
     gpu_collective_seconds: float | None = Field(default=3600.0, ge=1, allow_inf_nan=False)
-    """On GPUs: a rank fails if a collective takes longer, since NCCL waits for ever for a lost
-    peer. Allow for what ranks may have to wait for (an export, a dataset's check, storage that does
-    not answer: run.storage_retry_seconds). null: no limit."""
+    """On GPUs, and with torch.distributed on CPUs too: a rank fails if a collective takes longer,
+    since NCCL waits for ever for a lost peer. Allow for what ranks may have to wait for (an export,
+    a dataset's check, storage that does not answer: run.storage_retry_seconds). null: no limit."""
     threads_per_rank: int | None = Field(default=None, ge=1)
     """Compute threads of a rank; null: cores / ranks on the node."""
     shard_cache_bytes: Bytes = 20 * 2**30
@@ -170,7 +176,7 @@ class CheckpointSection(Section):
     given, the limit that is reached first applies."""
     grace_seconds: float = Field(default=30.0, gt=0)
     """Seconds for rank 0 to save when the job is stopped or has lost another rank, with `howdah
-    train` and on YARN. Bare mpirun and horovodrun have their own limits."""
+    train` and on YARN. Bare launchers have their own limits."""
 
     @property
     def failure_seconds(self) -> float | None:
@@ -269,6 +275,11 @@ class Config(Section):
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
         training = self.training
+        if training.comm == "torch" and training.framework != "torch":
+            raise ValueError(
+                "training.comm torch (torch.distributed) works with training.framework torch only;"
+                f" {training.framework} needs horovod or auto"
+            )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(
                 "training.gradient_checkpointing works with training.framework torch only"

@@ -72,6 +72,8 @@ def launcher(kind: str, np_: int) -> list[str]:
     if kind == "mpirun":
         return ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
                 "-np", str(np_)]  # fmt: skip
+    if kind == "torchrun":
+        return ["torchrun", "--nproc-per-node", str(np_), "--no-python"]
     return ["horovodrun", "--gloo", "-np", str(np_), "-H", f"localhost:{np_}"]
 
 

@@ -28,8 +28,8 @@ def trained(tmp_path_factory, tiny_dataset, tiny_model_dir):
     done: dict[tuple, Finished] = {}
 
     def get(framework: str, np_: int = 1, kind: str | None = None, **settings) -> Finished:
-        dropout = settings.pop("dropout", True)
-        key = (framework, np_, kind, dropout, *sorted(settings.items()))
+        dropout, env = settings.pop("dropout", True), settings.pop("env", {})
+        key = (framework, np_, kind, dropout, *sorted(settings.items()), *sorted(env.items()))
         if key not in done:
             done[key] = train(
                 str(tmp_path_factory.mktemp("run")),
@@ -39,6 +39,7 @@ def trained(tmp_path_factory, tiny_dataset, tiny_model_dir):
                 np_=np_,
                 kind=kind or KIND[framework],
                 settings=settings | ({} if dropout else NO_DROPOUT),
+                env=env,
             )
         return done[key]
 
@@ -114,6 +115,41 @@ def test_three_ranks_resume_bit_by_bit_with_fixed_groups(trained, framework):
     whole = trained(framework, 3, **groups)
     resumed = trained(framework, 3, **groups, **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
     assert_same_bits(whole, resumed)
+
+
+# -------------------------------------------------------------------------- the other carrier
+def test_a_run_goes_on_over_torch_distributed_bit_by_bit(trained):
+    """Its sums have Horovod's bits, and the run's identity does not name the carrier."""
+    whole = trained("torch", 2)
+    resumed = trained("torch", 2, "torchrun", **{"checkpoint.resume": whole.checkpoint(MIDDLE)})
+    assert whole.run_json()["attempts"][-1]["comm"] == "horovod (mpi)"
+    assert resumed.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
+    assert "2 rank(s) by torch.distributed (gloo)" in resumed.output
+    assert resumed.losses() == whole.losses()[MIDDLE:]
+    assert_same_bits(whole, resumed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("embeddings", ["dense", "sparse"])
+def test_every_carrier_learns_the_same_bit_by_bit(trained, tmp_path, embeddings):
+    rows = {"training.sparse_embeddings": embeddings}
+    one, *others = [trained("torch", 2, kind, **rows) for kind in ("mpirun", "torchrun")]
+    store = {"HOWDAH_STORE": str(tmp_path / "ranks")}
+    others.append(trained("torch", 2, "mpirun", env=store, **rows, **{"training.comm": "torch"}))
+    for other in others:
+        assert other.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
+        assert other.losses() == one.losses()
+        assert_same_bits(one, other)
+    back = {"checkpoint.resume": others[0].checkpoint(MIDDLE)}
+    assert_same_bits(one, trained("torch", 2, "mpirun", **rows, **back))
+
+
+@pytest.mark.full
+def test_three_ranks_of_torch_distributed_learn_what_one_does(trained):
+    one = trained("torch", dropout=False)
+    three = trained("torch", 3, "torchrun", dropout=False)
+    np.testing.assert_allclose(three.losses(), one.losses(), atol=1e-5, rtol=0)
+    assert_close(one, three, atol=2e-5)
 
 
 # ------------------------------------------------------------------------ the other framework

@@ -1,6 +1,7 @@
-"""Chooses the Comm of a world by its launcher (howdah/config/launchers.py).
+"""Chooses the Comm of a world by its launcher (howdah/config/launchers.py) and `training.comm`.
 
-Horovod's (horovod_torch.py, horovod_tf.py) or, in a world of one, SoloComm.
+Horovod's (horovod_torch.py, horovod_tf.py), torch.distributed's (distributed_torch.py) or, in a
+world of one, SoloComm.
 """
 
 from __future__ import annotations
@@ -8,17 +9,23 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from howdah.config.launchers import CommKind, either, started_by
+from howdah.config import launchers
+from howdah.config.launchers import CommChoice, CommKind, Launcher, either, started_by
 from howdah.errors import ClusterError, UsageError
 from training.comm.base import Comm, SoloComm, Waits
 from training.comm.connections import Connections
 from training.process.env import rank_env
 
-__all__ = ["COMMS", "implementation", "init"]
+__all__ = ["COMMS", "carrier", "horovod_installed", "implementation", "init"]
 
 
 def init(
-    framework: str, waits: Waits | None = None, connections: Connections | None = None
+    framework: str,
+    waits: Waits | None = None,
+    connections: Connections | None = None,
+    *,
+    choice: CommChoice = "auto",
+    limit: float | None = None,
 ) -> Comm:
     """Join the world that a launcher has started, or form a world of one.
 
@@ -27,23 +34,50 @@ def init(
         waits: counts the time in collectives.
         connections: collects those to the other ranks; another thread may shut them, also while
             the world forms.
+        choice: `training.comm`.
+        limit: seconds after which a collective of torch.distributed fails; None: no limit.
     Raises:
-        ClusterError: the launcher's library is missing or lacks the framework, or it found another
+        ClusterError: the carrier's library is missing or lacks the framework, or it found another
             world than the launcher's.
+        ConfigError: nothing carries collectives of this framework under this launcher.
         RankLost: a rank was lost while the world formed.
     """
     here, launcher = rank_env(), started_by(os.environ)
     if launcher is None or here.size == 1:
         return SoloComm(waits)
-    comm = implementation(launcher.comm, framework)(waits, connections)
+    comm = COMMS[carrier(launcher, framework, choice)](framework)(waits, connections, limit)
     if (comm.rank, comm.size) != (here.rank, here.size):
         raise ClusterError(
-            f"{launcher.comm.capitalize()} found another world than the launcher's",
+            f"{comm.backend} found another world than the launcher's",
             expected=f"rank {here.rank} of {here.size} ({launcher.title})",
             got=f"rank {comm.rank} of {comm.size}",
             remedy=f"start it with one launcher: `howdah train`, {either()}",
         )
     return comm
+
+
+def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> CommKind:
+    """What carries the collectives of the ranks that a launcher starts.
+
+    Args:
+        framework: "tensorflow" or "torch".
+        choice: `training.comm`.
+    Raises:
+        ConfigError: nothing does.
+    """
+    launchers.require_carrier(launcher, framework, choice)
+    if choice != "auto":
+        return choice
+    if launcher.comm == "horovod" and framework == "torch" and not horovod_installed(framework):
+        return "torch"
+    return launcher.comm
+
+
+def horovod_installed(framework: str) -> bool:
+    """Whether Horovod is there for the framework, without importing either."""
+    from howdah.doctor.packages import horovod_libraries
+
+    return framework in (horovod_libraries() or {})
 
 
 def implementation(kind: CommKind, framework: str) -> type[Comm]:
@@ -75,5 +109,18 @@ def _horovod(framework: str) -> type[Comm]:
     raise UsageError("unknown framework", expected="tensorflow or torch", got=repr(framework))
 
 
-COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod}
-"""For each kind: the function that imports and returns the Comm class for a framework."""
+def _torch(framework: str) -> type[Comm]:
+    try:
+        from training.comm.distributed_torch import TorchComm
+    except ImportError as error:
+        raise ClusterError(
+            f"torch.distributed cannot be loaded, and {rank_env().size} ranks need it",
+            got=str(error),
+            remedy="install this build of PyTorch anew: pip install 'howdah[torch]'",
+        ) from error
+    return TorchComm
+
+
+COMMS: dict[CommKind, Callable[[str], type[Comm]]] = {"horovod": _horovod, "torch": _torch}
+"""For each kind: the function that imports and returns the Comm class for a framework, which takes
+(waits, connections, limit)."""

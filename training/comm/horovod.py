@@ -21,6 +21,8 @@ class HorovodComm(Comm):
 
     A subclass sets `hvd` and implements the collectives with it.
 
+    Args:
+        limit: not used: Horovod has no limit of its own for a collective.
     Raises:
         RankLost: a rank was lost while the world formed.
     """
@@ -28,7 +30,12 @@ class HorovodComm(Comm):
     hvd: ModuleType
     """Horovod's module for the framework."""
 
-    def __init__(self, waits: Waits | None = None, connections: Connections | None = None) -> None:
+    def __init__(
+        self,
+        waits: Waits | None = None,
+        connections: Connections | None = None,
+        limit: float | None = None,
+    ) -> None:
         super().__init__(waits)
         self._connections = connections or Connections()
         # Gradients are joined already (split_evenly). Horovod would fuse them by which are ready:

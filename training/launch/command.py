@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import training
 from howdah.config.launchers import LAUNCHERS, require
 from howdah.errors import ClusterError, UsageError
+from training.process.env import STORE
 
 __all__ = ["command", "environment", "shown"]
 
@@ -40,7 +41,8 @@ def command(
         cores: of this machine.
         is_root: Open MPI needs an option to run as root.
         grace_seconds: what the launcher leaves the other ranks when one has ended: rank 0 saves.
-            mpirun waits so long before its SIGTERM and again before its SIGKILL.
+            mpirun waits so long before its SIGTERM and again before its SIGKILL; the others send
+            SIGTERM at once.
         search_path: where to look for the launchers; None: PATH.
         rank: what each rank runs; None: a training.
     Raises:
@@ -92,7 +94,23 @@ def _mpirun(job: _Job) -> list[str]:
     return [*arguments, "--mca", "odls_base_sigkill_timeout", job.grace]
 
 
-_ARGUMENTS: dict[str, Callable[[_Job], list[str]]] = {"horovodrun": _horovodrun, "mpirun": _mpirun}
+def _torchrun(job: _Job) -> list[str]:
+    if job.hosts is not None:
+        raise UsageError(
+            "torchrun starts ranks on its own machine only",
+            where="hosts",
+            expected="none with --launcher torchrun",
+            got=job.hosts,
+            remedy="on each machine start `torchrun --nnodes N --node-rank I --master-addr HOST"
+            " --nproc-per-node K -m training --config ...`, or take mpirun or horovodrun",
+        )
+    program = [sys.executable, "-m", "training.launch.torchrun", job.grace]
+    return [*program, "--nnodes", "1", "--nproc-per-node", str(job.np), "--no-python"]
+
+
+_ARGUMENTS: dict[str, Callable[[_Job], list[str]]] = {
+    "horovodrun": _horovodrun, "mpirun": _mpirun, "torchrun": _torchrun,
+}  # fmt: skip
 """For each of LAUNCHERS: its arguments, before those of a rank."""
 
 
@@ -105,8 +123,9 @@ def environment(
     Args:
         base: the environment to start from.
         terminal: path of the terminal on which rank 0 may draw its bar; None: there is none.
-        scratch: directory for mpirun's own files, which it leaves behind when it is killed;
-            None: its own choice (on other machines the directory is not there).
+        scratch: directory for the launcher's own files, which mpirun and torchrun leave behind when
+            they are killed, and for the file through which ranks of torch.distributed meet; None:
+            the launcher's own choice (on other machines the directory is not there).
     """
     env = dict(base)
     env["HOWDAH_STARTED"] = repr(time.time())  # rounded, it could lie in the future
@@ -125,6 +144,7 @@ def environment(
         env["PATH"] = os.pathsep.join([here, env.get("PATH", os.defpath)])
     if scratch is not None:
         env["OMPI_MCA_orte_tmpdir_base"] = scratch
+        env[STORE] = os.path.join(scratch, "ranks")
     return env
 
 
@@ -139,7 +159,8 @@ def _find(program: str, search_path: str | None) -> str:
             where=f"PATH={search_path or os.environ.get('PATH', '')}",
             expected=program,
             remedy=f"`make setup` installs {LAUNCHERS[program].package}; `howdah doctor` shows what"
-            " is missing; one rank (--np 1) needs no launcher",
+            " is missing; PyTorch brings a launcher of its own (--launcher torchrun), and one rank"
+            " (--np 1) needs none",
         )
     return found
 

@@ -96,6 +96,9 @@ def train(
             got=str(config.training.global_batch_size),
             remedy="raise it, or start fewer ranks",
         )
+    if np > 1 or hosts is not None:
+        training = config.training
+        launchers.require_carrier(launchers.require(launcher), training.framework, training.comm)
     directory = config.run.directory
     require_secrets(config, *NEEDED)
     directories.take(directory, config.run.mode, key="run.directory", below=directories.BELOW)

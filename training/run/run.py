@@ -158,6 +158,8 @@ class Run:
         them, and every rank publishes and exports under them."""
         shared = comm.broadcast_json({"run_id": self.run_id, "attempt": self.attempt})
         self.run_id, self.attempt = shared["run_id"], shared["attempt"]
+        if self.owned is not None:
+            self.owned.file.note(comm=comm.backend)
         if self.linked:
             self._files.publish_output(self.rank, self.attempt)
             return
