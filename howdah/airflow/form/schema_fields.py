@@ -26,8 +26,10 @@ SECTIONS = {
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 
-NOT_SHOWN = frozenset({"run.directory"})
-"""Keys that the user cannot choose: a DAG run has one run directory for all retries."""
+_OF_STUDIES = (name for name, _ in configs.keys() if name.startswith("tune."))  # noqa: SIM118
+NOT_SHOWN = frozenset({"run.directory", *_OF_STUDIES})
+"""Keys that the user cannot choose: a DAG run has one run directory for all retries, and trains
+once."""
 
 MASTER = "data.spark.master"
 """Key of Spark's master; empty: Spark runs where training does."""
