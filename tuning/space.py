@@ -107,7 +107,7 @@ def _study(config: Config) -> Iterator[HowdahError]:
         if not storage.is_local(config.run.directory):
             yield HowdahError(
                 "a journal lies on a disk that all workers share", where="tune.storage",
-                expected="a file where run.directory is remote, or a database (tune.storage_url_file)",
+                expected="for a remote run.directory a file, or a database (storage_url_file)",
                 got="null",
             )  # fmt: skip
     elif tune.storage is not None and not storage.is_local(tune.storage.removeprefix(SQLITE)):

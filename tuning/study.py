@@ -39,6 +39,7 @@ __all__ = [
 _DEFINITION = "howdah"
 """Name of the attribute with what a study was begun with."""
 _FORMAT = 1
+_POSTGRESQL = "postgresql+psycopg2"
 _BUSY_SECONDS = 60
 """How long SQLite waits for another process's write."""
 
@@ -229,12 +230,14 @@ def _secret_url(path: str) -> str:
         url = sqlalchemy.engine.make_url(text)
     except (sqlalchemy.exc.ArgumentError, ValueError):
         url = None
-    if url is None or url.get_backend_name() not in ("postgresql", "mysql"):
+    if url is None or url.get_backend_name() != "postgresql":
         raise ConfigError(
             "the file holds no URL of a database", where=path,
             expected="one line: postgresql://user:password@host:5432/database",
         )  # fmt: skip
-    return text
+    if "+" not in url.drivername:
+        url = url.set(drivername=_POSTGRESQL)
+    return url.render_as_string(hide_password=False)
 
 
 # ------------------------------------------------------------------------------------- definition

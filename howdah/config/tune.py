@@ -78,8 +78,8 @@ class TuneSection(Section):
 
     space: dict[str, Dimension] = {}
     """{key of the configuration: {low, high, log, step} or {choices}}, e.g.
-    {training.learning_rate: {low: 1e-5, high: 1e-4, log: true}}. Keys of `model` and `training`, and
-    data.dataset with choices that exist."""
+    {training.learning_rate: {low: 1e-5, high: 1e-4, log: true}}. Keys of `model` and `training`,
+    and data.dataset with choices that exist."""
     metric: str | None = None
     """Metric of the validation split to optimise, in the direction that is better for it; null:
     evaluation.metric."""
@@ -130,7 +130,7 @@ class TuneSection(Section):
             raise ValueError("give tune.storage or tune.storage_url_file, not both")
         if self.storage is not None and not self.storage.startswith(SQLITE):
             scheme = self.storage.partition("://")[0]
-            if scheme.partition("+")[0] in ("postgresql", "postgres", "mysql", "sqlite"):
+            if scheme.partition("+")[0] in ("postgresql", "postgres", "sqlite"):
                 raise ValueError(
                     f"a {scheme} URL may hold a password: put it into a file of mode 0600, and name"
                     " that in tune.storage_url_file"
