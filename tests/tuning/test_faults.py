@@ -1,4 +1,4 @@
-"""Studies whose workers and trainings are killed, stopped, pruned; several processes, each storage."""
+"""Studies whose workers and trainings are killed, stopped and pruned; processes that share one."""
 
 from __future__ import annotations
 

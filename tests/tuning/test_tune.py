@@ -1,4 +1,4 @@
-"""`howdah tune` as a process: one small study to its end, and refusals; faults in test_faults.py."""
+"""`howdah tune` as a process: one small study to its end, and refusals (faults: test_faults.py)."""
 
 from __future__ import annotations
 
