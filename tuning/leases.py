@@ -3,10 +3,10 @@
 `<study>/leases/<trial>.<attempt>.json` is created exclusively: of several workers one gets an
 attempt at a trial. Its worker counts the file's beat up; one whose beat stands still for the
 lease's length, as seen by the READER's own clock, has expired, and another worker may create the
-next attempt's. So clocks of machines need not agree, and a worker that was only suspended finds the
-next attempt's file when it wakes up, and ends its training. (Optuna's journal has no heartbeat, and
-that of its databases beats inside `Study.optimize` alone.) What protects the run directory itself is
-the fence of the training: the later attempt wins.
+next attempt's. So clocks of machines need not agree, and a worker that was only suspended finds
+the next attempt's file when it wakes up, and ends its training. (Optuna's journal has no heartbeat,
+and that of its databases beats inside `Study.optimize` alone.) What protects the run directory
+itself is the fence of the training: the later attempt wins.
 """
 
 from __future__ import annotations

@@ -156,7 +156,8 @@ def join(config: Config) -> optuna.Study:
 
 
 def _name(config: Config) -> str:
-    return config.run.name
+    """Optuna's name of the study: several studies may have one database, and one run.name."""
+    return f"{config.run.name} {config.run.directory.rstrip('/')}"
 
 
 def _file(config: Config) -> str | None:
@@ -246,7 +247,6 @@ def _definition(config: Config, datasets: dict[str, str]) -> dict[str, Any]:
     tune = config.tune
     return {
         "format": _FORMAT,
-        "directory": config.run.directory,
         "space": {key: one.model_dump(mode="json") for key, one in tune.space.items()},
         "metric": objective_of(config).metric,
         "configuration": config_hash(config),
@@ -259,8 +259,7 @@ def _refuse_another(config: Config, study: optuna.Study) -> None:
     there = study.user_attrs[_DEFINITION]
     now = _definition(config, {})
     words = {
-        "format": "the format of Howdah's studies", "directory": "run.directory",
-        "space": "tune.space", "metric": "tune.metric",
+        "format": "the format of Howdah's studies", "space": "tune.space", "metric": "tune.metric",
         "configuration": "a key that changes what is learnt (data, model, training or evaluation)",
     }  # fmt: skip
     problems = [
@@ -270,7 +269,7 @@ def _refuse_another(config: Config, study: optuna.Study) -> None:
     ]
     if problems:
         raise ConfigError(
-            f"the study {study.study_name} was begun with another configuration",
+            f"the study {config.run.name} was begun with another configuration",
             where=_shown(config), problems=problems,
             remedy="give the study's own configuration (config.yaml in its directory), or another"
             " run.name and run.directory for a new study",

@@ -95,7 +95,13 @@ class Study:
 
 
 def summarise(
-    study: optuna.Study, *, directory: str, metric: str, most: int, space: Mapping[str, Any]
+    study: optuna.Study,
+    *,
+    name: str,
+    directory: str,
+    metric: str,
+    most: int,
+    space: Mapping[str, Any],
 ) -> Study:
     """A study's trials as they are now.
 
@@ -117,6 +123,6 @@ def summarise(
         if trial.number < most
     )
     return Study(
-        name=study.study_name, directory=directory, metric=metric, trials=trials,
+        name=name, directory=directory, metric=metric, trials=trials,
         log_scaled=frozenset(key for key, one in space.items() if one.log),
     )  # fmt: skip

@@ -123,7 +123,8 @@ def _run_of(config: Config) -> Callable[[int], str]:
 
 def _summary(config: Config, study: optuna.Study) -> Study:
     return summarise(
-        study, directory=config.run.directory, metric=space.objective_of(config).metric,
+        study, name=config.run.name, directory=config.run.directory,
+        metric=space.objective_of(config).metric,
         most=config.tune.trials, space=config.tune.space,
     )  # fmt: skip
 
