@@ -136,21 +136,21 @@ class Leases:
         except TypeError as error:
             raise DataError("this is no lease of a trial", where=path, got=str(error)) from None
 
-    def free(self, numbers: Iterable[int]) -> list[int]:
-        """Those of these trials that no living worker works on, in their order."""
-        newest, now, found = self.attempts(), time.monotonic(), []
+    def free(self, numbers: Iterable[int]) -> dict[int, int]:
+        """{trial: its newest attempt, or 0} of those that no living worker works on, in order."""
+        newest, now, found = self.attempts(), time.monotonic(), {}
         for number in numbers:
             if number in self._held:
                 continue
             attempt = newest.get(number)
             if attempt is None:
-                found.append(number)
+                found[number] = 0
                 continue
             lease = self.read(number, attempt)
             start = process_start(lease.pid) if lease.machine == self._machine else None
             unchanged = self._watch.unchanged((number, attempt), lease.beat, now)
             if expired(lease, unchanged, here=self._machine, start=start):
-                found.append(number)
+                found[number] = attempt
         return found
 
     def losses(self, number: int) -> int:
@@ -161,9 +161,10 @@ class Leases:
         return sum(state != "released" for state in states)
 
     # ------------------------------------------------------------------------------ holding
-    def take(self, number: int) -> int | None:
-        """Begin the next attempt at a trial that is free; None: another worker was faster."""
-        attempt = self.attempts().get(number, 0) + 1
+    def take(self, number: int, newest: int) -> int | None:
+        """Begin the attempt after `newest`, which `free` has found to be over; None: another worker
+        was faster."""
+        attempt = newest + 1
         try:
             storage.create_exclusive(self._path(number, attempt), _json(self._own))
         except AlreadyExists:

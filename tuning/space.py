@@ -180,7 +180,7 @@ def _values(
 ) -> list[HowdahError]:
     """Problems of the configurations that trials may get: of each value alone, then of corners."""
     ends = {key: _ends(key, dimension) for key, dimension in config.tune.space.items()}
-    plain = _plain(config)
+    plain = config.model_dump(mode="json")
     alone = [{key: value} for key, values in ends.items() for value in values]
     count = 1
     for values in ends.values():
@@ -288,18 +288,23 @@ def trial_config(
     number: int,
     directory: str,
     datasets: Mapping[str, str],
+    threads: int | None = None,
 ) -> Config:
     """The configuration of a trial.
 
     Args:
         directory: its run directory.
         datasets: {dataset as it is given: its version}.
+        threads: compute threads of a rank where the study's configuration names none: trials that
+            run at once share the machine's cores.
     Raises:
         ConfigError: this combination is refused, where each value alone is not.
     """
-    plain = _with(_plain(config), params)
+    plain = _with(config.model_dump(mode="json"), params)
     plain["run"] |= {"directory": directory, "name": f"{config.run.name}-{number}"}
     plain["data"]["dataset"] = datasets[plain["data"]["dataset"]]
+    plain["training"]["threads_per_rank"] = plain["training"]["threads_per_rank"] or threads
+    del plain["tune"]
     try:
         return loader.from_dict(plain, where=f"trial {number}")
     except ConfigError as error:
@@ -308,12 +313,6 @@ def trial_config(
             f"the configuration refuses what trial {number} is to try", where=tried,
             problems=error.problems, remedy="leave combinations like this out of tune.space",
         ) from None  # fmt: skip
-
-
-def _plain(config: Config) -> dict[str, Any]:
-    plain = config.model_dump(mode="json")
-    del plain["tune"]
-    return plain
 
 
 def _with(plain: dict[str, Any], params: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.core import machine
 from howdah.errors import HowdahError, Interrupted, Terminated
 from tuning import space
 from tuning import study as studies
@@ -136,15 +137,14 @@ class Worker:
             return
         free = self._leases.free(unfinished)
         # What was begun comes first: it is nearest to its end.
-        free.sort(key=lambda number: (unfinished[number].state.name == "WAITING", number))
-        for number in free:
-            if room > 0 and not self._stopping and self._begin(unfinished[number]):
+        for number in sorted(free, key=lambda n: (unfinished[n].state.name == "WAITING", n)):
+            if room > 0 and not self._stopping and self._begin(unfinished[number], free[number]):
                 room -= 1
 
-    def _begin(self, frozen: Any) -> bool:
-        """Begin or go on with a trial; False: it is not to be run here."""
+    def _begin(self, frozen: Any, newest: int) -> bool:
+        """Begin or go on with a trial, whose newest attempt is over; False: it is not run here."""
         number = frozen.number
-        attempt = self._leases.take(number)
+        attempt = self._leases.take(number, newest)
         if attempt is None:
             return False
         # Between the look and the lease another worker may have finished it.
@@ -164,8 +164,9 @@ class Worker:
         self._say(f"trial {number}: {shown}{again}")
         try:
             config = space.trial_config(
-                self._config, params, number=number, directory=directory, datasets=self._datasets
-            )
+                self._config, params, number=number, directory=directory, datasets=self._datasets,
+                threads=max(1, machine.cores() // (self._config.tune.parallel * self._np)),
+            )  # fmt: skip
             self._running[number] = RunningTrial(
                 number, trial, config,
                 metric=self._metric, np=self._np, launcher=self._launcher,

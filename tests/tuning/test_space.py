@@ -6,6 +6,8 @@ import pytest
 
 from howdah.config import loader
 from howdah.errors import ConfigError, DataError, HowdahError
+from howdah.policy import rules as policies
+from howdah.policy.check import Judge
 from tests.fixtures.dataset import build_dataset
 from tests.runs.studies import SPACE, configuration
 from tuning import space
@@ -153,6 +155,21 @@ def test_what_policies_refuse_of_a_trial_is_refused_before_it_starts(study):
             yield HowdahError("no cosine here")
 
     assert "no cosine here" in problems_of(study(), refused=refused)
+
+
+def test_a_study_of_an_administrators_defaults_is_judged_by_its_values_alone(study):
+    base = study()
+    rules = {
+        "roots": [],
+        "keys": ["training.learning_rate"],
+        "defaults": base.model_dump(mode="json"),
+    }
+    judge = Judge(policies.from_dict(rules), env={})
+    assert "training.lr_scheduler_type is refused" in problems_of(base, refused=judge.config)
+    other = study({"space": {"training.learning_rate": SPACE["training.learning_rate"]}})
+    rules["defaults"] = other.model_dump(mode="json")
+    judge = Judge(policies.from_dict(rules), env={})
+    assert space.check(other, np=1, refused=judge.config)
 
 
 # --------------------------------------------------------------------------- datasets
