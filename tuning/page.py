@@ -65,6 +65,7 @@ def _history(study: Study, trials: list[Trial]) -> str:
             axes.step([one.number for one in finished], so_far, where="post", color=_BEST,
                       linewidth=1.2, label="best so far")  # fmt: skip
             axes.legend(frameon=False)
+        axes.xaxis.get_major_locator().set_params(integer=True)
         _label(axes, "Trials", "trial", study.metric)
 
     return plots.svg("study-history", 4.6, 2.9, draw)
@@ -93,7 +94,7 @@ def _parameter(study: Study, trials: list[Trial], key: str) -> str:
         if _all_numbers(values):
             at = values
             if key in study.log_scaled:
-                axes.set_xscale("log")
+                _logarithmic(axes)
         else:
             names = sorted({str(value) for value in values})
             at = [names.index(str(value)) for value in values]
@@ -147,6 +148,16 @@ def _parallel(study: Study, trials: list[Trial]) -> str:
 def _dots(axes: Any, study: Study, trials: list[Trial], x: list[Any]) -> None:
     for at, one in zip(x, trials, strict=True):
         axes.plot([at], [one.last], "o", markersize=5, color=_colour(study, one))
+
+
+def _logarithmic(axes: Any) -> None:
+    """A logarithmic x axis with plain numbers: matplotlib's own labels are formulas, not text."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5), numticks=7))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
 
 
 def _label(axes: Any, title: str, x: str, y: str) -> None:
