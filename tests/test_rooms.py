@@ -15,7 +15,7 @@ import pytest
 
 from tests import ROOT
 
-ROOMS = ("howdah", "etl", "training", "jobs", "yarn", "minicluster", "dags")
+ROOMS = ("howdah", "etl", "training", "jobs", "yarn", "minicluster", "tuning", "dags")
 MAY_IMPORT = {
     "howdah": {"howdah"},
     "etl": {"howdah", "etl"},
@@ -23,12 +23,14 @@ MAY_IMPORT = {
     "jobs": {"howdah", "jobs"},
     "yarn": {"howdah", "jobs", "yarn"},
     "minicluster": {"howdah", "minicluster"},
+    "tuning": {"howdah", "training", "tuning"},
     "dags": {"howdah"},
 }
 COMPOSITION_ROOT = "howdah/cli/"  # howdah/airflow/ is one too, and starts commands instead
 MOST_FILES = 15  # in a folder
 MOST_ROOMS = 25  # below a folder, as one picture shows them
-HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow", "mlflow"}
+HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow", "mlflow",
+         "optuna", "ray"}  # fmt: skip
 
 
 def sources(room: str) -> list[Path]:

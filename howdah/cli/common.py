@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as _json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,6 +13,8 @@ from howdah import redact
 from howdah.core.terminal import shown
 
 if TYPE_CHECKING:
+    from howdah.config.model import Config
+    from howdah.errors import HowdahError
     from howdah.policy.check import Judge
 
 ConfigPath = Annotated[
@@ -79,6 +81,12 @@ def allowed(*asked: tuple[str, str, str | None]) -> None:
             if value is not None
             for problem in judge.value(option, kind, value)
         )
+
+
+def refused(config: Config) -> Iterator[HowdahError]:
+    """Problems that the policies have with a configuration that a command has made."""
+    for judge in _JUDGES:
+        yield from judge.config(config)
 
 
 def load(path: str | None, overrides: list[str] | None):

@@ -12,7 +12,7 @@ from howdah.errors import UsageError
 app = typer.Typer()
 
 
-def _evaluator(config):
+def evaluator(config):
     """The function by which the gate evaluates the published model on another dataset."""
 
     def evaluate(model: str, dataset: str, split: str) -> dict:
@@ -31,7 +31,7 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     from howdah.models.gate import judge
 
     checked = load(config, set)
-    verdict = judge(checked, _evaluator(checked))
+    verdict = judge(checked, evaluator(checked))
     verdict.require("gate")
     for check in verdict.checks:
         say(f"{check.metric}: {check.got:.6g} ({check.wanted}, {check.against})")
@@ -64,7 +64,7 @@ def publish(
     elif rollback:
         made = publishing.roll_back(checked, note=note, progress=say)
     else:
-        made = publishing.publish(checked, _evaluator(checked), note=note, progress=say)
+        made = publishing.publish(checked, evaluator(checked), note=note, progress=say)
     state = "published" if made["changed"] else "unchanged"
     lines = [f"{state}: {made['path']}"]
     if made["current"] != made["version"]:

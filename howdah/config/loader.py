@@ -24,6 +24,7 @@ __all__ = [
     "from_dict",
     "keys",
     "load",
+    "nearest",
     "read",
     "require_secrets",
     "starter_yaml",
@@ -208,7 +209,7 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
-        return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=_nearest(path))
+        return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=nearest(path))
     got = item.get("input")
     hidden = any(redact.is_secret_name(str(part)) for part in path)
     return HowdahError(
@@ -224,13 +225,17 @@ def _problem(item: dict) -> HowdahError:
 
 
 def _is_key(part: object) -> bool:
-    return isinstance(part, str) and part.replace("_", "").isalnum() and part not in _TYPE_TAGS
+    if not isinstance(part, str) or part in _TYPE_TAGS:
+        return False
+    return all(
+        word.replace("_", "").isalnum() for word in part.split(".")
+    )  # tune.space's have dots
 
 
 _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
 
 
-def _nearest(path: Sequence[Any]) -> str:
+def nearest(path: Sequence[Any]) -> str:
     """A remedy: the nearest key of the section, else of any section, else all of the section."""
     known = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
@@ -285,7 +290,7 @@ def explain(key: str) -> list[dict]:
         if name == key or name.startswith(key + ".") or name.rpartition(".")[2] == key
     ]
     if not found:
-        raise UsageError(f"there is no configuration key {key!r}", remedy=_nearest(key.split(".")))
+        raise UsageError(f"there is no configuration key {key!r}", remedy=nearest(key.split(".")))
     return [
         {
             "key": name,

@@ -16,6 +16,7 @@ from howdah.config.data import DataSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.splits import TEST, VALIDATION, HeldOut
+from howdah.config.tune import TuneSection
 from howdah.config.types import (
     AnyPath,
     Bytes,
@@ -271,6 +272,8 @@ class Config(Section):
     """TensorBoard and MLflow."""
     yarn: YarnSection = YarnSection()
     """Jobs on YARN."""
+    tune: TuneSection = TuneSection()
+    """Hyperparameter studies."""
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:

@@ -20,11 +20,11 @@ from tests.support.word_rows import write_rows
 pytestmark = pytest.mark.airflow
 
 DAGS = ROOT / "dags"
-IDS = {"howdah_finetune", "howdah_finetune_on_data", "howdah_score"}
+IDS = {"howdah_finetune", "howdah_finetune_on_data", "howdah_score", "howdah_tune"}
 PARSE_SECONDS = 0.3  # of CPU, beyond Airflow's own import
 HEAVY = {
     "tensorflow", "torch", "transformers", "tokenizers", "pyspark", "horovod", "mlflow", "pandas",
-    "hdfs", "hdfs_native", "skein", "etl", "training", "yarn", "paramiko",
+    "hdfs", "hdfs_native", "skein", "etl", "training", "yarn", "paramiko", "optuna", "tuning",
 }  # fmt: skip
 
 
@@ -53,7 +53,7 @@ print(json.dumps({"seconds": seconds, "new": new}))
 """
 
 
-@pytest.mark.parametrize("name", ["finetune.py", "score.py"])
+@pytest.mark.parametrize("name", ["finetune.py", "score.py", "tune.py"])
 def test_a_file_parses_fast_and_loads_nothing_heavy(airflow_home, name):
     done = subprocess.run(
         [sys.executable, "-c", _PARSE, str(DAGS / name)],

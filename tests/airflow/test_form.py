@@ -438,3 +438,13 @@ def test_an_event_of_an_asset_says_what_is_special_about_its_run():
         context["triggering_asset_events"] = {Asset("a"): [Event({"howdah": extra})]}
         with pytest.raises(ConfigError, match="event cannot say this"):
             trigger_form.sent(context)
+
+
+def test_a_search_space_comes_from_the_installations_defaults_alone():
+    space = {"training.learning_rate": {"low": 1e-5, "high": 1e-4, "log": True}}
+    made = trigger_form.config({}, defaults={"tune": {"space": space, "trials": 3}})
+    assert made["tune"]["trials"] == 3
+    assert made["tune"]["space"]["training.learning_rate"]["low"] == 1e-5
+    assert not any(name.startswith("tune.") for name in FIELDS)
+    (problem,) = problems_of({"tune.trials": 1000})
+    assert "the installation's defaults'" in problem

@@ -121,7 +121,8 @@ def test_every_key_has_help_and_a_type():
 
 
 def test_explain_names_the_nearest():
-    assert [i["key"] for i in loader.explain("seed")] == ["data.split.seed", "training.seed"]
+    seeds = ["data.split.seed", "training.seed", "tune.seed"]
+    assert [i["key"] for i in loader.explain("seed")] == seeds
     with pytest.raises(UsageError) as caught:
         loader.explain("learning_rat")
     assert "training.learning_rate" in caught.value.remedy

@@ -23,7 +23,7 @@ NAMES_NOTHING = {
     "data.labels", "data.spark.driver_memory",
     "data.spark.executor_memory", "training.class_weights", "gate.minimum", "publish.name",
     "tracking.mlflow.experiment", "yarn.node_label", "yarn.tags", "yarn.network_interface",
-    "yarn.ports",
+    "yarn.ports", "tune.space", "tune.metric",
 }  # fmt: skip
 """Keys that take a string which names nothing outside the run: no file, user, queue, host."""
 

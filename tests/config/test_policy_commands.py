@@ -36,7 +36,7 @@ def test_commands_are_in_one_of_two_lists():
     from howdah import cli
 
     named: set[str] = set()
-    for part in (cli.work.app, cli.models.app, cli.jobs.app):
+    for part in (cli.work.app, cli.models.app, cli.jobs.app, cli.tune.app):
         named |= {each.name or each.callback.__name__ for each in part.registered_commands}
     assert named - cli._UNDER_POLICY == {"package"}
     assert cli._UNDER_POLICY - named == {"config"}

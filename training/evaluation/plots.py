@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["confusion_matrix", "curve", "reliability_diagram"]
+__all__ = ["COLOURS", "confusion_matrix", "curve", "reliability_diagram", "svg"]
 
 # Okabe and Ito's palette: distinguishable with any colour vision.
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MAX_ANNOTATED = 20  # classes; in a larger matrix numbers would overlap
 
 Series = tuple[str, Sequence[float], Sequence[float | None]]
 """(name, x values, y values); None is not drawn."""
 
 
-def _svg(name: str, width: float, height: float, draw: Callable[[Any, Any], None]) -> str:
+def svg(name: str, width: float, height: float, draw: Callable[[Any, Any], None]) -> str:
     """Draw on a figure of width x height inches and return its <svg> element.
 
     Args:
@@ -59,7 +59,7 @@ def curve(
                 [a for a, _ in kept],
                 [b for _, b in kept],
                 label=name,
-                color=_COLOURS[number % len(_COLOURS)],
+                color=COLOURS[number % len(COLOURS)],
                 linewidth=1.6,
                 marker="o" if marked else None,
                 markersize=4,
@@ -70,7 +70,7 @@ def curve(
         if len(series) > 1:
             axes.legend(frameon=False)
 
-    return _svg(f"curve-{title}", 4.6, 2.9, draw)
+    return svg(f"curve-{title}", 4.6, 2.9, draw)
 
 
 def confusion_matrix(name: str, matrix_CC: Sequence[Sequence[int]], labels: Sequence[str]) -> str:
@@ -106,7 +106,7 @@ def confusion_matrix(name: str, matrix_CC: Sequence[Sequence[int]], labels: Sequ
                             color="white" if share_CC[row, column] > 0.5 else "#1c2530",
                         )
 
-    return _svg(f"confusion-{name}", size + 0.8, size, draw)
+    return svg(f"confusion-{name}", size + 0.8, size, draw)
 
 
 def reliability_diagram(name: str, bins: Sequence[dict], ece: float) -> str:
@@ -118,12 +118,12 @@ def reliability_diagram(name: str, bins: Sequence[dict], ece: float) -> str:
         left = [b["lower"] for b in filled]
         axes.plot([0, 1], [0, 1], color="#5b6776", linewidth=1, linestyle="--", label="ideal")
         axes.bar(
-            left, [b["accuracy"] for b in filled], width, align="edge", color=_COLOURS[0],
+            left, [b["accuracy"] for b in filled], width, align="edge", color=COLOURS[0],
             alpha=0.75, edgecolor="white", label="accuracy",
         )  # fmt: skip
         axes.plot(
             [b["confidence"] for b in filled], [b["accuracy"] for b in filled], "o",
-            color=_COLOURS[1], markersize=4, label="mean confidence",
+            color=COLOURS[1], markersize=4, label="mean confidence",
         )  # fmt: skip
         rows = np.array([b["rows"] for b in filled], float)
         axes.bar(
@@ -137,4 +137,4 @@ def reliability_diagram(name: str, bins: Sequence[dict], ece: float) -> str:
         axes.set_xlabel("confidence of the predicted class")
         axes.legend(frameon=False, loc="upper left")
 
-    return _svg(f"reliability-{name}", 4.6, 3.9, draw)
+    return svg(f"reliability-{name}", 4.6, 3.9, draw)

@@ -16,7 +16,7 @@ from training.evaluation import plots
 from training.run.metrics_log import read_metrics
 from training.run.run_json import FILE_NAME as RUN_FILE
 
-__all__ = ["render", "write"]
+__all__ = ["number", "render", "template", "write"]
 
 REPORT = "report.html"
 
@@ -60,14 +60,9 @@ def render(run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: s
         lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
         config: config.yaml's text.
     """
-    import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("training.evaluation", "."), autoescape=True, trim_blocks=True
-    )
-    environment.filters["number"] = _number
-    return environment.get_template("report.html.j2").render(
+    return template("training.evaluation", "report.html.j2").render(
         run=run,
         status=_status(run),
         tiles=_tiles(run),
@@ -79,13 +74,25 @@ def render(run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: s
     )
 
 
+def template(package: str, name: str) -> Any:
+    """A page's template from a package; it may include page.css, and has the filter `number`."""
+    import jinja2
+
+    packages = dict.fromkeys((package, "training.evaluation"))
+    loader = jinja2.ChoiceLoader([jinja2.PackageLoader(each, ".") for each in packages])
+    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    environment.filters["number"] = number
+    return environment.get_template(name)
+
+
 def _status(run: Mapping[str, Any]) -> str:
     """run.json's status; "finished" for a running run with metrics, which writes this page last."""
     status = str(run.get("status") or "unknown")
     return "finished" if status == "running" and run.get("metrics") else status
 
 
-def _number(value: Any) -> str:
+def number(value: Any) -> str:
+    """A figure with four decimals, or a dash."""
     return "–" if value is None else f"{value:.4f}"
 
 
@@ -95,7 +102,7 @@ def _tiles(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     for split, metrics in (run.get("metrics") or {}).items():
         for name in _TILES:
             if metrics.get(name) is not None:
-                tiles.append((f"{split} {name}", _number(metrics[name])))
+                tiles.append((f"{split} {name}", number(metrics[name])))
     for key, name, shape in (
         ("steps", "steps", "{:,}"),
         ("train_seconds", "seconds of training", "{:,.0f}"),

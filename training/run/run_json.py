@@ -24,8 +24,8 @@ from howdah.config.loader import Config, dump_yaml
 from howdah.errors import DataError, NotFound, StorageError
 
 __all__ = [
-    "CONFIG", "FILE_NAME", "NEEDED", "RunFile", "config_hash", "freeze_config", "git_state",
-    "readable_config", "versions",
+    "CONFIG", "FILE_NAME", "NEEDED", "UNHASHED_TRAINING", "RunFile", "config_hash",
+    "freeze_config", "git_state", "readable_config", "versions",
 ]  # fmt: skip
 
 FILE_NAME = "run.json"
@@ -37,8 +37,9 @@ _PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 
 _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
-_UNHASHED = {"run", "checkpoint", "tracking", "publish", "gate", "yarn"}
-_UNHASHED_TRAINING = {"comm", "shard_cache_bytes", "shard_cache_directory"}
+_UNHASHED = {"run", "checkpoint", "tracking", "publish", "gate", "yarn", "tune"}
+UNHASHED_TRAINING = {"comm", "shard_cache_bytes", "shard_cache_directory"}
+"""Keys of `training` that do not change what is learnt."""
 
 
 class RunFile:
@@ -179,7 +180,7 @@ def config_hash(config: Config) -> str:
     sections = redact.config(config).model_dump(mode="json")
     del sections["data"]["mode"]
     sections["training"] = {
-        key: value for key, value in sections["training"].items() if key not in _UNHASHED_TRAINING
+        key: value for key, value in sections["training"].items() if key not in UNHASHED_TRAINING
     }
     text = json.dumps({k: v for k, v in sections.items() if k not in _UNHASHED}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

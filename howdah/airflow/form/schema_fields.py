@@ -16,7 +16,7 @@ from howdah.config.form_keys import OPEN
 from howdah.config.types import parse_bytes
 
 __all__ = [
-    "MASTER", "NOT_SHOWN", "SECTIONS", "FormField", "all_fields", "bytes_text",
+    "MASTER", "NOT_SHOWN", "OF_STUDIES", "SECTIONS", "FormField", "all_fields", "bytes_text",
 ]  # fmt: skip
 
 SECTIONS = {
@@ -26,8 +26,11 @@ SECTIONS = {
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 
-NOT_SHOWN = frozenset({"run.directory"})
-"""Keys that the user cannot choose: a DAG run has one run directory for all retries."""
+OF_STUDIES = tuple(name for name, _ in configs.keys() if name.startswith("tune."))  # noqa: SIM118
+"""Keys that only the installation's defaults give: a search space is no field of a form."""
+
+NOT_SHOWN = frozenset({"run.directory", *OF_STUDIES})
+"""Keys that the user cannot choose; a DAG run has one run directory for all retries."""
 
 MASTER = "data.spark.master"
 """Key of Spark's master; empty: Spark runs where training does."""

@@ -19,6 +19,7 @@ from howdah.airflow import DEFAULT_CONNECTION
 from howdah.airflow.form.schema_fields import (
     MASTER,
     NOT_SHOWN,
+    OF_STUDIES,
     SECTIONS,
     FormField,
     all_fields,
@@ -241,7 +242,8 @@ def config(
     problems: list[HowdahError] = []
     refused: list[HowdahError] = []
     changed: set[str] = set()
-    values = {name: _of(defaults or {}, name) for name in known if _has(defaults or {}, name)}
+    installed = defaults or {}
+    values = {n: _of(installed, n) for n in (*known, *OF_STUDIES) if _has(installed, n)}
     for name, value in given.items():
         if name in own:
             if judge is not None and value != own_default(name, defaults or {}):
@@ -299,7 +301,8 @@ def _as_it_was(field: FormField, value: Any, judge: Judge) -> bool:
 
 def _unknown(name: str, known: Mapping[str, FormField]) -> HowdahError:
     if name in NOT_SHOWN:
-        return HowdahError(f"{name} is the DAG run's own: it is not sent", where=name)
+        whose = "the DAG run's own" if name not in OF_STUDIES else "the installation's defaults'"
+        return HowdahError(f"{name} is {whose}: it is not sent", where=name)
     if name in SECTIONS:
         example = next(key for key in known if key.startswith(name + "."))
         return HowdahError(

@@ -1,0 +1,58 @@
+"""A study of hyperparameters, from data to the best trial's model: wiring only."""
+
+from __future__ import annotations
+
+import os
+
+from airflow.sdk import DAG, TaskGroup
+
+from howdah.airflow.assets import MODEL
+from howdah.airflow.dataset import DatasetOperator
+from howdah.airflow.form import trigger_form
+from howdah.airflow.operators import CheckOperator, EtlOperator, PreflightOperator
+from howdah.airflow.retries import RETRIES, TRAINING_RETRIES
+from howdah.airflow.tune import TuneOperator
+from howdah.policy import rules as policy
+
+DOC = """
+**check** what was sent, **preflight**, **etl**, **tune**: trains the trials of the section `tune`
+on the machine where commands run, names the best one in best.json and study.html, and with
+`tune.publish` publishes it through the gate.
+
+The section `tune` is not in the form: it comes from the installation's defaults
+(HOWDAH_AIRFLOW_DEFAULTS). A retried or cleared task goes on with its study.
+"""
+
+with DAG(
+    "howdah_tune",
+    description="Find hyperparameters by a study of many trainings.",
+    doc_md=DOC,
+    schedule=None,
+    catchup=False,
+    tags=["howdah"],
+    default_args=RETRIES,
+) as dag:
+    here = {"conn_id": "{{ params.conn_id }}"}
+    check = CheckOperator(task_id="check", backend="local", multiple_outputs=True, **here)
+    ranks = {"np": "{{ params.np }}", "launcher": "{{ params.launcher }}"}
+    run = {**here, "config": check.output["config"]}
+    preflight = PreflightOperator(task_id="preflight", backend="local", **ranks, **run)
+    with TaskGroup("etl") as etl:
+        build = EtlOperator(task_id="build", **run)
+        # Without a source `build` is skipped, and the dataset is taken as it is.
+        DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
+    tune = TuneOperator(
+        task_id="tune",
+        pool=os.environ.get("HOWDAH_AIRFLOW_POOL", "default_pool"),
+        retries=TRAINING_RETRIES,
+        outlets=[MODEL],
+        **ranks,
+        **run,
+    )
+    check >> preflight >> etl >> tune
+# Set last: Airflow copies all of a DAG's params into each task that is made after them.
+dag.params = trigger_form.params(
+    own=("conn_id", "np", "launcher"),
+    defaults=trigger_form.installed_defaults(),
+    policy=policy.in_force()[0],
+)

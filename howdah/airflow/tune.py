@@ -1,0 +1,58 @@
+"""A study of hyperparameters on the machine where the command runs: `howdah tune` to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from howdah.airflow import require
+
+require()
+
+from airflow.sdk import Context  # noqa: E402
+
+from howdah.airflow.local_training import grace_seconds  # noqa: E402
+from howdah.airflow.operators import HowdahOperator  # noqa: E402
+from howdah.config.launchers import DEFAULT  # noqa: E402
+
+__all__ = ["TuneOperator"]
+
+_LEASES_SECONDS = 30.0
+"""What a stopped study needs after its trainings: their outcome, and its leases."""
+
+
+class TuneOperator(HowdahOperator):
+    """Runs the study of the configuration's section `tune`, or goes on with it after a retry.
+
+    With `tune.publish` the best model is published, and each of the task's outlets (Assets) gets an
+    event with its version and metrics.
+
+    Args:
+        np, launcher: ranks of each trial, and the launcher that starts them.
+    Returns:
+        {"run_directory", "trials", "best", "page", "published"}.
+    """
+
+    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "np", "launcher")
+
+    def __init__(self, *, np: int | str = 1, launcher: str = DEFAULT, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.np, self.launcher = np, launcher
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        made = self.command(
+            context, "tune", "--np", str(int(self.np)), "--launcher", self.launcher,
+            grace_seconds=grace_seconds(self.config or {}) + _LEASES_SECONDS,
+        )  # fmt: skip
+        published = made["published"]
+        if published is not None:
+            keys = ("name", "version", "path", "run_id", "run_directory", "framework", "metrics")
+            published = {key: published.get(key) for key in keys}
+            for outlet in self.outlets:
+                context["outlet_events"][outlet].extra = published
+        keys = ("trials", "best", "page")
+        return {
+            "run_directory": made["directory"],
+            **{key: made[key] for key in keys},
+            "published": published,
+        }

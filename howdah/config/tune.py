@@ -1,0 +1,140 @@
+"""The run configuration's section `tune` (howdah/config/model.py has the others)."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from howdah.config.metric_table import METRICS, unknown_metric
+from howdah.config.types import AnyPath, Section
+
+__all__ = ["JOURNAL", "SQLITE", "Dimension", "Scalar", "TuneSection"]
+
+SQLITE = "sqlite:///"
+"""What tune.storage begins with where it is a database of SQLite."""
+JOURNAL = "study.journal"
+"""The default journal's file in the study's directory."""
+
+Scalar = bool | int | float | str | None
+
+
+class Dimension(Section):
+    """The values that trials may give one key: a range, or choices."""
+
+    low: int | float | None = None
+    """Smallest value of a range."""
+    high: int | float | None = None
+    """Largest value of a range."""
+    log: bool = False
+    """Draw from the range by the logarithm."""
+    step: int | float | None = None
+    """Only low, low + step, low + 2 step, ..."""
+    choices: list[Scalar] | None = None
+    """The values, instead of a range."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: Any) -> Any:
+        known = ", ".join(cls.model_fields)
+        if not isinstance(value, dict | Dimension):
+            raise ValueError(f"give {{low, high}} or {{choices}}; got {value!r}")
+        if isinstance(value, dict) and (unknown := set(value) - set(cls.model_fields)):
+            raise ValueError(
+                f"unknown: {', '.join(map(repr, sorted(unknown, key=str)))}; known: {known}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_or_the_other(self) -> Dimension:
+        if self.choices is not None:
+            if (self.low, self.high, self.step, self.log) != (None, None, None, False):
+                raise ValueError("give a range (low, high, log, step) or choices, not both")
+            if not self.choices:
+                raise ValueError("choices is empty")
+            if len({(type(one), one) for one in self.choices}) < len(self.choices):
+                raise ValueError("a choice is given twice")
+            return self
+        if self.low is None or self.high is None:
+            raise ValueError("a range needs low and high (or give choices)")
+        for name in ("low", "high", "step"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number; got {value}")
+        if self.low >= self.high:
+            raise ValueError(f"low ({self.low}) must be below high ({self.high})")
+        if self.log and self.low <= 0:
+            raise ValueError(f"with log, low must be above 0; got {self.low}")
+        if self.step is not None and self.step <= 0:
+            raise ValueError(f"step must be above 0; got {self.step}")
+        if self.log and self.step is not None:
+            raise ValueError("log and step exclude each other")
+        return self
+
+
+class TuneSection(Section):
+    """A study of hyperparameters (`howdah tune`)."""
+
+    space: dict[str, Dimension] = {}
+    """{key of the configuration: {low, high, log, step} or {choices}}, e.g.
+    {training.learning_rate: {low: 1e-5, high: 1e-4, log: true}}. Keys of `model` and `training`,
+    and data.dataset with choices that exist."""
+    metric: str | None = None
+    """Metric of the validation split to optimise, in the direction that is better for it; null:
+    evaluation.metric."""
+    trials: int = Field(default=20, ge=1)
+    """Trials of the study, over all machines. More can be asked for later."""
+    parallel: int = Field(default=1, ge=1)
+    """Trials at once on each machine."""
+    sampler: Literal["tpe", "random"] = "tpe"
+    """How values are chosen: from what earlier trials reached (TPE), or at random."""
+    startup_trials: int = Field(default=10, ge=1)
+    """Trials with random values before tpe begins, and full ones before the median pruner does."""
+    seed: int = Field(default=42, ge=0)
+    """Seed of the sampler; trials themselves have training.seed."""
+    pruner: Literal["asha", "hyperband", "median", "none"] = "asha"
+    """Stops trials that are behind others after as many evaluations: asha (successive halving),
+    hyperband, median, or none. What it counts are evaluations (evaluation.every_steps)."""
+    min_evaluations: int = Field(default=1, ge=1)
+    """No trial is pruned before it has this many evaluations."""
+    max_evaluations: int | None = Field(default=None, ge=1)
+    """Evaluations of a full trial, for hyperband; null: found from the first full trials."""
+    reduction_factor: int = Field(default=3, ge=2)
+    """asha and hyperband let about one trial in this many go on at each rung."""
+    storage: AnyPath | None = None
+    """What all workers share: a journal file (also on NFS), or sqlite:///FILE for workers of one
+    machine; null: study.journal in run.directory."""
+    storage_url_file: AnyPath | None = None
+    """File of mode 0600 with the URL of a database, instead of `storage`:
+    postgresql://user:password@host/database. So no password is in a configuration, log or ps."""
+    retries: int = Field(default=2, ge=0)
+    """How often a trial that was lost (killed, out of memory, its machine gone) is tried again. It
+    goes on from its newest checkpoint."""
+    lease_seconds: float = Field(default=60.0, gt=0, allow_inf_nan=False)
+    """A worker that has not been heard of for so long is taken for dead, and another one takes its
+    trials over."""
+    publish: bool = False
+    """Publish the best trial's export at the end, if it passes the gate."""
+
+    @field_validator("metric")
+    @classmethod
+    def _known_metric(cls, value: str | None) -> str | None:
+        if value is not None and value not in METRICS:
+            raise ValueError(unknown_metric(value))
+        return value
+
+    @model_validator(mode="after")
+    def _one_storage(self) -> TuneSection:
+        if self.storage is not None and self.storage_url_file is not None:
+            raise ValueError("give tune.storage or tune.storage_url_file, not both")
+        if self.storage is not None and not self.storage.startswith(SQLITE):
+            scheme = self.storage.partition("://")[0]
+            if scheme.partition("+")[0] in ("postgresql", "postgres", "sqlite"):
+                raise ValueError(
+                    f"a {scheme} URL may hold a password: put it into a file of mode 0600, and name"
+                    " that in tune.storage_url_file"
+                    if scheme != "sqlite"
+                    else "a database of SQLite is sqlite:///FILE"
+                )
+        return self

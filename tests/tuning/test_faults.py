@@ -1,0 +1,160 @@
+"""Studies whose workers and trainings are killed, stopped and pruned; processes that share one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from tests.runs.studies import Studies
+from tests.support.waiting import wait_until
+from tests.tuning.test_tune import studies  # noqa: F401 - a fixture
+from tools.local_airflow.postgres import Postgres
+from training.run.local_dir import RankRecord
+
+pytestmark = pytest.mark.full
+
+LONG = {"training.max_steps": 300, "training.logging_steps": 50, "evaluation.every_steps": 20}
+"""Long enough to be stopped on the way, short enough to be finished afterwards."""
+
+
+def attempts(study: Studies, number: int) -> list[dict]:
+    return study.run_json(number)["attempts"]
+
+
+def test_a_killed_workers_trial_goes_on_in_another_process(studies):  # noqa: F811
+    study = studies(tune={"trials": 1}, **LONG)
+    first = study.start()
+    study.wait_for_checkpoint(0)
+    params = study.status()["all"][0]["params"]
+    second = study.start("--join")
+    second.wait_for("study tiny")
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    assert second.end() == 0, second.said()
+    assert "attempt 2, from its newest checkpoint" in second.said()
+    assert attempts(study, 0)[1]["resumed_at_step"] >= 4
+    (trial,) = study.status()["all"]
+    assert (trial["state"], trial["params"]) == ("finished", params)
+    assert sorted(trial["evaluations"], key=int) == [str(n) for n in range(1, 16)]
+    study.wait_until_nothing_is_left()
+
+
+def test_a_killed_training_is_tried_again_and_then_given_up(studies):  # noqa: F811
+    study = studies(tune={"trials": 1, "retries": 1}, **LONG | {"training.max_steps": 100_000})
+    worker = study.start()
+    for attempt in (1, 2):
+        wait_until(lambda n=attempt: (study.trial(0) / "attempts" / f"{n}.json").exists(), 120)
+        records = wait_until(lambda: RankRecord.read_all(str(study.trial(0))), 120)
+        os.kill(records[0].pid, signal.SIGKILL)
+        worker.wait_for(f"trial 0: {'lost' if attempt == 1 else 'failed'}")
+    assert worker.end() == 6, worker.said()
+    assert "lost 2 times" in worker.said() and "no trial of the study has finished" in worker.said()
+    assert study.status()["trials"]["failed"] == 1
+    assert study.lease(0, 1)["state"] == study.lease(0, 2)["state"] == "lost"
+    assert (study.study / "study.html").exists() and not (study.study / "best.json").exists()
+    study.wait_until_nothing_is_left()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stop_saves_every_trial_and_the_same_command_goes_on(studies, number, code):  # noqa: F811
+    study = studies(tune={"trials": 2, "parallel": 2}, **LONG)
+    worker = study.start("--json")
+    for trial in (0, 1):
+        study.wait_for_checkpoint(trial)
+    worker.process.send_signal(number)
+    assert worker.end() == code, worker.said()
+    study.wait_until_nothing_is_left()
+    for trial in (0, 1):
+        assert study.run_json(trial)["status"] == "interrupted"
+        assert study.lease(trial, 1)["state"] == "released"
+    saved = [study.steps_saved(trial)[0] for trial in (0, 1)]
+    again = study.start()
+    assert again.end() == 0, again.said()
+    assert [attempts(study, trial)[1]["resumed_at_step"] for trial in (0, 1)] == saved
+    assert study.status()["trials"]["finished"] == 2
+
+
+def test_a_trial_that_is_behind_is_pruned_in_order_and_keeps_its_checkpoint(studies):  # noqa: F811
+    space = {"training.learning_rate": {"choices": [1e-7, 5e-3]}}
+    study = studies(
+        tune={"space": space, "trials": 4, "pruner": "asha", "sampler": "random", "seed": 4}, **LONG
+    )
+    worker = study.start("--json")
+    assert worker.end() == 0, worker.said()
+    trials = study.status()["all"]
+    rates = [trial["params"]["training.learning_rate"] for trial in trials]
+    behind = [
+        n for n, rate in enumerate(rates) if rate == 1e-7 and 5e-3 in rates[:n]
+    ]  # after a good one
+    assert behind, rates
+    for n in behind:
+        assert trials[n]["state"] == "pruned"
+        assert study.run_json(n)["status"] == "interrupted"
+        assert study.steps_saved(n) and study.steps_saved(n)[0] < 300
+        assert not (study.trial(n) / "export").exists()
+    best = json.loads((study.study / "best.json").read_text())["best"]
+    assert best["params"]["training.learning_rate"] == 5e-3
+    study.wait_until_nothing_is_left()
+
+
+def test_what_every_trial_would_fail_by_ends_the_study(studies, tmp_path, tiny_model_dir):  # noqa: F811
+    from tests.fixtures.dataset import build_dataset
+
+    whole = build_dataset(str(tmp_path / "v=0"), model_dir=tiny_model_dir)
+    shard = whole.shard_path(whole.manifest.splits["train"][0])
+    with open(shard, "r+b") as file:
+        file.seek(40)
+        file.write(b"damaged")
+    study = studies(tune={"trials": 3}, **{"data.dataset": whole.path})
+    worker = study.start("--json")
+    assert worker.end() == 3, worker.said()
+    assert os.path.basename(shard) in worker.said() and "Traceback" not in worker.said()
+    status = study.status()
+    assert (status["trials"]["running"], status["trials"]["waiting"]) == (1, 2)
+    assert study.lease(0, 1)["state"] == "released"
+
+
+@pytest.fixture
+def postgres(tmp_path):
+    server = Postgres(tmp_path / "pg", durable=False).start()
+    try:
+        server.create_database("tune")
+        path = tmp_path / "url"
+        path.touch(mode=0o600)
+        path.write_text(server.url("tune", driver="postgresql"))
+        yield str(path)
+    finally:
+        server.stop()
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite", "postgresql"])
+def test_two_processes_share_a_study(studies, kind, tmp_path, request):  # noqa: F811
+    where = {
+        "journal": lambda: {},
+        "sqlite": lambda: {"storage": f"sqlite:///{tmp_path}/study.db"},
+        "postgresql": lambda: {"storage_url_file": request.getfixturevalue("postgres")},
+    }[kind]()
+    study = studies(tune={"trials": 4, **where}, **{"training.max_steps": 8})
+    first = study.start()
+    first.wait_for("study tiny")
+    second = study.start("--join")
+    assert (first.end(), second.end()) == (0, 0), first.said() + second.said()
+    assert study.status()["trials"]["finished"] == 4
+    assert sorted(os.listdir(study.study / "leases")) == [f"{n}.1.json" for n in range(4)]
+    for number in range(4):
+        began = [f"trial {number}: training." in one.said() for one in (first, second)]
+        assert sorted(began) == [False, True]
+    third = study.start()  # nothing is left to do
+    assert third.end() == 0
+    assert "best: trial" in third.said()
+
+
+def test_a_second_process_that_would_begin_the_same_study_is_told_to_join(studies):  # noqa: F811
+    study = studies(tune={"trials": 1}, **LONG)
+    study.start().wait_for("study tiny")
+    second = study.start()
+    assert second.end() == 2
+    assert "--join" in second.said()

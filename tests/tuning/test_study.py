@@ -1,0 +1,146 @@
+"""The study in its storage: made once, joined, compared; values of trials; no training here."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from howdah.config import loader
+from howdah.errors import ClusterError, ConfigError, NotFound, PermissionDenied
+from tests.runs.studies import SPACE, configuration
+from tuning import space
+from tuning import study as studies
+
+DATASETS = {"given": "given/v=1"}
+
+
+@pytest.fixture
+def config(tmp_path, tiny_dataset, tiny_model_dir):
+    def made(**settings):
+        sections = configuration(
+            tmp_path, dataset=tiny_dataset.path, base=tiny_model_dir, **settings
+        )
+        return loader.from_dict(sections)
+
+    return made
+
+
+@pytest.fixture(params=["journal", "sqlite"])
+def stored(request, tmp_path):
+    """tune.storage of each kind that needs no server."""
+    if request.param == "sqlite":
+        return {"storage": f"sqlite:///{tmp_path}/db/study.db"}
+    return {}
+
+
+def numbers(study, most=100):
+    return [trial.number for trial in studies.open_trials(study, most)]
+
+
+def test_a_study_is_made_once_and_joined(config, stored):
+    with pytest.raises(ConfigError) as caught:
+        studies.join(config(tune=stored))
+    assert "no such study" in caught.value.what
+    made = studies.create(config(tune=stored), DATASETS)
+    assert numbers(made) == [0, 1]
+    joined = studies.join(config(tune=stored))
+    assert numbers(joined) == [0, 1]
+    assert studies.datasets_of(joined) == DATASETS
+    assert joined.direction.name == "MINIMIZE"
+    again = studies.create(config(tune=stored | {"trials": 5}), {"another": "another"})
+    assert numbers(again) == [0, 1, 2, 3, 4]
+    assert numbers(again, most=3) == [0, 1, 2]
+    assert studies.datasets_of(again) == DATASETS
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"tune": {"space": {"training.seed": {"low": 1, "high": 3}}}}, "tune.space"),
+        ({"tune": {"metric": "accuracy"}}, "tune.metric"),
+        ({"training.global_batch_size": 16}, "changes what is learnt"),
+    ],
+)
+def test_a_study_of_another_configuration_is_refused(config, changed, said):
+    studies.create(config(), DATASETS)
+    for enter in (studies.join, lambda config: studies.create(config, DATASETS)):
+        with pytest.raises(ConfigError) as caught:
+            enter(config(**changed))
+        assert said in str(caught.value)
+
+
+def test_values_are_drawn_once_and_do_not_depend_on_the_worker(config, stored):
+    asked = config(tune=stored | {"sampler": "random"})
+    distributions = space.distributions(asked.tune)
+
+    def values(study, number):
+        frozen = study.get_trials()[number]
+        trial = studies.begin(study, frozen, asked.tune)
+        return {key: space.suggest(trial, key, one) for key, one in distributions.items()}
+
+    one = studies.create(asked, DATASETS)
+    two = studies.join(asked)
+    first, second = values(one, 0), values(two, 1)
+    assert first != second and set(first) == set(SPACE)
+    assert values(two, 0) == first  # another worker goes on with the trial
+    again = studies.create(config(tune={"sampler": "random"}, **{"run.name": "again"}), DATASETS)
+    assert values(again, 0) == first  # the same seed, another study
+
+
+def test_a_finished_trial_is_not_begun_again(config, stored):
+    asked = config(tune=stored)
+    study = studies.create(asked, DATASETS)
+    frozen = study.get_trials()[0]
+    trial = studies.begin(study, frozen, asked.tune)
+    trial.report(0.5, 1)
+    assert studies.reported(trial) == {1}
+    studies.end_without_value(study, trial, "PRUNED")
+    studies.end_without_value(study, trial, "FAIL")  # too late: it changes nothing
+    assert studies.begin(studies.join(asked), frozen, asked.tune) is None
+    assert numbers(study) == [1]
+    assert study.get_trials()[0].state.name == "PRUNED"
+
+
+@pytest.mark.parametrize("pruner", ["asha", "hyperband", "median", "none"])
+@pytest.mark.parametrize("sampler", ["tpe", "random"])
+def test_each_pruner_and_sampler_is_made(config, pruner, sampler):
+    asked = config(tune={"pruner": pruner, "sampler": sampler})
+    study = studies.create(asked, DATASETS)
+    trial = studies.begin(study, study.get_trials()[0], asked.tune)
+    trial.report(1.0, 1)
+    assert trial.should_prune() is False
+
+
+# --------------------------------------------------------------------------- the private file
+def url_file(tmp_path, text, mode=0o600):
+    path = tmp_path / "url"
+    path.write_text(text)
+    os.chmod(path, mode)
+    return {"storage_url_file": str(path)}
+
+
+def test_a_file_that_others_may_read_is_refused(config, tmp_path):
+    tune = url_file(tmp_path, "postgresql://u:hunter2@127.0.0.1:9/x", mode=0o644)
+    with pytest.raises(PermissionDenied) as caught:
+        studies.create(config(tune=tune), DATASETS)
+    assert "chmod 600" in str(caught.value) and "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["hunter2", "", "http://u:hunter2@host/x", "sqlite:///x"])
+def test_a_file_without_a_databases_url_is_refused_without_showing_it(config, tmp_path, text):
+    with pytest.raises(ConfigError) as caught:
+        studies.create(config(tune=url_file(tmp_path, text)), DATASETS)
+    assert "no URL" in caught.value.what and "hunter2" not in str(caught.value)
+
+
+def test_no_such_file(config, tmp_path):
+    with pytest.raises(NotFound):
+        studies.create(config(tune={"storage_url_file": str(tmp_path / "none")}), DATASETS)
+
+
+def test_a_database_that_does_not_answer_is_an_error_without_its_password(config, tmp_path):
+    tune = url_file(tmp_path, "postgresql://u:hunter2@127.0.0.1:1/x")
+    with pytest.raises(ClusterError) as caught:
+        studies.create(config(tune=tune), DATASETS)
+    assert "storage failed" in caught.value.what and "hunter2" not in str(caught.value)

@@ -1,0 +1,1 @@
+"""Hyperparameter studies: trials are ordinary training runs, Optuna chooses and prunes them."""

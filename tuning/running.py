@@ -1,0 +1,233 @@
+"""One trial that runs on this machine: `howdah train` as a child process, and what came of it."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import training
+from howdah import storage
+from howdah.config.loader import Config
+from howdah.config.splits import VALIDATION
+from howdah.core.child import Child
+from howdah.errors import HowdahError, TrainingError
+from howdah.storage import directories
+from training.process import failure
+from training.run.local_dir import RunLock, local_directory
+from training.run.metrics_log import FILE_NAME as METRICS_FILE
+from training.run.metrics_log import read_metrics
+from training.run.run_json import FILE_NAME as RUN_FILE
+from training.run.run_json import readable_config
+from tuning import study as studies
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Outcome", "RunningTrial", "evaluations", "final_value"]
+
+_REMOTE_SECONDS = 10.0
+"""Between two looks at the metrics of a run directory that is not on this machine."""
+_LAUNCHER_SECONDS = 30.0
+"""What a launcher may need to end, besides its ranks' grace period."""
+_TAIL = 40
+_STOPPED = (130, 143)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a trial's training ended.
+
+    complete: it has finished; pruned, stopped: as it was asked to; failed: by an error of its own
+    (a loss that is not finite), which a retry would meet again; lost: it was killed; fatal: by an
+    error that ends the study.
+    """
+
+    kind: Literal["complete", "pruned", "stopped", "failed", "lost", "fatal"]
+    error: HowdahError | None = None
+
+
+class RunningTrial:
+    """A trial's process.
+
+    Args:
+        number: the trial's.
+        trial: Optuna's, running.
+        config: its configuration.
+        metric: the study's.
+        np: ranks.
+        launcher: one of launchers.LAUNCHERS.
+    Raises:
+        UsageError: another process uses the run directory and does not end.
+        StorageError: the run directory cannot be made.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        trial: optuna.Trial,
+        config: Config,
+        *,
+        metric: str,
+        np: int,
+        launcher: str,
+    ) -> None:
+        self.number, self.trial, self.config = number, trial, config
+        self._metric = metric
+        self.directory = config.run.directory
+        self.reported = studies.reported(trial)
+        """Numbers of the evaluations that Optuna has, some from earlier attempts."""
+        self.judged: int | None = None
+        """The newest evaluation that the pruner was asked about."""
+        self.asked: Literal["prune", "stop"] | None = None
+        self._deadline = float("inf")
+        self._looked: Any = None
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL)
+        self._error: HowdahError | None = None
+        directories.take(self.directory, config.run.mode, key="run.directory")
+        self._local = local_directory(self.directory, config.run.mode)
+        grace = config.checkpoint.grace_seconds + _LAUNCHER_SECONDS
+        # What a killed worker has left may be saving its last step still.
+        for name in (".launch.lock", ".lock"):
+            lock = RunLock(self._local, name, self.directory)
+            lock.take(patience=grace)
+            lock.release()
+        self._files = contextlib.ExitStack()
+        path = self._files.enter_context(readable_config(config, self.directory, shared=False))
+        argv = [sys.executable, "-m", "howdah.cli", "train", "--config", path, "--json",
+                "--np", str(np), "--launcher", launcher]  # fmt: skip
+        try:
+            # Where this process is killed, the kernel asks the training to end and save.
+            self._child = Child(argv, env=_environment(), on_line=self._take)
+        except BaseException:
+            self._files.close()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Its process is running."""
+        return self._child.alive
+
+    def _take(self, line: str) -> None:
+        self._tail.append(line)
+        if line.startswith("{"):
+            with contextlib.suppress(ValueError):
+                found = json.loads(line)
+                if isinstance(found, dict) and "exit_code" in found:
+                    self._error = HowdahError.from_dict(found)
+
+    # ------------------------------------------------------------------------------ following
+    def new_evaluations(self) -> list[tuple[int, float]]:
+        """(number from 1, value) of the evaluations that Optuna does not have yet."""
+        if not self._changed():
+            return []
+        found = evaluations(self.directory, self._metric)
+        new = [(number, value) for number, value in found.items() if number not in self.reported]
+        self.reported.update(number for number, _ in new)
+        return new
+
+    def _changed(self) -> bool:
+        """The metrics have grown since the last call; of a remote run, it may be that they have."""
+        if not storage.is_local(self.directory):
+            now = time.monotonic()
+            if self.alive and self._looked is not None and now < self._looked + _REMOTE_SECONDS:
+                return False
+            self._looked = now
+            return True
+        try:
+            info = os.stat(os.path.join(self._local, METRICS_FILE))
+        except FileNotFoundError:
+            return False
+        before, self._looked = self._looked, (info.st_size, info.st_mtime_ns)
+        return before != self._looked
+
+    # ------------------------------------------------------------------------------ ending
+    def ask(self, why: Literal["prune", "stop"], number: int = signal.SIGTERM) -> None:
+        """Ask its training to save and to end; asked again, it changes nothing."""
+        if self.asked is None:
+            self.asked = why
+            self._child.send(number)
+            grace = self.config.checkpoint.grace_seconds
+            self._deadline = time.monotonic() + grace + _LAUNCHER_SECONDS
+
+    def kill(self) -> None:
+        """End it at once; its ranks get SIGTERM from the kernel."""
+        self._child.end(signal.SIGKILL)
+
+    def ended(self) -> Outcome | None:
+        """What came of it; None while it runs."""
+        if self._child.alive:
+            if time.monotonic() > self._deadline:
+                self.kill()
+            else:
+                return None
+        self._child.end()  # what its launcher may have left
+        self._child.read_rest()
+        self._files.close()
+        return self._outcome(self._child.code or 0)
+
+    def _outcome(self, code: int) -> Outcome:
+        if code == 0:
+            return Outcome("complete")
+        if self.asked is not None and (code in _STOPPED or code < 0):
+            return Outcome("pruned" if self.asked == "prune" else "stopped")
+        if code < 0 or code in _STOPPED:  # killed, or asked to end by another process
+            return Outcome("lost", self._said(code))
+        failed = failure.first(self._local)
+        if code == TrainingError.exit_code:
+            lost = failed is None or failed.consequence
+            return Outcome("lost" if lost else "failed", self._said(code))
+        return Outcome("fatal", self._said(code))
+
+    def _said(self, code: int) -> HowdahError:
+        if self._error is not None and self._error.exit_code == code:
+            return self._error
+        if code < 0:
+            name = signal.Signals(-code).name
+            return TrainingError(
+                "its training was killed", where=self.directory, got=name,
+                remedy="look at the kernel's log (dmesg): out of memory?",
+            )  # fmt: skip
+        tail = "\n".join(self._tail)
+        return TrainingError(
+            "its training ended without an error that Howdah knows", where=self.directory,
+            got=f"exit code {code}\n{tail}",
+        )  # fmt: skip
+
+
+def _environment() -> dict[str, str]:
+    """This process's; the child must find the very packages that this process runs."""
+    home = os.path.dirname(os.path.dirname(os.path.abspath(training.__file__)))
+    parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
+    if home not in parts:
+        parts.insert(0, home)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
+
+
+def evaluations(directory: str, metric: str) -> dict[int, float]:
+    """{number: value} of a run's evaluations on validation, counted from 1 by their steps.
+
+    The last one, of the best weights, repeats the step of an earlier one and adds none. A value
+    that is not defined is left out, but counted.
+    """
+    found = [
+        line for line in read_metrics(directory)
+        if line.get("split") == VALIDATION and "metrics" in line
+    ]  # fmt: skip
+    found.sort(key=lambda line: line["step"])
+    values = {number: line["metrics"].get(metric) for number, line in enumerate(found, 1)}
+    return {number: value for number, value in values.items() if value is not None}
+
+
+def final_value(directory: str, metric: str) -> tuple[float | None, Mapping[str, Any]]:
+    """The metric of a finished run's best weights on validation (None: undefined), and run.json."""
+    run = storage.read_json(storage.join(directory, RUN_FILE))
+    metrics = (run.get("metrics") or {}).get(VALIDATION) or {}
+    return metrics.get(metric), run

@@ -1,0 +1,128 @@
+"""A study as plain values: what the status, best.json and the page show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from howdah.config.metric_table import METRICS
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["State", "Study", "Trial", "summarise"]
+
+State = Literal["waiting", "running", "finished", "pruned", "failed"]
+_STATES: dict[str, State] = {
+    "WAITING": "waiting", "RUNNING": "running", "COMPLETE": "finished", "PRUNED": "pruned",
+    "FAIL": "failed",
+}  # fmt: skip
+"""Optuna's names, and those of run.json's status where there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial."""
+
+    number: int
+    state: State
+    params: dict[str, Any] = field(default_factory=dict)
+    value: float | None = None
+    """The metric of its best weights, of a finished trial."""
+    evaluations: dict[int, float] = field(default_factory=dict)
+    """{number: value} of those during training."""
+    error: str | None = None
+    steps: int | None = None
+
+    @property
+    def last(self) -> float | None:
+        """The value, else that of the newest evaluation."""
+        if self.value is not None or not self.evaluations:
+            return self.value
+        return self.evaluations[max(self.evaluations)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    """A study and its trials."""
+
+    name: str
+    directory: str
+    metric: str
+    trials: tuple[Trial, ...]
+    log_scaled: frozenset[str] = frozenset()
+    """Keys whose range is drawn by the logarithm."""
+
+    @property
+    def best(self) -> Trial | None:
+        """The finished trial with the best value; of equal ones the first."""
+        finished = [one for one in self.trials if one.state == "finished" and one.value is not None]
+        return max(finished, key=lambda one: METRICS[self.metric].score(one.value), default=None)
+
+    @property
+    def keys(self) -> list[str]:
+        """The tuned keys, in the order of the trials that have them."""
+        return list(dict.fromkeys(key for trial in self.trials for key in trial.params))
+
+    def count(self, state: State) -> int:
+        """Trials in this state."""
+        return sum(trial.state == state for trial in self.trials)
+
+    def as_dict(self, run_directory: Any) -> dict[str, Any]:
+        """Plain JSON.
+
+        Args:
+            run_directory: (number) -> a trial's run directory.
+        """
+        best = self.best
+        return {
+            "study": self.name,
+            "directory": self.directory,
+            "metric": self.metric,
+            "better": METRICS[self.metric].better,
+            "trials": {state: self.count(state) for state in _STATES.values()},
+            "best": best and {
+                "trial": best.number, "value": best.value, "params": best.params,
+                "steps": best.steps, "run": run_directory(best.number),
+                "export": run_directory(best.number) + "/export",
+            },
+        }  # fmt: skip
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Each trial as plain JSON."""
+        return [asdict(trial) for trial in self.trials]
+
+
+def summarise(
+    study: optuna.Study,
+    *,
+    name: str,
+    directory: str,
+    metric: str,
+    most: int,
+    space: Mapping[str, Any],
+) -> Study:
+    """A study's trials as they are now.
+
+    Args:
+        most: `tune.trials`: what was added for a larger number is not shown.
+        space: `tune.space`.
+    """
+    trials = tuple(
+        Trial(
+            number=trial.number,
+            state=_STATES[trial.state.name],
+            params={key: trial.params[key] for key in space if key in trial.params},
+            value=trial.value if trial.state.name == "COMPLETE" else None,
+            evaluations=dict(trial.intermediate_values),
+            error=trial.user_attrs.get("error"),
+            steps=trial.user_attrs.get("steps"),
+        )
+        for trial in study.get_trials(deepcopy=False)
+        if trial.number < most
+    )
+    return Study(
+        name=name, directory=directory, metric=metric, trials=trials,
+        log_scaled=frozenset(key for key, one in space.items() if one.log),
+    )  # fmt: skip

@@ -1,0 +1,262 @@
+"""A worker of a study: keeps `tune.parallel` trials running on this machine until none is left.
+
+Each trial waits in Optuna's storage from the study's beginning. A worker takes its lease, has the
+sampler choose its values where no earlier attempt has, trains it, reports each evaluation, and asks
+a trial that is behind to stop in order. A trial whose worker died keeps its values, its run
+directory and its place in the study: the next worker takes the lease and goes on from the newest
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from howdah import storage
+from howdah.config.loader import Config
+from howdah.core import machine
+from howdah.errors import HowdahError, Interrupted, Terminated
+from tuning import space
+from tuning import study as studies
+from tuning.leases import Leases
+from tuning.running import Outcome, RunningTrial, final_value
+
+if TYPE_CHECKING:
+    import optuna
+
+__all__ = ["Worker", "trial_directory"]
+
+_POLL_SECONDS = 0.2
+_LOOK_SECONDS = 1.0
+"""Between two looks for trials that can be begun: it reads the storage."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def trial_directory(study_directory: str, number: int) -> str:
+    """The run directory of a trial."""
+    return storage.join(study_directory, "trials", str(number))
+
+
+class Worker:
+    """One process's part of a study.
+
+    Args:
+        config: the study's configuration.
+        study: Optuna's.
+        np: ranks of each trial.
+        launcher: one of launchers.LAUNCHERS.
+        say: takes lines of progress.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        study: optuna.Study,
+        *,
+        np: int,
+        launcher: str,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config, self._study, self._say = config, study, say
+        self._np, self._launcher = np, launcher
+        self._directory = config.run.directory
+        self._metric = space.objective_of(config).metric
+        self._distributions = space.distributions(config.tune)
+        self._datasets = studies.datasets_of(study)
+        self._leases = Leases(self._directory, config.tune.lease_seconds, say)
+        self._running: dict[int, RunningTrial] = {}
+        self._signals: list[int] = []
+        self._fatal: HowdahError | None = None
+        self._left = True
+        """There are trials that are not finished, here or elsewhere."""
+        self._look_at = 0.0
+
+    def run(self) -> None:
+        """Work until every trial of the study is finished, by this worker or by others.
+
+        Raises:
+            Interrupted, Terminated: asked to stop; its trials are saved.
+            HowdahError: a trial's training failed by what every other would fail by.
+        """
+        old = {number: signal.getsignal(number) for number in _SIGNALS}
+        for number in _SIGNALS:
+            if old[number] is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup stays nohup
+                signal.signal(number, lambda number, frame: self._signals.append(number))
+        try:
+            with self._leases, studies.failures_of_storage(self._config):
+                try:
+                    self._work()
+                finally:
+                    self._let_go()
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+        if self._fatal is not None:
+            raise self._fatal
+        if self._signals:
+            raise self._stopped()
+
+    @property
+    def _stopping(self) -> bool:
+        return bool(self._signals) or self._fatal is not None
+
+    def _work(self) -> None:
+        while True:
+            self._obey()
+            for trial in list(self._running.values()):
+                self._follow(trial)
+            if not self._stopping and time.monotonic() >= self._look_at:
+                self._begin_trials()
+                self._look_at = time.monotonic() + _LOOK_SECONDS
+            if not self._running and (self._stopping or not self._left):
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _obey(self) -> None:
+        """Ask the trials to save and end; at a second signal, end them."""
+        if not self._stopping:
+            return
+        number = signal.SIGINT if self._signals[:1] == [signal.SIGINT] else signal.SIGTERM
+        for trial in self._running.values():
+            trial.ask("stop", number)
+            if len(self._signals) > 1:
+                trial.kill()
+
+    # ------------------------------------------------------------------------------ beginning
+    def _begin_trials(self) -> None:
+        unfinished = {
+            trial.number: trial
+            for trial in studies.open_trials(self._study, self._config.tune.trials)
+        }
+        self._left = bool(unfinished)
+        room = self._config.tune.parallel - len(self._running)
+        if not unfinished or room <= 0:
+            return
+        free = self._leases.free(unfinished)
+        # What was begun comes first: it is nearest to its end.
+        for number in sorted(free, key=lambda n: (unfinished[n].state.name == "WAITING", n)):
+            if room > 0 and not self._stopping and self._begin(unfinished[number], free[number]):
+                room -= 1
+
+    def _begin(self, frozen: Any, newest: int) -> bool:
+        """Begin or go on with a trial, whose newest attempt is over; False: it is not run here."""
+        number = frozen.number
+        attempt = self._leases.take(number, newest)
+        if attempt is None:
+            return False
+        # Between the look and the lease another worker may have finished it.
+        trial = studies.begin(self._study, frozen, self._config.tune)
+        if trial is None:
+            self._leases.end(number, "released")
+            return False
+        losses = self._leases.losses(number)
+        if losses > self._config.tune.retries:
+            self._tell_failed(trial, f"it was lost {losses} times")
+            self._leases.end(number, "released")
+            return False
+        params = {key: space.suggest(trial, key, of) for key, of in self._distributions.items()}
+        directory = trial_directory(self._directory, number)
+        shown = ", ".join(f"{key} {_short(value)}" for key, value in params.items())
+        again = f" (attempt {attempt}, from its newest checkpoint)" if attempt > 1 else ""
+        self._say(f"trial {number}: {shown}{again}")
+        try:
+            config = space.trial_config(
+                self._config, params, number=number, directory=directory, datasets=self._datasets,
+                threads=max(1, machine.cores() // (self._config.tune.parallel * self._np)),
+            )  # fmt: skip
+            self._running[number] = RunningTrial(
+                number, trial, config,
+                metric=self._metric, np=self._np, launcher=self._launcher,
+            )  # fmt: skip
+        except HowdahError as error:
+            self._leases.end(number, "released")
+            self._fatal = self._fatal or error
+            return False
+        return True
+
+    # ------------------------------------------------------------------------------ following
+    def _follow(self, trial: RunningTrial) -> None:
+        if self._leases.superseded(trial.number) and trial.asked is None:
+            self._say(f"trial {trial.number}: another worker has taken it over; it ends here")
+            trial.ask("stop")
+        outcome = trial.ended()
+        if not self._leases.superseded(trial.number):
+            for number, value in trial.new_evaluations():
+                trial.trial.report(value, number)
+                self._say(f"trial {trial.number}: evaluation {number}: {self._metric} {value:.4f}")
+            if trial.reported and outcome is None and trial.asked is None and self._behind(trial):
+                self._say(f"trial {trial.number}: behind the others, pruned")
+                trial.ask("prune")
+        if outcome is not None:
+            del self._running[trial.number]
+            self._look_at = 0.0
+            if outcome.kind in ("failed", "lost", "fatal"):
+                self._leases.renew()  # was it because another worker has taken it over?
+            if self._leases.superseded(trial.number):
+                self._leases.end(trial.number, "released")
+            else:
+                self._finish(trial, outcome)
+
+    def _behind(self, trial: RunningTrial) -> bool:
+        newest = max(trial.reported)
+        if newest == trial.judged:
+            return False  # the pruner is asked once for each evaluation
+        trial.judged = newest
+        return trial.trial.should_prune()
+
+    def _finish(self, trial: RunningTrial, outcome: Outcome) -> None:
+        """Tell the study what came of a trial, then give its lease back."""
+        number, kind = trial.number, outcome.kind
+        said = "" if outcome.error is None else outcome.error.what
+        if kind == "complete":
+            value, run = final_value(trial.directory, self._metric)
+            if value is None:
+                why = f"{self._metric} of its best weights on validation is undefined"
+                self._tell_failed(trial.trial, why)
+            else:
+                trial.trial.set_user_attr("steps", run.get("steps"))
+                trial.trial.set_user_attr("run_id", run.get("run_id"))
+                self._study.tell(trial.trial, value, skip_if_finished=True)
+                self._say(f"trial {number}: finished, {self._metric} {value:.4f}")
+        elif kind == "pruned":
+            studies.end_without_value(self._study, trial.trial, "PRUNED")
+        elif kind == "failed":
+            self._tell_failed(trial.trial, said)
+        elif kind == "lost":
+            self._say(f"trial {number}: lost: {said}")
+        elif kind == "fatal":
+            self._fatal = self._fatal or outcome.error
+        self._leases.end(number, "lost" if kind == "lost" else "released")
+
+    def _tell_failed(self, trial: optuna.Trial, why: str) -> None:
+        trial.set_user_attr("error", why)
+        studies.end_without_value(self._study, trial, "FAIL")
+        self._say(f"trial {trial.number}: failed: {why}")
+
+    # ------------------------------------------------------------------------------ the end
+    def _let_go(self) -> None:
+        """Leave no process and no lease, whatever ended the loop."""
+        for trial in self._running.values():
+            trial.ask("stop")
+        for number, trial in list(self._running.items()):
+            while trial.ended() is None:
+                time.sleep(_POLL_SECONDS)
+            with contextlib.suppress(HowdahError):  # it expires
+                self._leases.end(number, "released")
+        self._running.clear()
+
+    def _stopped(self) -> HowdahError:
+        kind = Interrupted if self._signals[0] == signal.SIGINT else Terminated
+        return kind(
+            "the study was interrupted" if kind is Interrupted else "the study was asked to end",
+            where=self._directory,
+            got="its trials were asked to save their last step",
+            remedy="start it again in the same way: it goes on from there",
+        )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
