@@ -8,7 +8,7 @@ KEY` and the Airflow trigger form show it.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -205,6 +205,10 @@ class GateSection(Section):
     """How much better than the published model it must be; 0: as good; below 0: it may be that much
     worse."""
 
+    min_over_baseline: float | None = Field(default=None, allow_inf_nan=False)
+    """How much better than `howdah baseline` on the same dataset the run must be, in
+    evaluation.metric; 0: as good. null: the baseline is not compared with."""
+
     @field_validator("minimum")
     @classmethod
     def _known_metrics(cls, value: dict[str, float]) -> dict[str, float]:
@@ -218,7 +222,28 @@ class GateSection(Section):
     @property
     def asks(self) -> bool:
         """Whether the gate checks anything."""
-        return bool(self.minimum) or self.better_than_published
+        compares = self.better_than_published or self.min_over_baseline is not None
+        return bool(self.minimum) or compares
+
+
+class BaselineSection(Section):
+    """`howdah baseline`: TF-IDF over token ids, and logistic regression."""
+
+    ngrams: int = Field(default=2, ge=1, le=3)
+    """Longest n-grams of token ids that are counted; 2: single ids and pairs."""
+    min_rows: int = Field(default=2, ge=1)
+    """Leave out n-grams that fewer rows of the training split have."""
+    max_features: int = Field(default=200_000, ge=1)
+    """Most n-grams that are used: those that most rows have. With --spark, the number of hash
+    buckets."""
+    c: list[Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(
+        default=[1.0, 10.0], min_length=1
+    )
+    """Inverse strengths of the L2 regularisation to try; the one that is best in evaluation.metric
+    on validation is used (with --spark: by the log loss of Spark's CrossValidator)."""
+    max_bytes: Bytes | None = None
+    """The baseline is refused if its estimated memory is more, e.g. 8 GiB; null: half of this
+    machine's."""
 
 
 class PublishSection(Section):
@@ -257,6 +282,8 @@ class Config(Section):
     """Checkpoints."""
     evaluation: EvaluationSection = EvaluationSection()
     """Evaluation."""
+    baseline: BaselineSection = BaselineSection()
+    """The simple model that a run is compared with."""
     gate: GateSection = GateSection()
     """Metrics that a model must reach to be published."""
     publish: PublishSection = PublishSection()

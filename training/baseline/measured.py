@@ -1,0 +1,63 @@
+"""What a baseline's computation gives, whichever it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from howdah.config.loader import Config
+from howdah.core import machine
+from howdah.data.manifest import Dataset
+from howdah.errors import DataError
+
+__all__ = ["Measured", "gib", "memory_limit", "wanted_splits"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one of the two ways of computing a baseline has found."""
+
+    by: str
+    """scikit-learn or spark."""
+    features: int
+    c: float
+    """The regularisation that was chosen."""
+    tried: dict[str, float | None]
+    """{c: the score that it was chosen by}."""
+    chosen_by: str
+    converged: bool | None
+    """None: not known."""
+    metrics: dict[str, dict[str, Any]]
+    packages: tuple[str, ...]
+    application: str | None = None
+
+
+def wanted_splits(config: Config, dataset: Dataset) -> list[str]:
+    """The splits to evaluate: those of the model's last evaluation that have rows.
+
+    Raises:
+        DataError: none of them has rows.
+    """
+    splits = [split for split in config.evaluation.splits if dataset.manifest.rows(split)]
+    if not splits:
+        have = [name for name in dataset.manifest.splits if dataset.manifest.rows(name)]
+        raise DataError(
+            "there is nothing to evaluate the baseline on",
+            where=dataset.path,
+            expected=f"rows in one of evaluation.splits ({', '.join(config.evaluation.splits)})",
+            got=f"rows in {', '.join(have) or 'no split'}",
+            remedy="give one of them a share in data.split, or name another split",
+        )
+    return splits
+
+
+def memory_limit(config: Config) -> tuple[int, str]:
+    """(bytes, name): what a baseline's estimated memory may be at most."""
+    if config.baseline.max_bytes is not None:
+        return config.baseline.max_bytes, "baseline.max_bytes"
+    return machine.memory_bytes()[0] // 2, "half of this machine's memory"
+
+
+def gib(size: int) -> str:
+    """A size for messages."""
+    return f"{size / 2**30:.3g} GiB"
