@@ -8,7 +8,7 @@ KEY` and the Airflow trigger form show it.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -236,14 +236,11 @@ class BaselineSection(Section):
     max_features: int = Field(default=200_000, ge=1)
     """Most n-grams that are used: those that most rows have. With --spark, the number of hash
     buckets."""
-    c: list[Annotated[float, Field(gt=0.0, allow_inf_nan=False)]] = Field(
-        default=[1.0, 10.0], min_length=1
-    )
-    """Inverse strengths of the L2 regularisation to try; the one that is best in evaluation.metric
-    on validation is used (with --spark: by the log loss of Spark's CrossValidator)."""
-    max_bytes: Bytes | None = None
-    """The baseline is refused if its estimated memory is more, e.g. 8 GiB; null: half of this
-    machine's."""
+    c: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Inverse strength of the L2 regularisation; null: 1 or 10, whichever is better in
+    evaluation.metric on validation (with --spark: by the log loss of Spark's CrossValidator)."""
+    max_bytes: Bytes = 8 * 2**30
+    """The baseline is refused if its estimated memory is more, or more than this machine has."""
 
 
 class PublishSection(Section):

@@ -13,7 +13,7 @@ from howdah.config.splits import TRAIN, VALIDATION
 from howdah.data.manifest import Dataset
 from howdah.errors import ClusterError, ConfigError
 from training.baseline import linear, ngrams
-from training.baseline.measured import Measured, gib, memory_limit, wanted_splits
+from training.baseline.measured import Measured, gib, memory_limit, strengths, wanted_splits
 from training.data.class_weights import class_weights
 from training.data.shards import ShardSet, node_cache
 from training.evaluation import metrics
@@ -47,25 +47,24 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         progress(f"fitting with c = {c:g}")
         return linear.fit(matrix, labels_N, c=c, classes=len(manifest.labels), weights_C=weights_C)
 
-    name = config.evaluation.metric
+    name, values = config.evaluation.metric, strengths(config)
     tried: dict[str, float | None] = {}
-    if len(options.c) > 1 and manifest.rows(VALIDATION):
+    c, chosen_by = values[0], "baseline.c"
+    if len(values) > 1 and manifest.rows(VALIDATION):
         chosen_by = f"{name} on {VALIDATION}"
         best: tuple[float, float, linear.Linear] | None = None
-        for c in options.c:
-            model = fitted(c)
-            value = _evaluated(config, dataset, VALIDATION, words, model)[name]
-            tried[f"{c:g}"] = value
-            score = METRICS[name].score(value) if value is not None else -np.inf
+        for value in values:
+            model = fitted(value)
+            found = _evaluated(config, dataset, VALIDATION, words, model)[name]
+            tried[f"{value:g}"] = found
+            score = METRICS[name].score(found) if found is not None else -np.inf
             if best is None or score > best[0]:
-                best = (score, c, model)
+                best = (score, value, model)
         _, c, model = best
     else:
-        c = options.c[0]
-        chosen_by = "the only value of baseline.c"
-        if len(options.c) > 1:
-            chosen_by = f"the first value of baseline.c: {VALIDATION} has no rows to choose by"
-            progress(chosen_by)
+        if len(values) > 1:
+            chosen_by = f"default: {VALIDATION} has no rows to choose by"
+            progress(f"c = {c:g}, {chosen_by}")
         model = fitted(c)
     if not model.converged:
         progress("the regression has not converged: its metrics may be a little low")

@@ -10,7 +10,7 @@ from howdah.core import machine
 from howdah.data.manifest import Dataset
 from howdah.errors import DataError
 
-__all__ = ["Measured", "gib", "memory_limit", "wanted_splits"]
+__all__ = ["Measured", "gib", "memory_limit", "strengths", "wanted_splits"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,15 @@ def wanted_splits(config: Config, dataset: Dataset) -> list[str]:
     return splits
 
 
+def strengths(config: Config) -> tuple[float, ...]:
+    """The values of `baseline.c` to try."""
+    return (1.0, 10.0) if config.baseline.c is None else (config.baseline.c,)
+
+
 def memory_limit(config: Config) -> tuple[int, str]:
     """(bytes, name): what a baseline's estimated memory may be at most."""
-    if config.baseline.max_bytes is not None:
-        return config.baseline.max_bytes, "baseline.max_bytes"
-    return machine.memory_bytes()[0] // 2, "half of this machine's memory"
+    asked, there = config.baseline.max_bytes, machine.memory_bytes()[0]
+    return (asked, "baseline.max_bytes") if asked <= there else (there, "this machine's memory")
 
 
 def gib(size: int) -> str:

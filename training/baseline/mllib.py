@@ -28,7 +28,7 @@ from howdah.spark.interrupts import interrupts
 from howdah.spark.paths import spark_path
 from howdah.spark.session import Application, session
 from training.baseline.linear import all_classes
-from training.baseline.measured import Measured, gib, memory_limit, wanted_splits
+from training.baseline.measured import Measured, gib, memory_limit, strengths, wanted_splits
 from training.data.class_weights import class_weights
 from training.data.shards import ShardSet, layout_of, node_cache
 from training.evaluation import metrics
@@ -120,7 +120,7 @@ def _measured(
     from pyspark.ml.feature import IDF, HashingTF, Normalizer
     from pyspark.ml.tuning import CrossValidator, ParamGridBuilder
 
-    options, rows = config.baseline, dataset.manifest.rows(TRAIN)
+    options, values, rows = config.baseline, strengths(config), dataset.manifest.rows(TRAIN)
     hashed = HashingTF(inputCol="grams", outputCol="counts", numFeatures=options.max_features)
 
     def table(split: str) -> DataFrame:
@@ -142,8 +142,8 @@ def _measured(
             ]
         )
         # scikit-learn sums the rows' losses, MLlib takes their mean.
-        strengths = [1.0 / (c * rows) for c in options.c]
-        grid = ParamGridBuilder().addGrid(regression.regParam, strengths).build()
+        grid = ParamGridBuilder().addGrid(regression.regParam, [1.0 / (c * rows) for c in values])
+        grid = grid.build()
         tried: dict[str, float | None] = {}
         if len(grid) > 1:
             progress(f"choosing baseline.c among {len(grid)} by {_FOLDS} folds of {rows:,} rows")
@@ -155,7 +155,7 @@ def _measured(
                 seed=config.training.seed,
             )
             found = validator.fit(train)
-            tried = {f"{c:g}": loss for c, loss in zip(options.c, found.avgMetrics, strict=True)}
+            tried = {f"{c:g}": loss for c, loss in zip(values, found.avgMetrics, strict=True)}
             number, model = int(np.argmin(found.avgMetrics)), found.bestModel
         else:
             number, model = 0, pipeline.fit(train, grid[0])
@@ -164,11 +164,11 @@ def _measured(
     return Measured(
         by="spark",
         features=options.max_features,
-        c=options.c[number],
+        c=values[number],
         tried=tried,
         chosen_by=f"log loss of Spark's CrossValidator, {_FOLDS} folds of the training split"
         if tried
-        else "the only value of baseline.c",
+        else "baseline.c",
         converged=None,
         metrics={split: _evaluated(model, table(split), dataset, rows) for split in splits},
         packages=("pyspark", "numpy"),

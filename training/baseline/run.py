@@ -16,7 +16,7 @@ from collections.abc import Callable
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
-from howdah.data.manifest import load_dataset
+from howdah.data.manifest import Dataset, load_dataset
 from howdah.models import baseline as results
 from howdah.storage import directories
 from training.baseline import local, mllib
@@ -33,6 +33,8 @@ def measure_baseline(
 ) -> dict:
     """Measure the baseline, write baseline.json, and renew the report of a run that is there.
 
+    On the dataset version that the run has, where there is one.
+
     Args:
         spark: by Spark MLlib on `data.spark.master`, for datasets that no machine's memory holds.
         output: directory (any storage); None: the run directory.
@@ -44,7 +46,7 @@ def measure_baseline(
         ClusterError: scikit-learn or Spark is not installed, or Spark failed.
     """
     metrics.require(config.evaluation.metric)
-    dataset = load_dataset(config.data.dataset)
+    dataset = _dataset(config)
     directory = output or config.run.directory
     key = "--output" if output else "run.directory"
     directories.take(directory, config.run.mode, key=key)
@@ -75,6 +77,21 @@ def measure_baseline(
     storage.write_whole(path, (text + "\n").encode())
     _renew_report(directory, progress)
     return {**value, "path": path}
+
+
+def _dataset(config: Config) -> Dataset:
+    """The version that the configuration's run was trained on, if there is a run; else the newest.
+
+    The ETL may have made a newer one since, and metrics of two datasets cannot be compared.
+    """
+    root = config.data.dataset
+    run_file = storage.join(config.run.directory, RUN_FILE)
+    if storage.exists(run_file):
+        attempts = storage.read_json(run_file).get("attempts") or [{}]
+        own = attempts[-1].get("dataset")
+        if own is not None and own.startswith(root.rstrip("/") + "/"):
+            return load_dataset(own)
+    return load_dataset(root)
 
 
 def _renew_report(directory: str, progress: Progress) -> None:

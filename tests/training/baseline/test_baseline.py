@@ -64,9 +64,9 @@ def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, 
 
 
 def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path):
-    found, _ = measured(dataset, tmp_path / "other", baseline={"c": [1.0]})
+    found, _ = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
     finished_run(tmp_path / "other", dataset.path, found["metrics"])
-    _, lines = measured(dataset, tmp_path / "other", baseline={"c": [1.0]})
+    _, lines = measured(dataset, tmp_path / "other", baseline={"c": 1.0})
     assert any("report renewed" in line for line in lines)
     page = storage.read_text(f"{tmp_path}/other/report.html")
     value = found["metrics"]["test"]["accuracy"]
@@ -76,18 +76,37 @@ def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path):
     assert "of another dataset" in page and "not better" not in page
 
 
+def test_it_is_measured_on_the_version_that_the_run_has(tiny_model_dir, tmp_path):
+    rows = {"train": 30, "test": 10}
+    for number in (1, 2):
+        build_dataset(
+            f"{tmp_path}/data/v={number}", model_dir=tiny_model_dir, rows=rows, seed=number
+        )
+    given = from_dict(
+        {
+            "data": {"dataset": f"{tmp_path}/data"}, "run": {"directory": f"{tmp_path}/run"},
+            "baseline": {"c": 1.0},
+        }
+    )  # fmt: skip
+    os.makedirs(tmp_path / "run")
+    for number in (1, 2):
+        finished_run(tmp_path / "run", f"{tmp_path}/data/v={number}", {})
+        found = measure_baseline(given, progress=lambda line: None)
+        assert found["dataset"].endswith(f"v={number}")
+
+
 def test_a_run_that_goes_on_keeps_its_report(dataset, tmp_path):
     os.makedirs(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text('{"status": "running"}')
-    _, lines = measured(dataset, tmp_path / "run", baseline={"c": [1.0]})
+    _, lines = measured(dataset, tmp_path / "run", baseline={"c": 1.0})
     assert sorted(os.listdir(tmp_path / "run")) == ["baseline.json", "run.json"]
     assert not any("report" in line for line in lines)
 
 
 def test_class_weights_are_the_models(dataset, tmp_path):
     heavy = {"class_weights": {"stars": 1e6}}
-    plain, _ = measured(dataset, tmp_path / "a", baseline={"c": [1.0]})
-    found, _ = measured(dataset, tmp_path / "b", baseline={"c": [1.0]}, training=heavy)
+    plain, _ = measured(dataset, tmp_path / "a", baseline={"c": 1.0})
+    found, _ = measured(dataset, tmp_path / "b", baseline={"c": 1.0}, training=heavy)
     recall = {
         name: one["metrics"]["test"]["per_class"]["stars"]["recall"]
         for name, one in (("plain", plain), ("heavy", found))

@@ -45,7 +45,7 @@ def test_spark_finds_what_scikit_learn_finds(spark, dataset, tmp_path):
 
 
 def test_spark_reads_whole_shards_or_none(spark, dataset, tmp_path):
-    given = config(dataset, str(tmp_path / "run"), c=[1.0], ngrams=1)
+    given = config(dataset, str(tmp_path / "run"), c=1.0, ngrams=1)
     entry = dataset.manifest.splits["train"][0]
     path = dataset.shard_path(entry)
     data = bytearray(storage.read_bytes(path))

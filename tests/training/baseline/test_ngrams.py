@@ -1,4 +1,4 @@
-"""N-grams of token ids: scikit-learn's TF-IDF, whatever the chunks; the estimate of memory holds."""
+"""N-grams of token ids: scikit-learn's TF-IDF in any chunks; the estimate of memory holds."""
 
 from __future__ import annotations
 
