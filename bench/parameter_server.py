@@ -19,7 +19,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-GRADIENT_SECONDS = 0.010
+GRADIENT_SECONDS = 0.050
 BATCH = 32
 """Rows of a gradient."""
 LEARNING_RATE = 0.1

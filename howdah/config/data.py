@@ -167,6 +167,11 @@ class SplitOptions(Section):
         number, _, count = self.fold.partition("/")
         return int(number), int(count)
 
+    @property
+    def tested(self) -> float:
+        """The fraction of clusters in the test split."""
+        return self.test if self.part is None else 1 / self.part[1]
+
     @model_validator(mode="after")
     def _leaves_train(self) -> SplitOptions:
         if self.part is None:

@@ -7,9 +7,7 @@ driver holds coefficients, and logits of the splits that are evaluated.
 
 from __future__ import annotations
 
-import gzip
-import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +15,7 @@ import numpy as np
 
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
-from howdah.data.manifest import Dataset, ShardEntry
-from howdah.data.record import RecordLayout, decode_example, read_frames
+from howdah.data.manifest import Dataset
 from howdah.errors import ConfigError, DataError
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
@@ -27,6 +24,7 @@ from howdah.spark.errors import crossing, translated
 from howdah.spark.interrupts import interrupts
 from howdah.spark.paths import spark_path
 from howdah.spark.session import Application, session
+from training.baseline.executor import ROWS, rows_of
 from training.baseline.linear import all_classes
 from training.baseline.measured import Measured, gib, memory_limit, strengths, wanted_splits
 from training.data.class_weights import class_weights
@@ -34,15 +32,12 @@ from training.data.shards import ShardSet, layout_of, node_cache
 from training.evaluation import metrics
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["measure"]
 
 Progress = Callable[[str], None]
 
-_ROWS = "label double, weight double, grams array<string>"
-_BATCH_ROWS = 1_000
 _FOLDS = 3
 """Of Spark's CrossValidator, over rows of the training split."""
 _VECTORS = 60
@@ -230,91 +225,17 @@ def _read(
     ngrams: int,
     weights_C: np.ndarray | None,
 ) -> DataFrame:
-    """A split's rows as _ROWS: a task reads each shard."""
+    """A split's rows as ROWS: a task reads each shard."""
     entries = dataset.manifest.splits[split]
     files = spark.read.format("binaryFile").load(
         [spark_path(dataset.shard_path(entry)) for entry in entries]
     )
     work = partial(
-        _rows_of,
+        rows_of,
         entries={entry.name: entry for entry in entries},
         layout=layout_of(dataset),
         ngrams=ngrams,
         weights=None if weights_C is None else weights_C.tolist(),
     )
     shards = files.select("path", "content").repartition(len(entries), "path")
-    return shards.mapInArrow(crossing(work), _ROWS)
-
-
-def _rows_of(
-    batches: Iterable[pa.RecordBatch],
-    entries: dict[str, ShardEntry],
-    layout: RecordLayout,
-    ngrams: int,
-    weights: list[float] | None,
-) -> Iterator[pa.RecordBatch]:
-    """In an executor: rows of whole shards."""
-    for batch in batches:
-        for path, content in zip(batch["path"], batch["content"], strict=True):
-            name = path.as_py().rpartition("/")[2]
-            data = _checked(content.as_py(), entries[name], path.as_py())
-            rows: list[tuple[float, float, list[str]]] = []
-            for offset, payload in read_frames(data, name):
-                example = decode_example(payload, layout, where=f"{name}, offset {offset}")
-                weight = 1.0 if weights is None else weights[example.label]
-                grams = _grams(example.input_ids.tolist(), ngrams)
-                rows.append((float(example.label), weight, grams))
-                if len(rows) == _BATCH_ROWS:
-                    yield _batch(rows)
-                    rows = []
-            if rows:
-                yield _batch(rows)
-
-
-def _checked(data: bytes, entry: ShardEntry, path: str) -> bytes:
-    """A shard's records, once its bytes are those that the manifest lists."""
-    import google_crc32c
-
-    found = google_crc32c.value(data)
-    if (len(data), found) != (entry.bytes, entry.crc32c):
-        raise DataError(
-            "a shard is truncated or altered",
-            where=path,
-            expected=f"{entry.bytes} bytes, CRC-32C {entry.crc32c:08x}",
-            got=f"{len(data)} bytes, CRC-32C {found:08x}",
-            remedy="restore the file, or remove the version directory and run `howdah etl` again",
-        )
-    if data[:2] != b"\x1f\x8b":
-        return data
-    try:
-        return gzip.decompress(data)
-    except (EOFError, OSError, zlib.error) as error:
-        raise DataError("a shard cannot be unpacked", where=path, got=str(error)) from None
-
-
-def _grams(ids: list[int], longest: int) -> list[str]:
-    """All n-grams as texts, for Spark's HashingTF.
-
-    >>> _grams([2, 7, 3], 2)
-    ['2', '7', '3', '2 7', '7 3']
-    """
-    words = [str(one) for one in ids]
-    return [
-        " ".join(words[at : at + order])
-        for order in range(1, longest + 1)
-        for at in range(len(words) - order + 1)
-    ]
-
-
-def _batch(rows: list[tuple[float, float, list[str]]]) -> pa.RecordBatch:
-    import pyarrow as pa
-
-    labels, weights, grams = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(labels, pa.float64()),
-            pa.array(weights, pa.float64()),
-            pa.array(grams, pa.list_(pa.string())),
-        ],
-        names=["label", "weight", "grams"],
-    )
+    return shards.mapInArrow(crossing(work), ROWS)

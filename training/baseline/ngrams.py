@@ -27,8 +27,8 @@ _PAIR_BYTES = 48
 """Bytes for each n-gram of a row at the peak: keys and counts (16) held, joined and sorted."""
 _CHUNK_BYTES = 160
 """The same while a chunk is counted."""
-_SOLVER_VECTORS = 30
-"""Copies of the coefficients that L-BFGS holds: a history of ten pairs, gradients, line search."""
+_SOLVER_VECTORS = 50
+"""Copies of the coefficients that L-BFGS takes: a history of ten pairs, workspace, gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
