@@ -71,10 +71,10 @@ def _compared(run_directory: str, run: Mapping[str, Any]) -> list[str]:
     if own is not None and storage.name(own) != storage.name(found.dataset):
         return [f"baseline: of another dataset ({found.dataset}), not compared"]
     splits = (run.get("metrics") or {}).items()
-    about = f"{found.about.get('baseline')} by {found.about.get('by')}"
-    return [line for split, metrics in splits for line in found.beside(split, metrics)] + [
-        f"baseline: {about}, {found.about.get('features'):,} features, c = {found.about.get('c'):g}"
-    ]
+    lines = [line for split, metrics in splits for line in found.beside(split, metrics)]
+    keys = ("baseline", "by", "features", "c", "created")
+    about = ", ".join(f"{key} {found.about[key]}" for key in keys if key in found.about)
+    return [*lines, f"measured: {about}"]
 
 
 def render(
