@@ -102,7 +102,7 @@ def all_reduce(rank: int, meet: str, seed: int, slow: float, updates: int, path:
         seconds.append(time.perf_counter() - began)
         kept.append(flat_P.clone())
     if rank == 0:
-        _record(path, seconds, kept, gradients=[updates, updates], staleness=[0] * (2 * updates))
+        _record(path, seconds, kept, by=[0, 1] * updates, staleness=[0] * (2 * updates))
 
 
 def parameter_server(rank: int, meet: str, seed: int, slow: float, updates: int, path: str) -> None:
@@ -127,7 +127,7 @@ def parameter_server(rank: int, meet: str, seed: int, slow: float, updates: int,
 def _serve(flat_P: torch.Tensor, updates: int, path: str) -> None:
     """Apply each gradient as it comes; answer with what that gave."""
     message = torch.zeros(len(flat_P) + 1)
-    seconds, kept, stale, by = [0.0], [flat_P.clone()], [], [0, 0]
+    seconds, kept, stale, by = [0.0], [flat_P.clone()], [], []
     left = 2
     began = time.perf_counter()
     while left:
@@ -138,9 +138,9 @@ def _serve(flat_P: torch.Tensor, updates: int, path: str) -> None:
             seconds.append(time.perf_counter() - began)
             kept.append(flat_P.clone())
             stale.append(version - int(message[-1]))
-            by[source - 1] += 1
+            by.append(source - 1)
             message[:-1], message[-1] = flat_P, version + 1
         else:
             message[-1], left = _STOP, left - 1
         dist.send(message, source)
-    _record(path, seconds, kept, gradients=by, staleness=stale)
+    _record(path, seconds, kept, by=by, staleness=stale)

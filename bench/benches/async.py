@@ -59,7 +59,8 @@ def _run(way: str, slow: float, seed: int, place: str) -> dict[str, float]:
         raise SystemExit(f"{way}, slow {slow:g}: loss {min(losses):.3f}, never {LOSS}")
     seconds, updates = end
     per_update = 2 if way == "all-reduce" else 1
-    stale = more["staleness"][: updates * per_update]
+    stale, by = (more[key][: updates * per_update] for key in ("staleness", "by"))
+    second = [one for one, worker in zip(stale, by, strict=True) if worker == 1]
     return {
         "seconds": seconds,
         "updates": updates,
@@ -67,7 +68,8 @@ def _run(way: str, slow: float, seed: int, place: str) -> dict[str, float]:
         "updates_a_second": UPDATES[way] / float(found["seconds"][-1]),
         "stale_mean": statistics.mean(stale),
         "stale_max": max(stale),
-        "slow_share": more["gradients"][1] / sum(more["gradients"]),
+        "second_stale_mean": statistics.mean(second),
+        "second_share": len(second) / len(by),
         "lowest_loss": min(losses),
     }
 
@@ -101,13 +103,13 @@ def main() -> None:
     ]  # fmt: skip
     for slow, case in ((1.0, "equal workers"), (STRAGGLER, "one of two 3x as slow")):
         found = [one[f"server {slow:g}"] for one in rounds]
-        mean, most, share = (
+        mean, most, second, share = (
             statistics.median(one[key] for one in found)
-            for key in ("stale_mean", "stale_max", "slow_share")
+            for key in ("stale_mean", "stale_max", "second_stale_mean", "second_share")
         )
         print(
-            f"stale gradients, {case}: mean {mean:.2f}, max {most:g}; the second worker's share of"
-            f" them {share:.0%}"
+            f"updates that a gradient is stale by, {case}: mean {mean:.2f}, max {most:g}; the second"
+            f" worker's {second:.2f}, {share:.0%} of the gradients"
         )
     harness.report("async", rows, rounds=rounds)
 
