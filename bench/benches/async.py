@@ -108,8 +108,8 @@ def main() -> None:
             for key in ("stale_mean", "stale_max", "second_stale_mean", "second_share")
         )
         print(
-            f"updates that a gradient is stale by, {case}: mean {mean:.2f}, max {most:g}; the second"
-            f" worker's {second:.2f}, {share:.0%} of the gradients"
+            f"updates that a gradient is stale by, {case}: mean {mean:.2f}, max {most:g};"
+            f" the second worker's {second:.2f}, {share:.0%} of the gradients"
         )
     harness.report("async", rows, rounds=rounds)
 

@@ -10,7 +10,7 @@ from howdah.core import machine
 from howdah.data.manifest import Dataset
 from howdah.errors import DataError
 
-__all__ = ["Measured", "gib", "memory_limit", "strengths", "wanted_splits"]
+__all__ = ["Measured", "gib", "memory_limit", "options", "strengths", "wanted_splits"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,16 @@ def wanted_splits(config: Config, dataset: Dataset) -> list[str]:
             remedy="give one of them a share in data.split, or name another split",
         )
     return splits
+
+
+def options(config: Config) -> dict[str, Any]:
+    """What of a configuration decides a baseline's metrics, besides the dataset."""
+    return {
+        **config.baseline.model_dump(mode="json", exclude={"max_bytes"}),
+        "class_weights": config.training.class_weights,
+        "metric": config.evaluation.metric,
+        "splits": list(config.evaluation.splits),
+    }
 
 
 def strengths(config: Config) -> tuple[float, ...]:

@@ -20,6 +20,7 @@ from howdah.data.manifest import Dataset, load_dataset
 from howdah.models import baseline as results
 from howdah.storage import directories
 from training.baseline import local, mllib
+from training.baseline.measured import options
 from training.evaluation import metrics, report
 from training.run.run_json import FILE_NAME as RUN_FILE
 
@@ -60,7 +61,7 @@ def measure_baseline(
         "dataset_hash": manifest.dataset_hash,
         "labels": manifest.labels,
         "train_rows": manifest.rows(TRAIN),
-        "options": config.baseline.model_dump(mode="json"),
+        "options": options(config),
         "features": found.features,
         "c": found.c,
         "tried": found.tried,

@@ -43,6 +43,7 @@ from howdah.errors import (
 from howdah.models import baseline as baselines
 from howdah.models.gate import scalars
 from howdah.storage import directories
+from training.baseline.measured import options
 from training.crossval.summary import summarize
 from training.run.run_json import config_hash, readable_config
 
@@ -223,7 +224,7 @@ def _finished(config: Config, path: str, hash_: str, job: _Job) -> dict[str, Any
         found = baselines.read(directory)
         if found is None:
             return None
-        given = config.baseline.model_dump(mode="json"), hash_
+        given = options(config), hash_
         _require_same(given, (found.about.get("options"), found.dataset_hash), directory)
         return found.metrics.get(TEST)
     try:
