@@ -9,6 +9,7 @@ import typer
 from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
 from howdah.config import launchers
 from howdah.config.data import MOST_FOLDS
+from howdah.errors import UsageError
 
 app = typer.Typer()
 
@@ -60,6 +61,10 @@ def crossval(
 ) -> None:
     """Train and evaluate once for each fold of the source; print mean and standard deviation."""
     launchers.require(launcher, where="--launcher")
+    if baseline and np != 1:
+        raise UsageError(
+            "the baseline has no ranks", where="--np", got=str(np), remedy="leave --np out"
+        )
     checked = load(config, set)
     from training.crossval.folds import cross_validate
     from training.crossval.summary import table
