@@ -151,7 +151,7 @@ def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -
     if missing := built.quality["labels_without_training_rows"]:
         task.progress("no training rows for " + ", ".join(missing))
     wanted = task.config.data.split
-    for name, fraction in ((VALIDATION, wanted.validation), (TEST, wanted.test)):
+    for name, fraction in ((VALIDATION, wanted.validation), (TEST, wanted.tested)):
         if fraction and name not in splits:
             task.progress(f"the {name} split is empty: too few rows for {fraction:.0%}")
 

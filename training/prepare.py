@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import assert_never
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from howdah.errors import ConfigError, DataError
 from training.checkpoint.identity import Identity
 from training.checkpoint.state import TrainState
 from training.comm.base import Comm
+from training.data.class_weights import class_weights
 from training.data.planner import (
     Planner,
     PlanSpec,
@@ -29,7 +29,7 @@ from training.data.planner import (
 )
 from training.data.readers import BatchSource
 from training.data.shard_cache import ShardCache
-from training.data.shards import ShardSet, class_counts, node_cache
+from training.data.shards import ShardSet, node_cache
 from training.evaluation import metrics
 from training.model import parameters
 from training.model.pretrained import BaseModel
@@ -239,7 +239,7 @@ def _job(
         shards=shards,
         planner=planner,
         schedule=Schedule.of(config.training, planner.steps_per_epoch),
-        class_weights=_class_weights(config, dataset, shards),
+        class_weights=class_weights(config.training, shards),
         pad_multiple=pad_multiple(gpu, precision),
         precision=precision,
         sparse_embeddings=False,
@@ -423,29 +423,6 @@ def _verify(opened: dict[str, ShardSet], cache: ShardCache, comm: Comm, run: Run
         "the shard cache does not hold the dataset: shards are checked as they arrive, each before"
         " its first row is used (training.shard_cache_bytes)"
     )
-
-
-def _class_weights(config: Config, dataset: Dataset, shards: ShardSet) -> np.ndarray | None:
-    wanted, labels = config.training.class_weights, dataset.manifest.labels
-    if not isinstance(wanted, str):
-        unknown = [name for name in wanted if name not in labels]
-        bad = [name for name, weight in wanted.items() if not 0 < weight < float("inf")]
-        if unknown or bad:
-            raise ConfigError(
-                "class weights do not fit the dataset's labels",
-                where="training.class_weights",
-                expected=f"weights above 0 for {', '.join(labels)}",
-                got=", ".join([*unknown, *(f"{name}: {wanted[name]}" for name in bad)]),
-                remedy="name each label as the dataset does; labels left out weigh 1",
-            )
-        return np.array([wanted.get(label, 1.0) for label in labels], np.float32)
-    if wanted == "none":
-        return None
-    if wanted != "balanced":
-        assert_never(wanted)
-    counts_C = class_counts(shards, len(labels))  # scikit-learn's compute_class_weight("balanced")
-    balanced_C = counts_C.sum() / (np.count_nonzero(counts_C) * np.maximum(counts_C, 1))
-    return np.where(counts_C > 0, balanced_C, 1.0).astype(np.float32)
 
 
 def _sparse_embeddings(

@@ -23,12 +23,12 @@ from pyspark.sql.types import (
 
 from etl.sources import hive
 from etl.sources.source import Kind, Source, ending
-from howdah import storage
 from howdah.config.data import CsvOptions, DataSection
 from howdah.errors import ConfigError, DataError
 from howdah.spark import csv_quotes
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import translated
+from howdah.spark.paths import spark_path
 
 CORRUPT = "_corrupt_record"
 SCHEMA = "id string, text string, label string, reason string, detail string"
@@ -44,16 +44,6 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """
     with translated(f"read the source {source.name}", DataError):
         return with_ids(_mapped(_TABLES[source.kind](spark, source, data), source, data))
-
-
-def spark_path(path: str) -> str:
-    """A path as Spark must get it: a plain one would be taken for the cluster's file system's."""
-    if not storage.is_local(path):
-        return path
-    # Spark reads the characters of a glob as one, and there is no other way to name the file.
-    local = storage.local_path(path)
-    escaped = "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in local)
-    return "file://" + escaped
 
 
 # ---------------------------------------------------------------------------------------- CSV

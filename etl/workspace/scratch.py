@@ -11,11 +11,11 @@ from types import TracebackType
 
 from pyspark.sql import DataFrame
 
-from etl.sources.reading import spark_path
 from etl.workspace.staging import scratch_name
 from howdah import storage
 from howdah.errors import StorageError
 from howdah.spark.errors import translated
+from howdah.spark.paths import spark_path
 
 
 class Scratch:

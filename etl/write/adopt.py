@@ -102,6 +102,14 @@ def read_records(
         names: {label number as text: label name}, or None where the numbers are the names.
     """
     splits = splits_by_name(source)
+    if splits and data.split.fold is not None:
+        raise DataError(
+            "records whose file names give their splits cannot be divided into folds",
+            where=source.name,
+            expected="files without train, validation or test in their names",
+            got=f"data.split.fold {data.split.fold}",
+            remedy="rename the files, so that each record's key decides; or leave the fold out",
+        )
     files = [
         (entry.path, splits[entry.path] if splits else None, _key_prefix(source, entry.path))
         for entry in source.files

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from etl.sources.reading import spark_path
 from etl.sources.source import is_table
 from howdah import storage
 from howdah.data.hive_table import replace_partition
 from howdah.errors import ConfigError
 from howdah.spark.errors import translated
+from howdah.spark.paths import spark_path
 
 _REJECT_COLUMNS = ("id", "text", "label", "reason", "detail")
 

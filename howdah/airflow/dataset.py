@@ -79,6 +79,7 @@ def shortcomings(made: Mapping[str, Any], config: Mapping[str, Any]) -> list[dic
             }
         )
     asks = bool(gate["minimum"]) or gate["better_than_published"]
+    asks = asks or gate.get("min_over_baseline") is not None
     if asks and not rows.get(gate["split"]):
         problems.append(
             {

@@ -322,9 +322,17 @@ class EvaluateOperator(HowdahOperator):
 
 
 class GateOperator(HowdahOperator):
-    """Judges the run's metrics by the gate; a model that misses it fails without a retry."""
+    """Judges the run's metrics by the gate; a model that misses it fails without a retry.
+
+    A gate that asks for the baseline has it measured first, on the dataset that the run had.
+    """
 
     def execute(self, context: Context) -> dict[str, Any]:
+        gate = self.config["gate"] if isinstance(self.config, Mapping) else {}
+        if gate.get("min_over_baseline") is not None:
+            measured = self.command(context, "baseline")
+            found = {split: scalars(of) for split, of in measured["metrics"].items()}
+            self.log.info("baseline: %s", found)
         return self.command(context, "gate")
 
 

@@ -27,7 +27,7 @@ def evaluator(config):
 
 @app.command()
 def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
-    """Judge the configuration's finished run: gate.minimum, the published model; exit 1 if not."""
+    """Judge the configuration's finished run by gate.*: bounds, baseline, published model."""
     from howdah.models.gate import judge
 
     checked = load(config, set)

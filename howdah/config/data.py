@@ -24,6 +24,7 @@ from howdah.config.types import (
 )
 
 __all__ = [
+    "MOST_FOLDS",
     "CleanOptions",
     "Columns",
     "CsvOptions",
@@ -34,6 +35,10 @@ __all__ = [
     "SplitOptions",
     "TfrecordColumns",
 ]
+
+
+MOST_FOLDS = 20
+"""Parts that `data.split.fold` may divide the clusters into."""
 
 
 class Columns(Section):
@@ -150,11 +155,38 @@ class SplitOptions(Section):
     """Fraction of duplicate clusters that go to test."""
     seed: int = Field(default=13, ge=0)
     """Seed of the split's hash."""
+    fold: str | None = Field(default=None, pattern=r"^[1-9]\d*/[1-9]\d*$")
+    """K/N: the test split is part K of N (2 to 20) of the duplicate clusters, each of which is in
+    one part; `test` is not used then. `howdah crossval` sets it. null: no folds."""
+
+    @property
+    def part(self) -> tuple[int, int] | None:
+        """(K, N) of `fold`."""
+        if self.fold is None:
+            return None
+        number, _, count = self.fold.partition("/")
+        return int(number), int(count)
+
+    @property
+    def tested(self) -> float:
+        """The fraction of clusters in the test split."""
+        return self.test if self.part is None else 1 / self.part[1]
 
     @model_validator(mode="after")
     def _leaves_train(self) -> SplitOptions:
-        if self.validation + self.test >= 1.0:
-            raise ValueError("validation + test must stay below 1")
+        if self.part is None:
+            if self.validation + self.test >= 1.0:
+                raise ValueError("validation + test must stay below 1")
+            return self
+        number, count = self.part
+        if not 2 <= count <= MOST_FOLDS or number > count:
+            raise ValueError(
+                f"fold must be K/N with 2 <= N <= {MOST_FOLDS} and K <= N; got {self.fold}"
+            )
+        if self.validation + 1 / count >= 1.0:
+            raise ValueError(
+                f"validation ({self.validation:g}) + one fold of {count} must stay below 1"
+            )
         return self
 
 

@@ -212,6 +212,10 @@ class GateSection(Section):
     """How much better than the published model it must be; 0: as good; below 0: it may be that much
     worse."""
 
+    min_over_baseline: float | None = Field(default=None, allow_inf_nan=False)
+    """How much better than `howdah baseline` on the same dataset the run must be, in
+    evaluation.metric; 0: as good. null: the baseline is not compared with."""
+
     @field_validator("minimum")
     @classmethod
     def _known_metrics(cls, value: dict[str, float]) -> dict[str, float]:
@@ -225,7 +229,25 @@ class GateSection(Section):
     @property
     def asks(self) -> bool:
         """Whether the gate checks anything."""
-        return bool(self.minimum) or self.better_than_published
+        compares = self.better_than_published or self.min_over_baseline is not None
+        return bool(self.minimum) or compares
+
+
+class BaselineSection(Section):
+    """`howdah baseline`: TF-IDF over token ids, and logistic regression."""
+
+    ngrams: int = Field(default=2, ge=1, le=3)
+    """Longest n-grams of token ids that are counted; 2: single ids and pairs."""
+    min_rows: int = Field(default=2, ge=1)
+    """Leave out n-grams that fewer rows of the training split have."""
+    max_features: int = Field(default=200_000, ge=1)
+    """Most n-grams that are used: those that most rows have. With --spark, the number of hash
+    buckets."""
+    c: float | None = Field(default=None, gt=0.0, allow_inf_nan=False)
+    """Inverse strength of the L2 regularisation; null: 1 or 10, whichever is better in
+    evaluation.metric on validation (with --spark: by the log loss of Spark's CrossValidator)."""
+    max_bytes: Bytes = 8 * 2**30
+    """The baseline is refused if its estimated memory is more, or more than this machine has."""
 
 
 class PublishSection(Section):
@@ -264,6 +286,8 @@ class Config(Section):
     """Checkpoints."""
     evaluation: EvaluationSection = EvaluationSection()
     """Evaluation."""
+    baseline: BaselineSection = BaselineSection()
+    """The simple model that a run is compared with."""
     gate: GateSection = GateSection()
     """Metrics that a model must reach to be published."""
     publish: PublishSection = PublishSection()

@@ -1,7 +1,8 @@
 """The gate: what a finished run's model must reach before it is published.
 
 It compares run.json's metrics of `gate.split`, which are those of the exported weights, with the
-bounds of `gate.minimum` and, if `gate.better_than_published` is set, with the published model.
+bounds of `gate.minimum`; if `gate.min_over_baseline` is set, with the baseline's (`howdah
+baseline`); and if `gate.better_than_published` is set, with the published model.
 Metrics of two datasets are never compared: if the published model was measured on other data, it is
 evaluated again on this run's.
 """
@@ -19,6 +20,7 @@ from howdah.config.metric_table import METRICS, unknown_metric
 from howdah.config.model import Config
 from howdah.data.manifest import content_hash
 from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
+from howdah.models import baseline
 from howdah.models.registry import EXPORT_INFO, Published
 
 __all__ = ["Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge"]
@@ -39,7 +41,7 @@ class Check:
     got: float | None
     """None: undefined (roc_auc of a split with one class)."""
     against: str
-    """gate.minimum, or the published version to beat."""
+    """gate.minimum, the baseline, or the published version to beat."""
 
     @property
     def lower(self) -> bool:
@@ -213,8 +215,8 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
         evaluate: called if the published model was measured on other data.
         run: the configuration's finished run, if the caller has it.
     Raises:
-        ModelError: no finished run, or the split was not measured; or the published model cannot
-            be compared (other labels).
+        ModelError: no finished run, or the split was not measured; no baseline on its dataset,
+            where one is asked for; or the published model cannot be compared (other labels).
     """
     run = run or finished_run(config.run.directory)
     compares = config.gate.better_than_published
@@ -224,21 +226,38 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
         run.weights,
     ):
         now = None  # the run's own model is published
-    asked = config.gate.model_dump(mode="json")
+    # A gate without a baseline finds the verdicts of versions that knew of none.
+    unused = {"min_over_baseline"} if config.gate.min_over_baseline is None else set()
+    asked = config.gate.model_dump(mode="json", exclude=unused)
+    bar = _over_baseline(config, run)
     key = content_hash(
         [asked, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
+        + [check.bound for check in bar]
     )
     path = storage.join(run.directory, VERDICT)
     stored = _stored(path, key)
     if stored is not None:
         return stored
-    verdict = _judged(config, run, now, evaluate)
+    verdict = _judged(config, run, bar, now, evaluate)
     entry = {**verdict.as_dict(), "key": key, "judged": _now()}
     storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
     return verdict
 
 
-def _judged(config: Config, run: Run, now: dict | None, evaluate: Evaluate) -> Verdict:
+def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
+    """The comparison with the baseline, if the gate asks for it."""
+    margin, split, name = config.gate.min_over_baseline, config.gate.split, config.evaluation.metric
+    if margin is None:
+        return ()
+    value = baseline.require(run.directory, run.dataset.get("hash"), split, name)
+    bound = value - margin if METRICS[name].lower else value + margin
+    against = f"baseline ({value:.6g}), gate.min_over_baseline {margin:g}"
+    return (Check(name, bound, run.metrics().get(split, {}).get(name), against),)
+
+
+def _judged(
+    config: Config, run: Run, bar: tuple[Check, ...], now: dict | None, evaluate: Evaluate
+) -> Verdict:
     gate = config.gate
     metrics = run.metrics().get(gate.split)
     if metrics is None and gate.asks:
@@ -251,7 +270,7 @@ def _judged(config: Config, run: Run, now: dict | None, evaluate: Evaluate) -> V
             remedy="name a measured split as gate.split; a split is measured if evaluation.splits"
             " has it and the dataset has rows in it",
         )
-    checks = check_minimum(metrics or {}, gate.minimum)
+    checks = check_minimum(metrics or {}, gate.minimum) + bar
     if now is not None:
         checks += (_against(config, run, metrics or {}, now, evaluate),)
     step = run.info.get("step")

@@ -175,7 +175,8 @@ def test_from_rows_to_a_published_model_and_its_predictions(
     }  # fmt: skip
     (tmp_path / "policy.yaml").write_text(json.dumps(policy))
     monkeypatch.setenv("HOWDAH_AIRFLOW_POLICY", str(tmp_path / "policy.yaml"))
-    run = dags["howdah_finetune"].test(run_conf=sent(source, here, tiny_model_dir))
+    asked = sent(source, here, tiny_model_dir, **{"gate.min_over_baseline": -1.0})
+    run = dags["howdah_finetune"].test(run_conf=asked)
     done = states(run)
     assert done.pop("approve") == "skipped"
     assert set(done.values()) == {"success"}, done
@@ -185,6 +186,7 @@ def test_from_rows_to_a_published_model_and_its_predictions(
     now = storage.read_json(f"{model}/current.json")
     assert now["version"] == 1
     assert now["gate"]["passed"] is True
+    assert any("baseline" in check["against"] for check in now["gate"]["checks"])
     recorded = storage.read_json(f"{now['run_directory']}/run.json")
     assert Path(now["run_directory"]).parent == here / "runs" / "howdah_finetune"
     assert now["metrics"]["test"]["accuracy"] == recorded["metrics"]["test"]["accuracy"]

@@ -130,6 +130,7 @@ LATER = {
     "gate.minimum", "yarn.tags", "yarn.env", "yarn.ports",  # by rules that no schema has
     "training.class_weights",  # a choice of texts beside an object
     "data.shard_bytes", "training.shard_cache_bytes", "yarn.worker.memory", "yarn.driver.memory",
+    "baseline.max_bytes",
 }  # fmt: skip
 CANDIDATES = [
     None, "", "x", "4 GiB", "4 GB", "12-13", 0, 1, -1, 2, 7, 10**6, 0.5, 1.5, -0.5, 1.0, True,

@@ -20,7 +20,7 @@ NAMES_NOTHING = {
     "data.columns.id", "data.columns.separator", "data.csv.names", "data.csv.delimiter",
     "data.csv.quote", "data.csv.escape", "data.csv.encoding", "data.tfrecord.input_ids",
     "data.tfrecord.attention_mask", "data.tfrecord.label", "data.tfrecord.id",
-    "data.labels", "data.spark.driver_memory",
+    "data.labels", "data.split.fold", "data.spark.driver_memory",
     "data.spark.executor_memory", "training.class_weights", "gate.minimum", "publish.name",
     "tracking.mlflow.experiment", "yarn.node_label", "yarn.tags", "yarn.network_interface",
     "yarn.ports", "tune.space", "tune.metric",

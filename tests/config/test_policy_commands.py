@@ -36,7 +36,8 @@ def test_commands_are_in_one_of_two_lists():
     from howdah import cli
 
     named: set[str] = set()
-    for part in (cli.work.app, cli.models.app, cli.jobs.app, cli.tune.app):
+    apps = (cli.work.app, cli.models.app, cli.comparing.app, cli.jobs.app, cli.tune.app)
+    for part in apps:
         named |= {each.name or each.callback.__name__ for each in part.registered_commands}
     assert named - cli._UNDER_POLICY == {"package"}
     assert cli._UNDER_POLICY - named == {"config"}
@@ -53,6 +54,8 @@ def test_commands_are_in_one_of_two_lists():
         (["train", "--set", "data.dataset=/etc"], ["data.dataset"]),
         (["submit", "--dry-run", "--config", "-"], ["data.source", "run.user"]),
         (["evaluate", "--model", "/root"], ["--model"]),
+        (["baseline", "--output", "/etc"], ["--output"]),
+        (["crossval", "--config", "-"], ["data.source", "run.user"]),
         (["export", "--checkpoint", "/a", "--output", "/b"], ["--checkpoint", "--output"]),
         (["gate", "--config", "-"], ["data.source", "run.user"]),
         (["publish", "--set", "publish.directory=/var/www"], ["publish.directory"]),

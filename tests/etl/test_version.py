@@ -40,7 +40,7 @@ DEFAULTS = {
         "exact": True, "near": True, "ngram": 5, "num_permutations": 128, "bands": 16,
         "threshold": 0.8, "max_bucket_size": 1000,
     },
-    "split": {"validation": 0.1, "test": 0.1, "seed": 13},
+    "split": {"validation": 0.1, "test": 0.1, "seed": 13, "fold": None},
     "balance": "none",
     "balance_ratio": 1.0,
     "shuffle_seed": 17,
@@ -110,7 +110,7 @@ OTHERS = {
     "encoding": "latin-1", "attention_mask": "mask", "labels": ["a", "b"], "num_shards": 4,
     "balance": "upsample", "compression": "gzip", "record_layout": "int64_list",
     "unknown_label": "reject", "num_permutations": 64, "bands": 32, "threshold": 0.7,
-    "validation": 0.2, "test": 0.2, "max_reject_fraction": 0.4,
+    "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4,
 }  # fmt: skip
 HASHED = {name: value for name, value in DEFAULTS.items() if name != "etl_format"}
 

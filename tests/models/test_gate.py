@@ -44,6 +44,34 @@ def test_bounds_are_inclusive_and_no_bounds_are_kept(run, models):
     assert judge(config_of(run, models), never).passed
 
 
+def test_the_baseline_is_a_bar_on_the_same_dataset(run, models):
+    def put(accuracy, dataset="d1", split="test"):
+        value = {"dataset": f"data/v={dataset}", "dataset_hash": dataset}
+        value["metrics"] = {split: {"accuracy": accuracy, "roc_auc": None}}
+        storage.write_whole(storage.join(run, "baseline.json"), json.dumps(value).encode())
+
+    def gate(**sections):
+        return judge(config_of(run, models, gate={"min_over_baseline": 0.02}, **sections), never)
+
+    with pytest.raises(ModelError, match="there are none") as caught:
+        gate()
+    assert "howdah baseline" in caught.value.remedy
+    put(0.87)
+    (check,) = gate().checks
+    assert check.passed and check.bound == pytest.approx(0.89) and "0.87" in check.against
+    put(0.885)  # measured anew: the stored verdict is not taken
+    assert not gate().passed
+    put(0.87, dataset="d2")
+    with pytest.raises(ModelError, match="another dataset"):
+        gate()
+    put(0.87, split="validation")
+    with pytest.raises(ModelError, match="no accuracy on test"):
+        gate()
+    put(0.87)
+    with pytest.raises(ModelError, match="no roc_auc on test"):
+        gate(evaluation={"metric": "roc_auc"})
+
+
 def test_the_split_asked_for_is_judged(run, models):
     minimum = {"accuracy": 0.905}
     for split, passed in (("test", False), ("validation", True)):

@@ -11,7 +11,8 @@ from typing import Any
 from howdah import storage
 from howdah.config.metric_table import METRICS, SHOWN
 from howdah.config.splits import VALIDATION
-from howdah.errors import DataError, NotFound
+from howdah.errors import DataError, HowdahError, NotFound
+from howdah.models import baseline
 from training.evaluation import plots
 from training.run.metrics_log import read_metrics
 from training.run.run_json import FILE_NAME as RUN_FILE
@@ -46,19 +47,50 @@ def write(run_directory: str, check: Callable[[], None] = lambda: None) -> str:
     except NotFound:  # without config.yaml the report lacks the configuration
         config = ""
     path = storage.join(run_directory, REPORT)
-    page = render(run, read_metrics(run_directory), config).encode("utf-8")
+    page = render(
+        run, read_metrics(run_directory), config, compared=_compared(run_directory, run)
+    ).encode("utf-8")
     check()
     storage.write_whole(path, page)
     return path
 
 
-def render(run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: str) -> str:
+def _compared(run_directory: str, run: Mapping[str, Any]) -> list[str]:
+    """Lines about the baseline, if the run directory has one.
+
+    A file that cannot be read is no reason for a finished run to have no report: a line says so.
+    """
+    try:
+        found = baseline.read(run_directory)
+    except HowdahError as error:
+        return [f"baseline: {error.what} ({error.where})"]
+    if found is None:
+        return []
+    attempts = run.get("attempts") or [{}]
+    own = attempts[-1].get("dataset")
+    if own is not None and storage.name(own) != storage.name(found.dataset):
+        return [f"baseline: of another dataset ({found.dataset}), not compared"]
+    splits = (run.get("metrics") or {}).items()
+    lines = [line for split, metrics in splits for line in found.beside(split, metrics)]
+    keys = ("baseline", "by", "features", "c", "created")
+    about = ", ".join(f"{key} {found.about[key]}" for key in keys if key in found.about)
+    return [*lines, f"measured: {about}"]
+
+
+def render(
+    run: Mapping[str, Any],
+    lines: Sequence[Mapping[str, Any]],
+    config: str,
+    *,
+    compared: Sequence[str] = (),
+) -> str:
     """The page as HTML.
 
     Args:
         run: run.json.
         lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
         config: config.yaml's text.
+        compared: lines about the baseline.
     """
     from markupsafe import Markup
 
@@ -69,6 +101,7 @@ def render(run: Mapping[str, Any], lines: Sequence[Mapping[str, Any]], config: s
         curves=[Markup(svg) for svg in _curves(lines)],
         splits=[_split(name, found) for name, found in (run.get("metrics") or {}).items()],
         scalars=METRICS,
+        compared=compared,
         facts=_facts(run),
         config=config,
     )

@@ -21,8 +21,8 @@ __all__ = [
 
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
-    "evaluation": "Evaluation", "gate": "Gate", "publish": "Publishing", "tracking": "Tracking",
-    "yarn": "YARN", "run": "Run",
+    "evaluation": "Evaluation", "baseline": "Baseline", "gate": "Gate", "publish": "Publishing",
+    "tracking": "Tracking", "yarn": "YARN", "run": "Run",
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 

@@ -1,0 +1,75 @@
+"""The commands that say what a run's figures are worth: baseline, crossval."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.config import launchers
+from howdah.config.data import MOST_FOLDS
+from howdah.errors import UsageError
+
+app = typer.Typer()
+
+
+@app.command()
+def baseline(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    spark: Annotated[
+        bool,
+        typer.Option("--spark", help="By Spark MLlib on data.spark.master, for large datasets."),
+    ] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(help="Directory for baseline.json (any storage); none: the run directory."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Measure TF-IDF and logistic regression on the dataset's splits: what a model must beat."""
+    allowed(("--output", "path", output))
+    checked = load(config, set)
+    from training.baseline.run import measure_baseline
+
+    found = measure_baseline(checked, spark=spark, output=output, progress=say)
+    lines = [
+        f"{split} {name}: {value:.4f}"
+        for split, metrics in found["metrics"].items()
+        for name, value in metrics.items()
+        if isinstance(value, float)
+    ]
+    answer(found, json, [*lines, f"baseline: {found['path']}"])
+
+
+@app.command()
+def crossval(
+    config: ConfigPath = None,
+    set: Overrides = None,
+    folds: Annotated[
+        int, typer.Option(min=2, max=MOST_FOLDS, help="Parts of the duplicate clusters.")
+    ] = 5,
+    np: Annotated[int, typer.Option("--np", min=1, help="Ranks of each fold's training.")] = 1,
+    launcher: Annotated[
+        str, typer.Option(help=f"{', '.join(launchers.LAUNCHERS)}.")
+    ] = launchers.DEFAULT,
+    baseline: Annotated[
+        bool, typer.Option("--baseline", help="Fold the baseline instead of the model.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Train and evaluate once for each fold of the source; print mean and standard deviation."""
+    launchers.require(launcher, where="--launcher")
+    if baseline and np != 1:
+        raise UsageError(
+            "the baseline has no ranks", where="--np", got=str(np), remedy="leave --np out"
+        )
+    checked = load(config, set)
+    from training.crossval.folds import cross_validate
+    from training.crossval.summary import table
+
+    found = cross_validate(
+        checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say
+    )
+    answer(found, json, [*table(found), f"cross-validation: {found['path']}"])

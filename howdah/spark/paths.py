@@ -1,0 +1,17 @@
+"""Paths as Spark's readers must get them."""
+
+from __future__ import annotations
+
+from howdah import storage
+
+__all__ = ["spark_path"]
+
+
+def spark_path(path: str) -> str:
+    """A path as Spark must get it: a plain one would be taken for the cluster's file system's."""
+    if not storage.is_local(path):
+        return path
+    # Spark reads the characters of a glob as one, and there is no other way to name the file.
+    local = storage.local_path(path)
+    escaped = "".join(f"\\{c}" if c in "*?[]{}\\" else c for c in local)
+    return "file://" + escaped

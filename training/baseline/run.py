@@ -1,0 +1,104 @@
+"""`howdah baseline`: TF-IDF and logistic regression on a dataset's own splits and token ids.
+
+Cleaning, duplicates, splits and rows are the model's, since both read the same shards; so are class
+weights, the metrics' code, the choice by `evaluation.metric` on validation, and the splits that are
+evaluated. The fitted model is not kept: its metrics are.
+"""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import time
+from collections.abc import Callable
+
+from howdah import redact, storage
+from howdah.config.loader import Config
+from howdah.config.splits import TRAIN
+from howdah.data.manifest import Dataset, load_dataset
+from howdah.models import baseline as results
+from howdah.storage import directories
+from training.baseline import local, mllib
+from training.baseline.measured import options
+from training.evaluation import metrics, report
+from training.run.run_json import FILE_NAME as RUN_FILE
+
+__all__ = ["measure_baseline"]
+
+Progress = Callable[[str], None]
+
+
+def measure_baseline(
+    config: Config, *, spark: bool = False, output: str | None = None, progress: Progress
+) -> dict:
+    """Measure the baseline, write baseline.json, and renew the report of a run that is there.
+
+    On the dataset version that the run has, where there is one.
+
+    Args:
+        spark: by Spark MLlib on `data.spark.master`, for datasets that no machine's memory holds.
+        output: directory (any storage); None: the run directory.
+    Returns:
+        The contents of baseline.json, and `path`.
+    Raises:
+        ConfigError: it would take more memory than `baseline.max_bytes`.
+        DataError: no dataset, or none that a classifier can be fitted to.
+        ClusterError: scikit-learn or Spark is not installed, or Spark failed.
+    """
+    metrics.require(config.evaluation.metric)
+    dataset = _dataset(config)
+    directory = output or config.run.directory
+    key = "--output" if output else "run.directory"
+    directories.take(directory, config.run.mode, key=key)
+    began = time.monotonic()
+    found = (mllib if spark else local).measure(config, dataset, progress)
+    manifest = dataset.manifest
+    value = {
+        "baseline": "TF-IDF, logistic regression",
+        "by": found.by,
+        "dataset": redact.text(dataset.path),
+        "dataset_hash": manifest.dataset_hash,
+        "labels": manifest.labels,
+        "train_rows": manifest.rows(TRAIN),
+        "options": options(config),
+        "features": found.features,
+        "c": found.c,
+        "tried": found.tried,
+        "chosen_by": found.chosen_by,
+        "converged": found.converged,
+        "metrics": found.metrics,
+        "application": found.application,
+        "seconds": round(time.monotonic() - began, 3),
+        "versions": {name: importlib.metadata.version(name) for name in found.packages},
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+    path = storage.join(directory, results.FILE_NAME)
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
+    storage.write_whole(path, (text + "\n").encode())
+    _renew_report(directory, progress)
+    return {**value, "path": path}
+
+
+def _dataset(config: Config) -> Dataset:
+    """The version that the configuration's run was trained on, if there is a run; else the newest.
+
+    The ETL may have made a newer one since, and metrics of two datasets cannot be compared.
+    """
+    root = config.data.dataset
+    run_file = storage.join(config.run.directory, RUN_FILE)
+    if storage.exists(run_file):
+        attempts = storage.read_json(run_file).get("attempts") or [{}]
+        own = attempts[-1].get("dataset")
+        if own is not None and own.startswith(root.rstrip("/") + "/"):
+            return load_dataset(own)
+    return load_dataset(root)
+
+
+def _renew_report(directory: str, progress: Progress) -> None:
+    """Write the report of a finished run again; a run that goes on writes it at its end."""
+    run_file = storage.join(directory, RUN_FILE)
+    if not storage.exists(run_file):
+        return
+    if storage.read_json(run_file).get("status") == "finished":
+        progress(f"report renewed: {report.write(directory)}")
