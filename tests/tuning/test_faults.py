@@ -42,6 +42,28 @@ def test_a_killed_workers_trial_goes_on_in_another_process(studies):  # noqa: F8
     study.wait_until_nothing_is_left()
 
 
+def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies):  # noqa: F811
+    study = studies(
+        tune={"trials": 1, "lease_seconds": 2.0},
+        **LONG | {"training.max_steps": 100_000, "checkpoint.grace_seconds": 1.0},
+    )
+    first = study.start()
+    study.wait_for_checkpoint(0)
+    first.process.send_signal(signal.SIGSTOP)
+    second = study.start("--join")
+    try:
+        second.wait_for("trial 0: it is still being trained")
+    finally:
+        first.process.send_signal(signal.SIGCONT)
+    first.wait_for("another worker has taken it over")
+    wait_until(lambda: len(attempts(study, 0)) == 2, 120)
+    for worker in (first, second):
+        worker.process.send_signal(signal.SIGINT)
+    assert (first.end(), second.end()) == (130, 130), first.said() + second.said()
+    assert attempts(study, 0)[1]["resumed_at_step"] >= 4
+    study.wait_until_nothing_is_left()
+
+
 def test_a_killed_training_is_tried_again_and_then_given_up(studies):  # noqa: F811
     study = studies(tune={"trials": 1, "retries": 1}, **LONG | {"training.max_steps": 100_000})
     worker = study.start()
