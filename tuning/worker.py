@@ -172,7 +172,7 @@ class Worker:
                 metric=self._metric, np=self._np, launcher=self._launcher,
             )  # fmt: skip
         except InUse as error:
-            # Its worker is suspended; when it wakes up it finds this attempt, and ends its training.
+            # Its worker is suspended: once awake, it finds this attempt and ends its training.
             self._say(f"trial {number}: it is still being trained: {error.got}")
             self._leases.end(number, "released")
             return False
