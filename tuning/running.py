@@ -18,7 +18,7 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
-from howdah.errors import HowdahError, TrainingError
+from howdah.errors import HowdahError, TrainingError, UsageError
 from howdah.storage import directories
 from training.process import failure
 from training.run.local_dir import RunLock, local_directory
@@ -31,7 +31,7 @@ from tuning import study as studies
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["Outcome", "RunningTrial", "evaluations", "final_value"]
+__all__ = ["InUse", "Outcome", "RunningTrial", "evaluations", "final_value"]
 
 _REMOTE_SECONDS = 10.0
 """Between two looks at the metrics of a run directory that is not on this machine."""
@@ -39,6 +39,10 @@ _LAUNCHER_SECONDS = 30.0
 """What a launcher may need to end, besides its ranks' grace period."""
 _TAIL = 40
 _STOPPED = (130, 143)
+
+
+class InUse(UsageError):
+    """An earlier worker's training still runs on this machine, though its lease has expired."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class RunningTrial:
         np: ranks.
         launcher: one of launchers.LAUNCHERS.
     Raises:
-        UsageError: another process uses the run directory and does not end.
+        InUse: another process uses the run directory and does not end.
         StorageError: the run directory cannot be made.
     """
 
@@ -97,7 +101,10 @@ class RunningTrial:
         # What a killed worker has left may be saving its last step still.
         for name in (".launch.lock", ".lock"):
             lock = RunLock(self._local, name, self.directory)
-            lock.take(patience=grace)
+            try:
+                lock.take(patience=grace)
+            except UsageError as error:
+                raise InUse(error.what, where=self.directory, got=error.got) from None
             lock.release()
         self._files = contextlib.ExitStack()
         path = self._files.enter_context(readable_config(config, self.directory, shared=False))

@@ -22,7 +22,7 @@ from howdah.errors import HowdahError, Interrupted, Terminated
 from tuning import space
 from tuning import study as studies
 from tuning.leases import Leases
-from tuning.running import Outcome, RunningTrial, final_value
+from tuning.running import InUse, Outcome, RunningTrial, final_value
 
 if TYPE_CHECKING:
     import optuna
@@ -171,6 +171,11 @@ class Worker:
                 number, trial, config,
                 metric=self._metric, np=self._np, launcher=self._launcher,
             )  # fmt: skip
+        except InUse as error:
+            # Its worker is suspended: once awake, it finds this attempt and ends its training.
+            self._say(f"trial {number}: it is still being trained: {error.got}")
+            self._leases.end(number, "released")
+            return False
         except HowdahError as error:
             self._leases.end(number, "released")
             self._fatal = self._fatal or error
