@@ -181,7 +181,6 @@ def test_folds_of_the_baseline_are_measured_once(given, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.mpi
 @pytest.mark.full
 def test_an_interrupted_fold_goes_on_and_finished_ones_are_kept(given, tmp_path):
     words = [*given, "--set", "training.max_steps=40"]
