@@ -20,7 +20,8 @@ PROGRAM = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", st
 
 def start(config_path: str, config) -> None:
     """Start the ranks."""
-    env = os.environ | {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    here = {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    env = os.environ | here | {"USE_TF": "0"}
     subprocess.run([*PROGRAM, __file__, config_path], check=True, env=env)
 
 
@@ -51,7 +52,7 @@ def rank(config) -> None:
         engine.backward(loss := engine(input_ids=ids, attention_mask=mask, labels=labels_B).loss)
         engine.step()
     if me == 0:
-        finish(config, steps=engine.global_steps, loss=float(loss), system="DeepSpeed ZeRO-1")
+        finish(config, steps=engine.global_steps, loss=loss.item(), system="DeepSpeed ZeRO-1")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The examples as a user starts them: what they train, what they say of a failure, what they leave."""
+"""The examples as a user starts them: what they train, say of a failure, and leave behind."""
 
 from __future__ import annotations
 
@@ -186,9 +186,7 @@ def test_a_loop_of_others_trains_the_same_dataset(config, name):
     ("name", "variable", "value"),
     [("deepspeed_zero", "RANK", "1"), ("mirrored", "TF_CONFIG", '"index": 1')],
 )
-def test_a_killed_rank_of_a_loop_of_others_is_a_failure_that_says_so(
-    config, name, variable, value
-):
+def test_a_killed_rank_of_a_loop_of_others_is_a_failure_that_says_so(config, name, variable, value):
     path = config(**{"training.max_steps": 1_000_000})
     with Example(name, path) as example:
         os.kill(wait_until(lambda: example.rank(variable, value), LIMIT), signal.SIGKILL)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from packaging.requirements import Requirement
 
 from bench import harness
-from bench.systems_runs import SAVE_EVERY, Place, Watched, python
+from bench.benches.systems.watch import SAVE_EVERY, Place, Watched, python
 from bench.training_runs import BATCH, Bench
 from tests import ROOT
 
@@ -32,7 +32,7 @@ ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 STEPS = int(os.environ.get("BENCH_STEPS", "24"))
 WARM = 8
 ROWS = 8_000
-SOURCES = ("training", "bench/peers", "bench/systems_runs.py", "bench/training_runs.py")
+SOURCES = ("training", "bench/peers", "bench/benches/systems/watch.py", "bench/training_runs.py")
 _PLAIN = "bench/peers/plain_torch.py"
 
 
@@ -49,8 +49,9 @@ class Stack:
     """Commands, from a machine with Python."""
     scripts: tuple[str, ...] = ()
     """Files that its user writes, in the repository."""
+    framework: str = "torch"
     packages: tuple[str, ...]
-    """What is installed by name; what these need is counted too."""
+    """What is installed by name beside the framework; what these need is counted too."""
     resumes: bool = False
     """The same command goes on after a failure."""
 
@@ -91,7 +92,6 @@ def _horovod(place: Place) -> list[str]:
     return [*program, *ranks, *python("-m", "bench.peers.horovod_optimizer", place.job)]
 
 
-_HF = ("torch", "transformers")
 STACKS = {
     **{
         f"howdah {launcher}": Stack(
@@ -99,41 +99,41 @@ STACKS = {
             setup=setup, packages=packages, resumes=True,
         )
         for launcher, setup, packages in (
-            ("mpirun", "make setup (builds Horovod)", ("howdah", "torch", "horovod")),
-            ("horovodrun", "make setup (builds Horovod)", ("howdah", "torch", "horovod")),
-            ("torchrun", "pip install howdah[torch]", ("howdah", "torch")),
+            ("mpirun", "make setup (builds Horovod)", ("howdah", "horovod")),
+            ("horovodrun", "make setup (builds Horovod)", ("howdah", "horovod")),
+            ("torchrun", "pip install howdah[torch]", ("howdah",)),
         )
     },
     "hf trainer": Stack(
         title="HF Trainer, torchrun", argv=_hf, alone="hf trainer",
         setup="pip install torch transformers[torch]", resumes=True,
-        scripts=("bench/peers/hf_trainer.py",), packages=(*_HF, "accelerate"),
+        scripts=("bench/peers/hf_trainer.py",), packages=("transformers", "accelerate"),
     ),
     "torchdistributor": Stack(
         title="TorchDistributor", argv=_peer("spark_distributor"), alone="ddp",
         setup="a JRE; pip install pyspark pandas pyarrow torch transformers",
         scripts=(_PLAIN, "bench/peers/spark_distributor.py"),
-        packages=(*_HF, "pyspark", "pandas", "pyarrow"),
+        packages=("transformers", "pyspark", "pandas", "pyarrow"),
     ),
     "ray": Stack(
         title="Ray TorchTrainer", argv=_peer("ray_torch"), alone="ddp",
         setup="pip install ray[train] torch transformers",
-        scripts=(_PLAIN, "bench/peers/ray_torch.py"), packages=(*_HF, "ray[train]"),
+        scripts=(_PLAIN, "bench/peers/ray_torch.py"), packages=("transformers", "ray[train]"),
     ),
     "horovod": Stack(
         title="horovodrun, DistributedOptimizer", argv=_horovod, alone="ddp",
         setup="a compiler; HOROVOD_WITH_PYTORCH=1 pip install horovod; torch transformers",
-        scripts=(_PLAIN, "bench/peers/horovod_optimizer.py"), packages=(*_HF, "horovod"),
+        scripts=(_PLAIN, "bench/peers/horovod_optimizer.py"), packages=("transformers", "horovod"),
     ),
     "tf mirrored": Stack(
         title="TF MultiWorkerMirroredStrategy", argv=_peer("tf_mirrored"), alone="tf mirrored",
         setup="pip install tensorflow tf-keras transformers",
         scripts=("bench/peers/tf_mirrored.py",),
-        packages=("tensorflow", "tf-keras", "transformers"),
+        framework="tensorflow", packages=("tf-keras", "transformers"),
     ),
     "ddp": Stack(
         title="DDP by hand", argv=_ddp, alone="ddp", setup="pip install torch transformers",
-        scripts=(_PLAIN, "bench/peers/ddp_gloo.py"), packages=_HF,
+        scripts=(_PLAIN, "bench/peers/ddp_gloo.py"), packages=("transformers",),
     ),
 }  # fmt: skip
 ALONE = {"howdah": "howdah torchrun", "hf trainer": "hf trainer", "ddp": "ddp",
@@ -234,14 +234,15 @@ def _rows(rounds: dict[str, list[dict]], alone: dict[str, list[dict]]) -> Iterat
 
     for name, found in rounds.items():
         stack, one = STACKS[name], alone[STACKS[name].alone]
-        number, size = installed(stack.packages)
+        number, size = installed((stack.framework, *stack.packages))
+        framework, framework_size = installed((stack.framework,))
         place = Place(bench=_Nowhere, folder="", world=2, batch=BATCH)
         lines = sum(map(lines_of_code, stack.scripts))
         yield {
             "stack": stack.title,
             "set-up": stack.setup,
             "code": f"{keys_given(place.settings())} keys" if stack.ours else f"{lines} lines",
-            "packages": f"{number}, {size:,.0f} MB",
+            "packages": f"{number - framework}, {size - framework_size:,.0f} MB",
             "first step s": f"{median(found, 'first_step_seconds'):.1f}",
             "np=1 ms": f"{median(one, 'whole_ms'):.0f}",
             "np=2 ms": f"{median(found, 'step_ms'):.0f}",
@@ -308,6 +309,9 @@ def main() -> None:
                 )
     rows = list(_rows(rounds, alone))
     print(table(rows))
+    for framework in ("torch", "tensorflow"):
+        number, size = installed((framework,))
+        print(f"packages are counted beside {framework}: {number}, {size:,.0f} MB")
     harness.report("systems", [], rounds=rounds, alone=alone, table=rows)
 
 
