@@ -52,6 +52,7 @@ def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
     ("text", "what"),
     [
         ("training: {gradient_checkpointing: true}", "torch only"),
+        ("training: {comm: torch}", "works with training.framework torch only"),
         ("training: {per_device_max_tokens: 128}\ndata: {max_length: 256}", "must hold one row"),
         ("data: {split: {validation: 0.6, test: 0.5}}", "below 1"),
         ("data: {dedup: {bands: 7}}", "divisible"),
