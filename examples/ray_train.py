@@ -44,7 +44,7 @@ def start(config_path: str, config) -> None:
         os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "OMP_NUM_THREADS": "1"}
         import ray
         from ray.train import FailureConfig, RunConfig, ScalingConfig
-        from ray.train.data_parallel_trainer import DataParallelTrainer
+        from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 
         ray.init(num_cpus=RANKS, include_dashboard=False, object_store_memory=100 << 20,
                  _temp_dir=place, _node_ip_address="127.0.0.1")  # fmt: skip

@@ -130,7 +130,7 @@ class Watched:
                 env=os.environ | {
                     MARK: self._token, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                     "SPARK_LOCAL_IP": "127.0.0.1", "RAY_USAGE_STATS_ENABLED": "0",
-                    "CUDA_VISIBLE_DEVICES": "",
+                    "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
                 },
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
