@@ -10,12 +10,13 @@ import sys
 import uuid
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from howdah.core.processes import marked
 from tests import ROOT
-from tests.runs.training_runs import SETTINGS
+from tests.runs.training_runs import SETTINGS, Finished, train
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until
 from training.checkpoint.manager import Checkpoints
@@ -130,13 +131,22 @@ def made_by_etl(spark, tmp_path, config):
 @pytest.mark.full
 @pytest.mark.spark
 @pytest.mark.parametrize("name", ["torch_distributor", "horovod_spark"])
-def test_on_spark_a_version_of_the_etl_is_trained(made_by_etl, name):
+def test_on_spark_a_version_of_the_etl_is_trained_to_the_bits_of_howdah_train(
+    made_by_etl, tiny_model_dir, tmp_path, name
+):
     with Example(name, made_by_etl) as example:
         code, output = example.end()
     assert code == 0, output
     found = run_json(made_by_etl)
     assert (found["status"], found["steps"], found["world_size"]) == ("finished", 10, 2)
     assert "finished: 10 steps" in output
+    dataset = str(tmp_path / "dataset")
+    plain = train(
+        str(tmp_path / "plain"), dataset=dataset, base=tiny_model_dir, np_=2, kind="torchrun"
+    )
+    theirs = Finished(str(tmp_path / "run"), 0, "").tensors(10)
+    for key, array in plain.tensors(10).items():
+        np.testing.assert_array_equal(theirs[key], array, err_msg=key)
 
 
 @pytest.mark.full
