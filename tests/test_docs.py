@@ -9,10 +9,8 @@ import typer
 from howdah.cli import app
 from tests import ROOT
 
-PAGES = [
-    *ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("docs/decisions/*.md"),
-    *ROOT.glob("docs/lessons/*.md"),
-]  # fmt: skip
+FOLDERS = (".", "docs", "docs/decisions", "docs/lessons", "examples")
+PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md")]
 _TEST = re.compile(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_[a-z0-9_]+\.py)\b")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _ROOM = r"(?:howdah|etl|training|jobs|yarn|minicluster|dags|bench|tools|tests)"

@@ -20,7 +20,8 @@ ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 STEPS = int(os.environ.get("BENCH_STEPS", "60"))
 ROWS = 8_000
 ONE_THREAD = ("training.threads_per_rank=1", "training.precision=fp32")  # as DDP has it
-SOURCES = ("training", "bench/training_runs.py", "bench/peers/ddp_gloo.py")
+SOURCES = ("training", "bench/training_runs.py", "bench/peers/ddp_gloo.py",
+           "bench/peers/plain_torch.py")  # fmt: skip
 
 
 def _added_ms(both: list[float], alone: list[float]) -> float:

@@ -1,6 +1,7 @@
 """Hugging Face Trainer on the rows of a dataset of ours: the peer of the training benches.
 
     python -m bench.peers.hf_trainer --dataset D --base B --out O.json [--seed 1 --epochs 2 ...]
+    torchrun --nproc-per-node 2 -m bench.peers.hf_trainer ...
 
 The rows, their ids, the base weights, batch size, schedule and epochs are those of our runs; the
 rest is as the Trainer comes, or its best settings here (--bf16 --group-by-length).
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
 
@@ -23,7 +25,9 @@ from transformers import (
     TrainingArguments,
     set_seed,
 )
+from transformers.trainer_utils import get_last_checkpoint
 
+from bench.peers.progress import Progress
 from howdah.data.manifest import load_dataset
 from training.data.shards import ShardSet
 from training.run.local_dir import process_age
@@ -65,7 +69,8 @@ def collate(rows: list[dict], width: int | None) -> dict[str, torch.Tensor]:
 class StepTimes(TrainerCallback):
     """Seconds of each optimizer step, and of the way to the first one's end."""
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
         self.seconds: list[float] = []
         self.to_first: float | None = None
         """From this process's start; the warm-up is left out."""
@@ -77,7 +82,8 @@ class StepTimes(TrainerCallback):
     def on_step_begin(self, *args, **kwargs) -> None:
         self._begun = time.perf_counter()
 
-    def on_step_end(self, *args, **kwargs) -> None:
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        self._progress.step(state.global_step)
         now = time.perf_counter()
         if self.to_first is None:
             self.to_first = process_age() - self.warmed_up
@@ -107,6 +113,8 @@ def main() -> None:
         ("threads", int, 2), ("save-steps", int, 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+    parser.add_argument("--progress", help="folder for the steps' times")
+    parser.add_argument("--keep", help="folder for checkpoints; a later start goes on from them")
     parser.add_argument("--warm-up", action="store_true", help="some steps before the first one")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--group-by-length", action="store_true")
@@ -118,7 +126,8 @@ def main() -> None:
     model = DistilBertForSequenceClassification.from_pretrained(
         options.base, num_labels=len(dataset.manifest.labels)
     )
-    times, tokens = StepTimes(), []
+    rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
+    times, tokens = StepTimes(Progress(options.progress, rank)), []
     if options.warm_up:
         begun = time.perf_counter()
         warm_up(model, options.batch, options.pad_to or 64)
@@ -133,8 +142,8 @@ def main() -> None:
         trainer = Trainer(
             model=model,
             args=TrainingArguments(
-                output_dir=folder,
-                per_device_train_batch_size=options.batch,
+                output_dir=options.keep or folder,
+                per_device_train_batch_size=options.batch // world,
                 per_device_eval_batch_size=64,
                 num_train_epochs=options.epochs,
                 max_steps=options.max_steps,
@@ -145,6 +154,7 @@ def main() -> None:
                 bf16=options.bf16,
                 group_by_length=options.group_by_length,
                 use_cpu=not torch.cuda.is_available(),
+                ddp_backend="gloo" if world > 1 and not torch.cuda.is_available() else None,
                 save_strategy="steps" if options.save_steps else "no",
                 save_steps=options.save_steps or 500,
                 save_total_limit=2,
@@ -157,7 +167,8 @@ def main() -> None:
             callbacks=[times],
         )
         begun = time.perf_counter()
-        trained = trainer.train()
+        before = options.keep and os.path.isdir(options.keep) and get_last_checkpoint(options.keep)
+        trained = trainer.train(resume_from_checkpoint=before or None)
         seconds = time.perf_counter() - begun
         result = {
             "seed": options.seed,

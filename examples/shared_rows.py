@@ -1,0 +1,36 @@
+"""A dataset version of Howdah for loops of others: the batches of a rank, and a run.json."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from howdah import storage
+from howdah.config.loader import Config
+from howdah.config.splits import TRAIN
+from howdah.data.manifest import load_dataset
+
+
+def batches(config: Config, rank: int, world: int):
+    """The rank's batches of `training.max_steps` steps in the order that Howdah trains them in, and
+    the number of labels. Arrays: ids_BT, mask_BT, labels_B, weights_B (0: a filler row).
+    """
+    from training.data.readers import BatchSource
+    from training.data.shards import ShardSet
+    from training.prepare import training_planner
+
+    dataset = load_dataset(config.data.dataset)
+    shards = ShardSet(dataset, TRAIN)
+    source = BatchSource(
+        shards, training_planner(config, shards), rank=rank, world=world, max_tokens=10**9,
+        pad_multiple=1, stop_step=config.training.max_steps,
+    )  # fmt: skip
+    return source, len(dataset.manifest.labels)
+
+
+def finish(config: Config, *, steps: int, loss: float, system: str) -> None:
+    """Write that all steps are done. Rank 0 enters."""
+    path = storage.join(config.run.directory, "run.json")
+    ended = {"ended": time.time(), "system": system}
+    values = {"status": "finished", "steps": steps, "loss": loss, "attempts": [ended]}
+    storage.write_whole(path, json.dumps(values).encode())

@@ -1,0 +1,206 @@
+"""The examples as a user starts them: what they train, say of a failure, and leave behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from howdah.core.processes import marked
+from tests import ROOT
+from tests.runs.training_runs import SETTINGS, Finished, train
+from tests.runs.training_runs import _nested as nested
+from tests.support.waiting import wait_until
+from training.checkpoint.manager import Checkpoints
+from training.run.local_dir import RankRecord
+
+MARK = "HOWDAH_EXAMPLE_TEST"
+LIMIT = 280  # seconds; detects a hang
+OURS = ("torch_distributor", "horovod_spark", "ray_train")
+THEIRS = ("deepspeed_zero", "mirrored")
+"""With loops of their own."""
+
+
+class Example:
+    """A started example; a context that leaves no process behind."""
+
+    def __init__(self, name: str, config: Path) -> None:
+        self._token = uuid.uuid4().hex
+        path = os.path.dirname(sys.executable) + os.pathsep + os.environ["PATH"]
+        env = {"PATH": path, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
+               "SPARK_LOCAL_IP": "127.0.0.1", MARK: self._token}  # fmt: skip
+        self.process = subprocess.Popen(
+            [sys.executable, f"examples/{name}.py", str(config)],
+            cwd=ROOT, env=os.environ | env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def __enter__(self) -> Example:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for pid in self.living():
+            os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+
+    def living(self) -> list[int]:
+        return marked(MARK, self._token)
+
+    def rank(self, name: str, value: str) -> int | None:
+        """The process of this example's file whose environment has such a variable."""
+        for pid in self.living():
+            try:
+                process = psutil.Process(pid)
+                if value in process.environ().get(name, "") and "examples/" in process.cmdline()[1]:
+                    return pid
+            except (psutil.Error, IndexError):
+                continue
+        return None
+
+    def end(self) -> tuple[int, str]:
+        """Exit code and output; nothing lives then."""
+        output, _ = self.process.communicate(timeout=LIMIT)
+        wait_until(lambda: not self.living())
+        return self.process.returncode, output
+
+
+@pytest.fixture
+def config(tmp_path, tiny_dataset, tiny_model_dir):
+    """Writes the configuration that all examples train, here with other values; its path."""
+
+    def write(**settings) -> Path:
+        values = SETTINGS | {
+            "run.directory": str(tmp_path / "run"),
+            "data.dataset": tiny_dataset.path,
+            "data.spark.master": "local[2]",
+            "data.spark.driver_memory": "1g",
+            "model.base": tiny_model_dir,
+            "training.framework": "torch",
+        }  # fmt: skip
+        path = tmp_path / "run.yaml"
+        path.write_text(json.dumps(nested(values | settings)))  # JSON is YAML
+        return path
+
+    return write
+
+
+def run_json(config: Path) -> dict:
+    return json.loads((config.parent / "run" / "run.json").read_text())
+
+
+def kill_rank_1(example: Example, directory: str) -> None:
+    """Once a checkpoint is there to go on from."""
+    checkpoints = Checkpoints(os.path.join(directory, "checkpoints"))
+    wait_until(lambda: example.process.poll() is not None or checkpoints.list(), LIMIT)
+    records = {one.rank: one.pid for one in RankRecord.read_all(directory)}
+    os.kill(records[1], signal.SIGKILL)
+
+
+def test_a_bad_configuration_is_refused_before_anything_starts(config):
+    path = config(**{"training.max_stepz": 3})
+    started = {name: Example(name, path) for name in (*OURS, *THEIRS)}
+    for name, example in started.items():
+        with example:
+            code, output = example.end()
+        assert code == 2, output
+        assert "did you mean training.max_steps?" in output, name
+        assert "Traceback" not in output, name
+
+
+# ------------------------------------------------------------------------------------ Spark
+@pytest.fixture
+def made_by_etl(spark, tmp_path, config):
+    """The configuration of a dataset version that the ETL has made from a CSV file."""
+    from tests.fixtures.spark import etl
+    from tests.support.word_rows import write_rows
+
+    source = write_rows(tmp_path / "rows.csv")
+    path = config(**{"data.source": source, "data.dataset": str(tmp_path / "dataset")})
+    assert etl(["--config", str(path)]) == 0
+    return path
+
+
+@pytest.mark.full
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ["torch_distributor", "horovod_spark"])
+def test_on_spark_a_version_of_the_etl_is_trained_to_the_bits_of_howdah_train(
+    made_by_etl, tiny_model_dir, tmp_path, name
+):
+    with Example(name, made_by_etl) as example:
+        code, output = example.end()
+    assert code == 0, output
+    found = run_json(made_by_etl)
+    assert (found["status"], found["steps"], found["world_size"]) == ("finished", 10, 2)
+    assert "finished: 10 steps" in output
+    dataset = str(tmp_path / "dataset")
+    plain = train(
+        str(tmp_path / "plain"), dataset=dataset, base=tiny_model_dir, np_=2, kind="torchrun"
+    )
+    theirs = Finished(str(tmp_path / "run"), 0, "").tensors(10)
+    for key, array in plain.tensors(10).items():
+        np.testing.assert_array_equal(theirs[key], array, err_msg=key)
+
+
+@pytest.mark.full
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ["torch_distributor", "horovod_spark"])
+def test_on_spark_a_killed_rank_is_a_failure_that_says_so(config, name):
+    path = config(**{"training.max_steps": 1_000_000})
+    with Example(name, path) as example:
+        kill_rank_1(example, str(path.parent / "run"))
+        code, output = example.end()
+    assert code == 6, output
+    assert "training did not finish" in output
+    assert run_json(path)["status"] == "failed"
+
+
+# -------------------------------------------------------------------------------------- Ray
+@pytest.mark.full
+@pytest.mark.mpi
+def test_ray_starts_the_group_again_after_a_killed_rank(config):
+    path = config(**{"training.max_steps": 60})
+    with Example("ray_train", path) as example:
+        kill_rank_1(example, str(path.parent / "run"))
+        code, output = example.end()
+    assert code == 0, output
+    found = run_json(path)
+    assert (found["status"], found["steps"]) == ("finished", 60)
+    assert len(found["attempts"]) == 2
+    assert found["attempts"][-1]["resumed_at_step"] >= SETTINGS["checkpoint.every_steps"]
+
+
+# ------------------------------------------------------------------------ loops of their own
+@pytest.mark.full
+@pytest.mark.mpi
+@pytest.mark.parametrize("name", THEIRS)
+def test_a_loop_of_others_trains_the_same_dataset(config, name):
+    framework = {"mirrored": "tensorflow"}.get(name, "torch")
+    path = config(**{"training.framework": framework})
+    with Example(name, path) as example:
+        code, output = example.end()
+    assert code == 0, output
+    assert (run_json(path)["status"], run_json(path)["steps"]) == ("finished", 10)
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+@pytest.mark.parametrize(
+    ("name", "variable", "value"),
+    [("deepspeed_zero", "RANK", "1"), ("mirrored", "TF_CONFIG", '"index": 1')],
+)
+def test_a_killed_rank_of_a_loop_of_others_is_a_failure_that_says_so(config, name, variable, value):
+    path = config(**{"training.max_steps": 1_000_000})
+    with Example(name, path) as example:
+        os.kill(wait_until(lambda: example.rank(variable, value), LIMIT), signal.SIGKILL)
+        code, output = example.end()
+    assert code == 6, output
+    assert "training did not finish" in output
+    assert not (path.parent / "run" / "run.json").exists()
