@@ -77,7 +77,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 forward = forward_tf.forward_fn(net)
                 served = forward_tf.forward_fn(net, as_served=True)
             else:
-                forward_tf.import_weights(net, model_weights(tensors))
+                forward_tf.import_weights(net, model_weights(tensors).items())
             optimizer.restore(tensors, state.step - state.skipped_steps)
             gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
             steps.join(comm)
