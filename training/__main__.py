@@ -25,12 +25,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from howdah import storage
+from howdah.config import launchers
 from howdah.config.loader import Config, require_secrets
 from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
 from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
 from howdah.storage import directories
-from training.comm.backends import implementation, require_carrier
+from training.comm.backends import implementation
 from training.comm.base import Waits, rank_lost
 from training.data.shard_files import TRAFFIC
 from training.elastic.control_channel import ENVIRONMENT as CHANNEL
@@ -59,7 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(args.config, _overrides(args))
         _configure_storage(config)
         require_secrets(config, *NEEDED)
-        require_carrier(config.training.framework, config.training.comm)
+        launcher = launchers.started_by(os.environ)
+        if launcher is not None and here.size > 1:
+            launchers.require_carrier(launcher, config.training.framework, config.training.comm)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
         if here.rank == 0:  # before its log is put there
             directory, mode = config.run.directory, config.run.mode

@@ -14,6 +14,7 @@ import tempfile
 
 from bench import harness
 from bench.training_runs import BATCH, Bench
+from howdah.config.launchers import CARRIES, LAUNCHERS
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 STEPS = int(os.environ.get("BENCH_STEPS", "60"))
@@ -27,11 +28,13 @@ def _added_ms(both: list[float], alone: list[float]) -> float:
 
 
 def _round(bench: Bench) -> dict[str, float]:
-    """What DDP adds, then both frameworks by both launchers, in ms a step."""
+    """What DDP adds, then each framework by each launcher that starts it, in ms a step."""
     found = {"ddp": _added_ms(bench.ddp(2, BATCH), bench.ddp(1, BATCH // 2))}
     for framework in ("torch", "tensorflow"):
         alone = bench.ours(framework, batch=BATCH // 2, set_=ONE_THREAD).seconds
-        for launcher in ("mpirun", "horovodrun"):
+        for launcher, row in LAUNCHERS.items():
+            if framework not in CARRIES[row.comm]:
+                continue
             both = bench.ours(framework, ranks=2, launcher=launcher, set_=ONE_THREAD).seconds
             found[f"{framework} {launcher}"] = _added_ms(both, alone)
     return found

@@ -223,7 +223,9 @@ class PreflightOperator(HowdahOperator):
         if self.backend == "local":
             with refusals():
                 preflight.ranks(self.config, int(self.np))
-                launchers.require(self.launcher, where="launcher")
+                row = launchers.require(self.launcher, where="launcher")
+                if int(self.np) > 1:
+                    preflight.carrier(self.config, row)
             launcher = self.launcher if int(self.np) > 1 else None
         found = preflight.doctor(self.hook, self.backend, self.log, launcher=launcher)
         if self.backend == "yarn":

@@ -7,10 +7,11 @@ from typing import Any
 
 from howdah.airflow import failures
 from howdah.airflow.hook import HowdahHook, refusals
-from howdah.config.launchers import LAUNCHERS
+from howdah.config.launchers import LAUNCHERS, Launcher, require_carrier
+from howdah.config.model import TrainingSection
 from howdah.errors import ConfigError
 
-__all__ = ["doctor", "ranks", "resource_manager"]
+__all__ = ["carrier", "doctor", "ranks", "resource_manager"]
 
 _TRAINING = {"packages", "shared memory"}
 """Checks of `howdah doctor` that a machine must pass to train, but not to submit."""
@@ -35,6 +36,16 @@ def ranks(config: Mapping[str, Any], np: int) -> None:
             got=str(np),
             remedy="start fewer ranks, or raise training.global_batch_size",
         )
+
+
+def carrier(config: Mapping[str, Any], launcher: Launcher) -> None:
+    """Refuse a framework whose ranks the launcher does not start.
+
+    Raises:
+        ConfigError: as `launchers.require_carrier`.
+    """
+    training = TrainingSection.model_validate(config["training"])
+    require_carrier(launcher, training.framework, training.comm)
 
 
 def doctor(

@@ -31,11 +31,19 @@ app.add_typer(config_app, name="config")
 
 
 @app.command()
-def doctor(json: AsJson = False) -> None:
+def doctor(
+    json: AsJson = False,
+    launcher: Annotated[
+        str | None,
+        typer.Option(help=f"Ask for what this one needs: {launchers.either()}; none: for all."),
+    ] = None,
+) -> None:
     """Check this machine: Python, Java, MPI, Horovod, memory, disk, ports, Hadoop's settings."""
+    if launcher is not None:
+        launchers.require(launcher, where="--launcher")
     from howdah.doctor.report import doctor as check
 
-    raise typer.Exit(check(json=json))
+    raise typer.Exit(check(json=json, launcher=launcher))
 
 
 @app.command(
@@ -241,7 +249,7 @@ def train(
     ] = None,
     json: AsJson = False,
 ) -> None:
-    """Train on this machine with Horovod; prints the launcher's command."""
+    """Train on this machine with Horovod or torch.distributed; prints the launcher's command."""
     launchers.require(launcher, where="--launcher")
     overrides = list(set or [])
     if resume is not None:

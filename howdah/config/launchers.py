@@ -11,14 +11,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from howdah.errors import UsageError
+from howdah.errors import ConfigError, UsageError
 
-__all__ = ["CARRIES", "DEFAULT", "LAUNCHERS", "CommKind", "Launcher", "RankVariables", "either",
-           "require", "started_by"]  # fmt: skip
+__all__ = ["CARRIES", "DEFAULT", "LAUNCHERS", "CommChoice", "CommKind", "Launcher", "RankVariables",
+           "either", "require", "require_carrier", "started_by"]  # fmt: skip
 
 CommKind = Literal["horovod", "torch"]
 """What carries the ranks' collectives, Horovod or torch.distributed: training/comm/backends.py has
 a Comm of each kind."""
+
+CommChoice = Literal["auto", "horovod", "torch"]
+"""`training.comm`: a kind, or the launcher's."""
 
 CARRIES: dict[CommKind, tuple[str, ...]] = {
     "horovod": ("tensorflow", "torch"), "torch": ("torch",),
@@ -86,8 +89,10 @@ LAUNCHERS: dict[str, Launcher] = {
         variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         comm="torch",
         package="PyTorch (pip install 'howdah[torch]')",
-        failure_report=r"[WE]\d{4} \d\d:\d\d:\d\d\.\d+ .*torch/"
-        r"|Traceback \(most recent call last\)",  # torch 2.13
+        # Not its other warnings: what follows them is the ranks'. torch 2.13
+        failure_report=r"[WE]\d{4} [\d:.]+ \d+ torch/distributed/elastic/.*"
+        r"(Sending process|failed \(exitcode|death signal|Unable to shutdown|did not exit)"
+        r"|Traceback \(most recent call last\)",
     ),
 }  # fmt: skip
 """In the order in which a process looks for their variables. A rank of an MPI job on YARN has the
@@ -116,6 +121,32 @@ def require(name: str, *, where: str | None = None) -> Launcher:
     if name not in LAUNCHERS:
         raise UsageError("unknown launcher", where=where, expected=either(), got=repr(name))
     return LAUNCHERS[name]
+
+
+def require_carrier(launcher: Launcher, framework: str, choice: CommChoice) -> None:
+    """Refuse ranks whose sums nothing would carry.
+
+    Args:
+        framework: `training.framework`.
+        choice: `training.comm`.
+    Raises:
+        ConfigError: the launcher starts no ranks of the framework, or none that the carrier joins.
+    """
+    if framework not in CARRIES[launcher.comm]:
+        able = [name for name, row in LAUNCHERS.items() if framework in CARRIES[row.comm]]
+        raise ConfigError(
+            f"{launcher.title} starts ranks of torch.distributed, which {framework} cannot join",
+            where=f"training.framework: {framework}",
+            expected=f"training.framework: {' or '.join(CARRIES[launcher.comm])}",
+            remedy=f"start it with {' or '.join(able)} (howdah train --launcher {able[-1]})",
+        )
+    if launcher.comm == "torch" and choice == "horovod":
+        raise ConfigError(
+            f"Horovod cannot join ranks that {launcher.title} has started",
+            where="training.comm: horovod",
+            expected="training.comm: auto or torch",
+            remedy="leave training.comm out, or start the ranks with mpirun or horovodrun",
+        )
 
 
 def started_by(environ: Mapping[str, str]) -> Launcher | None:

@@ -13,6 +13,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from howdah.config.data import DataSection
+from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.types import (
@@ -65,10 +66,6 @@ class ModelSection(Section):
 
 
 # -------------------------------------------------------------------------------- training
-CommChoice = Literal["auto", "horovod", "torch"]
-"""`training.comm`."""
-
-
 class ParallelSection(Section):
     shard: Literal["none", "optimizer"] = "none"
     """What the ranks divide among themselves (framework torch only, not for elastic jobs). none:
@@ -189,7 +186,7 @@ class CheckpointSection(Section):
     given, the limit that is reached first applies."""
     grace_seconds: float = Field(default=30.0, gt=0)
     """Seconds for rank 0 to save when the job is stopped or has lost another rank, with `howdah
-    train` and on YARN. Bare mpirun and horovodrun have their own limits."""
+    train` and on YARN. Bare launchers have their own limits."""
 
     @property
     def failure_seconds(self) -> float | None:

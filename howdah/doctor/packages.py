@@ -95,7 +95,10 @@ def check_horovod(env: Mapping[str, str]) -> Check:
     name = "Horovod"
     libraries = horovod_libraries()
     if libraries is None:
-        return Check(name, "fail", "not installed", _SET_UP)
+        if installed_version("tensorflow"):
+            return Check(name, "fail", "not installed", _SET_UP)
+        found = "not installed; PyTorch's ranks are started with `howdah train --launcher torchrun`"
+        return Check(name, "warn", found, f"{_SET_UP}, for jobs on YARN and the other launchers")
     version = installed_version("horovod") or "of unknown version"
     rebuild = f"{_SET_UP}; in another environment: tools/build_horovod.py --python PYTHON --install"
     absent = [fw for fw in FRAMEWORKS if installed_version(fw) and fw not in libraries]

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
+from howdah.config.launchers import LAUNCHERS
 from howdah.doctor import checks, hadoop, packages, spark, yarn
 from howdah.doctor.checks import Check
 
@@ -70,16 +71,31 @@ def render(findings: Sequence[Check], *, colour: bool = False) -> str:
     return "\n".join(lines)
 
 
-def doctor(json: bool = False) -> int:
+def of_launcher(findings: Sequence[Check], launcher: str) -> list[Check]:
+    """The findings, with those skipped that only other launchers than this one need."""
+    others = {check for row in LAUNCHERS.values() for check in row.checks}
+    needless = others - {*LAUNCHERS[launcher].checks}
+    return [
+        Check(one.name, "skip", f"not needed with --launcher {launcher}")
+        if one.name in needless
+        else one
+        for one in findings
+    ]
+
+
+def doctor(json: bool = False, launcher: str | None = None) -> int:
     """Check this machine and print the findings on stdout.
 
     Args:
         json: print exactly one JSON object instead of lines.
+        launcher: one of LAUNCHERS: what only others need is not asked for; None: all are.
 
     Returns:
         The exit code: 0, or 1 if something needed is missing.
     """
     findings = run_checks()
+    if launcher is not None:
+        findings = of_launcher(findings, launcher)
     good = all(check.status != "fail" for check in findings)
     if json:
         report = {"ok": good, "checks": [check.as_dict() for check in findings]}

@@ -143,6 +143,28 @@ def test_horovod_not_installed(monkeypatch):
     assert doctor_packages.check_horovod(os.environ).status == "fail"
 
 
+def test_pytorch_alone_needs_no_horovod(monkeypatch):
+    monkeypatch.setattr(doctor_packages, "horovod_libraries", lambda: None)
+    there = {"torch": "2.13.0"}
+    monkeypatch.setattr(doctor_packages, "installed_version", there.get)
+    check = doctor_packages.check_horovod(os.environ)
+    assert check.status == "warn"
+    assert "--launcher torchrun" in check.found and check.remedy
+
+
+def test_what_only_other_launchers_need_is_not_asked_for():
+    missing = [Check("MPI", "fail", "none", "x"), Check("Horovod", "fail", "none", "x"),
+               Check("Java", "fail", "none", "x")]  # fmt: skip
+    for launcher, failing in (
+        ("torchrun", {"Java"}),
+        ("horovodrun", {"Horovod", "Java"}),
+        ("mpirun", {"MPI", "Horovod", "Java"}),
+    ):
+        found = doctor.of_launcher(missing, launcher)
+        assert {one.name for one in found if one.status == "fail"} == failing
+        assert [one.name for one in found] == ["MPI", "Horovod", "Java"]
+
+
 def test_horovod_of_this_environment_has_both_controllers():
     check = doctor_packages.check_horovod(os.environ)
     assert check.status == "ok", check

@@ -1,5 +1,7 @@
 """A rank of tests/training/elastic/test_comm.py: joins worlds and sums, by commands on stdin.
 
+The framework is tensorflow, torch, or torch.distributed: torch without Horovod.
+
 A line in is {"env": {...}} (join that world), {"sum": x} or {"sum": x, "give_up": seconds}; a line
 out is {"joined": size}, {"sum": y} or {"lost": text}.
 """
@@ -16,16 +18,19 @@ import numpy as np
 from howdah.core.processes import die_with_parent
 
 
-def main(framework: str) -> None:
+def main(kind: str) -> None:
     from training.process import env
 
+    framework = kind.partition(".")[0]
     die_with_parent()
     env.prepare(framework, threads=1)
     from training.comm import backends
     from training.comm.base import RankLost
 
-    if framework == "torch":
+    if kind == "torch":
         import training.comm.horovod_torch
+    elif kind == "torch.distributed":
+        import training.comm.distributed_torch
     else:
         import training.comm.horovod_tf  # noqa: F401
     print(json.dumps({"ready": os.getpid()}), flush=True)
@@ -38,7 +43,7 @@ def main(framework: str) -> None:
                     comm.shutdown()
                     comm = None
                 os.environ.update(command["env"])
-                comm = backends.init(framework)
+                comm = backends.init(framework, limit=float(command["limit"]))
                 answer = {"joined": comm.size}
             else:
                 if "give_up" in command:

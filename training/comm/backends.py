@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from howdah.config.launchers import CARRIES, LAUNCHERS, CommKind, Launcher, either, started_by
-from howdah.config.model import CommChoice
-from howdah.errors import ClusterError, ConfigError, UsageError
+from howdah.config import launchers
+from howdah.config.launchers import CommChoice, CommKind, Launcher, either, started_by
+from howdah.errors import ClusterError, UsageError
 from training.comm.base import Comm, SoloComm, Waits
 from training.comm.connections import Connections
 from training.process.env import rank_env
 
-__all__ = ["COMMS", "carrier", "implementation", "init", "require_carrier"]
+__all__ = ["COMMS", "carrier", "implementation", "init"]
 
 
 def init(
@@ -34,9 +34,12 @@ def init(
         waits: counts the time in collectives.
         connections: collects those to the other ranks; another thread may shut them, also while
             the world forms.
+        choice: `training.comm`.
+        limit: seconds after which a collective of torch.distributed fails; None: no limit.
     Raises:
-        ClusterError: the launcher's library is missing or lacks the framework, or it found another
+        ClusterError: the carrier's library is missing or lacks the framework, or it found another
             world than the launcher's.
+        ConfigError: nothing carries collectives of this framework under this launcher.
         RankLost: a rank was lost while the world formed.
     """
     here, launcher = rank_env(), started_by(os.environ)
@@ -62,37 +65,12 @@ def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> 
     Raises:
         ConfigError: nothing does.
     """
-    if framework not in CARRIES[launcher.comm]:
-        able = [name for name, row in LAUNCHERS.items() if framework in CARRIES[row.comm]]
-        raise ConfigError(
-            f"{launcher.title} starts ranks of torch.distributed, which {framework} cannot join",
-            where=f"training.framework: {framework}",
-            expected=f"training.framework: {' or '.join(CARRIES[launcher.comm])}",
-            remedy=f"start it with {' or '.join(able)} (howdah train --launcher {able[-1]})",
-        )
-    if launcher.comm == "torch" and choice == "horovod":
-        raise ConfigError(
-            f"Horovod cannot join ranks that {launcher.title} has started",
-            where="training.comm: horovod",
-            expected="training.comm: auto or torch",
-            remedy="leave training.comm out, or start the ranks with mpirun or horovodrun",
-        )
+    launchers.require_carrier(launcher, framework, choice)
     if choice != "auto":
         return choice
     if launcher.comm == "horovod" and framework == "torch" and not _horovod_installed(framework):
         return "torch"
     return launcher.comm
-
-
-def require_carrier(framework: str, choice: CommChoice) -> None:
-    """Refuse, before the framework is imported, a world whose collectives nothing carries.
-
-    Raises:
-        ConfigError: as `carrier`.
-    """
-    launcher = started_by(os.environ)
-    if launcher is not None and rank_env().size > 1:
-        carrier(launcher, framework, choice)
 
 
 def _horovod_installed(framework: str) -> bool:

@@ -27,8 +27,8 @@ __all__ = ["TorchComm"]
 _LONGEST_SECONDS = 366 * 24 * 3600.0
 """For no limit: torch has none, and its default would end a rank that rightly waits."""
 _AFTER_OURS_SECONDS = 300.0
-"""On GPUs torch's watchdog aborts a process without a save; training/run/collective_limit.py ends it
-before that, with one."""
+"""On GPUs torch's watchdog aborts a process without a save: training/run/collective_limit.py, which
+saves, goes before."""
 
 
 class TorchComm(Comm):
@@ -73,7 +73,10 @@ class TorchComm(Comm):
                 # Every rank enters: the first collective makes the connections.
                 self.local_rank, self.local_size = self._on_this_node()
         except RankLost:
-            self.shutdown()  # the process may form another world
+            # The process may form another world. torch names a world by a counter, which ranks must
+            # have alike; only a world that has formed sets it back as it ends.
+            self.shutdown()
+            dist.distributed_c10d._world.group_count = 0
             raise
         self.backend = f"torch.distributed ({'gloo, nccl' if on_gpu else 'gloo'})"
 
@@ -221,6 +224,6 @@ def _meeting_point(size: int) -> dict:
         "nothing says where the ranks of torch.distributed find each other",
         expected="MASTER_ADDR and MASTER_PORT in the environment"
         f" (or, for ranks of one machine, {STORE}: a file)",
-        remedy="start the ranks with `howdah train` or torchrun, which set them; or give both to your"
-        " launcher (mpirun: -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<a free port>)",
+        remedy="start the ranks with `howdah train` or torchrun, which set them; or give both to"
+        " your launcher (mpirun: -x MASTER_ADDR=<host of rank 0> -x MASTER_PORT=<a free port>)",
     )

@@ -282,11 +282,11 @@ class CheckpointSaver:
             self._run.say(f"step {self._state.step} is saved")
 
     def _fall_back(self) -> None:
-        """In the place of `_save_last_completed`: the moments are divided among ranks that cannot be
-        asked for them any more."""
+        """In the place of `_save_last_completed`: the moments are divided among ranks that can no
+        longer be asked for them."""
         self._run.say(
             f"step {self._state.step}, the last one completed, cannot be saved: the optimizer's"
-            " state is divided among the ranks (training.parallel.shard), and they are not all here;"
+            " state is divided among ranks that are not all here (training.parallel.shard);"
             f" the run falls back on the newest checkpoint, {self._newest()}"
         )
 

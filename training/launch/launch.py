@@ -38,7 +38,6 @@ from howdah.errors import (
 from howdah.storage import directories, growing
 from training.checkpoint.fence import FencedOff
 from training.checkpoint.manager import Checkpoints
-from training.comm import backends
 from training.launch import command as launch_command
 from training.launch.output import Relay
 from training.process import failure
@@ -98,8 +97,8 @@ def train(
             remedy="raise it, or start fewer ranks",
         )
     if np > 1 or hosts is not None:
-        row = launchers.require(launcher)
-        backends.carrier(row, config.training.framework, config.training.comm)
+        training = config.training
+        launchers.require_carrier(launchers.require(launcher), training.framework, training.comm)
     directory = config.run.directory
     require_secrets(config, *NEEDED)
     directories.take(directory, config.run.mode, key="run.directory", below=directories.BELOW)

@@ -5,7 +5,7 @@ Who sends what:
 - `howdah train` passes on its own SIGINT as SIGUSR1 and its SIGTERM as SIGUSR2, to every rank, and
   waits. These are orderly: all ranks agree on the step they stop at.
 - A SIGINT or SIGTERM to one process that trains alone is orderly too.
-- With several ranks, SIGINT or SIGTERM comes from the launcher (mpirun, horovodrun), which tears
+- With several ranks, SIGINT or SIGTERM comes from the launcher (mpirun, torchrun...), which tears
   the job down, kills a moment later, and may have lost a rank already. No collective can be trusted
   any more: each rank stops alone, and rank 0 saves the last step it has completed.
 

@@ -145,8 +145,8 @@ def test_a_crash_is_retried_and_a_check_that_fails_is_not():
         ("disk", "fail", True, True),
         ("Spark", "fail", True, True),
         ("disk", "warn", False, False),
-        ("Horovod", "fail", True, False),  # an edge node trains nothing
-        ("MPI", "fail", False, False),  # one rank and horovodrun do without
+        ("Horovod", "fail", False, False),  # one rank does without; an edge node trains nothing
+        ("MPI", "fail", False, False),  # one rank does without
         ("ResourceManager", "fail", False, True),
         ("HADOOP_CONF_DIR", "skip", False, True),  # it knows no cluster to submit to
     ],
@@ -167,8 +167,9 @@ def test_which_findings_of_the_doctor_stop_a_run(hook, name, status, local, yarn
     )
     program.chmod(0o755)
     for backend, launcher, stops in (
-        ("local", None, local), ("local", "horovodrun", local), ("yarn", None, yarn),
-        ("local", "mpirun", local or (name, status) == ("MPI", "fail")),
+        ("local", None, local), ("local", "torchrun", local), ("yarn", None, yarn),
+        ("local", "horovodrun", local or name == "Horovod"),
+        ("local", "mpirun", local or name in ("Horovod", "MPI")),
     ):  # fmt: skip
         asked = hook(command=str(program))
         if not stops:
@@ -188,6 +189,15 @@ def test_ranks_without_a_row_are_refused_before_anything_is_made():
     for np in (0, 5):
         with pytest.raises(ConfigError, match="no row for each rank"):
             ranks(config, np)
+
+
+def test_a_launcher_that_does_not_start_the_framework_is_refused_before_anything_is_made():
+    from howdah.airflow.preflight import carrier
+    from howdah.config.launchers import LAUNCHERS
+
+    carrier({"training": {"framework": "torch"}}, LAUNCHERS["torchrun"])
+    with pytest.raises(ConfigError, match="which tensorflow cannot join"):
+        carrier({"training": {}}, LAUNCHERS["torchrun"])
 
 
 def test_preflight_without_a_source_plans_the_run_and_makes_no_dataset(

@@ -1,4 +1,4 @@
-"""Every primitive of training/comm/base.py over real Horovod, and in a world of one."""
+"""Every primitive of training/comm/base.py over real Horovod and torch.distributed, and alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import sys
 import numpy as np
 import pytest
 
-from howdah.errors import ClusterError
+from howdah.config.launchers import LAUNCHERS
+from howdah.doctor import packages
+from howdah.errors import ClusterError, ConfigError
 from tests.runs.training_runs import LAUNCH_SECONDS, ROOT, launcher
 from training.comm import backends
 from training.comm.base import SoloComm, split_apart, split_evenly
@@ -19,6 +21,8 @@ from training.comm.base import SoloComm, split_apart, split_evenly
 WORLDS = [
     pytest.param("torch", "mpirun", 2, marks=pytest.mark.mpi),
     pytest.param("tensorflow", "horovodrun", 2, marks=pytest.mark.mpi),
+    pytest.param("torch", "torchrun", 3, marks=pytest.mark.mpi),
+    pytest.param("torch", "torchrun", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     pytest.param("torch", "horovodrun", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     pytest.param("tensorflow", "mpirun", 2, marks=[pytest.mark.mpi, pytest.mark.full]),
     pytest.param("torch", "horovodrun", 3, marks=[pytest.mark.mpi, pytest.mark.full]),
@@ -44,9 +48,10 @@ def test_every_primitive_on_every_rank(tmp_path, framework, kind, size):
     total = float(sum(rank + 1 for rank in ranks))
     seen = [json.loads((tmp_path / f"rank.{rank}.json").read_text()) for rank in ranks]
     assert [one["rank"] for one in seen] == list(ranks)
-    carrier = {"mpirun": "mpi", "horovodrun": "gloo"}[kind]
+    backend = {"mpirun": "horovod (mpi)", "horovodrun": "horovod (gloo)",
+               "torchrun": "torch.distributed (gloo)"}[kind]  # fmt: skip
     for one in seen:
-        assert (one["size"], one["backend"]) == (size, f"horovod ({carrier})")
+        assert (one["size"], one["backend"]) == (size, backend)
         assert one["sum"] == [size, total - size, size * 2.0**40 + total - size]
         rows = [r for rank in ranks for r in (np.arange(2 * rank).reshape(rank, 2) + 10 * rank)]
         assert one["gather"] == [[float(x) for x in row] for row in rows]
@@ -64,7 +69,7 @@ def test_every_primitive_on_every_rank(tmp_path, framework, kind, size):
             assert one[key] == [[total] * 3, [[0.5 * size] * 2] * 2]
         assert one["row_ids"] == [x for rank in ranks for x in (rank, 7)]
         assert one["row_values"] == [[rank + 1.0] * 4 for rank in ranks for _ in range(2)]
-        if carrier == "gloo":  # MPI polls until the machine runs the other rank
+        if "gloo" in backend:  # MPI polls until the machine runs the other rank
             assert one["others_woken"] < 300, one["others_woken"]  # each millisecond: 500 at least
     assert seen[0]["used_waiting"] < 0.1  # hvd.synchronize() in torch polled: 0.4
 
@@ -75,6 +80,7 @@ def no_launcher(monkeypatch):
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"):
         monkeypatch.delenv(f"HOROVOD_{name}", raising=False)
         monkeypatch.delenv(f"OMPI_COMM_WORLD_{name}", raising=False)
+    monkeypatch.delenv("RANK", raising=False)
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
@@ -98,6 +104,30 @@ def test_without_horovod_the_error_of_several_ranks_names_make_setup(no_launcher
     with pytest.raises(ClusterError, match="Horovod for torch cannot be loaded") as caught:
         backends.init("torch")
     assert "make setup" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("launcher", "framework", "choice", "there", "carrier"),
+    [
+        ("mpirun", "torch", "auto", True, "horovod"),
+        ("mpirun", "torch", "auto", False, "torch"),
+        ("mpirun", "torch", "torch", True, "torch"),
+        ("horovodrun", "torch", "horovod", False, "horovod"),  # asked for: refused when it loads
+        ("mpirun", "tensorflow", "auto", False, "horovod"),
+        ("torchrun", "torch", "auto", True, "torch"),
+        ("torchrun", "torch", "torch", False, "torch"),
+        ("torchrun", "torch", "horovod", True, ConfigError),
+        ("torchrun", "tensorflow", "auto", True, ConfigError),
+    ],
+)
+def test_what_carries_sums(monkeypatch, launcher, framework, choice, there, carrier):
+    libraries = {"torch": "lib.so"} if there else None
+    monkeypatch.setattr(packages, "horovod_libraries", lambda: libraries)
+    if carrier is ConfigError:
+        with pytest.raises(ConfigError):
+            backends.carrier(LAUNCHERS[launcher], framework, choice)
+    else:
+        assert backends.carrier(LAUNCHERS[launcher], framework, choice) == carrier
 
 
 # -------------------------------------------------------------------------------------- messages

@@ -1,8 +1,9 @@
-"""Horovod in one process and several worlds: lost, missing and stopped ranks."""
+"""One process in several worlds, by each carrier: lost, missing and stopped ranks."""
 
 from __future__ import annotations
 
 import http.server
+import itertools
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from tests.runs.local_jobs import ROOT
 pytestmark = pytest.mark.mpi
 
 LIMIT = 120  # seconds; detects a hang
-FRAMEWORKS = ["torch", pytest.param("tensorflow", marks=pytest.mark.full)]
+FRAMEWORKS = ["torch", pytest.param("tensorflow", marks=pytest.mark.full), "torch.distributed"]
 
 
 class Store(http.server.BaseHTTPRequestHandler):
@@ -44,11 +45,24 @@ class Store(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def join():
+def join(tmp_path):
     """Start a store for a new world; returns its ranks' environments."""
-    servers = []
+    servers, files = [], itertools.count()
 
-    def world(size: int, timeout: int) -> list[dict]:
+    def world(size: int, timeout: int, framework: str) -> list[dict]:
+        if framework == "torch.distributed":
+            store = str(tmp_path / f"ranks-{next(files)}")
+            return [
+                {
+                    "RANK": str(rank),
+                    "WORLD_SIZE": str(size),
+                    "LOCAL_RANK": str(rank),
+                    "LOCAL_WORLD_SIZE": str(size),
+                    "HOWDAH_STORE": store,
+                    "LIMIT": str(timeout),
+                }
+                for rank in range(size)
+            ]
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Store)
         server.daemon_threads, server.values = True, {}
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -68,6 +82,7 @@ def join():
                 "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
                 "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_port),
                 "HOROVOD_GLOO_TIMEOUT_SECONDS": str(timeout),
+                "LIMIT": str(timeout),
             }
             for rank in range(size)
         ]
@@ -131,7 +146,7 @@ def ranks(tmp_path):
 def together(members: list[Rank], envs: list[dict]) -> None:
     """They form a world, and its sums are right."""
     for one, env in zip(members, envs, strict=True):
-        one.ask(env=env)
+        one.ask(env=env, limit=env["LIMIT"])
     assert [one.answer() for one in members] == [{"joined": len(envs)}] * len(members)
     for number, one in enumerate(members):
         one.ask(sum=2.0**number)
@@ -143,32 +158,34 @@ def together(members: list[Rank], envs: list[dict]) -> None:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_after_a_killed_rank_the_others_form_another_world(ranks, join, framework):
     first, second, third = ranks(framework, 3)
-    together([first, second, third], join(3, 60))
+    together([first, second, third], join(3, 60, framework))
     first.ask(sum=1.0)
     third.ask(sum=1.0)
     second.signal(signal.SIGKILL)
     assert "lost" in first.answer() and "lost" in third.answer()
     (fourth,) = ranks(framework, 1)
     # Their ranks change as well: the third becomes the second.
-    together([first, third, fourth], join(3, 60))
+    together([first, third, fourth], join(3, 60, framework))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_missing_rank_fails_the_forming_world_not_the_process(ranks, join, framework):
     first, second, third = ranks(framework, 3)
-    together([first, second], join(2, 60))
-    for one, env in zip((first, second), join(3, 3), strict=False):  # no process is the third
-        one.ask(env=env)
+    together([first, second], join(2, 60, framework))
+    incomplete = join(3, 3, framework)[:2]  # no process is the third
+    for one, env in zip((first, second), incomplete, strict=True):
+        one.ask(env=env, limit=env["LIMIT"])
     assert "lost" in first.answer() and "lost" in second.answer()
-    together([first, second, third], join(3, 60))
+    together([first, second, third], join(3, 60, framework))
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_giving_up_a_stopped_rank_ends_the_others_collective(ranks, join, framework):
     first, second, third = ranks(framework, 3)
-    together([first, second, third], join(3, 600))  # Gloo itself would wait for ten minutes
+    # Gloo itself would wait for ten minutes.
+    together([first, second, third], join(3, 600, framework))
     second.signal(signal.SIGSTOP)
     first.ask(sum=1.0, give_up=1)
     third.ask(sum=1.0, give_up=1)
     assert "lost" in first.answer() and "lost" in third.answer()
-    together([third, first], join(2, 60))
+    together([third, first], join(2, 60, framework))

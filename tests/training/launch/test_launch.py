@@ -77,6 +77,14 @@ def test_horovodrun_takes_gloo():
     assert argv[4:] == ["-np", "3", "--gloo", "-H", "localhost:3", *RANK]
 
 
+def test_torchrun_waits_for_the_checkpoint_and_starts_ranks_here_alone():
+    argv = words(np=3, launcher="torchrun", grace_seconds=45.5)
+    assert argv[:4] == [sys.executable, "-m", "training.launch.torchrun", "46"]
+    assert argv[4:] == ["--nnodes", "1", "--nproc-per-node", "3", "--no-python", *RANK]
+    with pytest.raises(UsageError, match="its own machine only"):
+        words(launcher="torchrun", hosts="a:1,b:1")
+
+
 def test_mpirun_waits_for_the_checkpoint():
     argv = words(grace_seconds=90)
     assert argv[argv.index("odls_base_sigkill_timeout") + 1] == "90"
@@ -91,33 +99,35 @@ def test_each_launcher_of_the_table_can_be_started_and_has_a_comm():
     for name, row in LAUNCHERS.items():
         assert words(launcher=name)[-len(RANK) :] == RANK
         assert row.comm in backends.COMMS
-    assert set(get_args(launchers.CommKind)) == set(backends.COMMS)
+    assert set(get_args(launchers.CommKind)) == set(backends.COMMS) == set(launchers.CARRIES)
+    assert set(get_args(launchers.CommChoice)) == {"auto", *backends.COMMS}
 
 
 def test_another_launcher_is_a_row_and_a_comm(monkeypatch):
     """What starts a process decides what carries its collectives."""
 
     class OtherComm(comm.SoloComm):
-        def __init__(self, waits, connections):
+        def __init__(self, waits, connections, limit):
             super().__init__(waits)
             self.rank, self.size = 1, 4
 
     row = Launcher(
-        title="torchrun",
-        variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        title="another",
+        variables=RankVariables("OTHER_RANK", "OTHER_SIZE", "OTHER_LOCAL", "OTHER_LOCAL_SIZE"),
         comm="other",
-        package="torch",
+        package="other",
         failure_report="Root Cause",
     )
     for known in LAUNCHERS.values():
         monkeypatch.delenv(known.variables.rank, raising=False)
-    monkeypatch.setitem(LAUNCHERS, "torchrun", row)
+    monkeypatch.setitem(LAUNCHERS, "another", row)
+    monkeypatch.setitem(launchers.CARRIES, "other", ("torch",))
     monkeypatch.setitem(backends.COMMS, "other", lambda framework: OtherComm)
-    for name, value in (("RANK", 1), ("WORLD_SIZE", 4), ("LOCAL_RANK", 1), ("LOCAL_WORLD_SIZE", 2)):
-        monkeypatch.setenv(name, str(value))
-    assert env.rank_env() == env.RankEnv(1, 4, 1, 2, "torchrun")
+    for name, value in (("RANK", 1), ("SIZE", 4), ("LOCAL", 1), ("LOCAL_SIZE", 2)):
+        monkeypatch.setenv(f"OTHER_{name}", str(value))
+    assert env.rank_env() == env.RankEnv(1, 4, 1, 2, "another")
     assert isinstance(backends.init("torch"), OtherComm)
-    assert launchers.either() == "horovodrun, mpirun or torchrun"
+    assert launchers.either() == "horovodrun, mpirun, torchrun or another"
 
 
 @pytest.mark.parametrize("changes", [{"np": 0}, {"launcher": "srun"}])
@@ -161,6 +171,20 @@ def relayed(text: str, tmp_path) -> tuple[str, str, str]:
         relay.take(line)
     relay.finish()
     return target.getvalue(), relay.held_back(), (tmp_path / "logs" / "launcher").read_text()
+
+
+def test_torchrun_s_account_of_a_failed_job_is_held_back_and_its_other_warnings_are_not(tmp_path):
+    head = "1125 09:21:05.897000 21618 torch/"
+    shown, held, _ = relayed(f"W{head}run.py:874] Setting OMP\nstep 1/2\n", tmp_path)
+    assert (shown, held) == (f"W{head}run.py:874] Setting OMP\nstep 1/2\n", "")
+    api = "distributed/elastic/multiprocessing/api.py"
+    for words_ in (
+        f"W{head}{api}:1028] Sending process 21708 closing signal SIGTERM",
+        f"E{head}{api}:1002] failed (exitcode: -9) local_rank: 1 (pid: 7) of binary: python",
+        f"W{head}distributed/elastic/agent/server/api.py:753] Received 15 death signal, shutting",
+    ):
+        shown, held, _ = relayed(f"step 1/2\n{words_}\nRoot Cause\n", tmp_path)
+        assert (shown, held) == ("step 1/2\n", f"{words_}\nRoot Cause")
 
 
 def test_the_launchers_accounts_of_a_failed_job_are_held_back_and_logged(tmp_path):

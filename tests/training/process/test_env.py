@@ -30,11 +30,17 @@ ROOT = str(REPOSITORY)
              "OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"},
             RankEnv(1, 2, 1, 2, "Open MPI"),
         ),
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"},
+            RankEnv(3, 4, 1, 2, "torchrun"),
+        ),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, RankEnv(3, 4, 0, 1, "torchrun")),  # PyTorchJob
+        ({"RANK": "3"}, RankEnv()),  # a variable of something else
     ],
 )  # fmt: skip
 def test_who_a_process_is(monkeypatch, variables, expected):
     for name in list(os.environ):
-        if name.startswith(("HOROVOD_", "OMPI_")):
+        if name.startswith(("HOROVOD_", "OMPI_")) or name in ("RANK", "WORLD_SIZE"):
             monkeypatch.delenv(name)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
