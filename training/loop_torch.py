@@ -173,7 +173,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     scale.update(math.isfinite(norm))
                     state.advance(job.planner, batch.epoch, batch.step)
                     evaluator.schedule()
-                # -- every rank enters with its share of the new weights, where they have shares
+                # Every rank enters, where each has updated its share. Outside of the lock: a thread
+                # that ends this process takes it, and a collective may hang.
                 optimizer.share(comm)
                 gradients.zero_()
                 run.step_done(
@@ -189,7 +190,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
 
                 # -- what all ranks have agreed on in that sum: none decides anything else alone
-                stop, change, saver.agreed = (total > 0 for total in totals[1:4])
+                stop, change = totals[1] > 0, totals[2] > 0
+                saver.agreed = totals[3] > 0
                 last = state.step >= total_steps
                 saver.check(give_up=not stop)  # rank 0; no collective
 

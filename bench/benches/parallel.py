@@ -57,9 +57,7 @@ def _launch(directory: str, config: dict, steps: int) -> list[tuple[float, dict[
     os.makedirs(directory, exist_ok=True)
     path = f"{directory}/given.yaml"
     Path(path).write_text(yaml.safe_dump(config), encoding="utf-8")
-    sampler = Sampler(
-        lambda: {one.rank: one.pid for one in RankRecord.read_all(directory)}
-    ).start()
+    sampler = Sampler(lambda: {one.rank: one.pid for one in RankRecord.read_all(directory)}).start()
     done = subprocess.run(
         [sys.executable, "-m", "howdah.cli", "train", "--config", path, "--np", str(RANKS),
          "--launcher", "torchrun"],
