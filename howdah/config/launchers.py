@@ -88,7 +88,7 @@ LAUNCHERS: dict[str, Launcher] = {
         title="torchrun",
         variables=RankVariables("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
         comm="torch",
-        package="PyTorch (pip install 'howdah[torch]')",
+        package="PyTorch, as pip install 'howdah[torch]' does",
         # Not its other warnings: what follows them is the ranks'. torch 2.13
         failure_report=r"[WE]\d{4} [\d:.]+ \d+ torch/distributed/elastic/.*"
         r"(Sending process|failed \(exitcode|death signal|Unable to shutdown|did not exit)"

@@ -16,7 +16,7 @@ from training.comm.base import Comm, SoloComm, Waits
 from training.comm.connections import Connections
 from training.process.env import rank_env
 
-__all__ = ["COMMS", "carrier", "implementation", "init"]
+__all__ = ["COMMS", "carrier", "horovod_installed", "implementation", "init"]
 
 
 def init(
@@ -68,12 +68,12 @@ def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> 
     launchers.require_carrier(launcher, framework, choice)
     if choice != "auto":
         return choice
-    if launcher.comm == "horovod" and framework == "torch" and not _horovod_installed(framework):
+    if launcher.comm == "horovod" and framework == "torch" and not horovod_installed(framework):
         return "torch"
     return launcher.comm
 
 
-def _horovod_installed(framework: str) -> bool:
+def horovod_installed(framework: str) -> bool:
     """Whether Horovod is there for the framework, without importing either."""
     from howdah.doctor.packages import horovod_libraries
 

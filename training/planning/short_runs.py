@@ -16,6 +16,7 @@ from howdah.core import machine
 from howdah.core.child import Child
 from howdah.core.processes import descendants
 from howdah.errors import TrainingError
+from training.comm.backends import horovod_installed
 from training.launch import command as launch_command
 from training.process import failure
 from training.run.local_dir import process_start
@@ -29,8 +30,13 @@ _LEAST_STEPS, _MOST_STEPS = 8, 60
 _ENOUGH_SECONDS = 6.0
 """Steps are measured until they took so long in all: short steps vary more."""
 _HANG_SECONDS = 900.0
-_LAUNCHER = "horovodrun"
-"""Its ranks sum over Gloo as those of a job on YARN do, which `howdah plan` predicts."""
+
+
+def _launcher(framework: str) -> str:
+    """One whose ranks sum over Gloo as those of a job on YARN do, which `howdah plan` predicts."""
+    if framework == "torch" and not horovod_installed(framework):
+        return "torchrun"
+    return "horovodrun"
 
 
 def short(config: Config, directory: str, batch: int, threads: int) -> Config:
@@ -102,7 +108,7 @@ class _Run:
         argv = launch_command.command(
             path,
             np=ranks,
-            launcher=_LAUNCHER,
+            launcher=_launcher(config.training.framework),
             cores=machine.cores(),
             is_root=os.geteuid() == 0,
         )
@@ -139,7 +145,7 @@ def probe(framework: str, messages: Sequence[int], directory: str) -> dict:
     sizes = json.dumps(list(messages))
     rank = [sys.executable, "-m", "training.planning.network_probe", framework, sizes, out]
     argv = launch_command.command(
-        "-", np=2, launcher=_LAUNCHER, cores=machine.cores(), is_root=False, rank=rank
+        "-", np=2, launcher=_launcher(framework), cores=machine.cores(), is_root=False, rank=rank
     )
     output = os.path.join(directory, "probe.txt")
     with _running(argv, output) as process:
@@ -154,7 +160,8 @@ def probe(framework: str, messages: Sequence[int], directory: str) -> dict:
 @contextlib.contextmanager
 def _running(argv: Sequence[str], output: str) -> Iterator[Child]:
     """Start a launcher with its ranks; all of them are killed in the end, after errors too."""
-    variables = launch_command.environment(os.environ, terminal=None, scratch=None)
+    scratch = os.path.dirname(output)
+    variables = launch_command.environment(os.environ, terminal=None, scratch=scratch)
     process = Child(argv, env=variables, output=output)
     try:
         yield process

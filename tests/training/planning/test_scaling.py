@@ -189,3 +189,13 @@ def test_a_failing_training_s_error_is_reported(given, tmp_path):
     with pytest.raises(TrainingError) as caught:
         short_runs.steps(short_runs.short(config, str(tmp_path / "short"), 12, 1), 1)
     assert "fp16" in caught.value.got
+
+
+def test_short_runs_take_torchrun_where_torch_has_no_horovod(monkeypatch):
+    for there, framework, launcher in (
+        (True, "torch", "horovodrun"),
+        (False, "torch", "torchrun"),
+        (False, "tensorflow", "horovodrun"),
+    ):
+        monkeypatch.setattr(short_runs, "horovod_installed", lambda framework, there=there: there)
+        assert short_runs._launcher(framework) == launcher
