@@ -27,7 +27,6 @@ def test_a_stop_saves_the_step_with_the_moments_of_all_ranks(start, kind, number
     assert f"the newest checkpoint is step-{newest}" in job.stderr.split("howdah: ")[-1]
     assert "Traceback" not in job.stderr
     assert job.run_json()["status"] == "interrupted"
-    # An even step: every fourth one is saved by rule.
     finish(start, "torch", kind, newest)  # whole again: the checkpoint does not know
 
 
