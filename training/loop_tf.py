@@ -77,7 +77,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 forward = forward_tf.forward_fn(net)
                 served = forward_tf.forward_fn(net, as_served=True)
             else:
-                forward_tf.import_weights(net, model_weights(tensors))
+                forward_tf.import_weights(net, model_weights(tensors).items())
             optimizer.restore(tensors, state.step - state.skipped_steps)
             gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
             steps.join(comm)
@@ -118,7 +118,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 if run.stops.alone:
                     raise run.stop_error()
                 totals = comm.sum(
-                    np.array([float(sum(losses)), stop, worlds.change_wanted, *counts])
+                    np.array(
+                        [float(sum(losses)), stop, worlds.change_wanted, saver.wanted, *counts]
+                    )
                 )
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
@@ -143,15 +145,16 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     loss=totals[0],
                     lr=lr,
                     grad_norm=norm,
-                    rows=int(totals[3]),
-                    real_tokens=int(totals[4]),
-                    padded_tokens=int(totals[5]),
+                    rows=int(totals[4]),
+                    real_tokens=int(totals[5]),
+                    padded_tokens=int(totals[6]),
                     input_seconds=source.waited,
                 )
                 losses, counts = [], np.zeros(3)
 
                 # -- what all ranks have agreed on in that sum: none decides anything else alone
                 stop, change = totals[1] > 0, totals[2] > 0
+                saver.agreed = totals[3] > 0
                 last = state.step >= total_steps
                 saver.check(give_up=not stop)  # rank 0; no collective
 
@@ -169,7 +172,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     evaluated = evaluator.evaluate()
                     resumable.commit()
 
-                # -- checkpoint: rank 0 alone, in the background; no collective
+                # -- checkpoint: rank 0 alone, in the background; no collective, unless the moments
+                # are divided: then every rank enters
                 if saver.due(evaluated, last=last):
                     saver.save(evaluated)
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 
 from howdah.config.loader import Config
-from howdah.config.model import TrainingSection
-from training.checkpoint.read import ADAM_M, ADAM_V, model_weights
+from howdah.core.cache import cache_root
+from howdah.core.machine import return_free_memory
+from training.checkpoint.read import MODEL, model_weights
 from training.checkpoint.snapshots import Snapshots
 from training.comm.base import WorldChanged
 from training.hooks.conclusion import conclude
@@ -20,11 +21,13 @@ from training.hooks.evaluator import Evaluator
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver
 from training.model import forward_torch, parameters
+from training.optim.adamw_torch import DividedAdamW, WholeAdamW
+from training.optim.flat_torch import Shares, flatten
 from training.optim.gradients_torch import FlatGradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
 from training.prepare import prepare
 from training.process import devices
-from training.resuming import resume
+from training.resuming import Resumed, resume
 from training.run.run import Run
 from training.worlds import Worlds
 
@@ -43,7 +46,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     training = config.training
     found = devices.find("torch")
     device = "cuda" if found.gpu else "cpu"
-    job = net = None
+    job = net = optimizer = None
     snapshots = Snapshots()
     for comm in worlds:
         with worlds.survived():
@@ -52,7 +55,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
             # ------------------------------------------------------------- the state to resume from
-            state, tensors, evaluation_due = resume(job, comm, run, worlds.memory)
+            divided = training.parallel.shard == "optimizer"
+            state, tensors, evaluation_due = resume(job, comm, run, worlds.memory, divided=divided)
             job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
@@ -67,14 +71,32 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     device=device,
                 )
                 trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
-                gradients = FlatGradients(trainable, words=job.base.family.word_embeddings)
-                optimizer = _adamw(trainable, training, job.schedule.peak)
+                words = job.base.family.word_embeddings
+                _drop_weights(tensors)  # a copy beside the model's
+                weights = flatten(trainable, words=words) if divided else None
+                gradients = FlatGradients(trainable, words=words)
                 forward = forward_torch.forward_fn(net)
                 served = forward_torch.forward_fn(net, as_served=True)
             else:
-                forward_torch.import_weights(net, model_weights(tensors))
-            _set_moments(optimizer, trainable, tensors, state.step - state.skipped_steps)
-            gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
+                forward_torch.import_weights(net, model_weights(tensors).items())
+            shares = Shares.of(gradients.layout, comm.rank, comm.size) if divided else None
+            if shares is not None:
+                optimizer = DividedAdamW(
+                    trainable,
+                    weights,
+                    gradients,
+                    shares,
+                    training,
+                    job.schedule.peak,
+                    directory=training.shard_cache_directory or cache_root(),
+                )
+            elif optimizer is None:
+                optimizer = WholeAdamW(trainable, training, job.schedule.peak)
+            saved = chain(tensors.items(), tensors.rest)
+            optimizer.load(saved, state.step - state.skipped_steps)  # every rank enters if divided
+            gradients.arrange(
+                training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
+            )
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(
                 state,
@@ -82,11 +104,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 snapshots,
                 evaluation_due=evaluation_due,
                 weights=partial(forward_torch.weights, net),
-                moments=partial(_moments, optimizer, trainable),
+                moments=optimizer.moments,
+                collect=optimizer.collect and partial(optimizer.collect, comm),
             )
             saver = CheckpointSaver(job, comm, run, resumable)
             evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
-            del tensors  # a second copy of all weights and moments
+            del tensors, saved  # a second copy of all weights and moments
+            return_free_memory()  # what loading has freed would count for the whole run
 
             # ------------------------------------------------------------------------- the steps
             total_steps = job.schedule.steps
@@ -127,14 +151,16 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
-                totals = comm.sum(np.array([loss_sum.item(), stop, worlds.change_wanted, *counts]))
+                totals = comm.sum(
+                    np.array([loss_sum.item(), stop, worlds.change_wanted, saver.wanted, *counts])
+                )
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
                 # -- the gradient of the global batch: every rank enters with its own, and has the
-                # same sum from here on
+                # same sum from here on, or that of its share
                 gradients.reduce_(comm, ids)
-                norm = gradients.norm().item() / scale.value
+                norm = gradients.norm(comm) / scale.value
                 if not math.isfinite(norm) and not scale.on:
                     raise not_finite("gradient's norm", norm, state.step)
                 lr = job.schedule.lr(state.step)
@@ -143,27 +169,29 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 with run.update_lock:
                     if math.isfinite(norm):
                         gradients.scale_(clip_factor(norm, training.max_grad_norm) / scale.value)
-                        for group in optimizer.param_groups:
-                            group["lr"] = lr
-                        optimizer.step()
+                        optimizer.step(lr)
                     scale.update(math.isfinite(norm))
                     state.advance(job.planner, batch.epoch, batch.step)
                     evaluator.schedule()
+                # Every rank enters, where each has updated its share. Outside of the lock: a thread
+                # that ends this process takes it, and a collective may hang.
+                optimizer.share(comm)
                 gradients.zero_()
                 run.step_done(
                     state,
                     loss=totals[0],
                     lr=lr,
                     grad_norm=norm,
-                    rows=int(totals[3]),
-                    real_tokens=int(totals[4]),
-                    padded_tokens=int(totals[5]),
+                    rows=int(totals[4]),
+                    real_tokens=int(totals[5]),
+                    padded_tokens=int(totals[6]),
                     input_seconds=source.waited,
                 )
                 loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
 
                 # -- what all ranks have agreed on in that sum: none decides anything else alone
                 stop, change = totals[1] > 0, totals[2] > 0
+                saver.agreed = totals[3] > 0
                 last = state.step >= total_steps
                 saver.check(give_up=not stop)  # rank 0; no collective
 
@@ -181,7 +209,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     evaluated = evaluator.evaluate()
                     resumable.commit()
 
-                # -- checkpoint: rank 0 alone, in the background; no collective
+                # -- checkpoint: rank 0 alone, in the background; no collective, unless the moments
+                # are divided: then every rank enters
                 if saver.due(evaluated, last=last):
                     saver.save(evaluated)
 
@@ -203,46 +232,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             )
 
 
-_MOMENTS = (("exp_avg", ADAM_M), ("exp_avg_sq", ADAM_V))
-"""What torch's AdamW calls its moments, and what a checkpoint does."""
-
-
-def _adamw(
-    trainable: dict[str, torch.nn.Parameter], training: TrainingSection, peak: float
-) -> torch.optim.AdamW:
-    groups = [
-        {
-            "params": [p for name, p in trainable.items() if parameters.decays(name) == on],
-            "weight_decay": training.weight_decay if on else 0.0,
-        }
-        for on in (True, False)
-    ]
-    betas = (training.adam_beta1, training.adam_beta2)
-    return torch.optim.AdamW(groups, lr=peak, betas=betas, eps=training.adam_epsilon, fused=True)
-
-
-def _set_moments(
-    optimizer: torch.optim.AdamW,
-    trainable: dict[str, torch.nn.Parameter],
-    saved: dict[str, np.ndarray],
-    updates: int,
-) -> None:
-    """AdamW's state after `updates` updates; zeros where nothing is saved."""
-    for name, parameter in trainable.items():
-        own = {"step": torch.tensor(float(updates), dtype=torch.float32)}
-        for key, prefix in _MOMENTS:
-            own[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            if prefix + name in saved:
-                own[key].copy_(torch.from_numpy(saved[prefix + name]))
-        if parameter.is_cuda:
-            own["step"] = own["step"].to(parameter.device)
-        optimizer.state[parameter] = own
-
-
-def _moments(
-    optimizer: torch.optim.AdamW, trainable: dict[str, torch.nn.Parameter]
-) -> Iterator[tuple[str, np.ndarray]]:
-    """AdamW's moments as in a checkpoint; copy what is kept: they may be its own memory."""
-    for key, prefix in _MOMENTS:
-        for name, parameter in trainable.items():
-            yield prefix + name, optimizer.state[parameter][key].to("cpu").numpy()
+def _drop_weights(tensors: Resumed) -> None:
+    for name in [name for name in tensors if name.startswith(MODEL)]:
+        del tensors[name]
+    return_free_memory()

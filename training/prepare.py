@@ -280,7 +280,10 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
     """Every rank must train by the same configuration and on the same kind of device, and have a
     row to train on.
     """
-    said = comm.gather_json({"config": config_hash(config), "device": device.kind})
+    # By other values of training.parallel they would wait in different collectives, too.
+    own, shard = config_hash(config), config.training.parallel.shard
+    own += "" if shard == "none" else f" with training.parallel.shard {shard}"
+    said = comm.gather_json({"config": own, "device": device.kind})
     hashes = [one["config"] for one in said]
     others = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
     if others:

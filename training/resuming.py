@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -16,16 +17,25 @@ from training.prepare import Job
 from training.run.run import Run
 from training.run.run_directory import RunDirectory
 
-__all__ = ["resume"]
+__all__ = ["Resumed", "resume"]
+
+
+class Resumed(dict[str, np.ndarray]):
+    """The tensors to resume from, by their names in a checkpoint."""
+
+    rest: Iterable[tuple[str, np.ndarray]] = ()
+    """More of them, to be taken once, one after the other: every rank enters while it iterates."""
 
 
 def resume(
-    job: Job, comm: Comm, run: Run, memory: ElasticState
-) -> tuple[TrainState, dict[str, np.ndarray], bool]:
+    job: Job, comm: Comm, run: Run, memory: ElasticState, *, divided: bool = False
+) -> tuple[TrainState, Resumed, bool]:
     """Where to resume from: a rank's memory of an earlier world, else the newest checkpoint, else
     the base. Every rank enters, so that all have the same state: a checkpoint is read by rank 0 and
     broadcast.
 
+    Args:
+        divided: no rank keeps all moments: they come as `Resumed.rest`.
     Returns:
         (state, tensors: all of the model's as `model/<name>` and the moments there are, whether an
         evaluation that was due at that step is still to be done).
@@ -37,22 +47,29 @@ def resume(
             run.owned.resumed_from_memory(meta["step"])
             _reconcile(run.owned, meta["best_step"], train_seconds=meta["train_seconds"])
         job.planner.go_on_with(meta["plan"]["plan_hash"])
-        return TrainState.from_meta(meta), tensors, bool(meta["evaluation_due"])
+        return TrainState.from_meta(meta), Resumed(tensors), bool(meta["evaluation_due"])
     found: Checkpoint | None = None
     meta: dict[str, Any] | None = None
     if comm.rank == 0:
-        found = run.owned.resume_checkpoint(job.identity)
+        found = run.owned.resume_checkpoint(job.identity, when_used=divided)
         meta = None if found is None else _with_reachable_best(found.meta, run)
     meta = comm.broadcast_json(meta)
     if meta is None:
         state, due = TrainState(), False
         state.moved(job.planner, 0, 0)
-        tensors = {MODEL + name: array for name, array in job.weights.items()}
+        tensors = Resumed((MODEL + name, array) for name, array in job.weights.items())
     else:
         state, due = TrainState.from_meta(meta), bool(meta.get("evaluation_due", False))
         for line in _fitted(state, job):
             run.say(line)
-        tensors = comm.broadcast(found.tensors if found is not None else {})
+        saved = found.tensors if found is not None else {}
+        now = {name: array for name, array in saved.items() if name.startswith(MODEL)}
+        later = {name: array for name, array in saved.items() if name not in now}
+        if divided:
+            tensors = Resumed(comm.broadcast_each(now))
+            tensors.rest = comm.broadcast_each(later)
+        else:
+            tensors = Resumed(comm.broadcast(saved))
     job.weights.clear()  # they are in the model from here on
     if run.owned is not None:
         run.owned.saves.saved_step = state.step

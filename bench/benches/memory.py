@@ -38,6 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SHAPES = {
     "MiniLM": {"dim": 384, "hidden_dim": 1536, "n_heads": 12, "n_layers": 6},
     "base": {"dim": 768, "hidden_dim": 3072, "n_heads": 12, "n_layers": 6},
+    "large": {"dim": 1024, "hidden_dim": 4096, "n_heads": 16, "n_layers": 24},
 }
 _ROWS = {"train": 640, "validation": 64}
 _LIMIT_SECONDS = 1500.0

@@ -67,6 +67,14 @@ class ModelSection(Section):
 
 
 # -------------------------------------------------------------------------------- training
+class ParallelSection(Section):
+    shard: Literal["none", "optimizer"] = "none"
+    """What the ranks divide among themselves (framework torch only, not for elastic jobs). none:
+    every rank has all of it. optimizer: each rank has AdamW's moments of its part of the weights
+    (ZeRO-1), 8 bytes a weight divided by the number of ranks; checkpoints are the same, and a run
+    may go on with another value or number of ranks. The step's result is the same."""
+
+
 class EarlyStopping(Section):
     patience: int | None = Field(default=None, ge=1)
     """Stop training after this many evaluations without improvement; null: never."""
@@ -82,6 +90,8 @@ class TrainingSection(Section):
     only, and not for jobs on YARN). auto: torch.distributed where torchrun or its like has started
     the ranks (RANK, WORLD_SIZE, MASTER_ADDR), or where torch has no Horovod beside it; else
     Horovod. A run may go on under another one."""
+    parallel: ParallelSection = ParallelSection()
+    """How the state of a model is divided among ranks."""
     global_batch_size: int = Field(default=32, ge=1)
     """Rows of one optimizer step over all ranks; it does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
@@ -306,6 +316,17 @@ class Config(Section):
             raise ValueError(
                 "training.comm torch (torch.distributed) works with training.framework torch only;"
                 f" {training.framework} needs horovod or auto"
+            )
+        if training.parallel.shard != "none" and training.framework != "torch":
+            raise ValueError(
+                f"training.parallel.shard {training.parallel.shard} works with training.framework"
+                f" torch only; {training.framework} needs none"
+            )
+        if training.parallel.shard != "none" and self.yarn.elastic:
+            raise ValueError(
+                f"training.parallel.shard {training.parallel.shard} is not for elastic jobs: a lost"
+                " worker's part of the optimizer's state is in no other worker's memory. Leave out"
+                " yarn.min_workers and yarn.max_workers, or set training.parallel.shard to none"
             )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(

@@ -58,7 +58,7 @@ class Training:
         memory = ElasticState(every=50)
         self.state, tensors, evaluation_due = resume(self.job, self.comm, self.run, memory)
         self.job = self.job.at(self.state)
-        self.restore(model_weights(tensors))
+        self.restore(model_weights(tensors).items())
         self.resumable = ResumableState(
             self.state,
             memory,
@@ -78,7 +78,7 @@ class Training:
         return np.tile(self.weights["classifier.bias"], (len(ids_BT), 1))
 
     def restore(self, weights) -> None:
-        self.weights.update({name: array.copy() for name, array in weights.items()})
+        self.weights.update({name: array.copy() for name, array in weights})
 
     def step(self, *, stop: bool = False, abort: bool = False) -> bool:
         """As a loop's step; with `abort` only up to where a collective could hang."""

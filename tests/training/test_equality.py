@@ -6,10 +6,14 @@ mpirun; the other way round only in `make test-all`.
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 
+from howdah import storage
 from tests.runs.training_runs import NO_DROPOUT, Finished, train
+from training.run.metrics_log import read_metrics
 
 pytestmark = pytest.mark.mpi
 
@@ -150,6 +154,81 @@ def test_three_ranks_of_torch_distributed_learn_what_one_does(trained):
     three = trained("torch", 3, "torchrun", dropout=False)
     np.testing.assert_allclose(three.losses(), one.losses(), atol=1e-5, rtol=0)
     assert_close(one, three, atol=2e-5)
+
+
+# ------------------------------------------------------- the optimizer divided among the ranks
+DIVIDED = {"training.parallel.shard": "optimizer"}
+FILES = ("model.safetensors", "optimizer.safetensors")
+
+
+def assert_same_files(a: Finished, b: Finished, step: int) -> None:
+    first, second = (
+        storage.read_json(f"{one.checkpoint(step)}/manifest.json")["files"] for one in (a, b)
+    )
+    assert [first[name]["sha256"] for name in FILES] == [second[name]["sha256"] for name in FILES]
+
+
+def test_a_divided_optimizer_learns_and_saves_the_same_bit_by_bit(trained):
+    """Clipping by the global norm included; the run's identity does not name the division."""
+    whole = trained("torch", 2)
+    divided = trained("torch", 2, "torchrun", **DIVIDED)
+    assert divided.run_json()["attempts"][-1]["parallel"] == {"shard": "optimizer"}
+    assert divided.losses() == whole.losses()
+    norms = [line["grad_norm"] for line in read_metrics(whole.directory) if "split" not in line]
+    assert max(norms) > 1.0  # clipped
+    for step in (MIDDLE, STEPS):
+        assert_same_bits(whole, divided, step)
+        assert_same_files(whole, divided, step)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["mpirun", "horovodrun", "torchrun"])
+@pytest.mark.parametrize("embeddings", ["dense", "sparse"])
+def test_a_divided_optimizer_is_the_same_on_every_carrier(trained, kind, embeddings):
+    rows = {"training.sparse_embeddings": embeddings}
+    whole, divided = trained("torch", 2, **rows), trained("torch", 2, kind, **rows, **DIVIDED)
+    assert_same_bits(whole, divided)
+    assert_same_files(whole, divided, STEPS)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("first", "second"), [({}, DIVIDED), (DIVIDED, {}), (DIVIDED, DIVIDED)],
+    ids=["whole-divided", "divided-whole", "divided-divided"],
+)  # fmt: skip
+def test_a_run_goes_on_divided_or_whole_bit_by_bit(trained, first, second):
+    begun = trained("torch", 2, "torchrun", **first)
+    resume = {"checkpoint.resume": begun.checkpoint(MIDDLE)}
+    resumed = trained("torch", 2, "torchrun", **second, **resume)
+    assert resumed.losses() == begun.losses()[MIDDLE:]
+    assert_same_bits(begun, resumed)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3), (1, 3), (3, 1)])
+def test_a_divided_optimizer_goes_on_in_a_world_of_another_size(trained, before, after):
+    one = trained("torch", dropout=False)
+    begun = trained("torch", before, "torchrun", dropout=False, **DIVIDED)
+    resume = {"checkpoint.resume": begun.checkpoint(MIDDLE)}
+    resumed = trained("torch", after, "torchrun", dropout=False, **DIVIDED, **resume)
+    for run, losses in ((begun, one.losses()), (resumed, one.losses()[MIDDLE:])):
+        np.testing.assert_allclose(run.losses(), losses, atol=1e-5, rtol=0)
+        assert_close(one, run, atol=2e-5)
+
+
+@pytest.mark.full
+def test_an_earlier_best_step_is_exported_by_a_divided_optimizer_too(trained):
+    settings = {"evaluation.every_steps": 1, "evaluation.metric": "loss",
+                "training.learning_rate": 0.2}  # fmt: skip
+    whole, divided = (trained("torch", 2, "torchrun", **settings, **d) for d in ({}, DIVIDED))
+    step = whole.run_json()["best_step"]
+    assert step == divided.run_json()["best_step"] < STEPS
+    assert whole.run_json()["metrics"] == divided.run_json()["metrics"]
+    exports = [
+        open(os.path.join(run.directory, "export", "model.safetensors"), "rb").read()  # noqa: SIM115
+        for run in (whole, divided)
+    ]
+    assert exports[0] == exports[1]
 
 
 # ------------------------------------------------------------------------ the other framework

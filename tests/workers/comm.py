@@ -58,18 +58,37 @@ def _gradients(framework: str, comm) -> dict:
         reduced = comm.reduce_gradients([torch.from_numpy(a) for a in dense])
         ids_t, values_t = comm.reduce_rows(torch.from_numpy(ids), torch.from_numpy(values))
         reduced_in_graph = [a.clone() for a in reduced]
+        divided = _divided(comm, torch)
     else:
         import tensorflow as tf
 
         reduced = comm.reduce_gradients([tf.constant(a) for a in dense])
         ids_t, values_t = comm.reduce_rows(tf.constant(ids), tf.constant(values))
         reduced_in_graph = tf.function(comm.reduce_gradients)([tf.constant(a) for a in dense])
+        divided = None
     return {
+        "divided": divided,
         "gradients": [np.asarray(a).tolist() for a in reduced],
         "gradients_in_graph": [np.asarray(a).tolist() for a in reduced_in_graph],
         "row_ids": np.asarray(ids_t).tolist(),
         "row_values": np.asarray(values_t).tolist(),
     }
+
+
+def _divided(comm, torch) -> dict:
+    """A message for each rank: what a rank has of its own, of all others', and rank 0 of each."""
+    owners = list(range(comm.size))
+    messages = [torch.full((2 + owner,), float(comm.rank + 1)) for owner in owners]
+    comm.reduce_to(messages, owners)
+    own = messages[comm.rank].tolist()
+    comm.broadcast_from(messages, owners)
+    fetched = []
+    for owner in owners:
+        message = torch.full((3,), -0.0 if comm.rank == owner else 7.0)
+        message[0] = comm.rank
+        comm.fetch(message, owner)
+        fetched.append([message[0].item(), str(message[1].item())])
+    return {"own": own, "all": [one.tolist() for one in messages], "fetched": fetched}
 
 
 def _apart(comm) -> dict:

@@ -188,7 +188,7 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
     out |= {f"frozen/{name}": np.array(value) for name, value in kept.sums.items()}
 
     # -- weights are imported again
-    forward_tf.import_weights(net, {name: array + 1 for name, array in exported.items()})
+    forward_tf.import_weights(net, ((name, array + 1) for name, array in exported.items()))
     out |= {f"imported/{name}": array.copy() for name, array in forward_tf.weights(net)}
 
     # -- the optimizer, saved after two updates and restored

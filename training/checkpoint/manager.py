@@ -388,12 +388,16 @@ class Checkpoints:
         """Whether its score is of the run's metric."""
         return self._metric is None or metric_of(saved) in (None, self._metric)
 
-    def latest(self, expect: Identity | None = None) -> Checkpoint | None:
+    def latest(
+        self, expect: Identity | None = None, *, when_used: bool = False
+    ) -> Checkpoint | None:
         """The newest whole checkpoint, verified; None where there is none.
 
         A corrupt one is put in quarantine (by a writer), reported by `say`, and the one before is
         taken. A directory without a manifest was never whole: it does not count.
 
+        Args:
+            when_used: as `load`.
         Raises:
             CheckpointError: of another model, dataset, plan or format; or all are corrupt.
         """
@@ -401,7 +405,7 @@ class Checkpoints:
         found = saved_in(self.directory)
         for saved in found:
             try:
-                return load(saved.path, expect)
+                return load(saved.path, expect, when_used=when_used)
             except Corrupt as error:
                 has_manifest = storage.exists(storage.join(saved.path, MANIFEST))
                 self._put_in_quarantine(saved, error)

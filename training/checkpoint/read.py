@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ from howdah import storage
 from howdah.errors import CheckpointError, DataError, NotFound
 from howdah.storage import commit
 from training.checkpoint.identity import Identity, check_identity, check_plan
-from training.checkpoint.tensors import FormatError, read_tensors
+from training.checkpoint.tensors import FormatError, read_tensors, stored_tensors
 from training.checkpoint.throttle import WriteThrottle
 
 __all__ = [
@@ -66,6 +66,7 @@ class Checkpoint:
     step: int
     path: str
     tensors: dict[str, np.ndarray]
+    """Or StoredArray, of `load(when_used=True)`."""
     meta: dict
 
 
@@ -73,9 +74,12 @@ class Corrupt(CheckpointError):
     """Files differ from the manifest, or there is no manifest."""
 
 
-def load(path: str, expect: Identity | None = None) -> Checkpoint:
+def load(path: str, expect: Identity | None = None, *, when_used: bool = False) -> Checkpoint:
     """Read and verify one checkpoint.
 
+    Args:
+        when_used: the files are verified now, and tensors (StoredArray) are read from them when
+            they are used: the whole is never in memory.
     Raises:
         Corrupt: a file is missing, cut short or altered.
         CheckpointError: no checkpoint, of another format, or of another model, dataset or plan.
@@ -102,12 +106,16 @@ def load(path: str, expect: Identity | None = None) -> Checkpoint:
     tensors: dict[str, np.ndarray] = {}
     meta: dict = {}
     for name, entry in manifest["files"].items():
-        data = _read_verified(path, name, entry)
+        kept = name == META or not when_used
+        data = _read_verified(path, name, entry, keep=kept)
         try:
             if name == META:
                 meta = json.loads(bytes(data))
-            else:
+            elif kept:
                 tensors |= read_tensors(data)
+            else:
+                read = _reader(path, name)
+                tensors |= stored_tensors(read, entry["bytes"])
         except (FormatError, ValueError) as error:
             raise _corrupt(path, f"{name}: {error}") from None
     if expect is not None:
@@ -243,6 +251,24 @@ def _read_verified(
             path, f"{name} has SHA-256 {digest.hexdigest()[:16]}..., not {entry['sha256'][:16]}..."
         )
     return data
+
+
+def _reader(path: str, name: str) -> Callable[[int, int], bytes]:
+    """Reads parts of a file that was verified; it stays open until the last array is gone."""
+    file = storage.open_read(storage.join(path, name))
+
+    def read(offset: int, count: int) -> bytes:
+        file.seek(offset)
+        data = bytearray(count)
+        view, done = memoryview(data), 0
+        while done < count:
+            got = file.readinto(view[done:])
+            if not got:
+                raise _corrupt(path, f"{name} ends at byte {offset + done} by now")
+            done += got
+        return data
+
+    return read
 
 
 def _corrupt(path: str, got: str) -> Corrupt:

@@ -12,12 +12,14 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import numpy as np
 
-__all__ = ["FormatError", "read_header", "read_tensors", "write_tensors"]
+from training.checkpoint.stored import StoredArray
+
+__all__ = ["FormatError", "read_header", "read_tensors", "stored_tensors", "write_tensors"]
 
 _CODES = {
     np.dtype("<f4"): "F32",
@@ -39,7 +41,7 @@ def write_tensors(file: BinaryIO, tensors: dict[str, np.ndarray]) -> tuple[int, 
 
     Args:
         file: a binary file open for writing.
-        tensors: name -> array of float32, int32, int64 or uint8.
+        tensors: name -> array of float32, int32, int64 or uint8; a StoredArray is read here.
     Raises:
         ValueError: an array of another type.
     """
@@ -99,6 +101,24 @@ def read_header(file: BinaryIO) -> tuple[dict[str, dict], dict[str, str]]:
     return _parsed(file.read(length))
 
 
+def stored_tensors(read: Callable[[int, int], bytes], size: int) -> dict[str, StoredArray]:
+    """The arrays of a safetensors file, read when they are used.
+
+    Args:
+        read: (offset, bytes) -> those bytes of the file.
+        size: the file's bytes.
+    Raises:
+        FormatError: a malformed header, or offsets outside the file.
+    """
+    length = _header_length(read(0, 8), size - 8)
+    tensors, _ = _parsed(read(8, length))
+    begin, found = 8 + length, {}
+    for name, entry in tensors.items():
+        dtype, shape, start, _ = _place(name, entry, size - begin)
+        found[name] = StoredArray(read, begin + start, dtype, shape)
+    return found
+
+
 def _header_length(start: bytes | memoryview, most: int) -> int:
     if len(start) < 8:
         raise FormatError(f"{len(start)} bytes are too few for a header")
@@ -121,6 +141,12 @@ def _parsed(text: bytes) -> tuple[dict[str, dict], dict[str, str]]:
 
 
 def _array(name: str, entry: dict, body: memoryview) -> np.ndarray:
+    dtype, shape, start, end = _place(name, entry, len(body))
+    return np.frombuffer(body[start:end], dtype=dtype).reshape(shape)
+
+
+def _place(name: str, entry: dict, size: int) -> tuple[np.dtype, tuple[int, ...], int, int]:
+    """dtype, shape, and first and last byte behind the header, of which `size` bytes follow."""
     try:
         dtype = _DTYPES[entry["dtype"]]
         shape = tuple(int(size) for size in entry["shape"])
@@ -128,6 +154,6 @@ def _array(name: str, entry: dict, body: memoryview) -> np.ndarray:
     except (KeyError, TypeError, ValueError) as error:
         raise FormatError(f"tensor {name}: entry is not understood ({error!r})") from None
     expected = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    if min(shape, default=0) < 0 or not 0 <= start <= end <= len(body) or end - start != expected:
+    if min(shape, default=0) < 0 or not 0 <= start <= end <= size or end - start != expected:
         raise FormatError(f"tensor {name}: bytes {start}..{end} do not hold {shape} of {dtype}")
-    return np.frombuffer(body[start:end], dtype=dtype).reshape(shape)
+    return dtype, shape, start, end

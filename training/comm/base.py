@@ -131,6 +131,31 @@ class Comm(ABC):
             (ids, values) of all ranks, concatenated; an id occurs once per rank that has it.
         """
 
+    # ------------------------------------- by those that carry a state divided among the ranks
+    def reduce_to(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
+        """Sum each message over all ranks, in place, on its owner; undefined on other ranks.
+
+        Args:
+            messages: contiguous float32 tensors of the framework, as `reduce_gradients` takes them.
+            owners: a rank for each.
+        """
+        raise self._divides_nothing()
+
+    def broadcast_from(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
+        """Give every rank each message as its owner has it, in place; arguments as `reduce_to`."""
+        raise self._divides_nothing()
+
+    def fetch(self, message: Any, owner: int) -> None:
+        """Give rank 0 the message as its owner has it, in place; undefined on the other ranks.
+
+        Args:
+            message: a contiguous tensor of the CPU, of the same length on every rank.
+        """
+        raise self._divides_nothing()
+
+    def _divides_nothing(self) -> Exception:
+        return NotImplementedError(f"{type(self).__name__} carries no divided state")
+
     @abstractmethod
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         """The root's array; shape and dtype are equal on all ranks."""
@@ -165,14 +190,21 @@ class Comm(ABC):
         self, arrays: Mapping[str, np.ndarray], *, root: int = 0
     ) -> dict[str, np.ndarray]:
         """The root's arrays, on every rank; other ranks' `arrays` are ignored."""
-        if self.size == 1:
-            return dict(arrays)
+        return dict(arrays) if self.size == 1 else dict(self.broadcast_each(arrays, root=root))
+
+    def broadcast_each(
+        self, arrays: Mapping[str, Any], *, root: int = 0
+    ) -> Iterator[tuple[str, np.ndarray]]:
+        """As `broadcast`, one (name, array) after the other: every rank enters while it iterates.
+
+        Args:
+            arrays: the root's; those that are read when they are used (StoredArray) are held one at
+                a time.
+        """
         shapes = [[name, a.dtype.str, list(a.shape)] for name, a in arrays.items()]
-        result = {}
         for name, dtype, shape in self.broadcast_json(shapes, root=root):
             mine = arrays[name] if self.rank == root else np.empty(shape, np.dtype(dtype))
-            result[name] = self._broadcast(np.ascontiguousarray(mine), root).reshape(shape)
-        return result
+            yield name, self._broadcast(np.ascontiguousarray(mine), root).reshape(shape)
 
     def broadcast_json(self, obj: Any, *, root: int = 0) -> Any:
         """The root's JSON value, on every rank."""
@@ -216,6 +248,15 @@ class SoloComm(Comm):
 
     def reduce_rows(self, ids_U: Any, values_UD: Any) -> tuple[Any, Any]:
         return ids_U, values_UD
+
+    def reduce_to(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
+        """All is here already."""
+
+    def broadcast_from(self, messages: Sequence[Any], owners: Sequence[int]) -> None:
+        """All is here already."""
+
+    def fetch(self, message: Any, owner: int) -> None:
+        """It is here already."""
 
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         return array

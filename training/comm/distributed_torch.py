@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 
@@ -111,6 +111,34 @@ class TorchComm(Comm):
         ids = self._gather_flat(ids_U.contiguous(), rows)
         values = self._gather_flat(values_UD.contiguous().view(-1), [n * width for n in rows])
         return torch.cat(ids), torch.cat(values).view(-1, width)
+
+    def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
+        self._each(messages, owners, lambda m, owner: dist.reduce(m, dst=owner, async_op=True))
+
+    def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
+        self._each(messages, owners, lambda m, owner: dist.broadcast(m, src=owner, async_op=True))
+
+    def _each(
+        self,
+        messages: Sequence[torch.Tensor],
+        owners: Sequence[int],
+        begin: Callable[[torch.Tensor, int], dist.Work],
+    ) -> None:
+        with self.watch():
+            works = [begin(*one) for one in zip(messages, owners, strict=True)]
+            for work in works:
+                work.wait()
+            if any(message.is_cuda for message in messages):
+                torch.cuda.current_stream().synchronize()  # as in reduce_gradients
+
+    def fetch(self, message: torch.Tensor, owner: int) -> None:
+        if owner == 0:
+            return
+        with self.watch():
+            if self.rank == owner:
+                dist.send(message, dst=0)
+            elif self.rank == 0:
+                dist.recv(message, src=owner)
 
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         data = _bytes(array)

@@ -42,6 +42,24 @@ class HorovodTorchComm(HorovodComm):
             values = hvd.allgather_async(values_UD.contiguous(), name="howdah.rows.values")
             return hvd.synchronize(ids), hvd.synchronize(values)
 
+    def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
+        self.reduce_gradients(messages)  # Horovod has no sum for one rank alone
+
+    def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
+        with self.watch():
+            handles = [
+                hvd.broadcast_async_(message, root_rank=owner, name=f"howdah.weights.{number}")
+                for number, (message, owner) in enumerate(zip(messages, owners, strict=True))
+            ]
+            for handle in handles:
+                hvd.synchronize(handle)
+
+    def fetch(self, message: torch.Tensor, owner: int) -> None:
+        if owner == 0:
+            return
+        with self.watch():  # every rank has to take it: there is no message for one
+            hvd.broadcast_(message, root_rank=owner, name="howdah.fetch")
+
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         tensor = torch.from_numpy(np.array(array))
         with self.watch():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +34,7 @@ def conclude(
     saver: CheckpointSaver,
     *,
     served: Forward,
-    restore: Callable[[Mapping[str, np.ndarray]], None],
+    restore: Callable[[Iterable[tuple[str, np.ndarray]]], None],
 ) -> None:
     """Evaluate the best weights (else the last), export them, report. Every rank enters: each
     evaluates its share of the rows, by the same weights.
@@ -56,11 +56,11 @@ def conclude(
     if state.best_step is not None and state.best_step != state.step:
         step = state.best_step
         if run.checkpoints is not None:
-            found = load_checkpoint(run.checkpoints.path_of(step))
+            found = load_checkpoint(run.checkpoints.path_of(step), when_used=True)
             best, epochs = model_weights(found.tensors), TrainState.from_meta(found.meta).epochs
-        # Rank 0 alone has read them; every rank enters.
+        # Rank 0 alone reads them, one after the other; every rank enters.
         epochs = comm.broadcast_json(epochs)
-        restore(comm.broadcast(best))
+        restore(comm.broadcast_each(best))
     metrics: dict[str, dict[str, Any]] = {}
     for split in job.config.evaluation.splits:
         if job.has(split):
@@ -70,7 +70,7 @@ def conclude(
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
             run.finish(state, metrics, framework_precision=job.precision)
-            _export(job, run, step, best or dict(resumable.weights()), metrics)
+            _export(job, run, step, dict(resumable.weights()), metrics)
     # Every rank enters. A rank that left now could not train on if rank 0 is lost while it exports.
     comm.barrier()
 

@@ -26,6 +26,8 @@ class ResumableState:
         weights: all weights by Hugging Face's torch names, perhaps the model's own memory. Called
             on rank 0 alone, and for `memory`.
         moments: AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
+        collect: where moments are divided among the ranks, in place of `moments`: gives rank 0 the
+            tensors of a checkpoint from their weights; every rank enters.
     """
 
     def __init__(
@@ -36,13 +38,15 @@ class ResumableState:
         *,
         evaluation_due: bool,
         weights: Callable[[], Arrays],
-        moments: Callable[[], Arrays],
+        moments: Callable[[], Arrays] | None,
+        collect: Callable[[Arrays], dict[str, np.ndarray] | None] | None = None,
     ) -> None:
         self.state = state
         self.evaluation_due = evaluation_due
         """An evaluation of this step is due and not done."""
         self.weights = weights
         self._moments, self._memory, self._snapshots = moments, memory, snapshots
+        self._collect = collect
 
     @property
     def steps_in_epoch(self) -> int:
@@ -54,16 +58,30 @@ class ResumableState:
         """The job is elastic: every rank commits its state to memory."""
         return self._memory.on
 
+    @property
+    def divided(self) -> bool:
+        """No rank has the whole state: every rank enters `tensors`."""
+        return self._collect is not None
+
     def meta(self) -> dict[str, Any]:
         """The state without its tensors, as plain JSON."""
         return self.state.to_meta() | {"evaluation_due": self.evaluation_due}
 
     def warm(self) -> None:
         """Allocate the memory of the first snapshot in the background."""
-        self._snapshots.warm(self._arrays)
+        if not self.divided:
+            self._snapshots.warm(self._arrays)
 
-    def tensors(self) -> dict[str, np.ndarray]:
-        """Copies of all tensors, or those in memory where they are of this step."""
+    def tensors(self) -> dict[str, np.ndarray] | None:
+        """Copies of all tensors, or those in memory where they are of this step.
+
+        Where the state is divided every rank enters, and rank 0 alone gets them.
+
+        Raises:
+            StorageError: where it is divided, on rank 0: its local disk does not hold them.
+        """
+        if self._collect is not None:
+            return self._collect((MODEL + name, array) for name, array in self.weights())
         if self._memory.step == self.state.step:
             return self._memory.tensors
         return self._snapshots.take(self._arrays())

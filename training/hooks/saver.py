@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
+import numpy as np
+
 from howdah.errors import StorageError, render
 from training.comm.base import Comm
 from training.hooks.resumable import ResumableState
@@ -28,7 +30,10 @@ class Evaluated:
 
 
 class CheckpointSaver:
-    """Saves the state of one world. Rank 0 alone writes; other ranks save nothing.
+    """Saves the state of one world. Rank 0 alone writes.
+
+    Where the state is divided among the ranks (training.parallel.shard), they enter each save too,
+    and give rank 0 their parts: all must agree that one is due (`wanted`, `agreed`).
 
     What outlives a world (the last save, failures in a row, the timetable) belongs to rank 0's
     RunDirectory.
@@ -43,8 +48,11 @@ class CheckpointSaver:
         self._owned = run.owned
         self._lock = threading.Lock()
         """Of this loop and the thread that saves the last completed step."""
+        self.agreed = False
+        """Some rank has `wanted` a checkpoint after the step under way; set by the loop."""
         if comm.rank == 0:
-            run.last_save.arm(self._save_last_completed)
+            last_save = self._fall_back if resumable.divided else self._save_last_completed
+            run.last_save.arm(last_save)
         if resumable.in_memory or self._owned is not None:
             resumable.warm()
 
@@ -62,32 +70,53 @@ class CheckpointSaver:
                 self._settle(give_up=give_up)
 
     def due(self, evaluated: Evaluated | None, *, last: bool) -> bool:
-        """A checkpoint is due after this step; False on ranks other than 0.
+        """A checkpoint is due after this step; False on ranks other than 0, unless the state is
+        divided: then the same on all ranks.
 
         Args:
             evaluated: this step's evaluation; None: there was none.
             last: the run's last step.
         """
         owned, rules = self._owned, self._job.config.checkpoint
-        if owned is None:
+        if owned is None and not self._resumable.divided:
             return False
         in_epoch = self._resumable.steps_in_epoch
         if last or (evaluated is not None and evaluated.save):
             return True
         if rules.every_epoch and in_epoch == 0:
             return True
+        if self._resumable.divided:
+            return self.agreed
+        return self._is_time(self._state.step, in_epoch)
+
+    @property
+    def wanted(self) -> bool:
+        """For the step's sum, before the step is counted: by rank 0's clock a checkpoint is due
+        after it, which every rank must know where the state is divided."""
+        if self._owned is None or not self._resumable.divided:
+            return False
+        return self._is_time(self._state.step + 1, self._resumable.steps_in_epoch + 1)
+
+    def _is_time(self, step: int, in_epoch: int) -> bool:
+        """On rank 0: by the rules of steps and time.
+
+        Args:
+            in_epoch: steps of the epoch that are done then.
+        """
+        owned = self._owned
         # One that stands still is waited for: then it is seen to hang, instead of training on for
         # hours without any checkpoint.
         busy = owned.checkpoints.gets_on(self._job.config.yarn.hang_seconds)
-        step = self._state.step
         return owned.save_times.due(step, busy=busy, epoch_began=step - in_epoch)
 
     def save(self, evaluated: Evaluated | None = None) -> None:
-        """Save this step in the background, once; no collective."""
+        """Save this step in the background, once; no collective, unless the state is divided: then
+        every rank enters."""
         self._save(score=None if evaluated is None else evaluated.score)
 
     def replace(self, evaluated: Evaluated) -> None:
-        """Save this step in the place of its checkpoint without an evaluation; after `reopen`."""
+        """Save this step in the place of its checkpoint without an evaluation; after `reopen`.
+        Every rank enters where the state is divided."""
         self._save(score=evaluated.score, replace=True)
 
     def reopen(self) -> None:
@@ -114,6 +143,10 @@ class CheckpointSaver:
         all must export, and stop early, by the same step."""
         agreed = None
         owned, state = self._owned, self._state
+        if self._resumable.divided:
+            missed = owned is not None and owned.saves.best_lost and state.best_step == state.step
+            if self._comm.broadcast_json(missed) and owned is None:
+                self._save()  # with rank 0, below
         if owned is not None and owned.saves.best_lost:
             owned.saves.best_lost, best = False, None
             if state.best_step == state.step:  # these very weights: save them now
@@ -137,7 +170,8 @@ class CheckpointSaver:
     def _save(
         self, *, score: float | None = None, replace: bool = False, wait: bool = False
     ) -> None:
-        """Snapshot and save this step, once; nothing on ranks other than 0.
+        """Snapshot and save this step, once; nothing on ranks other than 0, unless the state is
+        divided: then every rank enters, and gives rank 0 its part.
 
         Args:
             score: of the evaluation at this step.
@@ -145,13 +179,27 @@ class CheckpointSaver:
             wait: the run ends here: come back when the step is on storage, or raise.
         """
         run, state, owned = self._run, self._state, self._owned
-        if owned is None or (state.step == owned.saves.saved_step and not wait):
+        divided = self._resumable.divided
+        if owned is None:
+            if divided:
+                self._collect()
+            return
+        # The other ranks are in the collectives of a divided state already: rank 0 must enter them.
+        if state.step == owned.saves.saved_step and not (wait or divided):
             return
         with self._lock:
             self._settle(give_up=not wait)
+            if divided or state.step != owned.saves.saved_step:
+                try:
+                    tensors = self._collect() if divided else self._resumable.tensors()
+                except StorageError as error:  # of the local disk; the collectives are done
+                    owned.saves.begun_at = time.monotonic()
+                    if wait:
+                        raise
+                    self._survive(error, state.step, give_up=True)
+                    return
             if state.step != owned.saves.saved_step:
                 meta = run.meta(state) | self._resumable.meta()
-                tensors = self._resumable.tensors()
                 owned.save_times.begun(state.step)
                 run.heartbeat.send("saving", step=state.step)
                 owned.saves.begun_at = time.monotonic()
@@ -167,6 +215,11 @@ class CheckpointSaver:
                 owned.saves.saved_step = owned.saves.pending = state.step
             if wait:
                 owned.checkpoints.wait()
+
+    def _collect(self) -> dict[str, np.ndarray] | None:
+        """Give rank 0 the state that is divided among the ranks. Every rank enters."""
+        with self._run.heartbeat.during("save", f"collecting step {self._state.step}"):
+            return self._resumable.tensors()
 
     def _settle(self, *, give_up: bool = True) -> None:
         """Wait for the save under way. One that failed is survived, for some time or some in a row:
@@ -227,6 +280,15 @@ class CheckpointSaver:
             )
             self._save(wait=True)
             self._run.say(f"step {self._state.step} is saved")
+
+    def _fall_back(self) -> None:
+        """In the place of `_save_last_completed`: the moments are divided among ranks that can no
+        longer be asked for them."""
+        self._run.say(
+            f"step {self._state.step}, the last one completed, cannot be saved: the optimizer's"
+            " state is divided among ranks that are not all here (training.parallel.shard);"
+            f" the run falls back on the newest checkpoint, {self._newest()}"
+        )
 
     def _newest(self) -> str:
         """The newest whole checkpoint, for a message."""

@@ -9,7 +9,7 @@ A family (howdah/data/family.py) names its tensors and its forward pass, one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -227,10 +227,13 @@ def weights(model: EncoderClassifier) -> Iterator[tuple[str, np.ndarray]]:
         yield name, np.asarray(variable.read_value())
 
 
-def import_weights(model: EncoderClassifier, arrays: Mapping[str, np.ndarray]) -> None:
-    """Assign arrays that `weights` returned to the model's variables."""
-    for name, variable in model.variables.items():
-        variable.assign(arrays[name])
+def import_weights(model: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Assign arrays that `weights` returned to the model's variables; all must be there."""
+    own = dict(model.variables)
+    for name, array in arrays:
+        own.pop(name).assign(array)
+    if own:
+        raise KeyError(f"the weights lack {sorted(own)[:5]}")
 
 
 def forward_fn(

@@ -10,7 +10,7 @@ A family (howdah/data/family.py) names its tensors and its forward pass, one of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 import numpy as np
@@ -271,13 +271,13 @@ def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 
 
 @torch.no_grad()
-def import_weights(net: torch.nn.Module, arrays: Mapping[str, np.ndarray]) -> None:
+def import_weights(net: torch.nn.Module, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Copy weights into the model in place; names and shapes must be the model's."""
     own = dict(net.named_parameters())
-    if set(own) != set(arrays):
-        raise KeyError(f"weights and model differ in {sorted(set(own) ^ set(arrays))[:5]}")
-    for name, parameter in own.items():
-        parameter.copy_(torch.from_numpy(np.ascontiguousarray(arrays[name])))
+    for name, array in arrays:
+        own.pop(name).copy_(torch.from_numpy(np.ascontiguousarray(array)))
+    if own:
+        raise KeyError(f"the weights lack {sorted(own)[:5]}")
 
 
 def forward_fn(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from training.comm.base import NODE_MESSAGE, Comm, split_evenly
+from training.optim.flat_torch import FlatLayout, Shares
 
 __all__ = ["FlatGradients"]
 
@@ -20,43 +23,51 @@ class FlatGradients:
     """
 
     def __init__(self, named: Mapping[str, torch.nn.Parameter], *, words: str) -> None:
-        # The word embeddings go last: the tensors sent dense are then contiguous.
-        order = sorted(named, key=lambda name: name == words)
-        self._sizes = [named[name].numel() for name in order]
-        self._flat = torch.zeros(sum(self._sizes), device=named[order[0]].device)
-        start = 0
-        for name, size in zip(order, self._sizes, strict=True):
-            named[name].grad = self._flat[start : start + size].view_as(named[name])
-            start += size
-        self._words = named[order[-1]].grad if order[-1] == words else None
-        self._dense = self._flat if self._words is None else self._flat[: start - self._sizes[-1]]
+        self.layout = FlatLayout(named, words=words)
+        self.flat = torch.zeros(self.layout.total, device=next(iter(named.values())).device)
+        for name, parameter in named.items():
+            parameter.grad = self.layout.view(self.flat, name, parameter)
+        self._words = named[words].grad if words in named else None
+        self._dense = self.flat[: self.layout.table_start]
+        self._shares: Shares | None = None
         self._touched: torch.Tensor | None = None
         """int64[U]: ids, each once, of the table's rows that are not zero; None: any may be."""
         self.arrange(None, sparse_embeddings=False)
 
-    def arrange(self, groups: int | None, *, sparse_embeddings: bool) -> None:
+    def arrange(
+        self, groups: int | None, *, sparse_embeddings: bool, shares: Shares | None = None
+    ) -> None:
         """Set how gradients are sent from now on; the same on all ranks of a world.
 
         Args:
             groups: training.fusion_groups: messages of a reduction; None: by size.
             sparse_embeddings: send only those rows of the word embeddings' gradient that a batch
                 touches.
+            shares: each rank needs the sum of its share alone; None: of everything.
         """
         self._table = self._words if sparse_embeddings else None
-        dense = self._sizes if self._table is None else self._sizes[:-1]
+        sizes = self.layout.sizes
+        dense = sizes if self._table is None else sizes[:-1]
         lengths: dict[int, int] = {}
         for size, group in zip(dense, split_evenly(dense, groups), strict=True):
             lengths[group] = lengths.get(group, 0) + size
-        self._messages = list(self._flat[: sum(dense)].split(list(lengths.values())))
+        self._messages = list(self.flat[: sum(dense)].split(list(lengths.values())))
         self._within_node = self._messages
-        if groups is None and self._flat.device.type == "cpu":
-            self._within_node = [p for m in self._messages for p in m.split(NODE_MESSAGE)]
+        most = sum(dense) or 1
+        if groups is None and self.flat.device.type == "cpu":
+            most = NODE_MESSAGE
+            self._within_node = [p for m in self._messages for p in m.split(most)]
+        self._shares = shares
+        if shares is not None:
+            sent = list(lengths.values())
+            self._owned = shares.cut(sent, max(sent, default=1))
+            self._owned_within_node = shares.cut(sent, most)
         self._touched = None
 
     def zero_(self) -> None:
         """Zero the gradients, to begin a step."""
         if self._touched is None:
-            self._flat.zero_()
+            self.flat.zero_()
             return
         # The word embeddings are half of a small model, and a batch touches a hundredth of them.
         self._dense.zero_()
@@ -66,6 +77,9 @@ class FlatGradients:
     def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
         """Sum over all ranks. Every rank enters.
 
+        Where the ranks have shares, the sum is there in this rank's, and in rows of the word
+        embeddings that are sent; the rest is undefined.
+
         Args:
             ids: token ids of this rank's micro-batches of the step.
         """
@@ -73,10 +87,14 @@ class FlatGradients:
             if self._words is not None:
                 self._touched = _unique(ids)
             return
-        messages = self._within_node if comm.within_node else self._messages
-        for message, reduced in zip(messages, comm.reduce_gradients(messages), strict=True):
-            if reduced is not message:
-                message.copy_(reduced)
+        if self._shares is not None:
+            parts, owners = self._owned_within_node if comm.within_node else self._owned
+            comm.reduce_to([self.flat[start:end] for start, end in parts], owners)
+        else:
+            messages = self._within_node if comm.within_node else self._messages
+            for message, reduced in zip(messages, comm.reduce_gradients(messages), strict=True):
+                if reduced is not message:
+                    message.copy_(reduced)
         if self._table is not None:
             self._reduce_rows(comm, _unique(ids))
 
@@ -90,18 +108,36 @@ class FlatGradients:
             self._table.index_add_(0, part, rows)
         self._touched = torch.unique(ids)
 
-    def norm(self) -> torch.Tensor:
-        """Global L2 norm, a scalar tensor."""
-        if self._touched is None:
-            return _square(self._flat).sqrt()
-        return (_square(self._dense) + _square(self._words[self._touched].flatten())).sqrt()
+    def norm(self, comm: Comm) -> float:
+        """Global L2 norm. Every rank enters where they have shares.
+
+        The squares of each block are summed by one rank and then added in the order of the blocks:
+        the same bits, whether one rank has all blocks or many have a share.
+        """
+        first, last = (0, self.layout.total) if self._shares is None else self._shares.own
+        end = self.layout.total if self._touched is None else self.layout.table_start
+        blocks = [block for block in self.layout.blocks() if block[1] <= end]
+        own = [number for number, (a, b) in enumerate(blocks) if first <= a and b <= last]
+        squares = np.zeros(len(blocks))
+        if own:
+            sums = torch.stack([_square(self.flat[slice(*blocks[number])]) for number in own])
+            squares[own] = sums.cpu().numpy()
+        if self._shares is not None:
+            squares = comm.sum(squares)  # exact: all but one rank add 0
+        total = float(squares.sum())
+        if self._touched is not None:  # these rows are the same on every rank
+            total += _square(self._words[self._touched].flatten()).item()
+        return math.sqrt(total) if total >= 0 else total
 
     def scale_(self, factor: float) -> None:
-        """Multiply all gradients by `factor`."""
+        """Multiply all gradients, or this rank's share of them, by `factor`."""
         if factor == 1.0:
             return
+        if self._shares is not None:
+            self.flat[slice(*self._shares.own)].mul_(factor)
+            return
         if self._touched is None:
-            self._flat.mul_(factor)
+            self.flat.mul_(factor)
             return
         self._dense.mul_(factor)
         self._words.index_copy_(0, self._touched, self._words[self._touched] * factor)

@@ -159,7 +159,9 @@ class Run:
         shared = comm.broadcast_json({"run_id": self.run_id, "attempt": self.attempt})
         self.run_id, self.attempt = shared["run_id"], shared["attempt"]
         if self.owned is not None:
-            self.owned.file.note(comm=comm.backend)
+            self.owned.file.note(
+                comm=comm.backend, parallel=self.config.training.parallel.model_dump()
+            )
         if self.linked:
             self._files.publish_output(self.rank, self.attempt)
             return

@@ -123,9 +123,11 @@ class RunDirectory:
         self.file.update_attempt(dataset=path)
         return path
 
-    def resume_checkpoint(self, expect: Identity) -> Checkpoint | None:
+    def resume_checkpoint(self, expect: Identity, *, when_used: bool = False) -> Checkpoint | None:
         """The checkpoint that `checkpoint.resume` asks for; None: begin with the base model.
 
+        Args:
+            when_used: its tensors are read when they are used.
         Raises:
             CheckpointError: it is of another run, corrupt, or not there.
         """
@@ -133,12 +135,12 @@ class RunDirectory:
         found = None
         begun = self.file.has_begun(self._submission)
         if wanted == "auto" or begun:
-            found = self.checkpoints.latest(expect)
+            found = self.checkpoints.latest(expect, when_used=when_used)
         elif wanted == "never":
             self._set_aside(-1)
         # Begun from a path, and lost before a checkpoint of its own: it begins there again.
         if found is None and wanted not in ("auto", "never"):
-            found = load(wanted, expect)
+            found = load(wanted, expect, when_used=when_used)
             own = self.checkpoints.is_own(found)
             self._set_aside(found.step if own else -1)
             if not (own or begun) and self._metrics.last[0] >= 0:

@@ -38,7 +38,7 @@ _PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
 _UNHASHED = {"run", "checkpoint", "tracking", "publish", "gate", "baseline", "yarn", "tune"}
-UNHASHED_TRAINING = {"comm", "shard_cache_bytes", "shard_cache_directory"}
+UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
 """Keys of `training` that do not change what is learnt."""
 
 

@@ -69,8 +69,13 @@ def test_every_primitive_on_every_rank(tmp_path, framework, kind, size):
             assert one[key] == [[total] * 3, [[0.5 * size] * 2] * 2]
         assert one["row_ids"] == [x for rank in ranks for x in (rank, 7)]
         assert one["row_values"] == [[rank + 1.0] * 4 for rank in ranks for _ in range(2)]
+        if framework == "torch":
+            assert one["divided"]["own"] == [total] * (2 + one["rank"])
+            assert one["divided"]["all"] == [[total] * (2 + rank) for rank in ranks]
         if "gloo" in backend:  # MPI polls until the machine runs the other rank
             assert one["others_woken"] < 300, one["others_woken"]  # each millisecond: 500 at least
+    if framework == "torch":
+        assert seen[0]["divided"]["fetched"] == [[float(rank), "-0.0"] for rank in ranks]
     assert seen[0]["used_waiting"] < 0.1  # hvd.synchronize() in torch polled: 0.4
 
 

@@ -63,7 +63,7 @@ def check(named: dict, gradients: FlatGradients, wanted: dict[str, np.ndarray]) 
     for name, array in wanted.items():
         np.testing.assert_allclose(named[name].grad.numpy(), array, rtol=1e-5, atol=1e-6)
     norm = np.sqrt(sum((array.astype(np.float64) ** 2).sum() for array in wanted.values()))
-    assert gradients.norm().item() == pytest.approx(norm, rel=1e-5)
+    assert gradients.norm(SoloComm()) == pytest.approx(norm, rel=1e-5)
 
 
 STEPS = [[[1, 7, 7, 49], [2, 7]], [[3, 1]], [[40]]]
@@ -145,9 +145,9 @@ def test_with_frozen_word_embeddings_the_norm_is_of_the_other_gradients(named):
     for parameter in named.values():
         parameter.grad.fill_(2.0)
     gradients.reduce_(SoloComm(), [torch.tensor([1])])
-    assert gradients.norm().item() == pytest.approx(2.0 * np.sqrt(15))
+    assert gradients.norm(SoloComm()) == pytest.approx(2.0 * np.sqrt(15))
     gradients.zero_()
-    assert gradients.norm().item() == 0.0
+    assert gradients.norm(SoloComm()) == 0.0
 
 
 @pytest.mark.parametrize("backwards", [False, True])

@@ -151,6 +151,10 @@ def test_the_hash_is_of_what_is_learnt_not_of_where_it_lies():
     elsewhere = from_dict({"run": {"directory": "b"}, "training": {"seed": 1}})
     other = from_dict({"run": {"directory": "a"}, "training": {"seed": 2}})
     assert config_hash(one) == config_hash(elsewhere) != config_hash(other)
+    torch = {"seed": 1, "framework": "torch"}
+    whole = from_dict({"training": torch})
+    divided = from_dict({"training": torch | {"parallel": {"shard": "optimizer"}}})
+    assert config_hash(whole) == config_hash(divided) != config_hash(one)
 
 
 def test_a_broken_run_json_is_begun_anew(tmp_path):

@@ -1,0 +1,183 @@
+"""Memory of a rank and time of a step: the optimizer whole, divided (ZeRO-1), and DeepSpeed's.
+
+np=2 under torchrun, fp32, DistilBERT's architecture with random weights. BENCH_SIZE: base (67 M
+weights) or large (24 layers of width 1,024, as BERT-large: 335 M). Memory is what no file backs
+(RssAnon), sampled from outside every 20 ms. In theory AdamW's state is 8 bytes a weight, of which a
+rank of N saves all but 1/N.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import yaml
+
+from bench.benches.memory import write_base, write_dataset
+from bench.harness import Rounds, report
+from bench.processes import Sampler
+from howdah.data.family import DISTILBERT
+from training.run.local_dir import RankRecord
+from training.run.metrics_log import read_metrics
+
+ROOT = Path(__file__).resolve().parents[2]
+RANKS, ROWS, LENGTH = 2, 16, 64
+SAVED, STEPS, MORE = 8, 10, 12
+"""A checkpoint after step 8, the run's end after 10; a second start goes on to 12."""
+LAYOUTS = {"whole": "none", "divided": "optimizer"}
+STAGES = {"DeepSpeed stage 0": 0, "DeepSpeed ZeRO-1": 1}
+_ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+def settings(folder: str, base: str, dataset: str, shard: str) -> dict:
+    """The run's configuration."""
+    return {
+        "run": {"name": "parallel", "directory": folder},
+        "data": {"dataset": dataset, "max_length": LENGTH},
+        "model": {"base": base},
+        "training": {
+            "framework": "torch", "precision": "fp32", "global_batch_size": ROWS,
+            "per_device_max_tokens": ROWS * LENGTH, "num_train_epochs": 1000,
+            "threads_per_rank": 1, "logging_steps": 1, "parallel": {"shard": shard},
+        },
+        "checkpoint": {"every_steps": SAVED, "every_epoch": False},
+        "evaluation": {"splits": [], "every_steps": 1000},
+        "tracking": {"tensorboard": False},
+    }  # fmt: skip
+
+
+def _launch(directory: str, config: dict, steps: int) -> list[tuple[float, dict[int, int]]]:
+    """Train up to `steps`; the samples."""
+    config["training"]["max_steps"] = steps
+    os.makedirs(directory, exist_ok=True)
+    path = f"{directory}/given.yaml"
+    Path(path).write_text(yaml.safe_dump(config), encoding="utf-8")
+    sampler = Sampler(lambda: {one.rank: one.pid for one in RankRecord.read_all(directory)}).start()
+    done = subprocess.run(
+        [sys.executable, "-m", "howdah.cli", "train", "--config", path, "--np", str(RANKS),
+         "--launcher", "torchrun"],
+        env=os.environ | _ENV, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    samples = sampler.stop()
+    if done.returncode:
+        raise RuntimeError(done.stdout[-4000:])
+    return samples
+
+
+def measure(base: str, dataset: str, layout: str) -> dict:
+    """One run and its second start: peaks in bytes by rank, and milliseconds."""
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(base)) as directory:
+        config = settings(directory, base, dataset, LAYOUTS[layout])
+        samples = _launch(directory, config, STEPS)
+        at = {line["step"]: line["time"] for line in read_metrics(directory) if "split" not in line}
+        again = _launch(directory, config, MORE)
+        later = {
+            line["step"]: line["time"] for line in read_metrics(directory) if "split" not in line
+        }
+    steps = [at[number + 1] - at[number] for number in range(1, SAVED)]
+    median = statistics.median(steps)
+    return {
+        "step_ms": 1000 * median,
+        # The line of step 8 is written before its checkpoint.
+        "save_ms": 1000 * (at[SAVED + 1] - at[SAVED] - median),
+        "loading": _peaks(samples, 0, at[1]),
+        "steps": _peaks(samples, at[1], at[SAVED]),
+        "run": _peaks(samples, 0, float("inf")),
+        "resuming": _peaks(again, 0, later[STEPS + 1]),
+    }
+
+
+def _peaks(samples: list[tuple[float, dict[int, int]]], begin: float, end: float) -> list[int]:
+    within = [sizes for at, sizes in samples if begin <= at <= end]
+    return [max(sizes.get(rank, 0) for sizes in within) for rank in range(RANKS)]
+
+
+def measure_peer(base: str, dataset: str, stage: int) -> dict:
+    """The peer's steps."""
+    with tempfile.TemporaryDirectory() as home:
+        done = subprocess.run(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS),
+             "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0",
+             "--local-addr", "127.0.0.1", "-m", "bench.peers.deepspeed_zero",
+             "--stage", str(stage), "--base", base, "--dataset", dataset,
+             "--batch", str(ROWS), "--steps", str(SAVED)],
+            env=os.environ | _ENV | {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo",
+                                     "USE_TF": "0", "TRITON_CACHE_DIR": home},
+            capture_output=True, text=True,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(done.stderr[-4000:])
+    ranks = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
+    ranks.sort(key=lambda one: one["rank"])
+    seconds = [step for one in ranks for step in one["seconds"][1:]]
+    return {
+        "step_ms": 1000 * statistics.median(seconds),
+        "steps": [one["anon"] for one in ranks],
+    }
+
+
+def _mib(values: list[int] | None) -> str:
+    return "" if values is None else " / ".join(f"{value / 2**20:,.0f}" for value in values)
+
+
+def main() -> None:
+    """Measure all layouts in turn; print the table."""
+    size, rounds = os.environ.get("BENCH_SIZE", "base"), int(os.environ.get("BENCH_ROUNDS", "1"))
+    kept = Rounds(
+        "parallel", sources=["training", "bench/benches/parallel.py", "bench/peers"], size=size
+    )
+    found: dict[str, list[dict]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = write_base(f"{folder}/{size}", size)
+        dataset = write_dataset(f"{folder}/data", base, LENGTH)
+        shape = json.loads(Path(base, "config.json").read_text(encoding="utf-8"))
+        weights = DISTILBERT.parameters(shape, 4)
+        for number in range(1, rounds + 1):
+            for layout in LAYOUTS:
+                found[layout] = kept.up_to(number, layout, lambda: measure(base, dataset, layout))  # noqa: B023 - called at once
+            for name, stage in STAGES.items():
+                found[name] = kept.up_to(
+                    number,
+                    name,
+                    lambda: measure_peer(base, dataset, stage),  # noqa: B023
+                )
+    theory = 8 * weights * (1 - 1 / RANKS)
+    print(f"\n{size}: {weights / 1e6:,.1f} M weights; in theory {theory / 2**20:,.0f} MiB less\n")
+    print("MiB of ranks 0 / 1 | loading | steps | whole run | resuming | ms a step | ms for a save")
+    for name, values in found.items():
+        cells = [_mib(_median(values, key)) for key in ("loading", "steps", "run", "resuming")]
+        times = [_median(values, key) for key in ("step_ms", "save_ms")]
+        cells += ["" if time is None else f"{time:,.0f}" for time in times]
+        print(" | ".join([name, *cells]))
+    saved = {
+        pair: [
+            (a - b) / theory
+            for a, b in zip(
+                _median(found[pair[0]], "steps"), _median(found[pair[1]], "steps"), strict=True
+            )
+        ]
+        for pair in (("whole", "divided"), tuple(STAGES))
+    }
+    for (one, other), shares in saved.items():
+        said = ", ".join(f"{share:.2f}" for share in shares)
+        print(f"{other} saves {said} of theory against {one} (bar for ours: 0.9)")
+    report("parallel", [], size=size, weights=weights, theory=theory, found=found)
+
+
+def _median(values: list[dict], key: str) -> list[int] | float | None:
+    if key not in values[0]:
+        return None
+    if isinstance(values[0][key], list):
+        return [
+            int(statistics.median(ranks)) for ranks in zip(*(v[key] for v in values), strict=True)
+        ]
+    return statistics.median(value[key] for value in values)
+
+
+if __name__ == "__main__":
+    main()

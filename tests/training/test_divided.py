@@ -1,0 +1,63 @@
+"""A run whose optimizer is divided among the ranks, stopped and killed from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from tests.training.test_faults import finish
+
+pytestmark = [pytest.mark.mpi, pytest.mark.full]
+
+DIVIDED = {"training.parallel.shard": "optimizer"}
+KINDS = ["torchrun", "mpirun"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_saves_the_step_with_the_moments_of_all_ranks(start, kind, number):
+    job = start("torch", kind, **DIVIDED)
+    job.wait_for_checkpoint()
+    job.process.send_signal(number)
+    assert job.end() == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], job.stderr
+    job.wait_until_nothing_is_left()
+    newest = job.steps_saved()[0]
+    assert f"the newest checkpoint is step-{newest}" in job.stderr.split("howdah: ")[-1]
+    assert "Traceback" not in job.stderr
+    assert job.run_json()["status"] == "interrupted"
+    finish(start, "torch", kind, newest)  # whole again: the checkpoint does not know
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_rank_s_run_falls_back_on_the_newest_checkpoint_and_says_so(start, kind, rank):
+    job = start("torch", kind, **DIVIDED)
+    job.wait_for_checkpoint()
+    os.kill(job.rank(rank), signal.SIGKILL)
+    assert job.end() == 6, job.stderr
+    job.wait_until_nothing_is_left()
+    last = job.stderr.split("howdah: ")[-1]
+    assert last.startswith(f"rank {rank} was lost"), job.stderr
+    assert "Traceback" not in job.stderr
+    newest = job.steps_saved()[0]
+    assert newest % 4 == 0  # saved by rule, not at the end
+    if rank == 1:
+        said = job.stderr + job.log_of_rank_0()
+        assert "cannot be saved: the optimizer's state is divided among ranks" in said
+        assert f"falls back on the newest checkpoint, step-{newest}" in said
+        assert f"step-{newest}" in last
+    finish(start, "torch", kind, newest)
+
+
+def test_a_full_local_disk_is_a_save_that_failed(start, tmp_path):
+    """What rank 0 collects the state in cannot be made: training goes on, and says why."""
+    file = tmp_path / "file"
+    file.write_text("")
+    settings = {"training.shard_cache_directory": str(file), "training.max_steps": 6,
+                "checkpoint.max_failures": 9}  # fmt: skip
+    job = start("torch", "torchrun", **DIVIDED, **settings)
+    assert job.end() == 0, job.stderr
+    assert "no room on the local disk for the state of all ranks" in job.stderr + job.stdout
+    assert job.steps_saved() == []
