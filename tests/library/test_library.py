@@ -64,10 +64,10 @@ def test_a_plan_is_of_the_dataset(config):
 
 def test_metrics_are_a_table_of_steps_and_evaluations(tmp_path):
     lines = [
-        {"attempt": 1, "step": 1, "loss": 0.7, "learning_rate": 0.1, "time": 1.0},
+        {"attempt": 1, "step": 1, "loss": 0.7, "lr": 0.1, "time": 1.0},
         {"attempt": 1, "step": 1, "split": "test", "metrics": {"accuracy": 0.5}, "time": 2.0},
-        {"attempt": 1, "step": 2, "loss": 0.6, "learning_rate": 0.1, "time": 3.0},
-        {"attempt": 2, "step": 2, "loss": 0.5, "learning_rate": 0.1, "time": 4.0},
+        {"attempt": 1, "step": 2, "loss": 0.6, "lr": 0.1, "time": 3.0},
+        {"attempt": 2, "step": 2, "loss": 0.5, "lr": 0.1, "time": 4.0},
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     table = library.metrics(str(tmp_path))
