@@ -9,7 +9,7 @@ import importlib.util
 import logging
 import os
 import re
-import tempfile
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -102,8 +102,10 @@ def _mlflow(uri: str) -> Iterator[Any]:
     """MLflow at this URI; its errors become ours."""
     # As in training/run/tracking.py: usage is reported only where the user asks for it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     import mlflow
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
 
     for logger in ("mlflow", "alembic"):
         logging.getLogger(logger).setLevel(logging.ERROR)
@@ -111,7 +113,7 @@ def _mlflow(uri: str) -> Iterator[Any]:
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
         yield mlflow
-    except (MlflowException, OSError) as error:
+    except (MlflowException, SQLAlchemyError, OSError) as error:
         raise ClusterError(
             "the model registry cannot be used",
             where=f"--uri {redact.text(uri)}",
@@ -149,15 +151,11 @@ def _add(mlflow: Any, client: Any, variant: Variant, uri: str, name: str, experi
     files = modelfiles.fetch(variant.path, patterns=[*EXPORT_PATTERNS, _CARD])
     code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pyfunc_model.py")
     framework = variant.info.get("framework") or "torch"
-    with (
-        tempfile.TemporaryDirectory(prefix="howdah-") as place,
-        mlflow.start_run(experiment_id=number, run_name=f"register {variant.title}") as run,
-    ):
-        # Under one name wherever it comes from: a run directory's "export", a version's "v=3".
-        export = os.path.join(place, "export")
-        os.symlink(os.path.abspath(files), export)
+    title = f"register {variant.title}"
+    with mlflow.start_run(experiment_id=number, run_name=title) as run, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice to give an example of the input
         made = mlflow.pyfunc.log_model(
-            name="model", python_model=code, artifacts={"export": export}, signature=signature,
+            name="model", python_model=code, artifacts={"export": files}, signature=signature,
             pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
         )  # fmt: skip
         client.log_batch(run.info.run_id, metrics=_metrics(variant))

@@ -4,11 +4,8 @@ MLflow runs this file ("models from code"), so no object is pickled; it needs Ho
 is not imported by Howdah itself: mlflow_registry.py names it.
 """
 
-from __future__ import annotations
-
-from typing import Any
-
 import mlflow  # noqa: TID253 - MLflow itself runs this file
+import pandas as pd
 
 TEXT = "text"
 
@@ -16,21 +13,19 @@ TEXT = "text"
 class HowdahModel(mlflow.pyfunc.PythonModel):
     """A classifier: a column of texts in, label, score, scores and error out."""
 
-    def load_context(self, context: Any) -> None:
+    def load_context(self, context):
         """Open the export."""
         from training.serving.serve import open_model
 
         self._served = open_model(context.artifacts["export"])
 
-    def predict(self, context: Any, model_input: Any, params: Any = None) -> Any:
+    def predict(self, context, model_input: pd.DataFrame, params=None) -> pd.DataFrame:
         """Classify a table with the column `text`; a row without a usable text has an error.
 
         Returns:
             A table of label, score (of that label), scores (a number for each label, in the order
             of the model's labels) and error.
         """
-        import pandas as pd
-
         from training.deployment.requests import as_json
         from training.prediction.classify import classify
         from training.prediction.rows import Row
@@ -46,9 +41,7 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
             {
                 "label": [one["label"] for one in found],
                 "score": [one["score"] for one in found],
-                "scores": [
-                    list(one.get("scores", dict.fromkeys(labels)).values()) for one in found
-                ],
+                "scores": [list(one["scores"].values()) if one["label"] else None for one in found],
                 "error": [one.get("error") for one in found],
             },
             index=model_input.index,

@@ -61,8 +61,10 @@ def find(model: str, publish_directory: str) -> Variant:
     Raises:
         ModelError: there is none, or it names no labels.
     """
-    candidates = [model, storage.join(publish_directory, model)]
-    for place in candidates:
+    candidates = [model]
+    if storage.is_local(model) and not model.startswith("/") and ".." not in model.split("/"):
+        candidates.append(storage.join(publish_directory, model))
+    for place in candidates if model else []:
         try:
             directory = resolve_export(place)
             break
