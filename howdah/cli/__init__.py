@@ -38,7 +38,7 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 _UNDER_POLICY = {
     "config", "doctor", "etl", "evaluate", "export", "gate", "guard", "kill", "logs", "plan",
-    "predict", "ps", "publish", "scale", "status", "submit", "train",
+    "predict", "ps", "publish", "register", "scale", "status", "submit", "train",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 

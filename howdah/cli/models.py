@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load, say
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -150,6 +150,7 @@ def register(
     json: AsJson = False,
 ) -> None:
     """Put a published model or an export into MLflow's model registry, as a pyfunc from code."""
+    allowed(("--model", "model", model), ("--uri", "tracking", uri))
     checked = load(config, set)
     mlflow = checked.tracking.mlflow
     if uri is None and mlflow is None:
