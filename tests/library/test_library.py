@@ -226,7 +226,7 @@ def test_the_stop_button_saves_and_the_kernel_lives_on(config, tmp_path, monkeyp
 
     def press():
         wait_until(lambda: saved.is_dir() and any(saved.glob("step-*")), 120)
-        running.km.provisioner.process.send_signal(signal.SIGINT)
+        os.killpg(running.km.provisioner.process.pid, signal.SIGINT)  # as Jupyter: to its group
 
     button = threading.Thread(target=press)
     button.start()

@@ -145,11 +145,13 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
         )  # fmt: skip
         serve.run(
             router.bind(
-                [one.as_dict() for one in variants], share, _host_names(options.host), *handles
+                [{"name": one.name, "version": one.version, "run_id": one.run_id}
+                 for one in variants],
+                share, _host_names(options.host), *handles,
             ),
             name="howdah",
             route_prefix="/",
-        )
+        )  # fmt: skip
     except (RayError, RayServeException, RuntimeError) as error:
         raise ClusterError(
             "Ray Serve could not start the models",

@@ -65,7 +65,7 @@ class Router:
     """Reads requests, chooses the model, and answers; holds no model itself.
 
     Args:
-        variants: {name, version, path, run_id} of each model, for its answers.
+        variants: {name, version, run_id} of each model, for its answers.
         share: of the second one; 0: there is none.
         hosts: what requests may name as their host; None: anything. A server on loopback knows its
             names: another one is a page's that has been bound to it (DNS rebinding).

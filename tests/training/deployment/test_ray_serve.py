@@ -113,7 +113,9 @@ def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
     ready = server.wait_until_ready()
     assert [(one["name"], one["version"]) for one in ready["models"]] == [("zoo", 1), ("zoo", 2)]
     status, health = server.ask("/health")
-    assert (status, health["status"], health["models"]) == (200, "ok", ready["models"])
+    assert (status, health["status"], health["share"]) == (200, "ok", 0.5)
+    assert [one["run_id"] for one in health["models"]] == ["run-1", "run-2"]
+    assert "path" not in health["models"][0]  # the server's directories are its own
     ours = [one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
     port = int(server.url.rsplit(":", 1)[1])
     assert {one.laddr.ip for one in ours if one.laddr.port == port} == {"127.0.0.1"}
