@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import re
 import sys
@@ -67,17 +68,20 @@ for _either in (_UniqueKeyLoader, _Dumper):
     )
 
 
-def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
+def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> Config:
     """The configuration in `path` (any storage) with `section.key=value` overrides applied.
 
     Args:
-        path: YAML file; "-": stdin; None: the defaults.
+        path: YAML file; "-": stdin; the sections themselves; None: the defaults.
         overrides: "section.key=value", the value read as YAML.
     Raises:
         ConfigError: with every problem at once; an unknown key names the nearest known one.
         NotFound: no such file.
     """
-    raw = {} if path is None else read(path)
+    if isinstance(path, Mapping):
+        raw, path = copy.deepcopy(dict(path)), "the sections"
+    else:
+        raw = {} if path is None else read(path)
     if path == "-":
         path = "stdin"
     for override in overrides:

@@ -36,6 +36,7 @@ class Child:
             If it raises, that is reported and the rest is read and dropped, since a full pipe
             would block the process. Without `output` and `on_line` the process writes to this
             one's stdout and stderr.
+        on_stdout: with `on_line`: called with the lines of stdout instead, in a thread of its own.
         grace: seconds between SIGTERM and SIGKILL in `end`; 0: SIGKILL at once.
         death_signal: the kernel sends it when the THREAD that starts the process ends, thus also
             when this process ends; None: the child may outlive its parent.
@@ -49,29 +50,39 @@ class Child:
         cwd: str | os.PathLike[str] | None = None,
         output: str | os.PathLike[str] | None = None,
         on_line: Callable[[str], None] | None = None,
+        on_stdout: Callable[[str], None] | None = None,
         grace: float = 0.0,
         death_signal: int | None = signal.SIGTERM,
     ) -> None:
         self._grace = grace
-        self._pump: threading.Thread | None = None
+        self._pumps: list[threading.Thread] = []
         with contextlib.ExitStack() as files:
             out = files.enter_context(open(output, "ab")) if output is not None else None
             piped = subprocess.PIPE if on_line is not None else out
+            merged = None if piped is None else subprocess.STDOUT
+            apart = on_line is not None and on_stdout is not None
             dying = None
             if death_signal is not None:
                 dying = functools.partial(die_with_parent, death_signal, os.getpid())
             self._process = subprocess.Popen(
                 list(argv), env=None if env is None else dict(env), cwd=cwd,
                 stdin=subprocess.DEVNULL, stdout=piped,
-                stderr=None if piped is None else subprocess.STDOUT,
+                stderr=subprocess.PIPE if apart else merged,
                 start_new_session=True, preexec_fn=dying,
             )  # fmt: skip
-        if on_line is not None:
-            stream = self._process.stdout
-            self._pump = threads.start(
+        if apart:
+            self._read(self._process.stdout, on_stdout)
+            self._read(self._process.stderr, on_line)
+        elif on_line is not None:
+            self._read(self._process.stdout, on_line)
+
+    def _read(self, stream: BinaryIO, on_line: Callable[[str], None]) -> None:
+        self._pumps.append(
+            threads.start(
                 _pump, stream, on_line, name=f"output of {self.pid}",
                 failed=lambda error: _drain(stream),
-            )  # fmt: skip
+            )
+        )  # fmt: skip
 
     @property
     def pid(self) -> int:
@@ -97,8 +108,8 @@ class Child:
 
     def read_rest(self) -> None:
         """After its end wait for its last lines; a `with` block does so at its end."""
-        if self._pump is not None:
-            self._pump.join(_PUMP_SECONDS)
+        for pump in self._pumps:
+            pump.join(_PUMP_SECONDS)
 
     def send(self, number: int, *, group: bool = False) -> None:
         """Send a signal to it, or with `group` to its process group, which may outlive it."""

@@ -9,6 +9,7 @@ import numpy as np
 from howdah import storage
 from howdah.config.loader import Config, from_dict
 from howdah.config.metric_table import METRICS
+from howdah.data.encode import Encoder
 from training.model.pretrained import load_base
 from training.serving.export import export
 from training.serving.run_info import RunInfo
@@ -49,7 +50,8 @@ def finished_run(
         label_names=LABELS,
         run_info=RunInfo(
             run_id=run_id, run_name="zoo", framework="torch", step=12, max_length=48,
-            clean={}, base={"source": base, "hash": model.hash}, tokenizer_hash="tok",
+            clean={}, base={"source": base, "hash": model.hash},
+            tokenizer_hash=Encoder.load(base).hash,
             dataset={"path": f"data/v={dataset}", "hash": dataset, "rows": {"test": 7}},
             metrics=metrics,
         ),

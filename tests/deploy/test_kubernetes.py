@@ -1,0 +1,194 @@
+"""The manifests in deploy/kubernetes/: valid by Kubernetes' schemas, true to each other and to the
+commands and configurations that they name. No cluster is asked."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from howdah.cli import app
+from howdah.config import loader
+from tests import ROOT
+
+PLACE = ROOT / "deploy" / "kubernetes"
+OVERLAYS = sorted(path.parent for path in PLACE.glob("*/kustomization.yaml"))
+OLDEST, NEWEST = "1.31", kubernetes_validate.latest_version()
+"""podFailurePolicy is stable from 1.31 on."""
+
+
+def documents(overlay: Path) -> list[dict]:
+    """The resources that an overlay names, its patches and those of overlays below not applied."""
+    found = []
+    for name in yaml.safe_load((overlay / "kustomization.yaml").read_text())["resources"]:
+        path = overlay / name
+        if path.is_dir():
+            found += documents(path.resolve())
+        else:
+            found += list(yaml.safe_load_all(path.read_text()))
+    return found
+
+
+@cache
+def built(overlay: Path) -> list[dict]:
+    """What `kubectl kustomize` makes of an overlay; reads files only."""
+    done = subprocess.run(
+        ["kubectl", "kustomize", str(overlay)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+def one(kind: str, overlay: str) -> dict:
+    [found] = [one for one in documents(PLACE / overlay) if one["kind"] == kind]
+    return found
+
+
+def pod_of(workload: dict) -> dict:
+    return workload["spec"]["template"]["spec"]
+
+
+def test_every_file_belongs_to_an_overlay():
+    named = set()
+    for overlay in OVERLAYS:
+        kustomization = yaml.safe_load((overlay / "kustomization.yaml").read_text())
+        named |= {overlay / "kustomization.yaml"}
+        named |= {overlay / name for name in kustomization["resources"]}
+        named |= {overlay / patch["path"] for patch in kustomization.get("patches", [])}
+        for generated in kustomization.get("configMapGenerator", []):
+            named |= {overlay / name for name in generated["files"]}
+    assert set(PLACE.glob("*/*.yaml")) <= named
+    assert all(path.exists() for path in named)
+
+
+@pytest.mark.parametrize("version", [OLDEST, NEWEST])
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_manifests_are_valid_by_the_schemas_of_kubernetes(overlay, version):
+    for document in documents(overlay):
+        kubernetes_validate.validate(document, version, strict=True)  # unknown keys are refused
+
+
+def test_the_schemas_refuse_what_is_wrong():
+    job = one("Job", "training")
+    job["spec"]["completion"] = 2
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(job, NEWEST, strict=True)
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
+def test_what_kustomize_builds_is_valid_and_names_an_image(overlay):
+    for document in built(overlay):
+        kubernetes_validate.validate(document, NEWEST, strict=True)
+        if document["kind"] in ("Job", "Deployment"):
+            [container] = pod_of(document)["containers"]
+            assert re.fullmatch(r"[\w.-]+/howdah:[\w.-]+", container["image"])
+            if overlay.name == "training-gpu":
+                assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
+                assert container["args"][0] == "torchrun"  # the patch has left the rest
+
+
+def test_the_jobs_pods_find_each_other():
+    job, service = one("Job", "training"), one("Service", "training")
+    policy = one("NetworkPolicy", "training")
+    spec, pod = job["spec"], pod_of(job)
+    assert spec["completionMode"] == "Indexed"
+    [container] = pod["containers"]
+    options = dict(word.removeprefix("--").split("=") for word in container["args"] if "=" in word)
+    assert spec["completions"] == spec["parallelism"] == int(options["nnodes"])
+    name, where = job["metadata"]["name"], service["metadata"]["name"]
+    assert pod["subdomain"] == where and service["spec"]["clusterIP"] == "None"
+    assert options["master-addr"] == f"{name}-0.{where}"  # hostname of index 0, in the subdomain
+    assert int(options["master-port"]) == service["spec"]["ports"][0]["port"]
+    selected = {"job-name": name}  # which the Job's controller sets on its pods
+    assert service["spec"]["selector"] == selected
+    assert policy["spec"]["podSelector"]["matchLabels"] == selected
+    variables = {one["name"] for one in container["env"]}
+    used = {name for word in container["args"] for name in re.findall(r"\$\((\w+)\)", word)}
+    assert used and used <= variables  # only variables of `env` are put into args
+    assert "-m training --config /etc/howdah/run.yaml" in " ".join(container["args"])
+
+
+def test_the_configuration_is_one_and_saving_has_time():
+    job = one("Job", "training")
+    kustomization = yaml.safe_load((PLACE / "training" / "kustomization.yaml").read_text())
+    [generated] = kustomization["configMapGenerator"]
+    volumes = {volume["name"]: volume for volume in pod_of(job)["volumes"]}
+    assert volumes["config"]["configMap"]["name"] == generated["name"]
+    config = loader.load(str(PLACE / "training" / "run.yaml"))
+    assert config.training.framework == "torch"
+    [container] = pod_of(job)["containers"]
+    environment = {one["name"]: one.get("value") for one in container["env"]}
+    grace = config.checkpoint.grace_seconds
+    assert grace <= float(environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"])
+    assert grace < pod_of(job)["terminationGracePeriodSeconds"]
+    mounted = {one["mountPath"] for one in container["volumeMounts"]}
+    paths = (config.run.directory, config.data.dataset, config.model.base,
+             config.publish.directory)  # fmt: skip
+    assert all(any(path.startswith(f"{at}/") for at in mounted) for path in paths)
+
+
+def test_the_server_is_a_command_that_howdah_takes_and_answers_where_it_is_asked():
+    deployment, service = one("Deployment", "server"), one("Service", "server")
+    [container] = pod_of(deployment)["containers"]
+    program, command, *words = container["args"]
+    known = typer.main.get_command(app).commands[command]
+    given = known.make_context(command, list(words)).params
+    assert (program, given["on"], given["host"]) == ("howdah", "ray", "0.0.0.0")
+    [port] = container["ports"]
+    assert port["containerPort"] == given["port"]
+    assert service["spec"]["ports"][0]["targetPort"] == port["name"]
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    labels = deployment["spec"]["template"]["metadata"]["labels"]
+    assert deployment["spec"]["selector"]["matchLabels"] == labels == service["spec"]["selector"]
+    least = int(given["replicas"].partition(":")[0])
+    assert least * given["threads"] <= int(container["resources"]["limits"]["cpu"])
+    model = loader.load(str(PLACE / "training" / "run.yaml"))
+    assert given["model"] == model.model_directory  # what the training's run publishes
+
+
+@pytest.mark.parametrize(("kind", "overlay"), [("Job", "training"), ("Deployment", "server")])
+def test_pods_run_without_rights_and_share_one_claim(kind, overlay):
+    pod = pod_of(one(kind, overlay))
+    claim = one("PersistentVolumeClaim", "storage")
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes["data"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for container in pod["containers"]:
+        rights = container["securityContext"]
+        assert rights["allowPrivilegeEscalation"] is False
+        assert rights["readOnlyRootFilesystem"] is True
+        assert rights["capabilities"] == {"drop": ["ALL"]}
+        assert {one["name"] for one in container["volumeMounts"]} == set(volumes)
+    dockerfile = (PLACE / "Dockerfile").read_text()
+    user = pod["securityContext"]["runAsUser"]
+    assert f"USER {user}:" in dockerfile and f"--uid {user}" in dockerfile
+
+
+def test_the_dockerfile_takes_what_is_there_and_says_that_it_is_untried():
+    text = (PLACE / "Dockerfile").read_text()
+    assert "NOT TRIED" in text
+    copied = [
+        word
+        for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.MULTILINE)
+        for word in line.split()[:-1]
+    ]
+    assert all((ROOT / word).exists() for word in copied)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    packages = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert {name.removesuffix("*") for name in packages} <= set(copied)
+    [extras] = re.findall(r"'\.\[([\w,]+)\]'", text)
+    assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
+    constraint = re.compile(re.search(r"grep -oE '([^']+)'", text)[1], re.MULTILINE)
+    lock = (ROOT / "requirements.lock").read_text()
+    held = {found.split("==")[0] for found in constraint.findall(lock)}
+    assert {"torch", "ray", "mlflow", "pydantic"} <= held

@@ -1,0 +1,238 @@
+"""Howdah from Python: what the functions of howdah/library.py give, and how they end."""
+
+import ast
+import json
+import os
+import signal
+import sys
+import threading
+
+import pytest
+
+from howdah import library, storage
+from howdah.core.child import Child
+from howdah.core.processes import marked
+from howdah.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    Interrupted,
+    NotFound,
+    UsageError,
+)
+from tests import ROOT
+from tests.support.waiting import wait_until
+
+SECTIONS = {
+    "run": {"name": "zoo"},
+    "training": {"framework": "torch", "global_batch_size": 12, "threads_per_rank": 1},
+}
+
+
+@pytest.fixture
+def config(tmp_path, tiny_dataset, tiny_model_dir):
+    return library.load(
+        SECTIONS,
+        {
+            "run.directory": str(tmp_path / "run"),
+            "data.dataset": tiny_dataset.path,
+            "model.base": tiny_model_dir,
+            "training.max_steps": 1_000_000,
+        },
+    )
+
+
+def test_a_configuration_comes_of_a_file_or_of_its_sections(tmp_path):
+    given = {"run": {"name": "zoo"}, "training": {"max_steps": 3}}
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(given))
+    changes = {"training.learning_rate": 0.5, "run.directory": "1e5", "training.max_steps": None}
+    one, other = library.load(given, changes), library.load(path, changes)
+    assert one == other
+    assert (one.training.learning_rate, one.run.directory) == (0.5, "1e5")
+    assert one.training.max_steps is None
+    assert given["training"]["max_steps"] == 3  # the caller's stays as it is
+    with pytest.raises(ConfigError, match=r"did you mean training\.seed"):
+        library.load(given, {"training.sed": 1})
+
+
+def test_a_plan_is_of_the_dataset(config):
+    found = library.plan(config, np=2)
+    assert found["rows"]["train"] == 96
+    assert (found["world_size"], found["steps_per_epoch"]) == (2, 8)
+
+
+def test_metrics_are_a_table_of_steps_and_evaluations(tmp_path):
+    lines = [
+        {"attempt": 1, "step": 1, "loss": 0.7, "lr": 0.1, "time": 1.0},
+        {"attempt": 1, "step": 1, "split": "test", "metrics": {"accuracy": 0.5}, "time": 2.0},
+        {"attempt": 1, "step": 2, "loss": 0.6, "lr": 0.1, "time": 3.0},
+        {"attempt": 2, "step": 2, "loss": 0.5, "lr": 0.1, "time": 4.0},
+    ]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    table = library.metrics(str(tmp_path))
+    steps = table[table.split.isna()]
+    assert steps.step.tolist() == [1, 2] and steps.loss.tolist() == [0.7, 0.5]
+    assert table[table.split == "test"]["metrics/accuracy"].tolist() == [0.5]
+    with pytest.raises(NotFound, match="no figures"):
+        library.metrics(str(tmp_path / "none"))
+
+
+def test_a_report_is_shown_in_a_frame_without_scripts(tmp_path, config):
+    page = '<p class="a">no & yes</p><script>1</script>'
+    storage.write_whole(str(tmp_path / "report.html"), page.encode())
+    shown = library.report(str(tmp_path))._repr_html_()
+    assert shown.startswith("<iframe sandbox srcdoc=") and "<script>" not in shown
+    assert "&lt;script&gt;" in shown and "&quot;a&quot;" in shown
+    with pytest.raises(NotFound):
+        library.report(config)
+
+
+def test_a_commands_error_is_raised_as_itself(config, tmp_path):
+    """In a process of its own the ETL refuses its source; a wrong launcher is refused here."""
+    lines = []
+    bad = library.load(config.model_dump(mode="json"), {"data.source": str(tmp_path / "no.csv")})
+    with pytest.raises(DataError, match=r"no\.csv"):
+        library.etl(bad, say=lines.append)
+    assert any("no.csv" in line for line in lines)
+    with pytest.raises(UsageError):
+        library.train(config, launcher="ssh")
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Commands become Python programs with a mark by which their processes are found."""
+    mark = f"library-{os.getpid()}"
+    monkeypatch.setenv("HOWDAH_TEST_MARK", mark)
+
+    def become(code: str):
+        def child(argv, **options):
+            return Child([sys.executable, "-c", code], **options)
+
+        monkeypatch.setattr(library, "Child", child)
+        return lambda: marked("HOWDAH_TEST_MARK", mark)
+
+    return become
+
+
+def test_an_interrupt_is_passed_on_once_and_its_answer_raised(config, command):
+    left = command(
+        "import json, signal, sys, time\n"
+        "def stop(*_):\n"
+        "    print(json.dumps({'error': 'Interrupted', 'what': 'step 7 is saved'}))\n"
+        "    sys.exit(130)\n"
+        "signal.signal(signal.SIGINT, stop)\n"
+        "print('up', file=sys.stderr, flush=True)\n"
+        "time.sleep(600)"
+    )
+
+    def interrupt(line):
+        assert line == "up"
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match="step 7 is saved"):
+        library.train(config, say=interrupt)
+    assert not left()
+
+
+def test_a_third_interrupt_kills_the_command(config, command):
+    left = command(
+        "import signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_DFL)\n"
+        "def no(*_): print('no', file=sys.stderr, flush=True)\n"
+        "signal.signal(signal.SIGINT, no)\n"
+        "no()\n"
+        "while True: time.sleep(600)"
+    )
+    with pytest.raises(KeyboardInterrupt):
+        library.train(config, say=lambda line: signal.raise_signal(signal.SIGINT))
+    assert not left()
+
+
+def test_a_command_that_is_killed_says_so(config, command):
+    command(
+        "import os, sys; print('last words', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+    )
+    with pytest.raises(ClusterError) as caught:
+        library.train(config, say=lambda line: None)
+    assert "exit code -9" in caught.value.got and "last words" in caught.value.got
+
+
+# ------------------------------------------------------------------------------- the notebook
+NOTEBOOK = ROOT / "examples" / "one_run.ipynb"
+
+
+def notebook():
+    import nbformat
+
+    found = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(found)
+    return found
+
+
+def test_the_notebook_is_stored_without_outputs_and_its_cells_are_python():
+    cells = [cell for cell in notebook().cells if cell.cell_type == "code"]
+    assert len(cells) >= 8
+    for cell in cells:
+        assert cell.outputs == [] and cell.execution_count is None
+        ast.parse(cell.source)
+
+
+def client(found, place, monkeypatch):
+    from nbclient import NotebookClient
+
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(place / name.lower()))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    return NotebookClient(
+        found, timeout=280, kernel_name="python3", resources={"metadata": {"path": str(place)}}
+    )
+
+
+@pytest.mark.full
+@pytest.mark.spark
+def test_the_notebook_runs_and_its_model_has_learnt(tmp_path, monkeypatch):
+    found = notebook()
+    client(found, tmp_path, monkeypatch).execute()
+    shown = {
+        cell.source.splitlines()[-1]: cell.outputs[-1]
+        for cell in found.cells
+        if cell.cell_type == "code" and cell.outputs
+    }
+    assert float(shown['trained["metrics"]["test"]["accuracy"]'].data["text/plain"]) > 0.9
+    assert "<iframe sandbox" in shown["howdah.report(config)"].data["text/html"]
+    predicted = shown["predictions"].data["text/plain"]
+    assert "the text is empty" in predicted and "sea" in predicted and "sky" in predicted
+
+
+@pytest.mark.full
+@pytest.mark.mpi
+def test_the_stop_button_saves_and_the_kernel_lives_on(config, tmp_path, monkeypatch):
+    """An interrupt as Jupyter sends it, during real training; the next cell uses the kernel."""
+    import nbformat
+
+    path = tmp_path / "run.yaml"
+    path.write_text(json.dumps(config.model_dump(mode="json")))
+    cells = [
+        "from howdah import library as howdah\nfrom howdah.errors import Interrupted\n"
+        f"config = howdah.load({str(path)!r}, {{'checkpoint.every_steps': 5}})",
+        "try:\n    howdah.train(config, say=lambda line: None)\n"
+        "except Interrupted as error:\n    print('stopped:', error)",
+        "print(int(howdah.metrics(config).step.max()) > 0)",
+    ]
+    found = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    running = client(found, tmp_path, monkeypatch)
+    saved = tmp_path / "run" / "checkpoints"
+
+    def press():
+        wait_until(lambda: saved.is_dir() and any(saved.glob("step-*")), 120)
+        os.killpg(running.km.provisioner.process.pid, signal.SIGINT)  # as Jupyter: to its group
+
+    button = threading.Thread(target=press)
+    button.start()
+    running.execute()
+    button.join()
+    assert "stopped: training was interrupted" in found.cells[1].outputs[0].text
+    assert "the newest checkpoint is step-" in found.cells[1].outputs[0].text
+    assert found.cells[2].outputs[0].text.strip() == "True"
+    assert storage.read_json(str(tmp_path / "run" / "run.json"))["status"] == "interrupted"

@@ -1,0 +1,1 @@
+"""Models in the hands of other servers and registries: Ray Serve, MLflow."""

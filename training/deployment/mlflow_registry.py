@@ -1,0 +1,194 @@
+"""`howdah register`: a published version or an export as a version of a model in MLflow's registry.
+
+The model is a pyfunc from code: MLflow keeps pyfunc_model.py and the export's files, no pickle.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from howdah import __version__, redact
+from howdah.data import modelfiles
+from howdah.errors import ClusterError, ModelError, UsageError
+from training.deployment.variants import Variant
+from training.serving.serve import EXPORT_PATTERNS
+
+__all__ = ["register"]
+
+_ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
+_RESERVED = re.compile(r"(?i)latest|v[0-9]+")
+_NAME = re.compile(r"(?!\.\.?$)[^/:'\"\\]{1,250}")
+_CARD = "README.md"
+
+
+def register(
+    variant: Variant,
+    uri: str,
+    *,
+    name: str,
+    experiment: str,
+    alias: str | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Put the model into the registry at `uri`; one that is there already is not added again.
+
+    Args:
+        variant: the model, with a howdah.json.
+        uri: MLflow's tracking and registry server, or sqlite:///file.
+        name: of the registered model; created where there is none.
+        experiment: that the run of the registration belongs to; created as well.
+        alias: moved to this version, e.g. champion; None: aliases stay as they are.
+        say: takes a line.
+    Returns:
+        {name, version, uri: models:/NAME/VERSION, alias, changed, run_id}.
+    Raises:
+        UsageError: no MLflow, or a name or alias that MLflow refuses.
+        ModelError: a model that Howdah has not exported.
+        ClusterError: the server refuses, or does not answer.
+    """
+    _check(name, alias)
+    run_id, weights = variant.info.get("run_id"), variant.info.get("weights_sha256")
+    if not run_id or not weights:
+        raise ModelError(
+            "the model does not say which run made it",
+            where=variant.path,
+            expected="howdah.json with run_id and weights_sha256",
+            got=", ".join(sorted(variant.info)) or "no howdah.json",
+            remedy="give a model exported by `howdah train` or `howdah export`",
+        )
+    with _mlflow(uri) as mlflow:
+        client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+        version = _version_of(client, name, run_id, weights)
+        changed = version is None
+        if version is None:
+            say(f"registering {variant.title} as {name}")
+            version = _add(mlflow, client, variant, uri, name, experiment)
+        if alias is not None:
+            client.set_registered_model_alias(name, alias, version)
+    return {
+        "name": name, "version": int(version), "uri": f"models:/{name}/{version}",
+        "alias": alias, "changed": changed, "run_id": run_id,
+    }  # fmt: skip
+
+
+def _check(name: str, alias: str | None) -> None:
+    if importlib.util.find_spec("mlflow") is None:
+        raise UsageError("MLflow is not installed", remedy="pip install 'howdah[tracking]'")
+    if not _NAME.fullmatch(name):
+        raise UsageError(
+            "MLflow takes no such name",
+            where="--name",
+            expected="1 to 250 characters without / : \\ and quotes",
+            got=name,
+        )
+    if alias is not None and (not _ALIAS.fullmatch(alias) or _RESERVED.fullmatch(alias)):
+        raise UsageError(
+            "MLflow takes no such alias",
+            where="--alias",
+            expected="letters, digits, _ and -; not latest, not v1",
+            got=alias,
+        )
+
+
+@contextmanager
+def _mlflow(uri: str) -> Iterator[Any]:
+    """MLflow at this URI; its errors become ours."""
+    # As in training/run/tracking.py: usage is reported only where the user asks for it.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    import mlflow
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    for logger in ("mlflow", "alembic"):
+        logging.getLogger(logger).setLevel(logging.ERROR)
+    try:
+        mlflow.set_tracking_uri(uri)
+        mlflow.set_registry_uri(uri)
+        yield mlflow
+    except (MlflowException, SQLAlchemyError, OSError) as error:
+        raise ClusterError(
+            "the model registry cannot be used",
+            where=f"--uri {redact.text(uri)}",
+            got=redact.text(str(error).splitlines()[0] if str(error) else type(error).__name__),
+            remedy="start the MLflow server, correct the URI, or ask for the right to write there",
+        ) from None
+
+
+def _version_of(client: Any, name: str, run_id: str, weights: str) -> str | None:
+    """The version with these weights of this run; None: there is none."""
+    for found in client.search_model_versions(f"name = '{name}'"):
+        tags = found.tags
+        if (tags.get("howdah.run_id"), tags.get("howdah.weights_sha256")) == (run_id, weights):
+            return found.version
+    return None
+
+
+def _add(mlflow: Any, client: Any, variant: Variant, uri: str, name: str, experiment: str) -> str:
+    from mlflow.models import ModelSignature
+    from mlflow.types.schema import Array, ColSpec, Schema
+
+    signature = ModelSignature(
+        inputs=Schema([ColSpec("string", "text")]),
+        outputs=Schema(
+            [
+                ColSpec("string", "label", required=False),
+                ColSpec("double", "score", required=False),
+                ColSpec(Array("double"), "scores", required=False),
+                ColSpec("string", "error", required=False),
+            ]
+        ),
+    )
+    known = client.get_experiment_by_name(experiment)
+    number = known.experiment_id if known else client.create_experiment(experiment)
+    files = modelfiles.fetch(variant.path, patterns=[*EXPORT_PATTERNS, _CARD])
+    code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pyfunc_model.py")
+    framework = variant.info.get("framework") or "torch"
+    title = f"register {variant.title}"
+    with mlflow.start_run(experiment_id=number, run_name=title) as run, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # advice to give an example of the input
+        made = mlflow.pyfunc.log_model(
+            name="model", python_model=code, artifacts={"export": files}, signature=signature,
+            pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
+        )  # fmt: skip
+        client.log_batch(run.info.run_id, metrics=_metrics(variant))
+    found = mlflow.register_model(made.model_uri, name, tags=_tags(variant))
+    return found.version
+
+
+def _tags(variant: Variant) -> dict[str, str]:
+    info, dataset = variant.info, variant.info.get("dataset") or {}
+    tags = {
+        "run_id": info["run_id"],
+        "weights_sha256": info["weights_sha256"],
+        "published": variant.title if variant.version is not None else None,
+        "framework": info.get("framework"),
+        "step": info.get("step"),
+        "dataset": dataset.get("hash"),
+        "labels": ", ".join(variant.labels),
+        "version": __version__,
+    }
+    return {
+        f"howdah.{key}": redact.text(str(value))[:5000]
+        for key, value in tags.items()
+        if value is not None
+    }
+
+
+def _metrics(variant: Variant) -> list[Any]:
+    """The export's metrics, under the names that a run's tracking has."""
+    from mlflow.entities import Metric
+
+    from training.run.tracking import flat
+
+    now = 0  # MLflow wants a time; the metrics are of the export, not of now
+    step = int(variant.info.get("step") or 0)
+    found = flat(variant.info.get("metrics") or {})
+    return [Metric(name, value, now, step) for name, value in found.items()][:1000]

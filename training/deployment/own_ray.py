@@ -1,0 +1,138 @@
+"""A Ray of this process alone: started with it, ended with it, with a token of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import secrets
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+
+from howdah.core import processes
+from howdah.errors import ClusterError, Terminated, UsageError
+
+__all__ = ["own_ray", "require_ray"]
+
+_LONGEST_ROOT = 40
+"""Characters: Ray puts sockets some 60 below, and a socket's path may have 107 (unix(7))."""
+_STORE_BYTES = 128 * 2**20
+_GONE_SECONDS = 10.0
+
+
+def require_ray() -> None:
+    """Refuse where Ray Serve is not installed.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if any(importlib.util.find_spec(name) is None for name in ("ray", "starlette", "uvicorn")):
+        raise UsageError(
+            "Ray Serve is not installed",
+            expected="ray[serve]",
+            remedy="pip install 'howdah[ray]', into the environment of howdah",
+        )
+
+
+@contextlib.contextmanager
+def own_ray(cores: int) -> Iterator[None]:
+    """Inside, this process has a Ray of `cores` on this machine; afterwards no process is left.
+
+    Whoever can reach Ray's ports and has its token can run code as this user. Ray listens on all
+    interfaces; the token is random, in a directory that no other user may read.
+
+    Raises:
+        ClusterError: Ray does not start.
+    """
+    root = _directory()
+    token = os.path.join(root, "token")
+    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(32))
+    wanted = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": token,
+        "RAY_AUTH_TOKEN": None,
+        "RAY_ADDRESS": None,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    others = set(processes.descendants(os.getpid()))
+    processes.adopt_orphans()
+    try:
+        with processes.environ(wanted):  # read when ray is imported
+            try:
+                _start(root, cores)
+                yield
+            finally:
+                _end(others)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def _start(root: str, cores: int) -> None:
+    import logging
+
+    import ray
+
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        ray.init(
+            address="local", num_cpus=cores, include_dashboard=False, log_to_driver=False,
+            logging_level=logging.ERROR, object_store_memory=_STORE_BYTES, _temp_dir=root,
+            _node_ip_address="127.0.0.1",
+        )  # fmt: skip
+    except (RuntimeError, OSError, ValueError, ConnectionError) as error:
+        raise ClusterError(
+            "Ray does not start on this machine",
+            where=root,
+            got=str(error).splitlines()[0] if str(error) else type(error).__name__,
+            remedy="look at memory and /dev/shm (`howdah doctor`), then try again",
+        ) from None
+    except SystemExit:  # of Ray's own handler
+        raise Terminated("asked to end (SIGTERM) while Ray started") from None
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _end(others: set[int]) -> None:
+    """Shut Ray down, then kill what is left of it, also if a signal interrupts the first part."""
+    import ray
+
+    try:
+        ray.shutdown()
+    finally:
+        deadline = time.monotonic() + _GONE_SECONDS
+        while left := set(processes.descendants(os.getpid())) - others:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            _reap()
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        _reap()
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def _directory() -> str:
+    """A new directory with a short path."""
+    for place in (tempfile.gettempdir(), "/tmp"):
+        if len(place) <= _LONGEST_ROOT and os.access(place, os.W_OK | os.X_OK):
+            return tempfile.mkdtemp(prefix="hd-", dir=place)
+    raise ClusterError(
+        "Ray needs a directory with a short path for its sockets",
+        where="TMPDIR",
+        expected=f"a writable directory of at most {_LONGEST_ROOT} characters",
+        got=tempfile.gettempdir(),
+        remedy="set TMPDIR, for example to /var/tmp",
+    )

@@ -1,0 +1,51 @@
+"""The model that MLflow loads: a copy of this file is the model's code, its artifact an export.
+
+MLflow runs this file ("models from code"), so no object is pickled; it needs Howdah installed. It
+is not imported by Howdah itself: mlflow_registry.py names it.
+"""
+
+import mlflow  # noqa: TID253 - MLflow itself runs this file
+import pandas as pd
+
+TEXT = "text"
+
+
+class HowdahModel(mlflow.pyfunc.PythonModel):
+    """A classifier: a column of texts in, label, score, scores and error out."""
+
+    def load_context(self, context):
+        """Open the export."""
+        from training.serving.serve import open_model
+
+        self._served = open_model(context.artifacts["export"])
+
+    def predict(self, context, model_input: pd.DataFrame, params=None) -> pd.DataFrame:
+        """Classify a table with the column `text`; a row without a usable text has an error.
+
+        Returns:
+            A table of label, score (of that label), scores (a number for each label, in the order
+            of the model's labels) and error.
+        """
+        from training.deployment.requests import as_json
+        from training.prediction.classify import classify
+        from training.prediction.rows import Row
+
+        texts = [None if text is None or text != text else str(text) for text in model_input[TEXT]]
+        rows = [
+            Row(str(number), text, "the text is null" if text is None else None)
+            for number, text in enumerate(texts)
+        ]
+        labels = self._served.labels
+        found = as_json(classify(self._served, rows), labels)
+        return pd.DataFrame(
+            {
+                "label": [one["label"] for one in found],
+                "score": [one["score"] for one in found],
+                "scores": [list(one["scores"].values()) if one["label"] else None for one in found],
+                "error": [one.get("error") for one in found],
+            },
+            index=model_input.index,
+        )
+
+
+mlflow.models.set_model(HowdahModel())
