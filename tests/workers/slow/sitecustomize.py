@@ -105,11 +105,11 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
 
     init = backends.init
 
-    def late_init(*args):
+    def late_init(*args, **more):
         last = int(os.environ.get("HOROVOD_SIZE", 1)) - 1
         if "join" in SLOW and int(os.environ.get("HOROVOD_RANK", 0)) == last:
             never.wait(SLOW.pop("join"))
-        return init(*args)
+        return init(*args, **more)
 
     backends.init = late_init
     train_source, block = Job.train_source, BatchSource.block
