@@ -155,7 +155,7 @@ def test_a_rank_0_that_hears_of_its_successor_before_it_is_demoted_goes_on(machi
     os.environ["HOWDAH_LOG"] = str(output)
     old, new = make("one", linked=True), make("two", linked=True)
     old.enter(RankEnv(0, 2), 1)
-    old.share(SimpleNamespace(broadcast_json=lambda shared: shared))
+    old.share(SimpleNamespace(broadcast_json=lambda shared: shared, backend="none"))
     take_steps(old, 3)
     new.enter(RankEnv(0, 2), 2)
     old._mirror.publish()  # at this very moment

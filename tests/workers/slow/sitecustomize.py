@@ -111,11 +111,11 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
 
     init = backends.init
 
-    def late_init(*args):
+    def late_init(*args, **more):
         last = int(os.environ.get("HOROVOD_SIZE", 1)) - 1
         if "join" in SLOW and int(os.environ.get("HOROVOD_RANK", 0)) == last:
             never.wait(SLOW.pop("join"))
-        comm = init(*args)
+        comm = init(*args, **more)
         if "leave" in SLOW:
             comm.shutdown = functools.partial(late_shutdown, comm, comm.shutdown)
         return comm
