@@ -56,7 +56,7 @@ def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies):  # noq
     finally:
         first.process.send_signal(signal.SIGCONT)
     first.wait_for("another worker has taken it over")
-    wait_until(lambda: len(attempts(study, 0)) == 2, 120)
+    wait_until(lambda: "resumed_at_step" in attempts(study, 0)[-1] and attempts(study, 0)[1:], 120)
     for worker in (first, second):
         worker.process.send_signal(signal.SIGINT)
     assert (first.end(), second.end()) == (130, 130), first.said() + second.said()
