@@ -315,7 +315,8 @@ def main() -> None:
                 go_on(alone, key, count, f"np=1 {key}", STACKS[ALONE[key]], _alone)
     rounds = {name: found for name, found in rounds.items() if STACKS[name].alone in alone}
     rows = list(_rows(rounds, alone))
-    print(table(rows))
+    if rows:
+        print(table(rows))
     for framework in ("torch", "tensorflow"):
         number, size = installed((framework,))
         print(f"packages are counted beside {framework}: {number}, {size:,.0f} MB")
