@@ -2,7 +2,7 @@
 
 The same rows, steps, batch and model (MiniLM's size, fp32, one thread a rank) by Howdah's launchers
 and by each peer as its own guide has it. Log-normal lengths of rows, two ranks on this machine.
-After BENCH_STEPS (24) timed steps of two ranks rank 1 gets SIGKILL. What two ranks add to a step is
+After BENCH_STEPS (16) timed steps of two ranks rank 1 gets SIGKILL. What two ranks add to a step is
 their step less that of one rank with half the batch. Where a peer has checkpoints they come every
 ten steps, as ours.
 
@@ -29,10 +29,10 @@ from bench.training_runs import BATCH, Bench
 from tests import ROOT
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
-STEPS = int(os.environ.get("BENCH_STEPS", "24"))
-WARM = 8
+STEPS = int(os.environ.get("BENCH_STEPS", "16"))
+WARM = 4
 ROWS = 8_000
-SOURCES = ("training", "bench/peers", "bench/benches/systems/watch.py", "bench/training_runs.py")
+SOURCES = ("training", "bench/benches/systems/watch.py", "bench/training_runs.py")
 _PLAIN = "bench/peers/plain_torch.py"
 
 
@@ -291,28 +291,44 @@ def main() -> None:
     wanted = [name for name in os.environ.get("BENCH_STACKS", "").split(",") if name] or [*STACKS]
     if unknown := sorted(set(wanted) - set(STACKS)):
         raise SystemExit(f"no stack {', '.join(unknown)}; there are: {', '.join(STACKS)}")
-    journal = harness.Rounds("systems", sources=SOURCES, steps=STEPS, batch=BATCH, rows=ROWS)
-    rounds: dict[str, list[dict]] = {name: [] for name in wanted}
-    alone: dict[str, list[dict]] = {STACKS[name].alone: [] for name in wanted}
+    rounds: dict[str, list[dict]] = {}
+    alone: dict[str, list[dict]] = {}
+    failures: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(folder, size="minilm", texts="lengths", rows=ROWS, steps=STEPS)
+
+        def go_on(found: dict, key: str, count: int, what: str, stack: Stack, run: Callable):
+            """Up to `count` rounds; a stack that fails costs its own row."""
+            if what in failures:
+                return
+            try:
+                journal = _journal(stack)
+                found[key] = journal.up_to(count, what, lambda: run(bench, stack))
+            except SystemExit as error:
+                failures[what] = str(error)
+                print(f"{what} failed:\n{error}", flush=True)
+
         for count in range(1, ROUNDS + 1):  # in turn: what the machine does beside hits all
-            for key in alone:
-                stack = STACKS[ALONE[key]]
-                alone[key] = journal.up_to(
-                    count, f"np=1 {key}", lambda stack=stack: _alone(bench, stack)
-                )
             for name in wanted:
-                stack = STACKS[name]
-                rounds[name] = journal.up_to(
-                    count, name, lambda stack=stack: _together(bench, stack)
-                )
+                go_on(rounds, name, count, name, STACKS[name], _together)
+            for key in dict.fromkeys(STACKS[name].alone for name in wanted):
+                go_on(alone, key, count, f"np=1 {key}", STACKS[ALONE[key]], _alone)
+    rounds = {name: found for name, found in rounds.items() if STACKS[name].alone in alone}
     rows = list(_rows(rounds, alone))
-    print(table(rows))
+    if rows:
+        print(table(rows))
     for framework in ("torch", "tensorflow"):
         number, size = installed((framework,))
         print(f"packages are counted beside {framework}: {number}, {size:,.0f} MB")
-    harness.report("systems", [], rounds=rounds, alone=alone, table=rows)
+    harness.report("systems", [], rounds=rounds, alone=alone, table=rows, failures=failures)
+    if failures:
+        raise SystemExit(f"no figures of: {', '.join(failures)}")
+
+
+def _journal(stack: Stack) -> harness.Rounds:
+    """Where its rounds are kept: another stack's script does not touch them."""
+    sources = (*SOURCES, *stack.scripts)
+    return harness.Rounds("systems", sources=sources, steps=STEPS, batch=BATCH, rows=ROWS)
 
 
 if __name__ == "__main__":

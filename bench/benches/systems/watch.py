@@ -24,9 +24,11 @@ from training.run.local_dir import RankRecord
 
 MARK = "BENCH_SYSTEMS_RUN"
 """Environment variable by which processes of a run are found, whoever started them."""
-_LIMIT_SECONDS = 300.0
+_LIMIT_SECONDS = 150.0
 """Of any wait; detects a hang."""
 SAVE_EVERY = 10
+_HANGS_SECONDS = 90.0
+"""After a rank was killed, without a new step or an end."""
 _STEPS = 10**6  # more than any run makes: the bench ends it
 
 
@@ -221,7 +223,7 @@ class Watched:
         def advanced() -> Step | None:
             return next((step for step in new_life() if step.number > before.number), None)
 
-        deadline = time.monotonic() + _LIMIT_SECONDS / 2
+        deadline = time.monotonic() + _HANGS_SECONDS
         while self.code is None and not advanced() and time.monotonic() < deadline:
             time.sleep(0.05)
         found: dict = {"exit_code": self.code, "seconds": time.time() - at}
