@@ -1,7 +1,7 @@
 """Comm by torch.distributed: gloo for arrays of the CPU, NCCL for gradients on GPUs.
 
-It needs torch alone. Every sum has the bits of Horovod's: each tensor is one message, and of two
-ranks' numbers there is one sum only.
+It needs torch alone. The messages are those of Horovod's Comm, so that the bits of a sum of two
+ranks are, too; from three on the order of adding decides.
 """
 
 from __future__ import annotations
