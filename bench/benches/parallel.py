@@ -14,11 +14,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import yaml
 
 from bench.benches.memory import write_base, write_dataset
+from bench.data import LABELS
 from bench.harness import Rounds, report
 from bench.processes import Sampler
 from howdah.data.family import DISTILBERT
@@ -136,16 +138,14 @@ def main() -> None:
         base = write_base(f"{folder}/{size}", size)
         dataset = write_dataset(f"{folder}/data", base, LENGTH)
         shape = json.loads(Path(base, "config.json").read_text(encoding="utf-8"))
-        weights = DISTILBERT.parameters(shape, 4)
+        weights = DISTILBERT.parameters(shape, LABELS)
+        runs = {name: partial(measure, base, dataset, name) for name in LAYOUTS}
+        runs |= {
+            name: partial(measure_peer, base, dataset, stage) for name, stage in STAGES.items()
+        }
         for number in range(1, rounds + 1):
-            for layout in LAYOUTS:
-                found[layout] = kept.up_to(number, layout, lambda: measure(base, dataset, layout))  # noqa: B023 - called at once
-            for name, stage in STAGES.items():
-                found[name] = kept.up_to(
-                    number,
-                    name,
-                    lambda: measure_peer(base, dataset, stage),  # noqa: B023
-                )
+            for name, run in runs.items():
+                found[name] = kept.up_to(number, name, run)
     theory = 8 * weights * (1 - 1 / RANKS)
     print(f"\n{size}: {weights / 1e6:,.1f} M weights; in theory {theory / 2**20:,.0f} MiB less\n")
     print("MiB of ranks 0 / 1 | loading | steps | whole run | resuming | ms a step | ms for a save")
@@ -154,17 +154,9 @@ def main() -> None:
         times = [_median(values, key) for key in ("step_ms", "save_ms")]
         cells += ["" if time is None else f"{time:,.0f}" for time in times]
         print(" | ".join([name, *cells]))
-    saved = {
-        pair: [
-            (a - b) / theory
-            for a, b in zip(
-                _median(found[pair[0]], "steps"), _median(found[pair[1]], "steps"), strict=True
-            )
-        ]
-        for pair in (("whole", "divided"), tuple(STAGES))
-    }
-    for (one, other), shares in saved.items():
-        said = ", ".join(f"{share:.2f}" for share in shares)
+    for one, other in (tuple(LAYOUTS), tuple(STAGES)):
+        pairs = zip(_median(found[one], "steps"), _median(found[other], "steps"), strict=True)
+        said = ", ".join(f"{(a - b) / theory:.2f}" for a, b in pairs)
         print(f"{other} saves {said} of theory against {one} (bar for ours: 0.9)")
     report("parallel", [], size=size, weights=weights, theory=theory, found=found)
 

@@ -1,4 +1,4 @@
-"""AdamW divided among ranks: the same bits as whole, in one process that plays all ranks."""
+"""AdamW divided among ranks, which are threads here: the same bits as whole."""
 
 from __future__ import annotations
 
@@ -8,151 +8,126 @@ import torch
 
 from howdah.config.model import TrainingSection
 from howdah.errors import StorageFull
+from tests.support.threads_torch import in_threads
 from training.checkpoint.read import ADAM_M, ADAM_V
 from training.checkpoint.stored import Spool
-from training.comm.base import SoloComm
+from training.comm.base import Comm, SoloComm
 from training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from training.optim.flat_torch import ALIGNED, FlatLayout, Shares, flatten
 from training.optim.gradients_torch import FlatGradients
+from training.optim.loss_scale import clip_factor
 
 WORDS = "embeddings.weight"
 SHAPES = {WORDS: (131, 17), "a.weight": (37, 41), "a.bias": (5,), "b.weight": (1003,)}
 """Of odd sizes: no tensor but the first begins or ends at a cache line."""
-WORLDS = [1, 2, 3, 5]
+STEPS, CLIP = 4, 1.0
+SAVED = {
+    prefix + name: np.random.default_rng(3).random(shape, np.float32)
+    for prefix in (ADAM_M, ADAM_V)
+    for name, shape in SHAPES.items()
+}
 
 
-def named(seed: int = 1) -> dict[str, torch.nn.Parameter]:
-    generator = torch.Generator().manual_seed(seed)
+def named() -> dict[str, torch.nn.Parameter]:
+    generator = torch.Generator().manual_seed(1)
     return {
         name: torch.nn.Parameter(torch.randn(shape, generator=generator))
         for name, shape in SHAPES.items()
     }
 
 
-class Ranks(SoloComm):
-    """Plays one rank's part with what the other ranks' optimizers have."""
-
-    def __init__(self, rank: int, size: int, optimizers: list[DividedAdamW]) -> None:
-        super().__init__()
-        self.rank, self.size, self.local_size = rank, size, size
-        self._optimizers = optimizers
-
-    def broadcast_from(self, messages, owners):
-        bounds = self._optimizers[0]._shares.bounds
-        at = 0
-        for message, owner in zip(messages, owners, strict=True):
-            assert bounds[owner] <= at and at + len(message) <= bounds[owner + 1]
-            message.copy_(self._optimizers[owner]._weights[at : at + len(message)])
-            at += len(message)
-
-
-def divided(world: int, tmp_path) -> list[tuple[dict, FlatGradients, DividedAdamW]]:
-    found = []
-    for rank in range(world):
-        parameters = named()
-        weights = flatten(parameters, words=WORDS)
-        gradients = FlatGradients(parameters, words=WORDS)
-        shares = Shares.of(gradients.layout, rank, world)
-        gradients.arrange(None, sparse_embeddings=False, shares=shares)
+def rank_of(comm: Comm, *, divided: bool, sparse: bool, directory: str) -> dict:
+    """Some steps of a rank as the loop makes them; its weights, norms, and rank 0's checkpoint."""
+    parameters = named()
+    weights = flatten(parameters, words=WORDS) if divided else None
+    gradients = FlatGradients(parameters, words=WORDS)
+    shares = Shares.of(gradients.layout, comm.rank, comm.size) if divided else None
+    gradients.arrange(None, sparse_embeddings=sparse, shares=shares)
+    if divided:
         optimizer = DividedAdamW(
-            parameters, weights, gradients, shares, TrainingSection(), 0.01, directory=str(tmp_path)
+            parameters, weights, gradients, shares, TrainingSection(), 0.01, directory=directory
         )
-        found.append((parameters, gradients, optimizer))
-    return found
-
-
-@pytest.mark.parametrize("world", WORLDS)
-def test_the_update_has_the_bits_of_the_whole_one(world, tmp_path):
-    whole = named()
-    gradients = FlatGradients(whole, words=WORDS)
-    one = WholeAdamW(whole, TrainingSection(), 0.01)
-    rng = np.random.default_rng(3)
-    saved = {
-        prefix + name: rng.random(shape, np.float32)
-        for prefix in (ADAM_M, ADAM_V)
-        for name, shape in SHAPES.items()
-    }
-    one.load(saved.items(), 4)
-    ranks = divided(world, tmp_path)
-    optimizers = [optimizer for _, _, optimizer in ranks]
-    for _, _, optimizer in ranks:
-        optimizer.load(iter(saved.items()), 4)
-    for step in range(3):
-        flat = torch.from_numpy(rng.standard_normal(gradients.layout.total).astype(np.float32))
-        gradients.flat.copy_(flat)
-        one.step(0.01 / (step + 1))
-        for _, own, optimizer in ranks:
-            own.flat.copy_(flat)
-            optimizer.step(0.01 / (step + 1))
-        for rank, optimizer in enumerate(optimizers):
-            optimizer.share(Ranks(rank, world, optimizers))
-    for parameters, _, _ in ranks:
+    else:
+        optimizer = WholeAdamW(parameters, TrainingSection(), 0.01)
+    optimizer.load(iter(SAVED.items()), 4)
+    norms = []
+    for step in range(STEPS):
+        # Sums of a rank's numbers and zeros are exact: worlds of all sizes learn the same.
+        gradients.zero_()
+        generator = torch.Generator().manual_seed(step)
+        ids = torch.randperm(131, generator=generator)[:40]
         for name, parameter in parameters.items():
-            assert torch.equal(parameter, whole[name]), name
-    moments = dict(one.moments())
-    for prefix, key in ((ADAM_M, "exp_avg"), (ADAM_V, "exp_avg_sq")):
-        flat = torch.cat([optimizer._moments[key] for optimizer in optimizers])
-        for name, shape in SHAPES.items():
-            own = gradients.layout.view(flat, name, whole[name])
-            assert own.numpy().tobytes() == moments[prefix + name].tobytes()
-            assert own.shape == shape
+            drawn = torch.randn(parameter.shape, generator=generator)
+            if name == WORDS:
+                drawn = torch.zeros_like(drawn).index_copy(0, ids, drawn[ids])
+            if comm.rank == step % comm.size:
+                parameter.grad.copy_(drawn)
+        gradients.reduce_(comm, [ids])
+        norms.append(gradients.norm(comm))
+        gradients.scale_(clip_factor(norms[-1], CLIP))
+        optimizer.step(0.01 / (step + 1))
+        optimizer.share(comm)
+    own = [("model/" + name, p.detach().numpy()) for name, p in parameters.items()]
+    saved = optimizer.collect(comm, own) if divided else dict([*own, *optimizer.moments()])
+    if saved is not None:
+        saved = {name: np.array(array) for name, array in saved.items()}
+    return {"weights": [array.tobytes() for _, array in own], "norms": norms, "saved": saved}
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_each_rank_has_as_much_as_the_others_and_the_norm_of_all(world, tmp_path):
-    whole = FlatGradients(named(), words=WORDS)
-    generator = torch.Generator().manual_seed(2)
-    whole.flat.copy_(torch.randn(whole.layout.total, generator=generator))
-    squares = []
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("world", [1, 2, 3, 5])
+def test_all_ranks_have_the_bits_of_one_that_has_everything(world, sparse, tmp_path):
+    settings = {"sparse": sparse, "directory": str(tmp_path)}
+    whole = in_threads(world, lambda comm: rank_of(comm, divided=False, **settings))
+    ranks = in_threads(world, lambda comm: rank_of(comm, divided=True, **settings))
+    assert min(whole[0]["norms"]) > CLIP
+    for one in ranks:
+        assert one["norms"] == whole[0]["norms"]
+        assert one["weights"] == whole[0]["weights"]
+    assert [one["saved"] is None for one in ranks] == [False, *[True] * (world - 1)]
+    expected, saved = whole[0]["saved"], ranks[0]["saved"]
+    assert list(saved) == list(expected)
+    for name, array in expected.items():
+        assert saved[name].shape == array.shape
+        assert saved[name].tobytes() == array.tobytes(), name
+    assert not any(tmp_path.iterdir())  # rank 0's file has no name
 
-    class Adds(SoloComm):
-        def sum(self, values):
-            squares.append(values)
-            return np.sum(squares, axis=0)
 
-    for _, gradients, optimizer in divided(world, tmp_path):
-        gradients.flat.fill_(torch.nan)  # undefined, but in this rank's share
-        own = slice(*optimizer._shares.own)
-        assert abs((own.stop - own.start) * world / whole.layout.total - 1) < world / 20
-        gradients.flat[own] = whole.flat[own]
-        norm = gradients.norm(Adds())
-    assert norm == whole.norm(SoloComm())  # in every bit, from the last rank's sum
-    assert norm == pytest.approx(whole.flat.double().norm().item(), rel=1e-6)
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_each_rank_has_as_much_as_the_others(world):
+    layout = FlatLayout(named(), words=WORDS)
+    bounds = Shares.of(layout, 0, world).bounds
+    for share in np.diff(bounds):
+        assert abs(share * world / layout.total - 1) < world / 20
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 64, 100])
 def test_tensors_are_cut_at_cache_lines_of_their_own(world):
     layout = FlatLayout(named(), words=WORDS)
-    bounds = Shares.of(layout, 0, world).bounds
+    shares = Shares.of(layout, 0, world)
+    bounds = shares.bounds
     assert (bounds[0], bounds[-1]) == (0, layout.total)
     assert list(bounds) == sorted(bounds)
     for bound in bounds[:-1]:
         start = max(start for start in layout.starts.values() if start <= bound)
         assert (bound - start) % ALIGNED == 0
-    parts, owners = Shares.of(layout, 0, world).cut([100, layout.total - 100], 64)
+    parts, owners = shares.cut([100, layout.total - 100], 64)
     assert [a for a, _ in parts[1:]] == [b for _, b in parts[:-1]]
     assert parts[-1][1] == layout.total
     for (start, end), owner in zip(parts, owners, strict=True):
         assert bounds[owner] <= start < end <= bounds[owner + 1]
 
 
-def test_what_is_collected_is_read_from_the_disk_and_has_a_checkpoint_s_names(tmp_path):
-    ((parameters, _, optimizer),) = divided(1, tmp_path)
-    moments = {
-        prefix + name: np.full(shape, number, np.float32)
-        for number, prefix in enumerate((ADAM_M, ADAM_V), 1)
-        for name, shape in SHAPES.items()
-    }
-    optimizer.load(moments.items(), 1)
-    weights = [("model/" + name, p.detach().numpy()) for name, p in parameters.items()]
-    found = optimizer.collect(SoloComm(), weights)
-    with torch.no_grad():
-        parameters[WORDS].zero_()  # of the next step
-    assert list(found) == [*(name for name, _ in weights), *moments]
-    for name, array in moments.items():
-        assert np.asarray(found[name]).tobytes() == array.tobytes()
-    assert np.asarray(found["model/" + WORDS]).any()
-    assert not any(tmp_path.iterdir())  # the file has no name
+def test_the_norm_is_that_of_all_gradients_in_double_precision():
+    gradients = FlatGradients(named(), words=WORDS)
+    generator = torch.Generator().manual_seed(2)
+    gradients.flat.copy_(torch.randn(gradients.layout.total, generator=generator))
+    wanted = gradients.flat.double().norm().item()
+    assert gradients.norm(SoloComm()) == pytest.approx(wanted, rel=1e-7)
+    gradients.flat[7] = torch.inf
+    assert gradients.norm(SoloComm()) == torch.inf
+    gradients.flat[7] = torch.nan
+    assert np.isnan(gradients.norm(SoloComm()))
 
 
 def test_a_disk_without_room_is_said_after_the_collectives(tmp_path):

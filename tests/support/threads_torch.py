@@ -1,0 +1,99 @@
+"""A world of ranks that are threads of one process: real collectives, no launcher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from training.comm.base import Comm
+
+LIMIT = 60.0  # seconds; detects a rank that left the others waiting
+
+
+class _World:
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=LIMIT)
+        self.given: list[Any] = [None] * size
+
+
+class ThreadComm(Comm):
+    """One rank's. Sums are in the order of the ranks."""
+
+    backend = "threads"
+
+    def __init__(self, world: _World, rank: int) -> None:
+        super().__init__()
+        self._world = world
+        self.rank = self.local_rank = rank
+        self.size = self.local_size = len(world.given)
+
+    def _all(self, mine: Any) -> list[Any]:
+        """What every rank has given, in their order; all enter."""
+        self._world.given[self.rank] = mine
+        self._world.barrier.wait()
+        found = list(self._world.given)
+        self._world.barrier.wait()
+        return found
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return np.sum(self._all(np.array(values, np.float64)), axis=0)
+
+    def gather(self, array: np.ndarray) -> np.ndarray:
+        return np.concatenate(self._all(np.array(array)))
+
+    def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        given = self._all([one.clone() for one in gradients])
+        return [sum(parts[1:], parts[0].clone()) for parts in zip(*given, strict=True)]
+
+    def reduce_rows(self, ids_U: torch.Tensor, values_UD: torch.Tensor) -> tuple[Any, Any]:
+        given = self._all((ids_U.clone(), values_UD.clone()))
+        return tuple(torch.cat(parts) for parts in zip(*given, strict=True))
+
+    def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
+        sums = self.reduce_gradients(messages)
+        for message, total, owner in zip(messages, sums, owners, strict=True):
+            message.copy_(total if owner == self.rank else torch.tensor(torch.nan))
+
+    def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
+        given = self._all([one.clone() for one in messages])
+        for number, (message, owner) in enumerate(zip(messages, owners, strict=True)):
+            message.copy_(given[owner][number])
+
+    def fetch(self, message: torch.Tensor, owner: int) -> None:
+        given = self._all(message.clone())
+        message.copy_(given[owner] if self.rank == 0 else torch.tensor(torch.nan))
+
+    def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
+        return self._all(array.copy())[root].copy()
+
+    def shutdown(self) -> None:
+        """Nothing is connected."""
+
+
+def in_threads(size: int, rank: Callable[[Comm], Any]) -> list[Any]:
+    """What `rank` returns for the Comm of each rank; raises the first one's error."""
+    world = _World(size)
+    found: list[Any] = [None] * size
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            found[number] = rank(ThreadComm(world, number))
+        except BaseException as error:  # noqa: BLE001 - raised again below
+            errors.append(error)
+            world.barrier.abort()
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise next(
+            (e for e in errors if not isinstance(e, threading.BrokenBarrierError)), errors[0]
+        )
+    return found
