@@ -43,8 +43,6 @@ from howdah.errors import ClusterError, HowdahError, NotFound, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from training.serving.serve import ServedModel
-
 __all__ = ["Model", "Report", "etl", "load", "metrics", "open_model", "plan", "report", "train"]
 
 _SHOW_SECONDS = 0.1
@@ -180,7 +178,7 @@ def open_model(model: Config | str, *, framework: str | None = None) -> Model:
 class Model:
     """An opened model."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: Any) -> None:  # training.serving.serve.ServedModel
         self._served = served
 
     @property
