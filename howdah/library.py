@@ -43,8 +43,6 @@ from howdah.errors import ClusterError, HowdahError, NotFound, UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from training.serving.serve import ServedModel
-
 __all__ = ["Model", "Report", "etl", "load", "metrics", "open_model", "plan", "report", "train"]
 
 _SHOW_SECONDS = 0.1
@@ -180,7 +178,7 @@ def open_model(model: Config | str, *, framework: str | None = None) -> Model:
 class Model:
     """An opened model."""
 
-    def __init__(self, served: ServedModel) -> None:
+    def __init__(self, served: Any) -> None:  # training.serving.serve.ServedModel
         self._served = served
 
     @property
@@ -294,6 +292,7 @@ def _command(words: Sequence[str], config: Config, say: Say | None) -> dict[str,
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
     answers: list[str] = []
     last: deque[str] = deque(maxlen=_KEPT_LINES)
+    grace = config.checkpoint.grace_seconds + _GIVEN_UP_SECONDS  # where `say` raises: it may save
 
     def show(line: str) -> None:
         last.append(line)
@@ -305,9 +304,7 @@ def _command(words: Sequence[str], config: Config, say: Say | None) -> dict[str,
         with open(path, "w", encoding="utf-8") as file:
             file.write(_loader.dump_yaml(config))
         argv = [sys.executable, "-m", "howdah.cli", *words, "--config", path, "--json"]
-        with Child(
-            argv, on_line=lines.put, on_stdout=answers.append, grace=_GIVEN_UP_SECONDS
-        ) as child:
+        with Child(argv, on_line=lines.put, on_stdout=answers.append, grace=grace) as child:
             _follow(child, lines, show)
             child.read_rest()
             while not lines.empty():
@@ -329,8 +326,10 @@ def _command(words: Sequence[str], config: Config, say: Say | None) -> dict[str,
 def _follow(child: Child, lines: queue.SimpleQueue[str], say: Say) -> None:
     """Show lines, in the caller's thread, until the command has ended; pass interrupts on."""
     asked = 0
-    while child.alive:
+    while True:
         try:
+            if not child.alive:
+                return
             say(lines.get(timeout=_SHOW_SECONDS))
         except queue.Empty:
             continue
@@ -339,6 +338,7 @@ def _follow(child: Child, lines: queue.SimpleQueue[str], say: Say) -> None:
             # the command kills what it has started; then it is killed itself.
             asked += 1
             if asked > 2:
+                child.end(grace=_GIVEN_UP_SECONDS)
                 raise
             child.send(signal.SIGINT)
 

@@ -213,9 +213,10 @@ def test_the_stop_button_saves_and_the_kernel_lives_on(config, tmp_path, monkeyp
 
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(config.model_dump(mode="json")))
+    often = {"checkpoint.every_steps": 5, "training.logging_steps": 1}
     cells = [
         "from howdah import library as howdah\nfrom howdah.errors import Interrupted\n"
-        f"config = howdah.load({str(path)!r}, {{'checkpoint.every_steps': 5}})",
+        f"config = howdah.load({str(path)!r}, {often!r})",
         "try:\n    howdah.train(config, say=lambda line: None)\n"
         "except Interrupted as error:\n    print('stopped:', error)",
         "print(int(howdah.metrics(config).step.max()) > 0)",

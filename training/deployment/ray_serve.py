@@ -23,6 +23,8 @@ __all__ = ["Options", "parse_replicas", "serve"]
 _LOOK_SECONDS = 1.0
 _UPSCALE_SECONDS, _DOWNSCALE_SECONDS = 5.0, 120.0
 _REQUEST_SECONDS = 60.0
+_ROUTED = 256
+"""Requests at the router that are being read or refused."""
 _BOUNDS = re.compile(r"([1-9][0-9]{0,3})(?::([1-9][0-9]{0,3}))?")
 
 
@@ -132,9 +134,10 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
         name="router",
         num_replicas=1,
         ray_actor_options={"num_cpus": 0},
-        # More than all models' queues together: the models' queues refuse first.
-        max_ongoing_requests=2 * len(variants) * (options.queue + 2 * most),
-        max_queued_requests=options.queue,
+        # More than all models' queues together: the models' queues refuse first, in our words. What
+        # exceeds this as well is refused by Ray's proxy, with 503 in plain text.
+        max_ongoing_requests=_ROUTED + len(variants) * (options.queue + 2 * most),
+        max_queued_requests=_ROUTED,
     )
     try:
         serve.start(

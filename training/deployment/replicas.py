@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from howdah.errors import HowdahError
 from training.deployment.requests import (
     MOST_BYTES,
+    BadRequest,
     Overloaded,
     Refusal,
     TooLarge,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["Classifier", "Router"]
 
 PREDICT, HEALTH = "/predict", "/health"
+_READ_BYTES = 64 * 2**20
 _ROUTES = {PREDICT: "POST", HEALTH: "GET"}
 
 
@@ -84,10 +86,13 @@ class Router:
 
     async def __call__(self, request: Request) -> Response:
         """Answer one HTTP request."""
+        from starlette.requests import ClientDisconnect
         from starlette.responses import JSONResponse
 
         try:
             return JSONResponse(await self._answer(request))
+        except ClientDisconnect:  # no process reads this
+            return JSONResponse({}, status_code=BadRequest.status)
         except Refusal as error:
             headers = {"Retry-After": "1"} if error.status == Overloaded.status else {}
             if error.status == WrongMethod.status:
@@ -113,14 +118,7 @@ class Router:
             raise WrongMethod(f"{path} takes another method", expected=method, got=request.method)
         if path == HEALTH:
             return {"status": "ok", "models": self._variants, "share": self._share}
-        length = request.headers.get("content-length", "")
-        if length.isdigit() and int(length) > MOST_BYTES:
-            raise TooLarge(
-                "the body is too large",
-                expected=f"at most {MOST_BYTES:,} bytes",
-                got=f"{int(length):,} bytes",
-            )
-        asked = parse(await request.body())
+        asked = parse(await _body_of(request))
         number = choose(asked.key, self._share, self._salt) if self._share else 0
         answer = await self._classified(number, list(asked.texts))
         variant = self._variants[number]
@@ -144,6 +142,33 @@ class Router:
             raise Overloaded(
                 "the model did not answer", got=type(error).__name__, remedy="ask again"
             ) from None
+
+
+async def _body_of(request: Request) -> bytes:
+    """The request's body.
+
+    Raises:
+        TooLarge: it is longer than MOST_BYTES. What follows is read, up to a limit, and dropped: a
+            client that is still sending when the connection ends does not see the answer.
+    """
+    parts: list[bytes] = []
+    length = 0
+    async for part in request.stream():
+        length += len(part)
+        if length <= MOST_BYTES:
+            parts.append(part)
+        elif length > _READ_BYTES:
+            break
+        else:
+            parts.clear()
+    if length > MOST_BYTES:
+        raise TooLarge(
+            "the body is too large",
+            expected=f"at most {MOST_BYTES:,} bytes",
+            got=f"{length:,} bytes or more",
+            remedy="send fewer texts at a time; `howdah predict` classifies files",
+        )
+    return b"".join(parts)
 
 
 def _body(error: HowdahError) -> dict[str, Any]:
