@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench import parameter_server as ways
-
 bench = importlib.import_module("bench.benches.async")  # the name is a word of Python's
+ways = importlib.import_module("bench.benches.async.parameter_server")
 
 
 def test_a_loss_is_reached_by_the_mean_of_five_updates():
