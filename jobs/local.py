@@ -57,7 +57,7 @@ class LocalDriver(DriverBackend):
         address: to listen on.
         namespaces: nodes are network namespaces.
         attempt: which driver of the job this is.
-        secret_env: values of `yarn.secret_env`.
+        secret_env: values of `job.secret_env`.
     """
 
     def __init__(

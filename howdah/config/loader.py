@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from howdah import redact, storage
+from howdah.config.job import JobSection
 from howdah.config.model import Config
 from howdah.errors import ConfigError, HowdahError, UsageError
 
@@ -208,6 +209,11 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
+        if (now := _moved(path)) is not None:
+            return HowdahError(
+                f"{where} is {now} now", where=where,
+                remedy=f"write it as {now}: what holds on every cluster is in the section job",
+            )  # fmt: skip
         return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=_nearest(path))
     got = item.get("input")
     hidden = any(redact.is_secret_name(str(part)) for part in path)
@@ -230,8 +236,17 @@ def _is_key(part: object) -> bool:
 _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
 
 
+def _moved(path: Sequence[Any]) -> str | None:
+    """The present name of a key that was in the section `yarn` before `job` was there."""
+    if len(path) > 1 and path[0] == "yarn" and path[1] in JobSection.model_fields:
+        return ".".join(["job", *(str(part) for part in path[1:])])
+    return None
+
+
 def _nearest(path: Sequence[Any]) -> str:
     """A remedy: the nearest key of the section, else of any section, else all of the section."""
+    if (now := _moved(path)) is not None:
+        return f"it is {now} now"
     known = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == section]

@@ -75,7 +75,7 @@ class Policy(Section):
     """Exact names of Spark settings that data.spark.conf may have; '*': any, which amounts to
     `trusted` (spark.driver.extraJavaOptions runs code)."""
     env: list[str] = []
-    """Exact names of variables that yarn.env may have; '*': any, which amounts to `trusted`
+    """Exact names of variables that job.env may have; '*': any, which amounts to `trusted`
     (LD_PRELOAD runs code)."""
     defaults: dict[str, Any] = {}
     """A partial configuration: a key is not checked if it has the value given here. Airflow's tasks

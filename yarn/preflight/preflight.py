@@ -116,15 +116,15 @@ def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None
             remedy="use another queue, or ask the cluster's administrator",
         )
     nodes = manager.nodes()
-    found = capacity.problems(options, queue, nodes, manager.labels())
+    found = capacity.problems(config, queue, nodes, manager.labels())
     if found:
         both = ClusterError("YARN can never give what is asked", problems=found)
         raise both if len(found) > 1 else found[0]
-    slots = capacity.slots_by_host(options, queue, nodes)
-    too_few = ports.problem(options, slots)
+    slots = capacity.slots_by_host(config, queue, nodes)
+    too_few = ports.problem(config.job, slots)
     if too_few is not None:
         raise too_few
-    line = ports.warning(options, slots)
+    line = ports.warning(config.job, slots)
     if line is not None:
         progress(line)
 
@@ -164,14 +164,14 @@ def _dataset(config: Config, manager: ResourceManager, progress: Progress) -> No
         raise DataError("no dataset is named", where="data.dataset", remedy="run `howdah etl`")
     dataset = load_dataset(config.data.dataset)
     rows = dataset.manifest.rows(TRAIN)
-    if rows < config.yarn.most:
+    if rows < config.job.most:
         raise DataError(
             "there are fewer rows to train on than workers",
             where=dataset.path,
-            expected=f"at least {config.yarn.most} rows in train: `howdah scale` may ask for as"
+            expected=f"at least {config.job.most} rows in train: `howdah scale` may ask for as"
             " many workers",
             got=str(rows),
-            remedy="lower yarn.workers and yarn.max_workers, or make a larger dataset",
+            remedy="lower job.workers and job.max_workers, or make a larger dataset",
         )
     sizes = _sizes(dataset)
     for shard in (s for shards in dataset.manifest.splits.values() for s in shards):
@@ -227,7 +227,7 @@ def _model(config: Config, manager: ResourceManager, progress: Progress) -> None
 
 def _memory(config: Config, manager: ResourceManager, progress: Progress) -> None:
     """A worker's memory is enough for its rank's peak (worker_memory.py)."""
-    if config.yarn.worker.gpus:
+    if config.job.worker.gpus:
         return  # weights and activations are on the GPU; host memory was not measured
     try:
         _model(config, manager, lambda line: None)
@@ -237,16 +237,16 @@ def _memory(config: Config, manager: ResourceManager, progress: Progress) -> Non
         return  # reported by _dataset and _model
     if base is None:
         return
-    needed, asked = worker_memory.needed(config, base, manifest), config.yarn.worker.memory
+    needed, asked = worker_memory.needed(config, base, manifest), config.job.worker.memory
     if needed.total <= asked:
         return
     enough = -(-(needed.total + needed.total // 20) // 2**29) / 2  # GiB: peaks vary by some percent
     raise ConfigError(
         "a worker's memory is too little: the NodeManager would kill it",
-        where="yarn.worker.memory",
+        where="job.worker.memory",
         expected=f"at least {needed}",
         got=f"{asked / 2**20:,.0f} MiB",
-        remedy=f"set yarn.worker.memory to {enough:g} GiB or more, or lower"
+        remedy=f"set job.worker.memory to {enough:g} GiB or more, or lower"
         " training.per_device_max_tokens (the same batch in more parts)",
     )
 
@@ -296,10 +296,10 @@ def _weights_size(base: str) -> int | None:
 def _report_limits(config: Config, conf: HadoopConf, progress: Progress) -> None:
     """Report limits that the job may meet later."""
     most = conf.get("yarn.resourcemanager.am.max-attempts")
-    if most is not None and most.strip().isdigit() and int(most) < config.yarn.attempts:
+    if most is not None and most.strip().isdigit() and int(most) < config.job.attempts:
         progress(
-            f"the cluster starts an application {most} times at most: yarn.attempts"
-            f" {config.yarn.attempts} is more"
+            f"the cluster starts an application {most} times at most: job.attempts"
+            f" {config.job.attempts} is more"
         )
     if conf.kerberos:
         life = conf.get("dfs.namenode.delegation.token.max-lifetime")
@@ -313,7 +313,7 @@ def _report_limits(config: Config, conf: HadoopConf, progress: Progress) -> None
 
 def _report_size(config: Config, progress: Progress) -> None:
     """Report a job larger than any tried, or whose world may not form while Gloo waits."""
-    options = config.yarn
+    options = config.job
     if options.most > _TRIED_WORKERS:
         progress(
             f"{options.most:,} workers are more than was tried ({_TRIED_WORKERS} ranks, 2,000"
@@ -323,7 +323,7 @@ def _report_size(config: Config, progress: Progress) -> None:
     if options.gloo_timeout < forming and options.controller == "gloo":
         progress(
             f"a world of {options.most:,} ranks may take {forming:.0f} s to form, and Gloo waits"
-            f" {options.gloo_timeout:.0f} s for another rank: give yarn.hang_seconds"
+            f" {options.gloo_timeout:.0f} s for another rank: give job.hang_seconds"
             f" {1.5 * forming:.0f} or more"
         )
 
