@@ -42,6 +42,9 @@ class WorkerResources(Section):
 class JobSection(Section):
     """A training job on a cluster (`howdah submit`), whichever cluster it is."""
 
+    on: Literal["yarn", "local", "spark", "ray"] = "yarn"
+    """Where `howdah submit` runs the job: YARN; processes of this machine; tasks of a Spark
+    application (data.spark.master); actors of a Ray cluster (ray.address)."""
     workers: int = Field(default=2, ge=1)
     """Workers to train with, one rank and one container each."""
     min_workers: int | None = Field(default=None, ge=1)

@@ -348,6 +348,7 @@ def starter_yaml() -> str:
         "checkpoint": ["every_minutes", "keep", "resume"],
         "evaluation": ["metric", "splits"],
         "tracking": ["tensorboard"],
+        "job": ["on", "workers", "min_workers"],
     }  # fmt: skip
     fields = dict(keys())
     lines = ["# Howdah run configuration. `howdah config explain KEY` shows the help of each key."]

@@ -15,6 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from howdah.config.data import DataSection
 from howdah.config.job import JobSection
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.types import (
     AnyPath,
@@ -268,6 +269,8 @@ class Config(Section):
     """Jobs on a cluster."""
     yarn: YarnSection = YarnSection()
     """What YARN alone asks of a job on it."""
+    ray: RaySection = RaySection()
+    """The Ray cluster of jobs on Ray."""
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
@@ -295,7 +298,8 @@ class Config(Section):
                 f"{key} ({self.job.most}) must not exceed training.global_batch_size"
                 f" ({training.global_batch_size}): each rank needs a row of every step"
             )
-        if self.job.controller == "mpi" and self.yarn.environment != "path":
+        on_nodes = self.job.on in ("yarn", "spark", "ray")
+        if self.job.controller == "mpi" and on_nodes and self.yarn.environment != "path":
             raise ValueError(
                 "job.controller: mpi needs yarn.environment: path (MPI must be installed on the"
                 " nodes)"

@@ -37,7 +37,7 @@ _PRIVATE = re.compile(r"\.config-[0-9a-f]{16}\.yaml")
 
 _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
-_UNHASHED = {"run", "checkpoint", "tracking", "publish", "gate", "job", "yarn"}
+_UNHASHED = {"run", "checkpoint", "tracking", "publish", "gate", "job", "yarn", "ray"}
 _UNHASHED_TRAINING = {"shard_cache_bytes", "shard_cache_directory"}
 
 

@@ -22,12 +22,13 @@ __all__ = [
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
     "evaluation": "Evaluation", "gate": "Gate", "publish": "Publishing", "tracking": "Tracking",
-    "job": "Job", "yarn": "YARN", "run": "Run",
+    "job": "Job", "yarn": "YARN", "ray": "Ray", "run": "Run",
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 
-NOT_SHOWN = frozenset({"run.directory"})
-"""Keys that the user cannot choose: a DAG run has one run directory for all retries."""
+NOT_SHOWN = frozenset({"run.directory", "job.on", "ray.address"})
+"""Keys that the user cannot choose: a DAG run has one run directory for all retries, and watches
+its job on YARN or runs on the worker (`backend`)."""
 
 MASTER = "data.spark.master"
 """Key of Spark's master; empty: Spark runs where training does."""

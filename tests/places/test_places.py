@@ -1,0 +1,148 @@
+"""Jobs on this machine, Spark and Ray by the command line: the same driver, agents and commands."""
+
+import json
+import os
+
+import pytest
+
+from tests.runs.local_jobs import kill, parent
+from tests.runs.place_jobs import PlaceJob, gone
+from tests.support.waiting import wait_until
+
+full = pytest.mark.full
+PLACES = [
+    "local",
+    pytest.param("spark", marks=pytest.mark.spark),
+    pytest.param("ray", marks=pytest.mark.mpi),
+]
+ENDLESS = 10**6
+
+
+@pytest.fixture
+def job(tmp_path, tiny_dataset, tiny_model_dir):
+    """Submits jobs, and ends what they leave."""
+    made = []
+
+    def make(on, *, steps=ENDLESS, master="local[3]", light=True, env=None, training=(), **asked):
+        one = PlaceJob(
+            tmp_path, on, light=light, env=env,
+            data={"dataset": tiny_dataset.path, "max_length": 64,
+                  "spark": {"master": master, "driver_memory": "512m"}},
+            model={"base": tiny_model_dir},
+            training={"max_steps": steps, "global_batch_size": 12, "framework": "torch",
+                      "logging_steps": 1, **dict(training)},
+            evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
+            job={"commit_every": 5, **asked},
+        )  # fmt: skip
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.__exit__()
+
+
+def check_state(one):
+    """No step is lost or counted twice: the state always is the number of steps."""
+    rows = [row for row in one.did() if row["what"] == "step"]
+    assert rows
+    assert all(row["value"] == row["step"] for row in rows)
+
+
+@pytest.mark.parametrize("on", PLACES)
+def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job, on):
+    one = job(on, min_workers=1, max_workers=3)
+    run, status = str(one.run_directory), one.trains(2)
+    assert one.application.startswith(f"{on}-")
+    survivor = one.rank(0)["pid"]
+    kill(one.rank(1)["pid"])
+    status = one.trains(2, status["generation"])
+    assert (one.rank(0)["pid"], status["restarts"]) == (survivor, 1)
+    one.json("scale", run, "3")
+    one.trains(3, status["generation"])
+    started = one.descendants()
+    shown = one.json("status", run)
+    assert (shown["state"], shown["on"], len(shown["job"]["ranks"])) == ("RUNNING", on, 3)
+    [listed] = one.json("ps")["jobs"]
+    assert (listed["application"], listed["state"]) == (one.application, "RUNNING")
+    assert one.submit()["attached"]
+    assert one.json("kill", "--config", str(one.config), "--save")["state"] == "KILLED"
+    last = [row for row in one.did() if row["what"] == "step"][-1]
+    assert one.file["last_checkpoint"]["step"] == last["step"]
+    check_state(one)
+    gone(started)
+    wait_until(lambda: not one.processes())
+    assert one.command("logs", run).returncode == 0
+    assert one.json("kill", one.application)["state"] == "KILLED"  # again: nothing more to do
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_a_static_job_goes_on_from_its_checkpoint_after_its_driver_was_killed(job, on):
+    one = job(on, workers=2)
+    saved = one.wait(lambda s: s["last_checkpoint"], "a checkpoint")["last_checkpoint"]["step"]
+    started = one.descendants()
+    one.driver.kill()
+    gone(started)
+    wait_until(lambda: not one.processes())
+    assert one.json("status", str(one.run_directory))["state"] == "LOST"
+    before = {row["pid"] for row in one.did()}
+    one.submit()
+    one.trains(2)
+    first = next(r for r in one.did() if r["what"] == "step" and r["pid"] not in before)
+    assert first["step"] > saved
+    assert first["step"] % 20 == 1  # right after a checkpoint
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_a_killed_agent_s_container_is_replaced(job, on):
+    one = job(on, min_workers=1, max_workers=2)
+    status = one.trains(2)
+    victim = one.rank(1)
+    kill(parent(victim["pid"]))
+    one.trains(2, status["generation"])
+    wait_until(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
+    assert one.rank(1)["container"] != victim["container"]
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES[1:])
+def test_the_cluster_s_own_process_of_a_worker_is_killed(job, on):
+    """A Ray actor's process; the executor's JVM of a Spark of several processes."""
+    one = job(on, min_workers=1, max_workers=2, master="local-cluster[2,1,512]")
+    status = one.trains(2)
+    victim = one.rank(1)
+    holder = parent(parent(victim["pid"]))  # the process that ran the agent
+    if on == "spark":
+        holder = parent(parent(holder))  # pyspark's worker, its daemon, the executor
+    kill(holder)
+    one.trains(2, status["generation"])
+    wait_until(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
+    assert one.rank(1)["container"] != victim["container"]
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
+    one = job(on, light=False, steps=ENDLESS, min_workers=1, max_workers=2, training={
+        "framework": framework, "num_train_epochs": 10**6, "precision": "fp32",
+        "threads_per_rank": 1})  # fmt: skip
+    status = one.trains(2, seconds=200)
+    survivor = one.rank(1)["pid"]
+    kill(one.rank(0)["pid"])
+    one.trains(2, status["generation"], 200)
+    assert one.rank(0)["pid"] == survivor
+    assert one.json("kill", str(one.run_directory), "--save")["state"] == "KILLED"
+    record = json.loads((one.run_directory / "run.json").read_text())
+    assert record["status"] == "interrupted"
+    done = one.command("submit", "--config", str(one.config), "--on", on, "--wait", "--set",
+                       f"training.max_steps={one.file['step'] + 5}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads((one.run_directory / "run.json").read_text())
+    assert (record["status"], record["world_size"]) == ("finished", 2)
+    assert (one.run_directory / "export").is_dir()
