@@ -1,4 +1,4 @@
-"""The backend whose containers are processes of this machine: for tests and trials.
+"""The backend whose containers are processes of this machine: `job.on: local`, and tests.
 
     python -m jobs.local driver DIRECTORY CONFIG [--nodes a,b] [--attempt 2]
 

@@ -86,7 +86,8 @@ def known() -> list[Record]:
     """The jobs that were submitted from this machine, newest first."""
     root = jobs_directory()
     names = os.listdir(root) if os.path.isdir(root) else []
-    found = [_read(os.path.join(root, name, "place.json")) for name in names]
+    folders = [os.path.join(root, name) for name in names]
+    found = [_read(os.path.join(one, "place.json")) for one in folders if os.path.isdir(one)]
     return sorted((one for one in found if one), key=lambda one: -one.submitted)
 
 

@@ -47,6 +47,13 @@ def _spark(config: Config, progress: Progress) -> None:
             " discoveryScript, which the cluster's administrator knows",
             got="1",
         )  # fmt: skip
+    ours = for_spark(config)
+    if other := sorted(key for key in ours if options.conf.get(key, ours[key]) != ours[key]):
+        raise ConfigError(
+            "the job's driver needs other settings of the session", where="data.spark.conf",
+            expected=", ".join(f"{key}={ours[key]}" for key in other),
+            got=", ".join(f"{key}={options.conf[key]}" for key in other), remedy="leave them out",
+        )  # fmt: skip
     if spark_is_here(options.master):
         _fits(config)
         return

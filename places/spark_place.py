@@ -41,31 +41,28 @@ class SparkDriver(CallsDriver[_Call]):
         self._context = context
 
     def begin(self, assignment: Assignment) -> _Call:
-        from pyspark.util import inheritable_thread_target
-
         call = _Call()
-
-        # Py4J pins a thread of the JVM to each of ours: the job group is that thread's.
-        @inheritable_thread_target
-        def job() -> None:
-            self._run(assignment, call)
 
         def failed(error: Exception) -> None:
             call.code, call.message, call.done = 1, str(error)[:_MESSAGE_CHARACTERS], True
 
-        threads.start(job, name=f"spark-{assignment.container}", failed=failed)
+        # Py4J gives each of our threads one of the JVM's, which holds the job group.
+        name = f"spark-{assignment.container}"
+        threads.start(self._run, assignment, call, name=name, failed=failed)
         return call
 
     def _run(self, assignment: Assignment, call: _Call) -> None:
         from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
 
         name = assignment.container
-        # Without interrupting the task's thread, which would leave its Python process waiting.
+        # Interrupted, the task's thread ends its Python process, and the kernel our agent.
         self._context.setJobGroup(name, "a worker of a Howdah job", interruptOnCancel=True)
         try:
-            task = self._context.parallelize([assignment], 1).map(_in_task)
+            # In the closure: `parallelize` would write the key into a file.
+            task = self._context.parallelize([0], 1).map(_Task(assignment))
             call.node, call.code = task.collect()[0]
-        except (Py4JError, OSError) as error:
+        except (Py4JError, PySparkException, OSError) as error:
             text = str(error)
             call.code, call.lost = 1, any(word in text for word in _LOST)
             call.message = text[:_MESSAGE_CHARACTERS]
@@ -88,11 +85,16 @@ class SparkDriver(CallsDriver[_Call]):
         self._context.cancelJobGroup(name)
 
 
-def _in_task(assignment: Assignment) -> tuple[str, int]:
+@dataclass(frozen=True)
+class _Task:
     """In the executor: run the agent; (host, its exit code)."""
-    from pyspark import TaskContext
 
-    context = TaskContext.get()
-    devices = context.resources().get("gpu") if context is not None else None
-    env = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices.addresses)}
-    return os.uname().nodename, run_agent(assignment, env)
+    assignment: Assignment
+
+    def __call__(self, _: int) -> tuple[str, int]:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        devices = context.resources().get("gpu") if context is not None else None
+        env = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices.addresses)}
+        return os.uname().nodename, run_agent(self.assignment, env)

@@ -68,7 +68,7 @@ class Submitted:
 
 
 def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
-    """What `submit` would start, after the same checks; nothing is written."""
+    """What `submit` would start, after the same checks; no process is started."""
     config = _checked(config, progress)
     job, on = config.job, config.job.on
     where = {

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load, say
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
 from howdah.core.terminal import shown
 from howdah.errors import NotFound, UsageError
 
 app = typer.Typer()
+
+_ID = re.compile(r"(application_|local-|spark-|ray-)[0-9a-f_-]+$")
 
 Job = Annotated[
     str | None,
@@ -23,6 +26,8 @@ def _find(job: str | None, config: str | None, overrides: list[str] | None = Non
     """(record, None, configuration) of a job elsewhere; (None, ResourceManager, ...) on YARN."""
     from places import control
 
+    if job is not None and not _ID.match(job):
+        allowed(("JOB", "path", job))
     checked = load(config, overrides) if config is not None or overrides else None
     record = control.find(job, checked)
     return record, None if record else _yarn(checked), checked
@@ -240,7 +245,7 @@ def ps(
     from yarn.client.status import list_jobs, own_user, ps_lines
 
     here = control.list_jobs(finished=all_states)
-    if here and not conf.load(names=conf.YARN_FILES).values:
+    if conf.load(names=conf.YARN_FILES).directory is None:  # no cluster is configured here
         answer({"user": None, "jobs": here}, json, ps_lines(here))
         return
     manager = _yarn(None)

@@ -2,9 +2,11 @@
 
 import json
 import os
+import time
 
 import pytest
 
+from tests.runs import fault_table
 from tests.runs.local_jobs import kill, parent
 from tests.runs.place_jobs import PlaceJob, gone
 from tests.support.waiting import wait_until
@@ -112,7 +114,7 @@ def test_a_killed_agent_s_container_is_replaced(job, on):
 @pytest.mark.parametrize("on", PLACES[1:])
 def test_the_cluster_s_own_process_of_a_worker_is_killed(job, on):
     """A Ray actor's process; the executor's JVM of a Spark of several processes."""
-    one = job(on, min_workers=1, max_workers=2, master="local-cluster[2,1,512]")
+    one = job(on, min_workers=1, max_workers=2, master="local-cluster[2,1,1024]")
     status = one.trains(2)
     victim = one.rank(1)
     holder = parent(parent(victim["pid"]))  # the process that ran the agent
@@ -133,10 +135,15 @@ def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
         "framework": framework, "num_train_epochs": 10**6, "precision": "fp32",
         "threads_per_rank": 1})  # fmt: skip
     status = one.trains(2, seconds=200)
-    survivor = one.rank(1)["pid"]
-    kill(one.rank(0)["pid"])
+    survivor, victim = one.rank(1)["pid"], one.rank(0)["pid"]
+    began = time.monotonic()
+    kill(victim)
     one.trains(2, status["generation"], 200)
+    seconds = time.monotonic() - began
     assert one.rank(0)["pid"] == survivor
+    assert any("the state of step" in event for event in one.events())
+    assert not os.path.exists(f"/proc/{victim}")
+    fault_table.add_place(framework, "rank 0 killed", on, seconds, "memory")
     assert one.json("kill", str(one.run_directory), "--save")["state"] == "KILLED"
     record = json.loads((one.run_directory / "run.json").read_text())
     assert record["status"] == "interrupted"
