@@ -33,12 +33,18 @@ __all__ = [
 ]
 
 
+_BOOLEAN = "tag:yaml.org,2002:bool"
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Makes a key that is given twice an error: YAML would take the last one."""
+    """Makes a key that is given twice an error: YAML would take the last one. A key is a text:
+    YAML 1.1 reads `on:` (job.on) as true."""
 
     def construct_mapping(self, node, deep=False):
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == _BOOLEAN:
+                key_node.tag = "tag:yaml.org,2002:str"
             key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.constructor.ConstructorError(

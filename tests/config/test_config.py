@@ -166,6 +166,15 @@ def test_a_key_that_was_in_the_section_yarn_is_refused_with_its_name_now():
     assert caught.value.remedy == "it is job.hang_seconds now"
 
 
+def test_a_key_that_yaml_takes_for_true_is_a_key(tmp_path):
+    text = "job: {on: local}\ndata: {labels: {yes: Good, no: Bad}}\n"
+    held = load_text(tmp_path, text)
+    assert (held.job.on, held.data.labels) == ("local", {"yes": "Good", "no": "Bad"})
+    assert load_text(tmp_path, loader.dump_yaml(held)) == held
+    with pytest.raises(ConfigError, match="given twice"):
+        load_text(tmp_path, "job: {on: local, 'on': ray}")
+
+
 def test_gloo_times_out_before_a_rank_counts_as_hanging():
     assert loader.from_dict({}).job.gloo_timeout == 30.0
     for hang, gloo in ((5, 5.0), (12, 10.0), (90, 60.0)):

@@ -51,7 +51,24 @@ def check_state(one):
     assert all(row["value"] == row["step"] for row in rows)
 
 
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", PLACES[1:])
+def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
+    one = job(on, min_workers=1, master="local[2]")
+    status, survivor = one.trains(2), one.rank(0)["pid"]
+    kill(one.rank(1)["pid"])
+    status = one.trains(2, status["generation"])
+    assert (one.rank(0)["pid"], status["restarts"]) == (survivor, 1)
+    started = one.descendants()
+    assert one.json("kill", one.application, "--save")["state"] == "KILLED"
+    last = [row for row in one.did() if row["what"] == "step"][-1]
+    assert one.file["last_checkpoint"]["step"] == last["step"]
+    check_state(one)
+    gone(started)
+
+
+@pytest.mark.parametrize(
+    "on", ["local", *(pytest.param(one.values[0], marks=[*one.marks, full]) for one in PLACES[1:])]
+)
 def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job, on):
     one = job(on, min_workers=1, max_workers=3)
     run, status = str(one.run_directory), one.trains(2)

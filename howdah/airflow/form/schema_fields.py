@@ -22,7 +22,7 @@ __all__ = [
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
     "evaluation": "Evaluation", "gate": "Gate", "publish": "Publishing", "tracking": "Tracking",
-    "job": "Job", "yarn": "YARN", "ray": "Ray", "run": "Run",
+    "job": "Job", "yarn": "YARN", "run": "Run",
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 
