@@ -1,4 +1,4 @@
-"""`python -m places driver|agent`: the processes of a job on this machine, Spark or Ray."""
+"""`python -m places driver|agent|sweep`: the processes of a job on this machine, Spark or Ray."""
 
 from __future__ import annotations
 
@@ -22,12 +22,17 @@ from places.settings import CONFIG, JOB, for_spark, spark_is_here
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one of the roles; the process's exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    role, directory = [*arguments, "", ""][:2]
+    role, directory, *more = [*arguments, "", ""]
     try:
         if role == "driver" and directory:
             return _driver(directory)
         if role == "agent" and directory:
             return _agent(directory)
+        if role == "sweep" and directory:
+            from places.ray_place import sweep
+
+            sweep(directory, int(more[0]))
+            return 0
         raise UsageError(
             "unknown role", where="python -m places", expected="driver or agent, and a directory"
             " (howdah submit --on starts a job)", got=" ".join(arguments) or "none",

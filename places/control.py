@@ -123,8 +123,10 @@ def list_jobs(*, finished: bool) -> list[dict[str, Any]]:
     """The jobs that were submitted from this machine, newest first: the keys of those on YARN."""
     found = []
     for job in record.known():
-        current = record.read(job.run_directory)
-        status = job_status(job)
+        try:
+            current, status = record.read(job.run_directory), job_status(job)
+        except HowdahError:  # its storage is away, or not ours to read any more
+            current, status = job, _unreadable(job)
         live = status["state"] in ("STARTING", "RUNNING")
         if not (live or finished) or (live and current != job):
             continue
@@ -146,6 +148,15 @@ def list_jobs(*, finished: bool) -> list[dict[str, Any]]:
             }
         )
     return found
+
+
+def _unreadable(job: Record) -> dict[str, Any]:
+    """What is known of a job whose run directory cannot be read."""
+    alive = job.here and job.alive
+    return {
+        "state": "RUNNING" if alive else "UNKNOWN", "final_status": None, "job": None,
+        "elapsed_seconds": time.time() - job.submitted if alive else 0.0,
+    }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------- logs

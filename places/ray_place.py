@@ -6,10 +6,14 @@ them. A Ray of our own gets a token file of its own, which must be there before 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
+import signal
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah.config.model import Config
+from howdah.core.processes import session_members
 from howdah.errors import ClusterError
 from jobs.backend import Container
 from places.backend import CallsDriver
 from places.worker import Assignment, run_agent
 
-__all__ = ["RayDriver", "cluster"]
+__all__ = ["RayDriver", "cluster", "sweep"]
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing of a job passes through it
 _MESSAGE_CHARACTERS = 500
@@ -35,45 +40,78 @@ def cluster(config: Config, directory: str) -> Iterator[tuple[Any, str]]:
     Raises:
         ClusterError: it does not start, or does not answer.
     """
-    own = config.ray.address is None
+    if config.ray.address is not None:
+        with _connected(config, address=config.ray.address) as ray:
+            yield ray, ray.util.get_node_ip_address()
+        return
     # Its sockets' paths must be short: 107 bytes at most.
-    place = tempfile.mkdtemp(prefix="hray-") if own else None
-    if place is not None:
+    place = tempfile.mkdtemp(prefix="hray-")
+    with _swept(place):
         token = os.path.join(place, "token")
         with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32))
         os.environ.pop("RAY_AUTH_TOKEN", None)
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+        with _connected(
+            config, address="local", num_cpus=config.job.most * config.job.worker.vcores,
+            include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=place,
+            runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
+        ) as ray:  # fmt: skip
+            yield ray, "127.0.0.1"
+
+
+@contextmanager
+def _connected(config: Config, *, address: str, **settings: Any) -> Iterator[Any]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     import ray
 
-    job, paths = config.job, os.environ.get("PYTHONPATH", "")
-    settings: dict[str, Any] = {"log_to_driver": False, "configure_logging": False}
-    if own:
-        settings |= {
-            "num_cpus": job.most * job.worker.vcores, "include_dashboard": False,
-            "object_store_memory": _OBJECT_STORE_BYTES, "_temp_dir": place,
-            "_node_ip_address": "127.0.0.1",
-            "runtime_env": {"env_vars": {"PYTHONPATH": paths}},
-        }  # fmt: skip
+    own = config.ray.address is None
     try:
-        try:
-            ray.init(address="local" if own else config.ray.address, **settings)
-        except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
-            raise ClusterError(
-                "Ray does not start" if own else "the Ray cluster does not answer",
-                where="this machine" if own else str(config.ray.address), got=str(error)[:500],
-                remedy="look into the driver's log" if own else
-                "is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token?",
-            ) from error  # fmt: skip
-        try:
-            yield ray, "127.0.0.1" if own else ray.util.get_node_ip_address()
-        finally:
-            ray.shutdown()
+        ray.init(address=address, log_to_driver=False, configure_logging=False, **settings)
+    except (ConnectionError, RuntimeError, ValueError, OSError, TimeoutError) as error:
+        raise ClusterError(
+            "Ray does not start" if own else "the Ray cluster does not answer",
+            where="this machine" if own else address, got=str(error)[:_MESSAGE_CHARACTERS],
+            remedy="look into the driver's log" if own else
+            "is the address right, and does RAY_AUTH_TOKEN_PATH name the cluster's token?",
+        ) from error  # fmt: skip
+    try:
+        yield ray
     finally:
-        if place is not None:
-            shutil.rmtree(place, ignore_errors=True)
+        ray.shutdown()
+
+
+@contextmanager
+def _swept(place: str) -> Iterator[None]:
+    """Have a process of another session end what is left of Ray after this one, even a killed one:
+    some of Ray's processes outlive a raylet that was killed."""
+    # `howdah submit` gives a driver a session of its own; any other one is a terminal's.
+    session = os.getpid() if os.getsid(0) == os.getpid() else 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "places", "sweep", place, str(session)],
+        stdin=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield
+    finally:
+        process.communicate()
+
+
+def sweep(place: str, session: int) -> None:
+    """Wait for the end of standard input, then end the other processes of a driver's session and
+    remove its Ray's directory.
+
+    Args:
+        session: its id, which is the driver's process id; 0: remove the directory alone.
+    """
+    while sys.stdin.buffer.read(1):
+        pass
+    for pid in session_members(session) if session else ():
+        if pid != session:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    shutil.rmtree(place, ignore_errors=True)
 
 
 @dataclass
@@ -111,6 +149,8 @@ class RayDriver(CallsDriver[_Call]):
     def look(self, name: str, call: _Call) -> Container:
         if call.ended is None:
             call.ended = self._look_at(name, call)
+            if call.ended is not None:  # an actor whose method has returned keeps its cores
+                self.end(name, call)
         if call.ended is not None:
             return call.ended
         return Container(name, call.node, "running" if call.node else "requested")

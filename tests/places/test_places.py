@@ -2,10 +2,15 @@
 
 import json
 import os
+import re
+import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
+from tests import ROOT
 from tests.runs import fault_table
 from tests.runs.local_jobs import kill, parent
 from tests.runs.place_jobs import PlaceJob, gone
@@ -25,11 +30,13 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
     """Submits jobs, and ends what they leave."""
     made = []
 
-    def make(on, *, steps=ENDLESS, master="local[3]", light=True, env=None, training=(), **asked):
+    def make(
+        on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(), **asked
+    ):
         one = PlaceJob(
             tmp_path, on, light=light, env=env,
             data={"dataset": tiny_dataset.path, "max_length": 64,
-                  "spark": {"master": master, "driver_memory": "512m"}},
+                  "spark": {"master": master, "driver_memory": "512m", "conf": dict(conf)}},
             model={"base": tiny_model_dir},
             training={"max_steps": steps, "global_batch_size": 12, "framework": "torch",
                       "logging_steps": 1, **dict(training)},
@@ -170,3 +177,86 @@ def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
     record = json.loads((one.run_directory / "run.json").read_text())
     assert (record["status"], record["world_size"]) == ("finished", 2)
     assert (one.run_directory / "export").is_dir()
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_a_stopped_rank_is_named_and_replaced(job, on):
+    one = job(on, min_workers=1, hang_seconds=5)
+    status = one.trains(2)
+    victim = one.rank(1)
+    kill(victim["pid"], signal.SIGSTOP)
+    one.trains(2, status["generation"])
+    assert any(f"({victim['container']}) hangs: stopped" in event for event in one.events())
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_an_interrupt_of_the_command_that_waits_saves_and_ends_the_job(job, on):
+    one = job(on, min_workers=1)
+    one.trains(2)
+    started = one.descendants()
+    words = ["submit", "--config", str(one.config), "--on", on, "--wait"]  # attaches
+    waits = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", *words], env=one.env, cwd=one.directory,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = [waits.stderr.readline()]
+    while "is submitted already" not in said[-1]:
+        assert said[-1], said
+        said.append(waits.stderr.readline())
+    said.append(waits.stderr.readline())  # the job's first event: it follows
+    waits.send_signal(signal.SIGINT)
+    rest = waits.communicate(timeout=120)[1]
+    assert waits.returncode == 130, rest
+    assert "saved " in rest
+    assert one.file["state"] == "killed"
+    gone(started)
+
+
+@full
+@pytest.mark.spark
+def test_a_standalone_spark_with_authentication_and_encryption(job, tmp_path, monkeypatch):
+    import pyspark
+
+    home = os.path.dirname(pyspark.__file__)
+    secret = {"spark.authenticate.secret": "a secret of this test"}
+    conf = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true", **secret}
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    env = {
+        **os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "SPARK_HOME": home, "PYTHONPATH": str(ROOT),
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(f"'-D{k}={v}'" for k, v in conf.items()),
+    }  # fmt: skip
+    lines, daemons = tmp_path / "daemons.log", []
+
+    def daemon(name, *words):
+        argv = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", *words]
+        with lines.open("ab") as log:
+            daemons.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, cwd=tmp_path))
+
+    def address():
+        return re.search(r"spark://127\.0\.0\.1:\d+", lines.read_text())
+
+    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    try:
+        daemon("master.Master", *host)
+        wait_until(address, 60)
+        master = address()[0]
+        for _ in range(2):
+            daemon("worker.Worker", *host, "--cores", "1", "--memory", "1G", master)
+        wait_until(lambda: lines.read_text().count("Registering worker") >= 2, 60)
+        more = {"spark.driver.host": "127.0.0.1", "spark.executorEnv.PYTHONPATH": str(ROOT)}
+        one = job("spark", min_workers=1, master=master, conf={**conf, **more})
+        status = one.trains(2)
+        assert len({rank["container"] for rank in status["ranks"]}) == 2
+        kill(parent(one.rank(1)["pid"]))
+        one.trains(2, status["generation"])
+        assert secret["spark.authenticate.secret"] not in one.log.read_text()
+        assert one.json("kill", str(one.run_directory))["state"] == "KILLED"
+        check_state(one)
+    finally:
+        for process in daemons:
+            process.kill()
+            process.wait()
