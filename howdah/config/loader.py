@@ -25,6 +25,7 @@ __all__ = [
     "from_dict",
     "keys",
     "load",
+    "moved",
     "read",
     "require_secrets",
     "starter_yaml",
@@ -215,7 +216,7 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
-        if (now := _moved(path)) is not None:
+        if (now := moved(path)) is not None:
             return HowdahError(
                 f"{where} is {now} now", where=where,
                 remedy=f"write it as {now}: what holds on every cluster is in the section job",
@@ -242,7 +243,7 @@ def _is_key(part: object) -> bool:
 _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
 
 
-def _moved(path: Sequence[Any]) -> str | None:
+def moved(path: Sequence[Any]) -> str | None:
     """The present name of a key that was in the section `yarn` before `job` was there."""
     if len(path) > 1 and path[0] == "yarn" and path[1] in JobSection.model_fields:
         return ".".join(["job", *(str(part) for part in path[1:])])
@@ -251,7 +252,7 @@ def _moved(path: Sequence[Any]) -> str | None:
 
 def _nearest(path: Sequence[Any]) -> str:
     """A remedy: the nearest key of the section, else of any section, else all of the section."""
-    if (now := _moved(path)) is not None:
+    if (now := moved(path)) is not None:
         return f"it is {now} now"
     known = dict(keys())
     section = ".".join(str(part) for part in path[:-1])

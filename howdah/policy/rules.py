@@ -92,6 +92,8 @@ class Policy(Section):
             if name not in {ANY, *OWN, *known, *sections}:
                 near = difflib.get_close_matches(name, [*known, *sections, *OWN], n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
+                if (now := configs.moved(name.split("."))) is not None:
+                    hint = f"; it is {now} now"
                 raise ValueError(f"there is no configuration key {name!r}{hint}")
         return value
 

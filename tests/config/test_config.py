@@ -154,18 +154,6 @@ def test_a_batch_of_one_row_needs_no_section_of_a_job():
         loader.from_dict({"training": {"global_batch_size": 1}, "yarn": {"queue": "research"}})
 
 
-def test_a_key_that_was_in_the_section_yarn_is_refused_with_its_name_now():
-    with pytest.raises(ConfigError) as caught:
-        loader.from_dict({"yarn": {"workers": 3, "worker": {"memory": "4 GiB"}, "queue": "q"}})
-    assert [problem.what for problem in caught.value.problems] == [
-        "yarn.workers is job.workers now", "yarn.worker is job.worker now",
-    ]  # fmt: skip
-    assert all("job" in problem.remedy for problem in caught.value.problems)
-    with pytest.raises(UsageError) as caught:
-        loader.explain("yarn.hang_seconds")
-    assert caught.value.remedy == "it is job.hang_seconds now"
-
-
 def test_a_key_that_yaml_takes_for_true_is_a_key(tmp_path):
     text = "job: {on: local}\ndata: {labels: {yes: Good, no: Bad}}\n"
     held = load_text(tmp_path, text)
