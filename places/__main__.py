@@ -115,7 +115,7 @@ def _ray(
 ) -> Place:
     from places.ray_place import RayDriver, cluster
 
-    with cluster(config, directory) as (ray, address):
+    with cluster(config) as (ray, address):
         backend = RayDriver(
             ray, config, application, directory, _text(path), secret_env=secret_env,
             address=address,

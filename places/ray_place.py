@@ -34,7 +34,7 @@ _MESSAGE_CHARACTERS = 500
 
 
 @contextmanager
-def cluster(config: Config, directory: str) -> Iterator[tuple[Any, str]]:
+def cluster(config: Config) -> Iterator[tuple[Any, str]]:
     """Ray, and this machine's address on its network: one of our own, or the one at `ray.address`.
 
     Raises:
