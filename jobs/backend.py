@@ -147,7 +147,7 @@ class AgentBackend(ABC):
     """Host name of this machine, as the cluster calls it."""
 
     def secret_env(self) -> Mapping[str, str]:
-        """Values of `yarn.secret_env`, for the training processes alone."""
+        """Values of `job.secret_env`, for the training processes alone."""
         return {}
 
     @abstractmethod

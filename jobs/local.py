@@ -1,4 +1,4 @@
-"""The backend whose containers are processes of this machine: for tests and trials.
+"""The backend whose containers are processes of this machine: `job.on: local`, and tests.
 
     python -m jobs.local driver DIRECTORY CONFIG [--nodes a,b] [--attempt 2]
 
@@ -57,7 +57,7 @@ class LocalDriver(DriverBackend):
         address: to listen on.
         namespaces: nodes are network namespaces.
         attempt: which driver of the job this is.
-        secret_env: values of `yarn.secret_env`.
+        secret_env: values of `job.secret_env`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The file that only a job's containers receive: their secret, and the values of `yarn.secret_env`.
+"""The file that only a job's containers receive: their secret, and the values of `job.secret_env`.
 
 The values come from the submitter's environment and reach that of the training processes by this
 file, which the cluster must give to the job's user alone (YARN: mode 0500 in a directory 0700).
@@ -45,19 +45,19 @@ def parse(text: str) -> Secrets:
 
 
 def values(config: Config, environ: Mapping[str, str]) -> dict[str, str]:
-    """The values of `yarn.secret_env`.
+    """The values of `job.secret_env`.
 
     Args:
         environ: the submitter's.
     Raises:
         ConfigError: with the names of all that are not set.
     """
-    names = config.yarn.secret_env
+    names = config.job.secret_env
     missing = [name for name in names if name not in environ]
     if missing:
         raise ConfigError(
-            "a variable of yarn.secret_env is not set where the job is submitted",
-            where="yarn.secret_env",
+            "a variable of job.secret_env is not set where the job is submitted",
+            where="job.secret_env",
             expected=f"{', '.join(missing)} in the environment",
             got="not set",
             remedy="export it before `howdah submit`; from Airflow, put it into the environment of"

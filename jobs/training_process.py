@@ -48,8 +48,8 @@ def environment(
 
     Args:
         base: the agent's own environment.
-        extra: yarn.env.
-        secrets: the values of yarn.secret_env.
+        extra: job.env.
+        secrets: the values of job.secret_env.
         application: its id: later attempts of the same one go on from its own checkpoints.
         attempt: of the application: training's fences are in the order of attempts.
         threads: compute threads of a rank: the container's cores.

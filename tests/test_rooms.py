@@ -15,13 +15,14 @@ import pytest
 
 from tests import ROOT
 
-ROOMS = ("howdah", "etl", "training", "jobs", "yarn", "minicluster", "tuning", "dags")
+ROOMS = ("howdah", "etl", "training", "jobs", "yarn", "places", "minicluster", "tuning", "dags")
 MAY_IMPORT = {
     "howdah": {"howdah"},
     "etl": {"howdah", "etl"},
     "training": {"howdah", "training"},
     "jobs": {"howdah", "jobs"},
     "yarn": {"howdah", "jobs", "yarn"},
+    "places": {"howdah", "jobs", "places"},
     "minicluster": {"howdah", "minicluster"},
     "tuning": {"howdah", "training", "tuning"},
     "dags": {"howdah"},

@@ -33,7 +33,7 @@ from toolkit import ROOT, Installer, SetupError, exclusive, output_of, say, step
 
 LOGS = ROOT / "build" / "setup-logs"
 TOOLS = ("toolkit", "system_packages", "horovod_variant", "build_horovod", "setup_env")
-PACKAGES = ("howdah", "etl", "training", "jobs", "yarn", "minicluster", "tuning")
+PACKAGES = ("howdah", "etl", "training", "jobs", "yarn", "places", "minicluster", "tuning")
 INDEX_REMEDY = (
     "pip's settings are used (`pip config list`: index-url, extra-index-url, cert, proxy); behind "
     "a mirror set PIP_INDEX_URL; run again, what was fetched is kept"

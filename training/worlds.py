@@ -62,7 +62,7 @@ class Worlds:
         self._placed: set[str] = set()
         """Environment variables that the last world has set."""
         self.memory = ElasticState(
-            run.config.yarn.commit_every,
+            run.config.job.commit_every,
             committed=lambda step: run.heartbeat.send("commit", step=step),
         )
 

@@ -41,7 +41,7 @@ def _load() -> Config:
     # Without Kerberos skein names the user to act for itself (HADOOP_USER_NAME); with it the
     # tokens are that user's already.
     storage.configure(retry_seconds=run.storage_retry_seconds)
-    os.environ.update(config.yarn.env)
+    os.environ.update(config.job.env)
     storage.be_patient()
     return config
 

@@ -191,7 +191,7 @@ class SkeinDriver(DriverBackend):
 
     def finish(self, status: Literal["SUCCEEDED", "FAILED", "KILLED"], diagnostics: str) -> None:
         diagnostics = diagnostics[:_DIAGNOSTICS_CHARACTERS]
-        if status != "SUCCEEDED" and self.attempt < self._config.yarn.attempts:
+        if status != "SUCCEEDED" and self.attempt < self._config.job.attempts:
             # YARN starts another attempt at what failed; that attempt reads this verdict and ends.
             data = json.dumps({"status": status, "diagnostics": diagnostics}).encode()
             with contextlib.suppress(StorageError):  # without it the next attempt runs the job

@@ -167,8 +167,8 @@ def application(
         # Without Kerberos the ResourceManager's proxy knows no user names: the page is open.
         page_users=tuple(options.view_users) if secure else ("*",),
         file_systems=file_systems(config),
-        attempts=options.attempts,
-        workers=options.workers,
+        attempts=config.job.attempts,
+        workers=config.job.workers,
         nodes=tuple(nodes),
         driver=ContainerRequest(
             memory_mib=_mib(options.driver.memory),
@@ -185,9 +185,9 @@ def application(
             },
         ),
         worker=ContainerRequest(
-            memory_mib=_mib(options.worker.memory),
-            vcores=options.worker.vcores,
-            gpus=options.worker.gpus,
+            memory_mib=_mib(config.job.worker.memory),
+            vcores=config.job.worker.vcores,
+            gpus=config.job.worker.gpus,
             script=_preamble(config, shipment) + f"exec {_python(config)} -m yarn agent\n",
             files=files,
             env={},

@@ -130,11 +130,10 @@ def write_dataset(directory: str, base: str, length: int) -> str:
 def settings(case: Case, folder: str, base: str, dataset: str, steps: int = 4) -> dict:
     """The job's configuration."""
     rows = case.workers * case.tokens // case.length
-    yarn = {"workers": case.workers, "environment": "path", "python": sys.executable,
-            "attempts": 1, "hang_seconds": 600.0, "gloo_timeout_seconds": 300.0,
-            "commit_every": 1}  # fmt: skip
+    job = {"workers": case.workers, "attempts": 1, "hang_seconds": 600.0,
+           "gloo_timeout_seconds": 300.0, "commit_every": 1}  # fmt: skip
     if case.elastic:
-        yarn |= {"min_workers": case.workers, "max_workers": case.workers}
+        job |= {"min_workers": case.workers, "max_workers": case.workers}
     return {
         "run": {"name": "memory", "directory": f"{folder}/run"},
         "data": {"dataset": dataset, "max_length": case.length},
@@ -152,7 +151,8 @@ def settings(case: Case, folder: str, base: str, dataset: str, steps: int = 4) -
             "every_steps": 1 if case.best_first else 1000,
         },
         "tracking": {"tensorboard": False},
-        "yarn": yarn,
+        "job": job,
+        "yarn": {"environment": "path", "python": sys.executable},
     }  # fmt: skip
 
 

@@ -236,7 +236,7 @@ class PreflightOperator(HowdahOperator):
 
     def _job(self, context: Context) -> dict[str, Any]:
         if self.backend == "yarn":
-            asked = self.command(context, "submit", "--dry-run")["application"]
+            asked = self.command(context, "submit", "--dry-run", "--on", "yarn")["application"]
             return {key: asked.get(key) for key in ("name", "queue", "workers", "attempts")}
         plan = self.command(context, "plan", "--np", str(int(self.np)))
         keys = ("dataset", "rows", "world_size", "steps_per_epoch", "steps")

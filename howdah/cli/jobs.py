@@ -1,51 +1,98 @@
-"""The commands of jobs on YARN: submit, status, logs, kill, scale, ps."""
+"""The commands of jobs, on YARN and elsewhere: submit, status, logs, kill, scale, ps."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load, say
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
 from howdah.core.terminal import shown
-from howdah.errors import UsageError
+from howdah.errors import NotFound, UsageError
 
 app = typer.Typer()
 
+_ID = re.compile(r"(application_|local-|spark-|ray-)[0-9a-f_-]+$")
+
 Job = Annotated[
-    str | None, typer.Argument(metavar="[APPLICATION]", help="Its id; none: that of --config.")
+    str | None,
+    typer.Argument(metavar="[JOB]", help="Its id or run directory; none: that of --config."),
 ]
 
 
-def _yarn(config: str | None, overrides: list[str] | None = None):
-    """The cluster's ResourceManager, and the configuration if one is given."""
+def _find(job: str | None, config: str | None, overrides: list[str] | None = None):
+    """(record, None, configuration) of a job elsewhere; (None, ResourceManager, ...) on YARN."""
+    from places import control
+
+    if job is not None and not _ID.match(job):
+        allowed(("JOB", "path", job))
+    checked = load(config, overrides) if config is not None or overrides else None
+    record = control.find(job, checked)
+    return record, None if record else _yarn(checked), checked
+
+
+def _yarn(checked: Any):
     from howdah.hadoop.resourcemanager import ResourceManager
 
-    checked = load(config, overrides) if config is not None or overrides else None
-    return ResourceManager(user=checked.run.user if checked else None), checked
+    return ResourceManager(user=checked.run.user if checked else None)
+
+
+def _on_yarn(manager: Any, job: str | None, checked: Any):
+    """The job on YARN of an id, of a configuration, or of a run directory that it was submitted to.
+
+    Raises:
+        NotFound: nothing was submitted to that directory.
+    """
+    from yarn.client.status import Job as YarnJob
+    from yarn.client.status import find_job
+    from yarn.client.submission_lock import read_claim
+
+    if job is None or job.startswith("application_"):
+        return find_job(manager, job, checked)
+    claim = read_claim(job)
+    if claim is None or claim.application is None:
+        raise NotFound(
+            "no job has this id, and none was submitted to such a run directory", where=job,
+            expected="an id (application_..., local-..., spark-..., ray-...), or run.directory",
+            remedy="howdah ps --all lists jobs",
+        )  # fmt: skip
+    return YarnJob(claim.application, job)
 
 
 @app.command()
 def submit(
     config: ConfigPath = None,
     set: Overrides = None,
+    on: Annotated[
+        str | None, typer.Option("--on", help="yarn, local, spark or ray; none: job.on.")
+    ] = None,
     wait: Annotated[
         bool, typer.Option("--wait", help="Follow it to its end; Ctrl-C ends it.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check, and print what would be asked of YARN.")
+        bool, typer.Option("--dry-run", help="Check, and print what would be asked for.")
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Submit a training job to YARN: its id, where to look, how to follow it."""
+    """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
+    checked = load(config, [*(set or []), *([] if on is None else [f"job.on={on}"])])
+    if checked.job.on == "yarn":
+        _submit_to_yarn(checked, wait, dry_run, json)
+    else:
+        _submit_elsewhere(checked, wait, dry_run, json)
+
+
+def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None:
+    from places import record
     from yarn import submit as submission
 
-    checked = load(config, set)
     if dry_run:
         plan = submission.dry_run(checked, say)
         answer(plan, json, submission.lines(plan))
         return
+    record.free_for_yarn(checked.run.directory)
     found = submission.submit(checked, say)
     if wait:
         say(f"submitted {found.application}: {found.tracking_url}")
@@ -56,21 +103,44 @@ def submit(
     answer(found.as_dict(), json, lines)
 
 
+def _submit_elsewhere(checked: Any, wait: bool, dry_run: bool, json: bool) -> None:
+    from places import control
+    from places import submit as submission
+
+    if dry_run:
+        plan = submission.dry_run(checked, say)
+        answer(plan, json, submission.lines(plan))
+        return
+    found = submission.submit(checked, say)
+    name = found.record.application
+    if wait:
+        final = control.follow(found, checked.checkpoint.grace_seconds, say)
+        answer({**found.as_dict(), "status": final}, json, [f"{name} succeeded"])
+        return
+    answer(found.as_dict(), json, [name, f"page: {found.page}", f"follow it: {found.follow}"])
+
+
 @app.command()
 def status(
-    application: Job = None, config: ConfigPath = None, set: Overrides = None, json: AsJson = False
+    job: Job = None, config: ConfigPath = None, set: Overrides = None, json: AsJson = False
 ) -> None:
-    """Show a job on YARN: state, ranks, step, loss, time left, last checkpoint, restarts."""
-    from yarn.client.status import find_job, job_status, status_lines
+    """Show a job: state, ranks, step, loss, time left, last checkpoint, restarts."""
+    record, manager, checked = _find(job, config, set)
+    if record is not None:
+        from places import control
 
-    manager, checked = _yarn(config, set)
-    found = job_status(manager, find_job(manager, application, checked))
+        shown_status = control.job_status(record)
+        answer(shown_status, json, control.status_lines(shown_status))
+        return
+    from yarn.client.status import job_status, status_lines
+
+    found = job_status(manager, _on_yarn(manager, job, checked))
     answer(found, json, status_lines(found))
 
 
 @app.command()
 def logs(
-    application: Job = None,
+    job: Job = None,
     config: ConfigPath = None,
     set: Overrides = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Only this rank's.")] = None,
@@ -79,17 +149,26 @@ def logs(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """Show the logs of a job on YARN: of all its containers, or of one rank."""
+    """Show the logs of a job: of all its containers, or of one rank."""
     from yarn.client import logs as joblogs
-    from yarn.client.status import find_job
 
-    manager, checked = _yarn(config, set)
-    job = find_job(manager, application, checked)
-    if follow or rank is not None:
-        joblogs.of_rank(manager, job, rank or 0, follow=follow, out=_log_line(json))
-        return
-    found = joblogs.of_containers(manager, job, progress=say)
-    answer({"application": job.application, "logs": found}, json, joblogs.lines(found))
+    record, manager, checked = _find(job, config, set)
+    of_rank = follow or rank is not None
+    if record is not None:
+        from places import control
+
+        if of_rank:
+            control.rank_log(record, rank or 0, follow=follow, out=_log_line(json))
+            return
+        application, found = record.application, control.container_logs(record)
+    else:
+        of_yarn = _on_yarn(manager, job, checked)
+        if of_rank:
+            joblogs.of_rank(manager, of_yarn, rank or 0, follow=follow, out=_log_line(json))
+            return
+        application = of_yarn.application
+        found = joblogs.of_containers(manager, of_yarn, progress=say)
+    answer({"application": application, "logs": found}, json, joblogs.lines(found))
 
 
 def _log_line(as_json: bool) -> Callable[[str], None]:
@@ -100,45 +179,55 @@ def _log_line(as_json: bool) -> Callable[[str], None]:
 
 @app.command()
 def kill(
-    application: Job = None,
+    job: Job = None,
     config: ConfigPath = None,
     set: Overrides = None,
     save: Annotated[bool, typer.Option("--save", help="Save a checkpoint first.")] = False,
     save_seconds: Annotated[float, typer.Option(min=1, help="How long saving may take.")] = 120.0,
     json: AsJson = False,
 ) -> None:
-    """End a job on YARN and wait until YARN has confirmed it."""
-    from yarn.client import control
-    from yarn.client.status import find_job
+    """End a job and wait until it has ended."""
+    record, manager, checked = _find(job, config, set)
+    if record is not None:
+        from places import control
 
-    manager, checked = _yarn(config, set)
-    job = find_job(manager, application, checked)
-    state = control.kill(manager, job, save=save, save_seconds=save_seconds, progress=say)
-    answer(
-        {"application": job.application, "state": state}, json, [f"{job.application} is {state}"]
-    )
+        application = record.application
+        state = control.kill(record, save=save, save_seconds=save_seconds, progress=say)
+    else:
+        from yarn.client import control as of_yarn
+
+        found = _on_yarn(manager, job, checked)
+        application = found.application
+        state = of_yarn.kill(manager, found, save=save, save_seconds=save_seconds, progress=say)
+    answer({"application": application, "state": state}, json, [f"{application} is {state}"])
 
 
 @app.command()
 def scale(
     arguments: Annotated[
-        list[str], typer.Argument(metavar="[APPLICATION] WORKERS", help="How many workers.")
+        list[str], typer.Argument(metavar="[JOB] WORKERS", help="How many workers.")
     ],
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
 ) -> None:
     """Ask an elastic job for another number of workers."""
-    from yarn.client import control
-    from yarn.client.status import find_job
+    from yarn.client import control as of_yarn
 
-    application, workers = control.scale_arguments(arguments)
-    manager, checked = _yarn(config, set)
-    job = find_job(manager, application, checked)
-    control.scale(manager, job, workers)
+    job, workers = of_yarn.scale_arguments(arguments)
+    record, manager, checked = _find(job, config, set)
+    if record is not None:
+        from places import control
+
+        application = record.application
+        control.scale(record, workers)
+    else:
+        found = _on_yarn(manager, job, checked)
+        application = found.application
+        of_yarn.scale(manager, found, workers)
     answer(
-        {"application": job.application, "workers": workers}, json,
-        [f"{job.application} was asked for {workers} workers"],
+        {"application": application, "workers": workers}, json,
+        [f"{application} was asked for {workers} workers"],
     )  # fmt: skip
 
 
@@ -150,10 +239,16 @@ def ps(
     ] = False,
     json: AsJson = False,
 ) -> None:
-    """List Howdah's jobs on YARN."""
+    """List Howdah's jobs: those submitted from this machine, and where YARN is configured its."""
+    from howdah.hadoop import conf
+    from places import control
     from yarn.client.status import list_jobs, own_user, ps_lines
 
-    manager, _ = _yarn(None)
+    here = control.list_jobs(finished=all_states)
+    if conf.load(names=conf.YARN_FILES).directory is None:  # no cluster is configured here
+        answer({"user": None, "jobs": here}, json, ps_lines(here))
+        return
+    manager = _yarn(None)
     user = own_user(manager)
     found = list_jobs(manager, user=None if all_users else user, finished=all_states)
-    answer({"user": user, "jobs": found}, json, ps_lines(found))
+    answer({"user": user, "jobs": here + found}, json, ps_lines(here + found))

@@ -8,7 +8,7 @@ OWN = ("backend", "conn_id", "np", "launcher", "approval")
 OPEN = (
     "run.name", "data.source", "data.format", "data.dataset", "model.base", "training.framework",
     "training.num_train_epochs", "training.max_steps", "training.global_batch_size",
-    "training.learning_rate", "yarn.workers", "gate.minimum", "gate.better_than_published",
+    "training.learning_rate", "job.workers", "gate.minimum", "gate.better_than_published",
     "publish.directory",
 )  # fmt: skip
 """Keys that the form shows unfolded."""

@@ -15,6 +15,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from howdah import redact, storage
+from howdah.config.job import JobSection
 from howdah.config.model import Config
 from howdah.errors import ConfigError, HowdahError, UsageError
 
@@ -25,6 +26,7 @@ __all__ = [
     "from_dict",
     "keys",
     "load",
+    "moved",
     "nearest",
     "read",
     "require_secrets",
@@ -34,12 +36,18 @@ __all__ = [
 ]
 
 
+_BOOLEAN = "tag:yaml.org,2002:bool"
+
+
 class _UniqueKeyLoader(yaml.SafeLoader):
-    """Makes a key that is given twice an error: YAML would take the last one."""
+    """Makes a key that is given twice an error: YAML would take the last one. A key is a text:
+    YAML 1.1 reads `on:` (job.on) as true."""
 
     def construct_mapping(self, node, deep=False):
         seen: dict[Any, int] = {}
         for key_node, _ in node.value:
+            if key_node.tag == _BOOLEAN:
+                key_node.tag = "tag:yaml.org,2002:str"
             key = self.construct_object(key_node, deep=deep)
             if key in seen:
                 raise yaml.constructor.ConstructorError(
@@ -213,6 +221,11 @@ def _problem(item: dict) -> HowdahError:
     where = ".".join(str(part) for part in path) or None
     kind, message = item["type"], item["msg"]
     if kind == "extra_forbidden":
+        if (now := moved(path)) is not None:
+            return HowdahError(
+                f"{where} is {now} now", where=where,
+                remedy=f"write it as {now}: what holds on every cluster is in the section job",
+            )  # fmt: skip
         return HowdahError(f"unknown key {path[-1]!r}", where=where, remedy=nearest(path))
     got = item.get("input")
     hidden = any(redact.is_secret_name(str(part)) for part in path)
@@ -239,8 +252,17 @@ def _is_key(part: object) -> bool:
 _TYPE_TAGS = {"str", "int", "float", "dict", "list", "bool"}
 
 
+def moved(path: Sequence[Any]) -> str | None:
+    """The present name of a key that was in the section `yarn` before `job` was there."""
+    if len(path) > 1 and path[0] == "yarn" and path[1] in JobSection.model_fields:
+        return ".".join(["job", *(str(part) for part in path[1:])])
+    return None
+
+
 def nearest(path: Sequence[Any]) -> str:
     """A remedy: the nearest key of the section, else of any section, else all of the section."""
+    if (now := moved(path)) is not None:
+        return f"it is {now} now"
     known = dict(keys())
     section = ".".join(str(part) for part in path[:-1])
     siblings = [key for key in known if key.rpartition(".")[0] == section]
@@ -342,6 +364,7 @@ def starter_yaml() -> str:
         "checkpoint": ["every_minutes", "keep", "resume"],
         "evaluation": ["metric", "splits"],
         "tracking": ["tensorboard"],
+        "job": ["on", "workers", "min_workers"],
     }  # fmt: skip
     fields = dict(keys())
     lines = ["# Howdah run configuration. `howdah config explain KEY` shows the help of each key."]

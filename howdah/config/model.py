@@ -13,8 +13,10 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from howdah.config.data import DataSection
+from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tune import TuneSection
 from howdah.config.types import (
@@ -304,8 +306,12 @@ class Config(Section):
     """Published models."""
     tracking: TrackingSection = TrackingSection()
     """TensorBoard and MLflow."""
+    job: JobSection = JobSection()
+    """Jobs on a cluster."""
     yarn: YarnSection = YarnSection()
-    """Jobs on YARN."""
+    """What YARN alone asks of a job on it."""
+    ray: RaySection = RaySection()
+    """The Ray cluster of jobs on Ray."""
     tune: TuneSection = TuneSection()
     """Hyperparameter studies."""
 
@@ -343,12 +349,19 @@ class Config(Section):
             and (training.early_stopping.patience is not None)
         ):
             raise ValueError("training.early_stopping needs data.split.validation above 0")
-        # With the default section `yarn` the job is not for YARN: `howdah train` may use batch 1.
-        if self.yarn != YarnSection() and self.yarn.most > training.global_batch_size:
-            key = "yarn.workers" if self.yarn.max_workers is None else "yarn.max_workers"
+        # With these sections at their defaults it is no job's: `howdah train` may use batch 1.
+        of_job = self.job != JobSection() or self.yarn != YarnSection()
+        if of_job and self.job.most > training.global_batch_size:
+            key = "job.workers" if self.job.max_workers is None else "job.max_workers"
             raise ValueError(
-                f"{key} ({self.yarn.most}) must not exceed training.global_batch_size"
+                f"{key} ({self.job.most}) must not exceed training.global_batch_size"
                 f" ({training.global_batch_size}): each rank needs a row of every step"
+            )
+        on_nodes = self.job.on in ("yarn", "spark", "ray")
+        if self.job.controller == "mpi" and on_nodes and self.yarn.environment != "path":
+            raise ValueError(
+                "job.controller: mpi needs yarn.environment: path (MPI must be installed on the"
+                " nodes)"
             )
         if self.gate.asks and self.gate.split not in self.evaluation.splits:
             raise ValueError(

@@ -14,7 +14,8 @@ from pydantic.fields import FieldInfo
 from howdah.errors import HowdahError
 
 __all__ = [
-    "AnyPath", "Bytes", "Checkpoint", "Fraction", "Mode", "Model", "Names", "Query", "Queue",
+    "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Mode", "Model", "Names", "Query",
+    "Queue",
     "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
     "Variable", "named_by", "parse_bytes", "parse_mode", "problem_of",
 ]  # fmt: skip
@@ -118,6 +119,8 @@ User = Annotated[str, Names("user")]
 """A user of the cluster, or a Kerberos principal."""
 Queue = Annotated[str, Names("queue")]
 SparkMaster = Annotated[str, Names("master")]
+Cluster = Annotated[str, Names("master")]
+"""Address of a cluster other than Spark's: the same rule as for Spark's masters."""
 Tracking = Annotated[str, Names("tracking")]
 """URI of an MLflow tracking server."""
 Setting = Annotated[str, Names("setting")]

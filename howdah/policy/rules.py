@@ -75,7 +75,7 @@ class Policy(Section):
     """Exact names of Spark settings that data.spark.conf may have; '*': any, which amounts to
     `trusted` (spark.driver.extraJavaOptions runs code)."""
     env: list[str] = []
-    """Exact names of variables that yarn.env may have; '*': any, which amounts to `trusted`
+    """Exact names of variables that job.env may have; '*': any, which amounts to `trusted`
     (LD_PRELOAD runs code)."""
     defaults: dict[str, Any] = {}
     """A partial configuration: a key is not checked if it has the value given here. Airflow's tasks
@@ -92,6 +92,8 @@ class Policy(Section):
             if name not in {ANY, *OWN, *known, *sections}:
                 near = difflib.get_close_matches(name, [*known, *sections, *OWN], n=1)
                 hint = f"; did you mean {near[0]}?" if near else ""
+                if (now := configs.moved(name.split("."))) is not None:
+                    hint = f"; it is {now} now"
                 raise ValueError(f"there is no configuration key {name!r}{hint}")
         return value
 

@@ -2,7 +2,7 @@
 
 It registers with the driver, starts the training process on the driver's order, passes orders to it
 and its messages to the driver, and serves its rendezvous (jobs/net/relay.py). An agent that ends,
-or has no contact with its driver for `yarn.contact_seconds`, leaves no process behind.
+or has no contact with its driver for `job.contact_seconds`, leaves no process behind.
 """
 
 from __future__ import annotations
@@ -75,15 +75,15 @@ class _Agent:
         self._facts = facts.node_facts(
             driver.address,
             driver.port,
-            config.yarn.network_interface,
-            gpus=config.yarn.worker.gpus,
+            config.job.network_interface,
+            gpus=config.job.worker.gpus,
         )
         client = _WatchedClient(
             Client(driver.address, driver.port, driver.key),
             gone=lambda: self._inbox.put(("driver gone", None)),
-            seconds=min(_DRIVER_GONE_SECONDS, config.yarn.contact_seconds),
+            seconds=min(_DRIVER_GONE_SECONDS, config.job.contact_seconds),
         )
-        ports = config.yarn.port_range
+        ports = config.job.port_range
         self._relay = Relay(
             client,
             None if ports is None else range(ports[0], ports[1] + 1),
@@ -95,7 +95,7 @@ class _Agent:
             self._me,
             on_order=lambda order: self._inbox.put(("order", order)),
             on_lost=lambda: self._inbox.put(("driver lost", None)),
-            patience=config.yarn.contact_seconds,
+            patience=config.job.contact_seconds,
         )
 
     def serve(self) -> int:
@@ -131,7 +131,7 @@ class _Agent:
             self._driver.event({"type": "leaving", "signal": name})
             return Terminated.exit_code
         elif kind == "driver lost":
-            seconds = self._config.yarn.contact_seconds
+            seconds = self._config.job.contact_seconds
             _say(
                 f"the driver has given this agent up, or was not heard for {seconds:.0f} s: leaving"
             )
@@ -171,13 +171,13 @@ class _Agent:
         stacks_path = os.path.join(self._logs, f"stacks.{number}.log")
         env = training_process.environment(
             os.environ,
-            self._config.yarn.env,
+            self._config.job.env,
             self._secret_env,
             application=self._application,
             attempt=Attempt.of(order.get("attempt")),
             threads=order["threads"],
             gpus=order["gpus"],
-            ports=self._config.yarn.ports,
+            ports=self._config.job.ports,
             stacks_path=stacks_path,
         )
         argv = training_process.command(self._config_path)
@@ -186,7 +186,7 @@ class _Agent:
             "on_end": lambda n, code: self._inbox.put(("ended", (n, code))),
         }
         if "argv" in order:  # mpirun's daemon, which starts the training process
-            ports, own = self._config.yarn.port_range, self._facts
+            ports, own = self._config.job.port_range, self._facts
             span = None if ports is None else range(ports[0], ports[1] + 1)
             env |= mpi_node.mpi_environment(own["interface"], span, own["address"])
             daemon = order["argv"]
@@ -199,14 +199,14 @@ class _Agent:
     def _enter(self, order: dict[str, Any], process: training_process.TrainingProcess) -> None:
         self._slot = world.Slot(**order["slot"])
         self._generation = order["generation"]
-        yarn = self._config.yarn
+        job = self._config.job
         env = world.variables(
             self._slot,
             relay_port=self._relay.port,
             interface=self._facts["interface"],
-            gloo_timeout_seconds=yarn.gloo_timeout,
-            elastic=yarn.elastic,
-            controller=yarn.controller,
+            gloo_timeout_seconds=job.gloo_timeout,
+            elastic=job.elastic,
+            controller=job.controller,
         )
         _say(f"rank {self._slot.rank} of {self._slot.size} in generation {self._generation}")
         process.send(

@@ -57,7 +57,7 @@ def node_facts(
         if interface not in names:
             raise ClusterError(
                 "this node has no such network interface",
-                where=f"yarn.network_interface on {socket.gethostname()}",
+                where=f"job.network_interface on {socket.gethostname()}",
                 expected=f"one of {', '.join(names)}",
                 got=interface,
             )
@@ -116,7 +116,7 @@ def interface_of(address: str) -> str:
         where=socket.gethostname(),
         expected=address,
         got=", ".join(f"{name} {owned}" for name, owned in found.items()),
-        remedy="name the workers' interface in yarn.network_interface",
+        remedy="name the workers' interface in job.network_interface",
     )
 
 

@@ -84,22 +84,22 @@ def run(config: Config, config_path: str, backend: DriverBackend) -> int:
 
 def limits(config: Config) -> Limits:
     """What the configuration says of a job."""
-    yarn = config.yarn
+    job = config.job
     return Limits(
-        workers=yarn.workers,
-        fewest=yarn.fewest,
-        most=yarn.most,
-        elastic=yarn.elastic,
-        tries=yarn.attempts,
-        max_restarts=yarn.max_restarts,
-        gang_seconds=yarn.gang_seconds,
-        gang_attempts=yarn.gang_attempts,
-        node_failures=yarn.node_failures,
-        hang_seconds=yarn.hang_seconds,
-        contact_seconds=yarn.contact_seconds,
+        workers=job.workers,
+        fewest=job.fewest,
+        most=job.most,
+        elastic=job.elastic,
+        tries=job.attempts,
+        max_restarts=job.max_restarts,
+        gang_seconds=job.gang_seconds,
+        gang_attempts=job.gang_attempts,
+        node_failures=job.node_failures,
+        hang_seconds=job.hang_seconds,
+        contact_seconds=job.contact_seconds,
         grace_seconds=config.checkpoint.grace_seconds,
-        threads=yarn.worker.vcores,
-        gpus=yarn.worker.gpus,
+        threads=job.worker.vcores,
+        gpus=job.worker.gpus,
         shared=shared_paths(config),
     )
 
@@ -145,7 +145,7 @@ class _Driver:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._note_signal)
         key = backend.session_key()
-        ports = config.yarn.port_range
+        ports = config.job.port_range
         self._server = wire.Server(
             backend.listen_address(),
             None if ports is None else range(ports[0], ports[1] + 1),
@@ -179,7 +179,7 @@ class _Driver:
             say=self.event,
             superseded=self._superseded,
         )
-        self._mpirun = self._mpi() if config.yarn.controller == "mpi" else None
+        self._mpirun = self._mpi() if config.job.controller == "mpi" else None
         self._job = Job(limits(config), self, time.monotonic(), backend.attempt)
 
     # ---------------------------------------------------------------- what the job can do
@@ -221,7 +221,7 @@ class _Driver:
 
     def _mpi(self) -> Mpirun:
         """The launcher of an MPI job's processes."""
-        address, ports = self._backend.listen_address(), self._config.yarn.port_range
+        address, ports = self._backend.listen_address(), self._config.job.port_range
 
         def members() -> list[str]:
             there = [world.Candidate(m.id, m.node) for m in self._job.members.values() if m.alive]

@@ -42,10 +42,10 @@ def no_gpus(
     return ClusterError(
         "a worker has asked for a GPU and finds none that it may use",
         where=f"node {node}, container {member}",
-        expected=f"{asked} (yarn.worker.gpus)",
+        expected=f"{asked} (job.worker.gpus)",
         got=f"{len(there)} that can be opened{taken}{f' ({how})' if how else ''}",
         remedy=f"on {node} check `nvidia-smi -L` and YARN's GPU isolation, or keep the node out"
-        " with yarn.node_label; yarn.worker.gpus: 0 trains on CPUs",
+        " with yarn.node_label; job.worker.gpus: 0 trains on CPUs",
     )
 
 
@@ -54,7 +54,7 @@ def excluded_node(node: str, member: str, failures: int, why: str) -> ClusterErr
     return ClusterError(
         "this node is excluded from the job, and its container given back",
         where=f"node {node}, container {member}",
-        expected="fewer failures of workers on it than yarn.node_failures",
+        expected="fewer failures of workers on it than job.node_failures",
         got=f"{failures}; the last: {why}",
         remedy=f"repair {node}; the job asks for another node by itself",
     )
@@ -97,7 +97,7 @@ def too_many_losses(restarts: int, allowed: int, last: HowdahError | None) -> Tr
     return TrainingError(
         "too many workers have failed",
         where=last.where if last else None,
-        expected=f"at most {allowed} (yarn.max_restarts)",
+        expected=f"at most {allowed} (job.max_restarts)",
         got=f"{restarts}; the last: {last.what if last else 'the ranks do not reach each other'}",
         remedy="look at the failed workers' logs (`howdah logs`); submitted again, the run goes on"
         " from its newest checkpoint",
@@ -110,7 +110,7 @@ def no_gang(there: int, wanted: int, seconds: float, tries: int) -> ClusterError
         "the cluster did not give the job its workers",
         expected=f"{wanted} at the same time, {tries} times asked",
         got=f"{there} of {wanted} workers after {seconds:.0f} s",
-        remedy="ask for less (yarn.workers, yarn.worker), wait longer (yarn.gang_seconds), or use"
+        remedy="ask for less (job.workers, job.worker), wait longer (job.gang_seconds), or use"
         " another queue; `howdah ps` shows who has what",
     )
 

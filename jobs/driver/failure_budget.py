@@ -21,7 +21,7 @@ _FAILED_BEFORE_REGISTER = 3
 
 
 class FailureBudget:
-    """Counts losses against yarn.max_restarts and a static job's tries.
+    """Counts losses against job.max_restarts and a static job's tries.
 
     Args:
         tries: how often a static job may begin.
@@ -134,7 +134,7 @@ class FailureBudget:
         return errors.failed_before_register(self._failed_before_register)
 
     def spent(self) -> HowdahError | None:
-        """The error of a job that has lost more workers than yarn.max_restarts."""
+        """The error of a job that has lost more workers than job.max_restarts."""
         if self.restarts <= self._max_restarts:
             return None
         last = self._losses[-1].error() if self._losses else None

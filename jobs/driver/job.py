@@ -222,7 +222,7 @@ class Job:
         if not self.limits.elastic or not low <= workers <= high:
             raise UsageError(
                 "the job cannot have that size",
-                expected=f"{low} to {high} workers (yarn.min_workers, yarn.max_workers)",
+                expected=f"{low} to {high} workers (job.min_workers, job.max_workers)",
                 got=str(workers),
             )
         self._actions.event(f"{workers} workers are wanted instead of {self.workers.wanted}")
@@ -352,7 +352,7 @@ class Job:
             count = self.nodes.all_excluded()[node]
             self._actions.event(
                 f"node {node} is excluded: {count} failure(s) of workers there"
-                f" (yarn.node_failures), the last: {why}"
+                f" (job.node_failures), the last: {why}"
             )
 
     def _check_node_of(self, one: Container, now: float) -> None:

@@ -144,7 +144,7 @@ class Mpirun:
             raise ClusterError(
                 "mpirun is not on the node of the driver",
                 where=f"PATH={os.environ.get('PATH', '')}",
-                remedy="install Open MPI on every node, or use yarn.controller: gloo",
+                remedy="install Open MPI on every node, or use job.controller: gloo",
             )
         listener, name = local_socket.listen(len(orders))
         env = {

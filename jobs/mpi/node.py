@@ -44,7 +44,7 @@ def free_ports(ports: range, count: int, address: str) -> list[int]:
             return found
     raise ClusterError(
         "no free port is left for MPI",
-        where=f"yarn.ports {ports.start}-{ports.stop - 1}, address {address}",
+        where=f"job.ports {ports.start}-{ports.stop - 1}, address {address}",
         expected=str(count),
         got=str(len(found)),
         remedy="give a larger range",

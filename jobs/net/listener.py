@@ -437,7 +437,7 @@ def _listening(address: str, ports: range | None) -> socket.socket:
         "no port to listen on",
         where=address if ports is None else f"{address}:{ports.start}-{ports.stop - 1}",
         got=str(error),
-        remedy="give yarn.ports a wider range, or none",
+        remedy="give job.ports a wider range, or none",
     )
 
 

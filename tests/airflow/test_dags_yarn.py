@@ -69,9 +69,8 @@ def defaults(place, mlflow):
         "tracking": {"mlflow": {"uri": mlflow}},
         "gate": {"minimum": {"accuracy": 0.3}},
         "publish": {"directory": f"{place}/models"},
-        "yarn": {
-            "environment": "path", "python": sys.executable, "worker": {"memory": "1536 MiB"},
-        },
+        "yarn": {"environment": "path", "python": sys.executable},
+        "job": {"worker": {"memory": "1536 MiB"}},
     }  # fmt: skip
 
 

@@ -102,12 +102,12 @@ def test_each_kind_of_field(name, schema):
 
 
 def test_sizes_are_texts_with_a_unit():
-    field = FIELDS["yarn.worker.memory"]
+    field = FIELDS["job.worker.memory"]
     assert field.default == "6 GiB"
     assert FIELDS["data.shard_bytes"].default == "96 MiB"
     for good in ("4 GiB", "4GiB", "1.5 gib", "512 MiB", "4096", "4096 B"):
         assert accepts(field.schema, good)
-        trigger_form.config({"yarn.worker.memory": good})
+        trigger_form.config({"job.worker.memory": good})
     for bad in ("4 GB", "much", "", "-1 GiB", "4 GiB or so"):
         assert not accepts(field.schema, bad)
 
@@ -123,13 +123,13 @@ LATER = {
     "data.dedup.num_permutations", "data.dedup.bands", "data.split.validation", "data.split.test",
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "data.max_length",
-    "yarn.min_workers", "yarn.max_workers", "yarn.workers", "yarn.environment", "yarn.controller",
-    "yarn.gloo_timeout_seconds",
+    "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
+    "job.gloo_timeout_seconds",
     "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",
     "evaluation.splits", "gate.better_than_published", "gate.split",
-    "gate.minimum", "yarn.tags", "yarn.env", "yarn.ports",  # by rules that no schema has
+    "gate.minimum", "yarn.tags", "job.env", "job.ports",  # by rules that no schema has
     "training.class_weights",  # a choice of texts beside an object
-    "data.shard_bytes", "training.shard_cache_bytes", "yarn.worker.memory", "yarn.driver.memory",
+    "data.shard_bytes", "training.shard_cache_bytes", "job.worker.memory", "yarn.driver.memory",
     "baseline.max_bytes",
 }  # fmt: skip
 CANDIDATES = [
@@ -204,7 +204,7 @@ def test_all_problems_at_once_and_the_nearest_key():
             {
                 "training.learning_rte": 0.1, "seed": 3, "training": {"seed": 3}, "np_": 2,
                 "training.learning_rate": 7, "gate.minimum": {"acuracy": 0.9},
-                "yarn.worker.memory": "4 GB",
+                "job.worker.memory": "4 GB",
             }
         )
     )  # fmt: skip
@@ -221,8 +221,8 @@ def test_all_problems_at_once_and_the_nearest_key():
     [
         ("data.source", "hdfs://user:hunter2@nn:8020/x"),
         ("tracking.mlflow.uri", "http://me:hunter2@mlflow:5000"),
-        ("yarn.env", {"HF_TOKEN": "hunter2"}),
-        ("yarn.env", {"AWS_SECRET_ACCESS_KEY": "hunter2"}),
+        ("job.env", {"HF_TOKEN": "hunter2"}),
+        ("job.env", {"AWS_SECRET_ACCESS_KEY": "hunter2"}),
         ("data.spark.conf", {"spark.ssl.keyPassword": "hunter2"}),
         ("data.spark.conf", {"spark.hadoop.fs.s3a.secret.key": "hunter2"}),
         ("data.spark.conf", {"a": "jdbc://u:hunter2@h/db"}),
@@ -238,7 +238,7 @@ def test_secrets_are_refused_and_not_repeated(name, value):
 def test_what_only_looks_like_a_secret_is_taken():
     trigger_form.config(
         {
-            "yarn.env": {"TOKENIZERS_PARALLELISM": "false", "AWS_ACCESS_KEY_ID": "x"},
+            "job.env": {"TOKENIZERS_PARALLELISM": "false", "AWS_ACCESS_KEY_ID": "x"},
             "data.spark.conf": {"spark.security.credentials.hive.enabled": "true"},
             "data.source": "hdfs://nn:8020/a:b@c",
         }
@@ -345,7 +345,7 @@ def test_what_differs_from_the_defaults_is_judged(sent, rule):
 
 def test_a_policy_says_what_it_refuses_beside_all_other_problems():
     problems = judged(
-        {"run.user": "hdfs", "training.learning_rte": 1, "yarn.env": {"HF_TOKEN": "x"}}
+        {"run.user": "hdfs", "training.learning_rte": 1, "job.env": {"HF_TOKEN": "x"}}
     )
     assert len(problems) == 4
     for part in ("`keys`", "unknown key", "a secret is sent"):
@@ -394,7 +394,7 @@ def test_airflow_serialises_the_form_without_change():
     ("name", "bad"),
     [
         ("training.framework", "jax"), ("training.learning_rate", 1.0), ("np", 0),
-        ("backend", "spark"), ("yarn.worker.memory", "4 GB"), ("gate.minimum", {"accuracy": "x"}),
+        ("backend", "spark"), ("job.worker.memory", "4 GB"), ("gate.minimum", {"accuracy": "x"}),
         ("training.seed", 1.5), ("evaluation.splits", ["train"]), ("approval", "yes"),
         ("launcher", "srun"),
     ],

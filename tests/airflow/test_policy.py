@@ -63,7 +63,7 @@ FORMS = [
         "data.spark.home": ("/tmp/spark", KEYS),
         "yarn.python": ("/tmp/python", KEYS),
         "yarn.environment": ("path", KEYS),
-        "yarn.env": ({"LD_PRELOAD": "/tmp/evil.so"}, KEYS),
+        "job.env": ({"LD_PRELOAD": "/tmp/evil.so"}, KEYS),
         "publish.directory": ("/var/www/html", ROOTS),
         "tracking.mlflow.uri": ("http://attacker:5000", KEYS),
         "yarn.view_users": (["*"], KEYS),
@@ -231,7 +231,7 @@ def test_what_the_form_does_not_show_airflow_itself_refuses(shared):
     params = shared.api("GET", f"/dags/{FINETUNE}/details")["params"]
     shown = set(params)
     assert {"data.source", "training.seed", "gate.margin", "np", "conn_id"} <= shown
-    assert not [key for key in shown if key.startswith(("data.spark", "yarn.env", "run.user"))]
+    assert not [key for key in shown if key.startswith(("data.spark", "job.env", "run.user"))]
     assert params["data.source"]["value"] == "/srv/in/rows.csv"
     settings = {"conf": {"spark.driver.extraJavaOptions": DEBUGGER}}
     with pytest.raises(ClusterError) as caught:
@@ -266,7 +266,7 @@ def test_a_users_own_run_passes(shared):
         "run.name": "1e5", "data.source": "hdfs:///data/news/*.csv", "training.max_steps": 10,
         "training.learning_rate": 0.001, "gate.minimum": {"accuracy": 0.5}, "np": 2,
         "model.base": "distilbert-base-cased", "data.dataset": f"{airflow.files}/sets/mine",
-        "data.spark.master": None, "yarn.workers": 4,
+        "data.spark.master": None, "job.workers": 4,
     }  # fmt: skip
     run = airflow.trigger(FINETUNE, sent)
     airflow.wait_task(FINETUNE, run, "check", {"success"}, LIMIT)

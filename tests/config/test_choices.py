@@ -7,9 +7,9 @@ import pytest
 from etl.sources import reading
 from etl.sources import source as sources
 from etl.write import shards
+from howdah.config.job import JobSection
 from howdah.config.model import Config, DataSection, TrainingSection
 from howdah.config.types import Kind, Section
-from howdah.config.yarn import YarnSection
 from howdah.policy.check import Judge
 from training.data.planner import pad_multiple
 from training.optim.schedule import Schedule, peak_learning_rate
@@ -37,7 +37,7 @@ def rows_on_the_network(choice: Any) -> bool:
 
 
 def ports_needed(choice: Any) -> int:
-    options = YarnSection().model_copy(update={"controller": choice})
+    options = JobSection().model_copy(update={"controller": choice})
     return ports.needed(options, 4, 2, driver=False)
 
 
@@ -55,7 +55,7 @@ def ports_needed(choice: Any) -> int:
             lambda choice: shards.balance_goal(choice, 1.0, {0: 4, 1: 2}),
             set(choices(DataSection, "balance")) - {"none"},
         ),
-        (ports_needed, choices(YarnSection, "controller")),
+        (ports_needed, choices(JobSection, "controller")),
     ],
     ids=["lr", "scaling", "sparse", "precision", "balance", "controller"],
 )

@@ -148,37 +148,46 @@ def test_sizes(text, size):
 # ------------------------------------------------------------------------ what must fit together
 @pytest.mark.parametrize("key", ["workers", "max_workers"])
 def test_more_workers_than_rows_of_a_global_batch_are_refused(key):
-    yarn = {"min_workers": 1, key: 8}
+    job = {"min_workers": 1, key: 8}
     with pytest.raises(ConfigError) as caught:
-        loader.from_dict({"training": {"global_batch_size": 4}, "yarn": yarn})
-    assert f"yarn.{key} (8) must not exceed training.global_batch_size (4)" in str(caught.value)
-    loader.from_dict({"training": {"global_batch_size": 8}, "yarn": yarn})
+        loader.from_dict({"training": {"global_batch_size": 4}, "job": job})
+    assert f"job.{key} (8) must not exceed training.global_batch_size (4)" in str(caught.value)
+    loader.from_dict({"training": {"global_batch_size": 8}, "job": job})
 
 
-def test_a_batch_of_one_row_needs_no_section_yarn():
+def test_a_batch_of_one_row_needs_no_section_of_a_job():
     alone = loader.from_dict({"training": {"global_batch_size": 1}})
     assert loader.from_dict(yaml.safe_load(loader.dump_yaml(alone))) == alone
     with pytest.raises(ConfigError, match="1 problem"):
         loader.from_dict({"training": {"global_batch_size": 1}, "yarn": {"queue": "research"}})
 
 
+def test_a_key_that_yaml_takes_for_true_is_a_key(tmp_path):
+    text = "job: {on: local}\ndata: {labels: {yes: Good, no: Bad}}\n"
+    held = load_text(tmp_path, text)
+    assert (held.job.on, held.data.labels) == ("local", {"yes": "Good", "no": "Bad"})
+    assert load_text(tmp_path, loader.dump_yaml(held)) == held
+    with pytest.raises(ConfigError, match="given twice"):
+        load_text(tmp_path, "job: {on: local, 'on': ray}")
+
+
 def test_gloo_times_out_before_a_rank_counts_as_hanging():
-    assert loader.from_dict({}).yarn.gloo_timeout == 30.0
+    assert loader.from_dict({}).job.gloo_timeout == 30.0
     for hang, gloo in ((5, 5.0), (12, 10.0), (90, 60.0)):
-        assert loader.from_dict({"yarn": {"hang_seconds": hang}}).yarn.gloo_timeout == gloo
-    assert loader.from_dict({"yarn": {"gloo_timeout_seconds": 45}}).yarn.gloo_timeout == 45.0
+        assert loader.from_dict({"job": {"hang_seconds": hang}}).job.gloo_timeout == gloo
+    assert loader.from_dict({"job": {"gloo_timeout_seconds": 45}}).job.gloo_timeout == 45.0
     with pytest.raises(ConfigError) as caught:
-        loader.from_dict({"yarn": {"gloo_timeout_seconds": 120}})
+        loader.from_dict({"job": {"gloo_timeout_seconds": 120}})
     text = str(caught.value)
-    assert "yarn.gloo_timeout_seconds (120) must not exceed yarn.hang_seconds (45)" in text
+    assert "job.gloo_timeout_seconds (120) must not exceed job.hang_seconds (45)" in text
 
 
 def test_a_worker_has_one_gpu_or_none():
     for count in (0, 1):
-        assert loader.from_dict({"yarn": {"worker": {"gpus": count}}}).yarn.worker.gpus == count
+        assert loader.from_dict({"job": {"worker": {"gpus": count}}}).job.worker.gpus == count
     with pytest.raises(ConfigError) as caught:
-        loader.from_dict({"yarn": {"worker": {"gpus": 2}}})
+        loader.from_dict({"job": {"worker": {"gpus": 2}}})
     text = str(caught.value)
-    assert "yarn.worker.gpus" in text
+    assert "job.worker.gpus" in text
     assert "one GPU" in text
-    assert "yarn.workers" in text
+    assert "job.workers" in text

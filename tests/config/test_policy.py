@@ -22,8 +22,8 @@ NAMES_NOTHING = {
     "data.tfrecord.attention_mask", "data.tfrecord.label", "data.tfrecord.id",
     "data.labels", "data.split.fold", "data.spark.driver_memory",
     "data.spark.executor_memory", "training.class_weights", "gate.minimum", "publish.name",
-    "tracking.mlflow.experiment", "yarn.node_label", "yarn.tags", "yarn.network_interface",
-    "yarn.ports", "tune.space", "tune.metric",
+    "tracking.mlflow.experiment", "yarn.node_label", "yarn.tags", "job.network_interface",
+    "job.ports", "tune.space", "tune.metric",
 }  # fmt: skip
 """Keys that take a string which names nothing outside the run: no file, user, queue, host."""
 
@@ -71,7 +71,7 @@ def test_every_mark_has_a_rule():
     kinds = set(typing.get_args(Kind)) - {"setting", "variable"}
     assert all(hasattr(judge(), f"_{kind}") for kind in kinds)
     assert named_by(dict(configs.keys())["data.spark.conf"]) == "setting"
-    assert named_by(dict(configs.keys())["yarn.env"]) == "variable"
+    assert named_by(dict(configs.keys())["job.env"]) == "variable"
     assert {"run.directory", "data.spark.master"} == DECIDED
 
 
@@ -83,7 +83,7 @@ def test_the_default_is_strict_and_every_key_is_explained():
     for key in ("data.source", "training.seed", "gate.minimum", "np", "training"):
         assert policy.may_send(key), key
     for key in (
-        "data.spark.conf", "run.user", "data.query_file", "yarn.env", "trainings", "data", "run",
+        "data.spark.conf", "run.user", "data.query_file", "job.env", "trainings", "data", "run",
         "checkpoint.resume", "yarn.files", "model.revision", "yarn.python", "tracking.mlflow.uri",
     ):  # fmt: skip
         assert not policy.may_send(key), key
@@ -261,7 +261,7 @@ def test_values_that_equal_the_defaults_are_not_checked():
 def test_added_and_removed_entries_are_checked():
     base = {
         "data": {"spark": {"conf": {"spark.authenticate": "true"}}},
-        "yarn": {"env": {"A": "1"}},
+        "job": {"env": {"A": "1"}},
     }
     open_to_one = judge(keys=["*"], defaults=base, spark_conf=["spark.sql.shuffle.partitions"])
 
@@ -332,8 +332,8 @@ def test_the_same_source_under_another_format_is_another_source():
         ("model.base=evil/distilbert-base-uncased", "hub_models"),
         ("model.revision=refs/pr/1", "hub_models"),
         ("model.revision=refs%2Fpr%2F1", "hub_models"),
-        ("yarn.env={LD_PRELOAD: /tmp/x.so}", "env"),
-        ("yarn.env={ld_preload: x}", "env"),
+        ("job.env={LD_PRELOAD: /tmp/x.so}", "env"),
+        ("job.env={ld_preload: x}", "env"),
     ],
 )
 def test_values_are_checked_where_every_key_may_be_sent(override, rule):
@@ -351,7 +351,7 @@ def test_values_are_checked_where_every_key_may_be_sent(override, rule):
     [
         "run.user=ada", "yarn.queue=batch", "tracking.mlflow.uri=http://mlflow:5000",
         "data.spark.master=yarn", "data.rejects_table=news.rejects",
-        "yarn.env={OMP_NUM_THREADS: '1'}",
+        "job.env={OMP_NUM_THREADS: '1'}",
         "data.dataset=hdfs:///data/set", "model.base=distilbert/distilbert-base-cased",
         "model.base=distilbert-base-cased", "checkpoint.resume=never", "model.revision=main",
         "data.columns.separator='\\n'", 'data.csv.delimiter="\\t"',
@@ -406,7 +406,7 @@ def test_no_value_of_a_refused_key_and_no_password_is_repeated():
     found = judge(keys=["data.source"])
     problems = list(
         found.config(
-            configs.load(None, ["yarn.env={X: hunter2}", "data.source=hdfs://u:hunter2@nn/x"])
+            configs.load(None, ["job.env={X: hunter2}", "data.source=hdfs://u:hunter2@nn/x"])
         )
     )
     assert len(problems) == 3

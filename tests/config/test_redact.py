@@ -25,7 +25,7 @@ SECRETS = {
         "spark.my.database": "jdbc:sqlserver://h:1433;user=u;password=planted-12;encrypt=true",
         "spark.my.oracle": "jdbc:oracle:thin:u/planted-13@h:1521:x",
     },
-    "yarn.env": {
+    "job.env": {
         "HF_TOKEN": "planted-14",
         "MLFLOW_TRACKING_PASSWORD": "planted-15",
         "AWS_SECRET_ACCESS_KEY": "planted-16",
@@ -51,16 +51,17 @@ HARMLESS = {
             }
         },
     },
-    "yarn": {"env": {"TOKENIZERS_PARALLELISM": "false", "AWS_ACCESS_KEY_ID": "x", "PWD": "/x"}},
+    "job": {"env": {"TOKENIZERS_PARALLELISM": "false", "AWS_ACCESS_KEY_ID": "x", "PWD": "/x"}},
 }
 """What only looks like a secret."""
 
 
 def with_secrets(**more) -> configs.Config:
-    env, conf = SECRETS["yarn.env"], SECRETS["data.spark.conf"]
+    env, conf = SECRETS["job.env"], SECRETS["data.spark.conf"]
     sections = {
         "data": {"source": SECRETS["data.source"][0], "spark": {"conf": conf}},
-        "yarn": {"env": env, "files": SECRETS["yarn.files"]},
+        "yarn": {"files": SECRETS["yarn.files"]},
+        "job": {"env": env},
         "tracking": {"mlflow": {"uri": "https://bot:planted-21@mlflow:5000/x"}},
     }
     return configs.from_dict({**sections, **more})
@@ -78,8 +79,8 @@ def test_every_sort_of_secret_is_redacted_and_the_rest_stays():
     assert redact.config(shown) is shown  # once is enough
     assert configs.from_dict(json.loads(shown.model_dump_json())) == shown
     lacking = redact.left_out(shown)
-    assert {"data.source", "yarn.env.HF_TOKEN", "yarn.files", "tracking.mlflow.uri"} <= set(lacking)
-    assert len(lacking) == len(SECRETS["data.spark.conf"]) + len(SECRETS["yarn.env"]) + 3
+    assert {"data.source", "job.env.HF_TOKEN", "yarn.files", "tracking.mlflow.uri"} <= set(lacking)
+    assert len(lacking) == len(SECRETS["data.spark.conf"]) + len(SECRETS["job.env"]) + 3
 
 
 def test_values_that_only_look_like_secrets_stay():
@@ -93,9 +94,9 @@ def test_values_that_only_look_like_secrets_stay():
 
 def test_found_secrets_are_named_by_key_only():
     found = dict(redact.find("", with_secrets().model_dump(mode="json")))
-    assert found["yarn.env.HF_TOKEN"] == "a secret"
+    assert found["job.env.HF_TOKEN"] == "a secret"
     assert found["tracking.mlflow.uri"] == "a password in a URL"
-    assert found["yarn.env.MY_HUB"] == "a secret in a text"
+    assert found["job.env.MY_HUB"] == "a secret in a text"
     assert "planted" not in str(found)
 
 
@@ -121,7 +122,7 @@ def test_texts(text, redacted):
 def test_errors_show_no_secrets():
     error = HowdahError("cannot reach https://bot:planted@h", got="password=planted", where="a=b")
     assert "planted" not in errors.render(error) + json.dumps(error.as_dict())
-    for overrides in (["yarn.env.HF_TOKEN=7777"], ["run.user=x", "run.user.password=7777"]):
+    for overrides in (["job.env.HF_TOKEN=7777"], ["run.user=x", "run.user.password=7777"]):
         with pytest.raises((ConfigError, UsageError)) as caught:
             configs.load(None, overrides)
         assert "7777" not in errors.render(caught.value)
@@ -131,7 +132,7 @@ def test_a_configuration_without_its_secrets_is_refused_where_they_are_needed():
     shown = redact.config(with_secrets())
     with pytest.raises(ConfigError) as caught:
         configs.require_secrets(shown)
-    assert "yarn.env.HF_TOKEN" in caught.value.where and "planted" not in str(caught.value)
+    assert "job.env.HF_TOKEN" in caught.value.where and "planted" not in str(caught.value)
     with pytest.raises(ConfigError) as caught:
         configs.require_secrets(shown, "tracking")
     assert caught.value.where == "tracking.mlflow.uri"
@@ -143,7 +144,7 @@ def test_the_frozen_configuration_lists_its_redacted_keys(tmp_path):
     directory = str(tmp_path)
     path = freeze_config(with_secrets(), directory)
     text = (tmp_path / CONFIG).read_text()
-    assert "planted" not in text and "# yarn.env.HF_TOKEN\n" in text
+    assert "planted" not in text and "# job.env.HF_TOKEN\n" in text
     assert (tmp_path / CONFIG).stat().st_mode & 0o777 == 0o640
     assert configs.load(path) == redact.config(with_secrets())
     freeze_config(configs.Config(), directory)
@@ -170,7 +171,7 @@ def test_ranks_read_a_private_copy_that_has_them(tmp_path, monkeypatch, shared):
 
 
 def test_a_changed_password_is_no_other_run():
-    env = {"env": SECRETS["yarn.env"] | {"HF_TOKEN": "another"}}
+    env = {"env": SECRETS["job.env"] | {"HF_TOKEN": "another"}}
     conf = SECRETS["data.spark.conf"] | {"spark.ssl.keyStorePassword": "another"}
     data = {"source": SECRETS["data.source"][0], "spark": {"conf": conf}}
-    assert config_hash(with_secrets()) == config_hash(with_secrets(yarn=env, data=data))
+    assert config_hash(with_secrets()) == config_hash(with_secrets(job=env, data=data))

@@ -29,7 +29,8 @@ def test_a_dataset_has_no_secret_and_is_private(tmp_path, tiny_model_dir):
             "spark": {"master": "local[1]", "driver_memory": "1g", "conf": conf},
         },
         "model": {"base": tiny_model_dir},
-        "yarn": {"env": SECRETS["yarn.env"], "files": SECRETS["yarn.files"]},
+        "yarn": {"files": SECRETS["yarn.files"]},
+        "job": {"env": SECRETS["job.env"]},
         "tracking": {"mlflow": {"uri": "https://bot:planted-21@mlflow:5000"}},
     }
     given = tmp_path / "given.yaml"

@@ -67,11 +67,11 @@ def test_packets_dropped_between_ranks(hosts, tmp_path, tiny_model_dir, framewor
         "training.framework": framework, "training.max_steps": 10**6,
         "training.num_train_epochs": 10**6, "evaluation.splits": [],
     }  # fmt: skip
-    yarn = {"min_workers": 1, "max_workers": 2, "commit_every": 5, "hang_seconds": 10,
+    asked = {"min_workers": 1, "max_workers": 2, "commit_every": 5, "hang_seconds": 10,
             "network_interface": "ranks"}  # fmt: skip
     with LocalJob(
         tmp_path / "job", light=False, nodes=f"{a},{b}", env={"CUDA_VISIBLE_DEVICES": ""},
-        prefix=("ip", "netns", "exec", driver), yarn=yarn,
+        prefix=("ip", "netns", "exec", driver), job=asked,
         extra=("--namespaces", "--address", "10.77.0.1"), **_nested(values),
     ) as job:  # fmt: skip
         status = job.trains(2, seconds=150)
@@ -143,13 +143,13 @@ def test_a_host_vanishes_without_a_word(
     path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "slow"), str(ROOT)])
     env = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "SLOW": json.dumps(slow),
            "STRUCK": str(tmp_path)}  # fmt: skip
-    yarn = {"workers": survivors + 1, "min_workers": 1, "max_workers": survivors + 2,
+    asked = {"workers": survivors + 1, "min_workers": 1, "max_workers": survivors + 2,
             "commit_every": 1, "hang_seconds": 180, "max_restarts": 3,
             "gloo_timeout_seconds": 180, "contact_seconds": 15,
             "network_interface": "ranks"}  # fmt: skip
     with LocalJob(
         tmp_path / "job", light=False, nodes=",".join([a] * survivors + [b]), env=env,
-        prefix=("ip", "netns", "exec", driver), yarn=yarn,
+        prefix=("ip", "netns", "exec", driver), job=asked,
         extra=("--namespaces", "--address", "10.77.0.1"), **_nested(values),
     ) as job:  # fmt: skip
         if during == "join":

@@ -35,10 +35,10 @@ def small_disk(directory, kilobytes=512):
 
 
 @contextmanager
-def job(directory, fault, *, steps=ENDLESS, nodes="a,b,c", **yarn):
+def job(directory, fault, *, steps=ENDLESS, nodes="a,b,c", **asked):
     one = LocalJob(
         directory, nodes=nodes, env={"FAULT": json.dumps(fault)}, training={"max_steps": steps},
-        yarn={"commit_every": 5, **yarn},
+        job={"commit_every": 5, **asked},
     )  # fmt: skip
     with one:
         yield one
@@ -156,14 +156,14 @@ def test_real_training_goes_on_without_the_node(tmp_path, tiny_model_dir, fault,
     }  # fmt: skip
     path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "broken"), str(ROOT)])
     env = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": path, "HOWDAH_CACHE": str(tmp_path / "cache")}
-    yarn = {"workers": 3, "commit_every": 5, "attempts": 2, "node_failures": 1}
+    asked = {"workers": 3, "commit_every": 5, "attempts": 2, "node_failures": 1}
     if fault == "broken GPU":
         env["BROKEN"] = "b:15"
     if kind == "elastic":
-        yarn |= {"min_workers": 1, "max_workers": 3}
+        asked |= {"min_workers": 1, "max_workers": 3}
     with disk_of_b(tmp_path, fault == "full disk"):
         with LocalJob(
-            tmp_path / "job", light=False, nodes="a,b,c", env=env, yarn=yarn, **_nested(values)
+            tmp_path / "job", light=False, nodes="a,b,c", env=env, job=asked, **_nested(values)
         ) as one:
             code, verdict, status = one.end(500)
             assert (code, verdict["status"], status["state"]) == (0, "SUCCEEDED", "finished")

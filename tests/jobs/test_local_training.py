@@ -28,7 +28,7 @@ def job(tmp_path, tiny_model_dir):
     rows = {"train": 240, "validation": 24}
     build_dataset(str(tmp_path / "data"), model_dir=tiny_model_dir, rows=rows)
 
-    def make(framework, *, steps, yarn=None, env=None, **settings):
+    def make(framework, *, steps, job=None, env=None, **settings):
         values = SETTINGS | NO_DROPOUT | {
             "data.dataset": str(tmp_path / "data"), "model.base": tiny_model_dir,
             "training.framework": framework, "training.max_steps": steps,
@@ -36,7 +36,7 @@ def job(tmp_path, tiny_model_dir):
         } | settings  # fmt: skip
         one = LocalJob(
             tmp_path / "job", light=False, env=env or {"CUDA_VISIBLE_DEVICES": ""},
-            yarn={"commit_every": 5, **(yarn or {})},
+            job={"commit_every": 5, **(job or {})},
             **_nested(values),
         )  # fmt: skip
         made.append(one)
@@ -72,7 +72,7 @@ def test_a_static_job(job, framework):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_job_trains_while_strangers_hold_all_connections_that_they_get(job, framework):
-    one = job(framework, steps=60, yarn={"min_workers": 2, "max_workers": 2, "max_restarts": 1})
+    one = job(framework, steps=60, job={"min_workers": 2, "max_workers": 2, "max_restarts": 1})
     place = one.job / "driver.json"
     wait_until(place.exists, 120)
     with Strangers(int(json.loads(place.read_text())["port"])):  # before its agents are there
@@ -99,7 +99,7 @@ def test_a_framework_that_does_not_see_its_gpu_never_trains(job, framework):
     # Simulated: devices that the agent takes for GPUs, and a framework's CPU build.
     one = job(
         framework, steps=12, env={"CUDA_VISIBLE_DEVICES": "GPU-1,GPU-2"},
-        yarn={"worker": {"gpus": 1, "memory": "2 GiB"}},
+        job={"worker": {"gpus": 1, "memory": "2 GiB"}},
     )  # fmt: skip
     code, verdict, status = one.end(200)
     assert (code, verdict["status"], status["step"]) == (5, "FAILED", None)
@@ -112,7 +112,7 @@ def test_a_framework_that_does_not_see_its_gpu_never_trains(job, framework):
 @pytest.mark.full
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_an_elastic_job_survives_and_changes_its_size(job, framework):
-    one = job(framework, steps=10**6, yarn={"min_workers": 1, "max_workers": 3, "hang_seconds": 10})
+    one = job(framework, steps=10**6, job={"min_workers": 1, "max_workers": 3, "hang_seconds": 10})
     status = one.trains(2, seconds=120)
     survivor = one.rank(1)["pid"]
     kill(one.rank(0)["pid"])
@@ -135,7 +135,7 @@ def test_an_elastic_job_survives_and_changes_its_size(job, framework):
 def test_a_driver_that_is_stopped_for_20_seconds_loses_no_worker(job, framework):
     """As a machine that is moved, or a switch that fails over: training goes on meanwhile."""
     seconds = 20.0
-    one = job(framework, steps=10**6, yarn={"min_workers": 1, "max_workers": 3})
+    one = job(framework, steps=10**6, job={"min_workers": 1, "max_workers": 3})
     before = one.trains(2, seconds=120)
     pids = [rank["pid"] for rank in before["ranks"]]
     one.driver.send_signal(signal.SIGSTOP)

@@ -19,6 +19,7 @@ from jobs.mpi import node as mpi_node
 from jobs.mpi import rsh as mpi_rsh
 from tests.runs.local_jobs import LocalJob, kill
 from tests.runs.yarn_jobs import LIMIT, Jobs, place_data, settings
+from tests.support.job_keys import sections
 from tests.support.waiting import wait_until
 
 
@@ -105,15 +106,15 @@ def test_an_agent_starts_mpirun_s_daemon_and_nothing_else(tmp_path):
 )
 def test_mpi_is_refused_where_it_cannot_work(asked):
     with pytest.raises(ConfigError) as caught:
-        config.from_dict({"yarn": {"controller": "mpi", **asked}})
-    assert "mpi needs yarn.environment: path" in str(caught.value.problems[0])
+        config.from_dict(sections({"controller": "mpi", **asked}))
+    assert "mpi needs" in str(caught.value.problems[0])
 
 
 # ------------------------------------------------------------------------------- real ranks
 JOB = "HOWDAH_TEST_JOB"  # in the environment of the driver, and so of all that it starts
 
 
-def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **yarn):
+def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **asked):
     return LocalJob(
         tmp_path / "job",
         light=False,
@@ -125,7 +126,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir, framework, steps, **yarn):
                   "logging_steps": 5, "threads_per_rank": 1},
         evaluation={"splits": ["validation"]},
         tracking={"tensorboard": False},
-        yarn={"workers": 2, "controller": "mpi", **yarn},
+        job={"workers": 2, "controller": "mpi", **asked},
     )  # fmt: skip
 
 
@@ -176,7 +177,7 @@ def test_mpi_on_a_real_yarn(healthy_cluster, tiny_model_dir, tmp_path, monkeypat
     home = f"{healthy_cluster.hdfs_url}/test/mpi"
     place_data(home, tiny_model_dir)
     jobs = Jobs(healthy_cluster, tmp_path)
-    config = jobs.config(settings(home, "mpi", yarn={"controller": "mpi"}))
+    config = jobs.config(settings(home, "mpi", job={"controller": "mpi"}))
     try:
         submitted = jobs.json("submit", "--config", config, "--wait")
         assert submitted["status"]["final_status"] == "SUCCEEDED"

@@ -42,12 +42,12 @@ def job(tmp_path, tiny_model_dir):
             "checkpoint.every_steps": 5,
             "evaluation.every_steps": 10**6,
             "evaluation.splits": [],
-            "yarn.hang_seconds": hang,
-            "yarn.workers": 2,
-            "yarn.commit_every": 2,
+            "job.hang_seconds": hang,
+            "job.workers": 2,
+            "job.commit_every": 2,
         } | settings  # fmt: skip
         if elastic:
-            values |= {"yarn.min_workers": 1, "yarn.max_workers": 2}
+            values |= {"job.min_workers": 1, "job.max_workers": 2}
         path = os.pathsep.join([os.path.join(ROOT, "tests", "workers", "slow"), str(ROOT)])
         env = {
             "PYTHONPATH": path, "SLOW": json.dumps(slow or {}), "STOP": json.dumps(stop or {}),
@@ -126,7 +126,7 @@ KINDS = [
 @pytest.mark.parametrize(("phase", "how"), WAYS)
 def test_a_rank_that_stops_inside_a_phase_is_found(job, tmp_path, framework, elastic, phase, how):
     """After hang_seconds, and 10 s at most: twice that detects a hang of the driver itself."""
-    settings = {} if elastic else {"yarn.attempts": 2}
+    settings = {} if elastic else {"job.attempts": 2}
     stop = {"phase": phase, "how": how, "rank": 0}
     slow = {"away": 4.0 * HANG} if phase == "away" else None
     one = job(framework, elastic=elastic, slow=slow, stop=stop, **settings)

@@ -79,7 +79,7 @@ def test_a_job_that_begins_among_strangers_runs_to_its_end(tmp_path):
     """Real agents and light training processes: they register after the strangers have come."""
     with LocalJob(
         tmp_path, nodes="a,b", env={"STEP_SECONDS": "0.1"}, training={"max_steps": 40},
-        yarn={"workers": 2, "min_workers": 2, "max_workers": 2, "commit_every": 5},
+        job={"workers": 2, "min_workers": 2, "max_workers": 2, "commit_every": 5},
     ) as one:  # fmt: skip
         place = one.job / "driver.json"
         wait_until(place.exists)

@@ -19,7 +19,7 @@ ROWS = {"train": 7200, "validation": 24}  # an epoch has 300 steps
 LIMIT = 240.0  # seconds; a test that hangs waits longer than this
 TASK = "train"
 SECRETS = {"HF_TOKEN": f"hf_{MARK}"}
-"""In the Connection's environment, and named in `yarn.secret_env`."""
+"""In the Connection's environment, and named in `job.secret_env`."""
 _DAG = """
 import datetime, os, signal
 
@@ -90,8 +90,8 @@ class TrainingTasks:
         wanted = {
             "training": {"max_steps": 300, "global_batch_size": 24, "per_device_max_tokens": 128},
             "checkpoint": {"every_steps": 50},
-            "yarn": {"workers": 1, "worker": {"memory": "1536 MiB"}, "secret_env": [*SECRETS],
-                     "driver": {"memory": "512 MiB"}},
+            "yarn": {"driver": {"memory": "512 MiB"}},
+            "job": {"workers": 1, "worker": {"memory": "1536 MiB"}, "secret_env": [*SECRETS]},
         }  # fmt: skip
         for section, values in sections.items():
             wanted[section] = {**wanted.get(section, {}), **values}

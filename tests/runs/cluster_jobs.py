@@ -39,7 +39,7 @@ class ClusterJob(WatchedJob):
             "run.name": "trial", "run.directory": directory, "data.dataset": dataset,
             "model.base": base, "training.num_train_epochs": 10**6, "training.max_steps": 10**6,
             "checkpoint.every_steps": 200, "yarn.environment": "path",
-            "yarn.python": sys.executable, "yarn.worker.memory": "1536 MiB",
+            "yarn.python": sys.executable, "job.worker.memory": "1536 MiB",
             "yarn.driver.memory": "512 MiB",
         } | settings  # fmt: skip
         self.config = Path(config_path)

@@ -11,7 +11,7 @@ HEAD = """# What faults cost
 
 Made by `make test-all` (tests/yarn/test_faults.py and those below): each fault is done for real to
 a job of two workers on the mini cluster (two NodeManagers on one machine, loopback, a tiny model, a
-copy in memory every {commit} steps, a checkpoint every {checkpoint}, `yarn.hang_seconds: {hang}`).
+copy in memory every {commit} steps, a checkpoint every {checkpoint}, `job.hang_seconds: {hang}`).
 Seconds count from the fault to the first step after it: of any rank, and of the whole world again.
 Steps repeated are those between the last one that was reported (every second) and the state that
 training went on from. Processes left are the job's own that should be gone and are not. Rows marked
@@ -19,8 +19,10 @@ training went on from. Processes left are the job's own that should be gone and 
 injected (tests/workers/slow) and, for lost hosts, a network namespace each
 (tests/jobs/test_phases.py, tests/training/test_stops.py, tests/jobs/test_local_network.py,
 tests/jobs/test_local_training.py). There the seconds of a lost host count from the loss being known
-(yarn.contact_seconds after it) to the survivors' next world, those of a rank that stops to its
-being found, with `yarn.hang_seconds: 5`.
+(job.contact_seconds after it) to the survivors' next world, those of a rank that stops to its
+being found, with `job.hang_seconds: 5`.
+Rows with "(on local)", "(on spark)" and "(on ray)" are jobs of `howdah submit --on` on one machine
+(tests/places/test_places.py).
 
 | framework | fault | repeated steps | training again, s | all again, s | went on from | left |
 |---|---|---|---|---|---|---|
@@ -50,6 +52,11 @@ def add_local(framework, fault, seconds, state):
     """Remember what a fault cost a job of local agents; seconds until training goes on."""
     again = None if seconds is None else round(seconds, 1)
     add(Row(framework, fault + LOCAL, None, again, None, state, None))
+
+
+def add_place(framework, fault, on, seconds, state):
+    """Remember what a fault cost a job on this machine, Spark or Ray; seconds until all train."""
+    add(Row(framework, f"{fault} (on {on})", None, None, round(seconds, 1), state, 0))
 
 
 def undisturbed(framework, fault):

@@ -32,7 +32,8 @@ class LocalJob(WatchedJob):
         self.job = self.directory / f"job{attempt}"
         self.job.mkdir(exist_ok=True)
         config = {"run": {"directory": str(self.run_directory), "name": "test"}, **sections}
-        config["yarn"] = {"environment": "path", "python": sys.executable, "attempts": 1,
+        config["job"] = {"attempts": 1, **config.get("job", {})}
+        config["yarn"] = {"environment": "path", "python": sys.executable,
                           **config.get("yarn", {})}  # fmt: skip
         self.config = self.directory / "config.yaml"
         self.config.write_text(yaml.safe_dump(config))

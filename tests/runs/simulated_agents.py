@@ -285,7 +285,8 @@ def main(directory: str, count: str, nodes: str) -> int:
         {
             "run": {"directory": os.path.join(directory, "run"), "name": "simulated"},
             "training": {"global_batch_size": int(count)},
-            "yarn": {"workers": int(count), "environment": "path", "python": sys.executable},
+            "yarn": {"environment": "path", "python": sys.executable},
+            "job": {"workers": int(count)},
         }
     )
     return driver.run(config, "", NoCluster(directory, int(count), int(nodes)))

@@ -61,7 +61,7 @@ def test_driver_and_workers_are_patient(role, tmp_path, monkeypatch):
     roles._load()
     assert retry.limit_seconds() == 1800
     (tmp_path / "run.yaml").write_text(
-        f"yarn: {{env: {{{retry.ENVIRONMENT}: '9'}}}}\n"  # the place for a container's environment
+        f"job: {{env: {{{retry.ENVIRONMENT}: '9'}}}}\n"  # the place for a container's environment
     )
     monkeypatch.delenv(retry.ENVIRONMENT)
     roles._load()

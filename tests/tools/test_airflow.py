@@ -179,7 +179,7 @@ def test_the_form_s_defaults_are_a_configuration_on_either_backend(tmp_path, fra
     assert local["data"]["source"].startswith(str(tmp_path)) and "yarn" not in local
     config = from_dict({key: value for key, value in yarn.items() if key != "np"})
     assert config.data.format == "hive" and config.data.spark.master == "yarn"
-    assert config.publish.directory.startswith("hdfs://") and config.yarn.workers == 2
+    assert config.publish.directory.startswith("hdfs://") and config.job.workers == 2
 
 
 @pytest.mark.airflow

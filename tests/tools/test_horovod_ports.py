@@ -88,7 +88,7 @@ def test_gloo_listens_on_ports_of_the_range_alone(framework):
 @pytest.mark.full
 @pytest.mark.parametrize("lacking", [0, 1])
 def test_as_many_ports_as_preflight_counts_are_needed_and_enough(lacking):
-    count = needed(loader.from_dict({}).yarn, 3, 3, driver=False)
+    count = needed(loader.from_dict({}).job, 3, 3, driver=False)
     first, last = free_range(count)
     rendezvous = Rendezvous()
     env = environment(HOWDAH_PORT_RANGE=f"{first}-{last - lacking}")

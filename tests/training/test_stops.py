@@ -152,11 +152,11 @@ def local(tmp_path, tiny_model_dir):
             "data.dataset": str(tmp_path / "data"), "model.base": tiny_model_dir,
             "training.framework": framework, "training.num_train_epochs": 10**6,
             "checkpoint.every_steps": None, "checkpoint.every_epoch": False,
-            "checkpoint.grace_seconds": grace, "yarn.workers": 2, "yarn.controller": controller,
+            "checkpoint.grace_seconds": grace, "job.workers": 2, "job.controller": controller,
             "evaluation.splits": [],
         }  # fmt: skip
         if elastic:
-            values |= {"yarn.min_workers": 1, "yarn.max_workers": 2}
+            values |= {"job.min_workers": 1, "job.max_workers": 2}
         env = slow_worker(seconds, CUDA_VISIBLE_DEVICES="")
         made.append(LocalJob(tmp_path / "job", light=False, env=env, **nested(values)))
         return made[-1]

@@ -50,12 +50,12 @@ def submit(healthy_cluster, hadoop_env, hdfs_dir, data, tmp_path):
         knobs = {
             "training.framework": framework,
             "checkpoint.every_steps": fault_table.SETTINGS["checkpoint"],
-            "yarn.hang_seconds": fault_table.SETTINGS["hang"],
-            "yarn.commit_every": fault_table.SETTINGS["commit"],
-            "yarn.max_restarts": 100,
+            "job.hang_seconds": fault_table.SETTINGS["hang"],
+            "job.commit_every": fault_table.SETTINGS["commit"],
+            "job.max_restarts": 100,
         }
         if elastic:
-            knobs |= {"yarn.min_workers": 1, "yarn.max_workers": 3}
+            knobs |= {"job.min_workers": 1, "job.max_workers": 3}
         one = ClusterJob(
             healthy_cluster, f"{hdfs_dir}/run{len(made)}", tmp_path / f"{len(made)}.yaml",
             **data, **(knobs | settings),
@@ -297,12 +297,12 @@ PREEMPTION = {
 def test_preempted_by_another_queue(submit, cluster, framework):
     """Three workers have three quarters of the cluster; the other queue wants its half back."""
     cluster.reconfigure("resourcemanager", {"yarn-site": PREEMPTION})
-    large = {"yarn.worker.memory": "3 GiB"}
-    job = submit(framework, **large, **{"yarn.workers": 3, "yarn.queue": "default"})
+    large = {"job.worker.memory": "3 GiB"}
+    job = submit(framework, **large, **{"job.workers": 3, "yarn.queue": "default"})
     status = job.trains(3, seconds=240)
     started = time.monotonic()
     other = submit(framework, elastic=False, **{
-        "yarn.workers": 1, "yarn.worker.memory": "2560 MiB", "yarn.queue": "batch",
+        "job.workers": 1, "job.worker.memory": "2560 MiB", "yarn.queue": "batch",
         "training.max_steps": 20, "evaluation.splits": [],
     })  # fmt: skip
     after = job.wait(lambda s: s["preemptions"] and s["world_size"] in (1, 2), "preemption", 240)
@@ -321,7 +321,7 @@ def test_preempted_by_another_queue(submit, cluster, framework):
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_static_job_ends_with_its_cause(submit, framework):
-    job = submit(framework, elastic=False, **{"yarn.attempts": 1})
+    job = submit(framework, elastic=False, **{"job.attempts": 1})
     job.trains(2)
     victim = job.rank(1)
     started = time.monotonic()
@@ -344,7 +344,7 @@ def test_a_static_job_ends_with_its_cause(submit, framework):
 def test_two_jobs_that_each_half_fit_both_end_well(submit):
     """Each node has room for one worker: a job that holds one of two must give it back."""
     settings = {
-        "yarn.worker.memory": "4 GiB", "yarn.gang_seconds": 10, "yarn.gang_attempts": 50,
+        "job.worker.memory": "4 GiB", "job.gang_seconds": 10, "job.gang_attempts": 50,
         "training.max_steps": 10, "evaluation.splits": [],
     }  # fmt: skip
     jobs = [submit("torch", elastic=False, **settings) for _ in range(2)]

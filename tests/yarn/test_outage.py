@@ -1,7 +1,7 @@
 """A NameNode that is away for "ten minutes" while an elastic job trains from and to its HDFS.
 
 All times are a ninth of their defaults: the outage of 600 s, the wait for storage (1,800 s) and the
-time for which saves may fail (60 minutes); yarn.hang_seconds is 8, because tests that run beside
+time for which saves may fail (60 minutes); job.hang_seconds is 8, because tests that run beside
 may delay a process for seconds. If processes waited 120 s for storage, those that read a shard or
 start a world would end long before the outage does.
 """
@@ -67,11 +67,11 @@ def job(cluster, hadoop_env, hdfs_dir, tiny_model_dir, tmp_path):
         "checkpoint.max_failure_minutes": 60 / SCALE,
         "evaluation.every_steps": 10**6,
         "evaluation.splits": [],
-        "yarn.hang_seconds": 8,
-        "yarn.workers": 2,
-        "yarn.min_workers": 1,
-        "yarn.max_workers": 2,
-        "yarn.commit_every": COMMIT_EVERY,
+        "job.hang_seconds": 8,
+        "job.workers": 2,
+        "job.min_workers": 1,
+        "job.max_workers": 2,
+        "job.commit_every": COMMIT_EVERY,
         "run.storage_retry_seconds": 1800 / SCALE,
     }  # fmt: skip
     remote = f"{hdfs_dir}/run-{uuid.uuid4().hex[:8]}"

@@ -1,4 +1,4 @@
-"""`yarn.secret_env`: values of the submitter's environment, passed only to training processes."""
+"""`job.secret_env`: values of the submitter's environment, passed only to training processes."""
 
 import json
 import os
@@ -17,7 +17,7 @@ PLANTED = 's3cr3t with "quotes", $HOME and a line\nmore'
 
 
 def asked(names, **yarn):
-    return loader.from_dict({"yarn": {"secret_env": names, **yarn}})
+    return loader.from_dict({"job": {"secret_env": names, **yarn}})
 
 
 def test_values_come_from_the_submitters_environment_and_a_missing_one_is_named():
@@ -28,7 +28,7 @@ def test_values_come_from_the_submitters_environment_and_a_missing_one_is_named(
     with pytest.raises(ConfigError) as caught:
         secret_file.values(held, {"EMPTY": ""})
     assert "HF_TOKEN, PGPASSWORD" in caught.value.expected
-    assert caught.value.where == "yarn.secret_env"
+    assert caught.value.where == "job.secret_env"
 
 
 def test_the_file_keeps_any_value_and_its_object_prints_none():
@@ -42,7 +42,7 @@ def test_the_file_keeps_any_value_and_its_object_prints_none():
     [
         (["not a name"], {}, "no name of an environment variable"),
         (["A", "A"], {}, "twice"),
-        (["A"], {"env": {"A": "1"}}, "in yarn.env and in yarn.secret_env"),
+        (["A"], {"env": {"A": "1"}}, "in job.env and in job.secret_env"),
         (["LD_PRELOAD"], {}, "set in each container"),
         (["HOROVOD_RANK"], {}, "set in each container"),
         (["PYTHONPATH"], {}, "set in each container"),
@@ -71,10 +71,10 @@ def argv_of_all():
 
 @pytest.fixture
 def job(tmp_path):
-    yarn = {"workers": 2, "min_workers": 1, "max_workers": 3, "commit_every": 5,
+    asked = {"workers": 2, "min_workers": 1, "max_workers": 3, "commit_every": 5,
             "secret_env": ["HF_TOKEN"]}  # fmt: skip
     with LocalJob(
-        tmp_path, env={"HF_TOKEN": PLANTED}, training={"max_steps": 10**6}, yarn=yarn
+        tmp_path, env={"HF_TOKEN": PLANTED}, training={"max_steps": 10**6}, job=asked
     ) as one:
         yield one
 
@@ -100,8 +100,8 @@ def test_only_training_processes_have_the_value_also_after_a_restart(job):
 
 
 def test_a_driver_without_the_variable_refuses_by_its_name(tmp_path):
-    yarn = {"workers": 1, "secret_env": ["HF_TOKEN_THAT_IS_NOT_SET"]}
-    with LocalJob(tmp_path, training={"max_steps": 1}, yarn=yarn) as one:
+    asked = {"workers": 1, "secret_env": ["HF_TOKEN_THAT_IS_NOT_SET"]}
+    with LocalJob(tmp_path, training={"max_steps": 1}, job=asked) as one:
         code, verdict, _ = one.end()
     assert (code, verdict) == (2, None)
     assert "HF_TOKEN_THAT_IS_NOT_SET" in one.log.read_text()

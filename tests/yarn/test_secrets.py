@@ -59,8 +59,8 @@ def test_a_training_jobs_secrets_are_nowhere_but_with_its_processes(jobs, hdfs_d
     held = settings(
         hdfs_dir, "secrets", training={"max_steps": 100_000},
         data={"dataset": f"{hdfs_dir}/set", "max_length": 64, "spark": spark},
-        yarn={"secret_env": [*ENV], "files": [str(given)], "staging": f"{hdfs_dir}/staging",
-              "workers": 1},
+        yarn={"files": [str(given)], "staging": f"{hdfs_dir}/staging"},
+        job={"secret_env": [*ENV], "workers": 1},
     )  # fmt: skip
     config = jobs.config(held)
     refused = jobs.json("submit", "--config", config, code=2)

@@ -151,7 +151,7 @@ def test_what_can_never_run_is_refused_before_yarn_is_asked(jobs, home):
     """All problems at once, each with both numbers; no application, no claim on the run."""
     held = settings(
         home, "refused", data={"dataset": f"{home}/no-such-set", "max_length": 64},
-        yarn={"worker": {"memory": "100 GiB"}},
+        job={"worker": {"memory": "100 GiB"}},
     )  # fmt: skip
     answer = jobs.json("submit", "--config", jobs.config(held), code=5)
     kinds = {problem["error"]: problem for problem in answer["problems"]}
@@ -215,8 +215,8 @@ def test_every_container_has_a_home_of_its_own_and_the_users_files(jobs, home, t
     lost = dict.fromkeys(("http_proxy", "https_proxy", "all_proxy"), "http://127.0.0.1:9")
     held = settings(
         home, "own", training={"max_steps": 100_000},
-        yarn={"env": {**lost, "SAID": 'a "b" $HOME `c`'},
-              "files": [str(given), f"{home}/given/remote.txt"]},
+        yarn={"files": [str(given), f"{home}/given/remote.txt"]},
+        job={"env": {**lost, "SAID": 'a "b" $HOME `c`'}},
     )  # fmt: skip
     application = jobs.json("submit", "--config", jobs.config(held), **lost)["application"]
     jobs.wait_for_step(application, 2)
@@ -273,7 +273,7 @@ def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_
     waits.chmod(0o755)
     held = settings(
         home, "special", training={"max_steps": 100_000},
-        yarn={"worker": worker, "priority": 7, "view_users": ["bob"], "python": str(waits)},
+        yarn={"priority": 7, "view_users": ["bob"], "python": str(waits)}, job={"worker": worker},
     )  # fmt: skip
     config = jobs.config(held)
     alice, bob, eve = ({"HADOOP_USER_NAME": name} for name in ("alice", "bob", "eve"))
@@ -291,10 +291,10 @@ def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_
     refused = jobs.json("submit", "--config", jobs.config(batch), code=5, **eve)
     assert "eve may not submit to queue batch" in refused["what"]
     assert jobs.json("kill", application, **alice)["state"] == "KILLED"
-    three = settings(home, "three", yarn={"workers": 5, "worker": worker})
+    three = settings(home, "three", job={"workers": 5, "worker": worker})
     refused = jobs.json("submit", "--config", jobs.config(three), code=5)
     assert (refused["got"], refused["expected"][:9]) == ("5", "at most 4")
-    blind = settings(home, "blind", yarn={"worker": worker})
+    blind = settings(home, "blind", job={"worker": worker})
     application = jobs.json("submit", "--config", jobs.config(blind), **alice)["application"]
     status = jobs.wait_for_end(application)
     assert status["state"] == "FAILED"

@@ -14,6 +14,7 @@ import pytest
 from howdah import storage
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, NotFound, UsageError
+from tests.support.job_keys import sections
 from yarn import shipping, spec
 from yarn.client import registry
 from yarn.client.status import find_job
@@ -25,13 +26,13 @@ HDFS = "hdfs://nn:8020"
 WHEEL = "howdah-1-py3-none-any.whl"
 
 
-def job(**yarn):
+def job(**asked):
     return loader.from_dict(
         {
             "run": {"name": "tiny", "directory": f"{HDFS}/runs/tiny"},
             "data": {"dataset": "hdfs://other:8020/data/set"},
             "model": {"base": f"{HDFS}/models/base"},
-            "yarn": {"environment": "path", "python": "/opt/my python/bin/python", **yarn},
+            **sections({"environment": "path", "python": "/opt/my python/bin/python", **asked}),
         }
     )
 
@@ -51,7 +52,7 @@ def asked(settings, secure=True, **more):
 
 # -------------------------------------------------------------------------------------- config
 @pytest.mark.parametrize(
-    ("yarn", "text"),
+    ("asked", "text"),
     [
         ({"workers": 4, "max_workers": 2}, "must ascend"),
         ({"min_workers": 3}, "must ascend"),
@@ -64,21 +65,21 @@ def asked(settings, secure=True, **more):
         ({"keytab": "k"}, "together"),
         ({"ports": "30100-30000"}, "in order"),
         ({"ports": "80-90"}, "1024 to 65535"),
-        ({"ports": "all"}, "yarn.ports"),
+        ({"ports": "all"}, "job.ports"),
         ({"tags": ["a b"]}, "blanks"),
         ({"env": {"a b": "c"}}, "environment variable"),
     ],
 )
-def test_what_does_not_fit_together_is_refused_with_the_reason(yarn, text):
+def test_what_does_not_fit_together_is_refused_with_the_reason(asked, text):
     with pytest.raises(ConfigError, match=text):
-        loader.from_dict({"yarn": yarn})
+        loader.from_dict(sections(asked))
 
 
 def test_either_bound_makes_a_job_elastic():
-    assert not job().yarn.elastic
-    assert job(max_workers=3).yarn.elastic
-    grows = job(max_workers=3).yarn
-    shrinks = job(min_workers=1).yarn
+    assert not job().job.elastic
+    assert job(max_workers=3).job.elastic
+    grows = job(max_workers=3).job
+    shrinks = job(min_workers=1).job
     assert (grows.fewest, grows.most) == (2, 3)
     assert (shrinks.fewest, shrinks.most) == (1, 2)
 
@@ -222,8 +223,8 @@ QUEUE = {
 TWO = [node(8192), node(8192)]
 
 
-def found(nodes=TWO, queue=QUEUE, labels=(), **yarn):
-    return capacity.problems(job(**yarn).yarn, queue, nodes, labels)
+def found(nodes=TWO, queue=QUEUE, labels=(), **asked):
+    return capacity.problems(job(**asked), queue, nodes, labels)
 
 
 def test_a_request_that_fits_has_no_problem():
@@ -234,7 +235,7 @@ def test_a_request_that_fits_has_no_problem():
 
 
 @pytest.mark.parametrize(
-    ("yarn", "options", "what", "numbers"),
+    ("asked", "options", "what", "numbers"),
     [
         ({"worker": {"memory": "9 GiB"}}, {}, "larger than any node", ("9,216", "8,192")),
         ({"worker": {"vcores": 9}}, {}, "larger than any node", ("9 vcores", "8 vcores")),
@@ -283,9 +284,9 @@ def test_a_request_that_fits_has_no_problem():
     ],
 )
 def test_a_request_that_can_never_be_granted_is_refused_with_both_numbers(
-    yarn, options, what, numbers
+    asked, options, what, numbers
 ):
-    [problem, *_] = found(**options, **yarn)
+    [problem, *_] = found(**options, **asked)
     assert what in problem.what
     for number in numbers:
         assert number in f"{problem.expected} {problem.got}"

@@ -20,6 +20,7 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.hadoop.conf import HadoopConf
+from tests.support.job_keys import sections
 from tests.yarn.test_submit import QUEUE, node
 from yarn import skein_backend, submit
 from yarn.client.submission_lock import read_claim
@@ -72,7 +73,8 @@ def job(tmp_path, tiny_model_dir):
             "data": {"dataset": f"file://{tmp_path}/set"},
             "model": {"base": f"file://{tmp_path}/model"},
             "training": {"global_batch_size": 512},
-            "yarn": {"worker": {"memory": "2 GiB"}, "staging": f"file://{tmp_path}/staging"},
+            "yarn": {"staging": f"file://{tmp_path}/staging"},
+            "job": {"worker": {"memory": "2 GiB"}},
         }
         for name, values in sections.items():
             held[name] = {**held.get(name, {}), **values}
@@ -91,13 +93,13 @@ def checked(job, manager=None):
     ("workers", "parts"),
     [
         (128, []),
-        (400, ["a world of 400 ranks may take 47 s to form", "give yarn.hang_seconds 70 or more"]),
+        (400, ["a world of 400 ranks may take 47 s to form", "give job.hang_seconds 70 or more"]),
         (1000, ["1,000 workers are more than was tried", "may take 117 s to form"]),
     ],
 )
 def test_a_job_larger_than_any_tried_is_reported(job, workers, parts):
     said = []
-    large = job(yarn={"workers": workers}, training={"global_batch_size": 1024})
+    large = job(job={"workers": workers}, training={"global_batch_size": 1024})
     preflight._report_limits(large, HadoopConf("/conf", {}), said.append)
     assert bool(said) == bool(parts)
     assert all(part in " ".join(said) for part in parts)
@@ -145,7 +147,7 @@ def test_a_model_that_lacks_a_file_is_refused(job, tmp_path):
     assert "tokenizer.json, *.safetensors" in caught.value.remedy
     hub = {"base": "distilbert-base-uncased"}
     small = {"per_device_max_tokens": 512, "global_batch_size": 512}
-    [line] = checked(job(model=hub, training=small, yarn={"worker": {"memory": "4 GiB"}}))
+    [line] = checked(job(model=hub, training=small, job={"worker": {"memory": "4 GiB"}}))
     assert "hub" in line
 
 
@@ -176,7 +178,7 @@ def test_a_queue_that_does_not_take_the_user_is_named(job):
 
 
 @pytest.mark.parametrize(
-    ("hosts", "yarn", "needed"),
+    ("hosts", "asked", "needed"),
     [
         # Gloo: a port for each peer of a rank, and the driver's where no host has fewer workers.
         ((8192, 8192), {"workers": 2}, 2),
@@ -191,14 +193,14 @@ def test_a_queue_that_does_not_take_the_user_is_named(job):
                         "python": "x"}, 4),
     ],
 )  # fmt: skip
-def test_a_range_of_ports_that_is_too_small_is_refused_with_both_numbers(job, hosts, yarn, needed):
+def test_a_range_of_ports_that_is_too_small_is_refused_with_both_numbers(job, hosts, asked, needed):
     manager = Manager()
     manager.held = [node(memory) | {"nodeHostName": f"h{n}"} for n, memory in enumerate(hosts)]
-    checked(job(yarn={**yarn, "ports": f"30000-{30000 + needed - 1}"}), manager)
+    checked(job(**sections({**asked, "ports": f"30000-{30000 + needed - 1}"})), manager)
     if needed == 1:
         return  # no range has fewer
     with pytest.raises(ClusterError, match="range of ports") as caught:
-        checked(job(yarn={**yarn, "ports": f"30000-{30000 + needed - 2}"}), manager)
+        checked(job(**sections({**asked, "ports": f"30000-{30000 + needed - 2}"})), manager)
     assert f"at least {needed} ports" in caught.value.expected
     assert caught.value.got == f"{needed - 1} ports"
 
@@ -207,20 +209,20 @@ def test_two_nodemanagers_of_one_host_share_its_ports(job):
     manager = Manager()
     manager.held = [one | {"nodeHostName": "same"} for one in manager.held]
     with pytest.raises(ClusterError, match="range of ports") as caught:
-        checked(job(yarn={"ports": "30000-30001"}), manager)
+        checked(job(job={"ports": "30000-30001"}), manager)
     assert "at least 3 ports" in caught.value.expected
 
 
 def test_a_range_that_is_too_small_for_some_placements_is_reported(job):
-    [line] = checked(job(yarn={"workers": 3, "ports": "30000-30003"}))
+    [line] = checked(job(job={"workers": 3, "ports": "30000-30003"}))
     assert "are 4 ports; 3 workers and the driver" in line and "need 7" in line
-    assert checked(job(yarn={"workers": 3, "ports": "30000-30006"})) == []
+    assert checked(job(job={"workers": 3, "ports": "30000-30006"})) == []
 
 
 def test_all_problems_are_reported_at_once(job, tmp_path):
     shard(tmp_path).unlink()
     with pytest.raises(ClusterError) as caught:
-        checked(job(yarn={"worker": {"memory": "90 GiB"}, "driver": {"memory": "80 GiB"}}))
+        checked(job(yarn={"driver": {"memory": "80 GiB"}}, job={"worker": {"memory": "90 GiB"}}))
     kinds = [type(problem) for problem in caught.value.problems]
     assert kinds == [ClusterError, ClusterError, DataError]
 
@@ -250,7 +252,7 @@ def test_later_limits_are_reported(job):
         "hadoop.security.authentication": "kerberos",
         "dfs.namenode.delegation.token.max-lifetime": "7200000",
     }
-    said = checked(job(yarn={"attempts": 5}), Manager(conf))
+    said = checked(job(job={"attempts": 5}), Manager(conf))
     assert any("2 times at most" in line for line in said)
     assert any("2.0 h at most" in line for line in said)
 
@@ -360,10 +362,10 @@ def test_containers_get_no_keytab_and_no_proxied_user(job):
 
 def test_fewer_rows_than_the_most_workers_are_refused(job):
     with pytest.raises(DataError, match="fewer rows to train on than workers") as caught:
-        checked(job(yarn={"workers": 2, "max_workers": 401}))
+        checked(job(job={"workers": 2, "max_workers": 401}))
     assert caught.value.expected.startswith("at least 401 rows in train")
     assert caught.value.got == "400"
-    checked(job(yarn={"workers": 2, "max_workers": 400}))
+    checked(job(job={"workers": 2, "max_workers": 400}))
 
 
 def test_fewer_rows_in_a_step_than_workers_are_refused_without_a_section_yarn_too(job):
@@ -384,28 +386,28 @@ def test_a_workers_memory_below_its_peak_is_refused_with_both_numbers(job):
     for framework in ("tensorflow", "torch"):
         training = full | {"framework": framework}
         with pytest.raises(ConfigError, match="NodeManager would kill it") as caught:
-            checked(job(model=hub, training=training, yarn={"worker": {"memory": "4 GiB"}}))
+            checked(job(model=hub, training=training, job={"worker": {"memory": "4 GiB"}}))
         error = caught.value
-        assert error.where == "yarn.worker.memory"
+        assert error.where == "job.worker.memory"
         assert error.got == "4,096 MiB"
         assert "activations of 8,192 tokens" in error.expected
-        needed = float(error.remedy.removeprefix("set yarn.worker.memory to ").split(" GiB")[0])
+        needed = float(error.remedy.removeprefix("set job.worker.memory to ").split(" GiB")[0])
         checked(
-            job(model=hub, training=training, yarn={"worker": {"memory": f"{needed} GiB"}}), manager
+            job(model=hub, training=training, job={"worker": {"memory": f"{needed} GiB"}}), manager
         )
         with pytest.raises(ConfigError):
             less = {"memory": f"{needed - 1} GiB"}
-            checked(job(model=hub, training=training, yarn={"worker": less}), manager)
+            checked(job(model=hub, training=training, job={"worker": less}), manager)
     gpu = {"memory": "4 GiB", "gpus": 1}
     manager.held = [node(32768, gpus=1), node(32768, gpus=1)]
-    checked(job(model=hub, training=full, yarn={"worker": gpu}), manager)  # not measured there
+    checked(job(model=hub, training=full, job={"worker": gpu}), manager)  # not measured there
 
 
 def test_the_defaults_have_memory_for_the_default_model(job):
     held = job(model={"base": loader.from_dict({}).model.base})
     default = held.model_copy(
         update={"yarn": loader.from_dict({}).yarn.model_copy(update={"staging": held.yarn.staging}),
-                "training": loader.from_dict({}).training}
+                "job": loader.from_dict({}).job, "training": loader.from_dict({}).training}
     )  # fmt: skip
     manager = Manager()
     manager.held = [node(32768), node(32768)]

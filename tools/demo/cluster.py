@@ -93,8 +93,8 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
         f"run.directory={elastic_directory}",
         f"training.max_steps={arguments.elastic_steps}",
         "evaluation.max_rows=200",
-        "yarn.min_workers=1",
-        "yarn.commit_every=5",
+        "job.min_workers=1",
+        "job.commit_every=5",
     )
     yarn.train_and_lose_a_worker(
         [*options, *on_yarn, *(w for o in elastic for w in ("--set", o))],

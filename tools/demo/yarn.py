@@ -28,8 +28,8 @@ def overrides(workers: int) -> tuple[str, ...]:
     return (
         "yarn.environment=path",
         f"yarn.python={sys.executable}",
-        f"yarn.workers={workers}",
-        "yarn.worker.memory=3.5 GiB",
+        f"job.workers={workers}",
+        "job.worker.memory=3.5 GiB",
     )
 
 

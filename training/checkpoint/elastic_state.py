@@ -1,7 +1,7 @@
 """A rank's state at the last commit of an elastic job, kept in the rank's own memory.
 
 When a rank is lost, the others continue from this state in a new world, without the lost rank or
-with a replacement: no storage is read, and at most `yarn.commit_every` steps are repeated. All
+with a replacement: no storage is read, and at most `job.commit_every` steps are repeated. All
 ranks commit at the same steps. A new world continues from the newest state that any of its ranks
 has, sent to the others as plain arrays and JSON.
 """

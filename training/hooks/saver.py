@@ -106,7 +106,7 @@ class CheckpointSaver:
         owned = self._owned
         # One that stands still is waited for: then it is seen to hang, instead of training on for
         # hours without any checkpoint.
-        busy = owned.checkpoints.gets_on(self._job.config.yarn.hang_seconds)
+        busy = owned.checkpoints.gets_on(self._job.config.job.hang_seconds)
         return owned.save_times.due(step, busy=busy, epoch_began=step - in_epoch)
 
     def save(self, evaluated: Evaluated | None = None) -> None:

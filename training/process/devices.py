@@ -99,11 +99,11 @@ def require(framework: str, device: Device, environ: Mapping[str, str] | None = 
     raise ClusterError(
         f"this worker has a GPU, and {framework} sees none",
         where=f"node {socket.gethostname()}",
-        expected=f"{asked} GPU (yarn.worker.gpus)",
+        expected=f"{asked} GPU (job.worker.gpus)",
         got=f"none, with CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES', '')!r}; "
         + _build(framework),
         remedy="ship an environment with CUDA (`make setup-gpu`, docs/setup.md), and check the"
-        " node's driver with `nvidia-smi`; yarn.worker.gpus: 0 trains on CPUs",
+        " node's driver with `nvidia-smi`; job.worker.gpus: 0 trains on CPUs",
     )
 
 

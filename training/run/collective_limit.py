@@ -2,7 +2,7 @@
 
 NCCL waits for ever for a peer that has vanished: it has no time limit of its own, and Horovod's
 stall check sees only ranks that have not entered a collective, not one that hangs in it
-(docs/decisions/gpus.md). Gloo on CPUs has yarn.gloo_timeout_seconds, or with torch.distributed this
+(docs/decisions/gpus.md). Gloo on CPUs has job.gloo_timeout_seconds, or with torch.distributed this
 very limit, which gloo keeps itself.
 
 Tried with a main thread that is held up on a CPU: no machine with a GPU was at hand.

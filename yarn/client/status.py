@@ -7,7 +7,6 @@ a route to the application's containers is needed.
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from howdah.hadoop import conf as settings
 from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 from howdah.hadoop.web import current_user
+from jobs.status.text import duration, job_lines, run_summary
 from yarn import spec
 from yarn.client import registry
 from yarn.client.submission_lock import claim_tag, read_claim
@@ -122,25 +122,8 @@ def job_status(manager: ResourceManager, job: Job) -> dict[str, Any]:
         "containers": report.get("runningContainers"),
         "run_directory": job.directory,
         "job": status or None,
-        "run": _run(job),
+        "run": run_summary(job.directory),
     }
-
-
-def _run(job: Job) -> dict[str, Any] | None:
-    """Ids, status and scalar metrics of run.json; None: not written, or not readable."""
-    if job.directory is None:
-        return None
-    try:
-        record = storage.read_json(storage.join(job.directory, "run.json"))
-    except (NotFound, PermissionDenied):
-        return None
-    ids = {key: record.get(key) for key in ("run_id", "status", "mlflow_run_id")}
-    metrics = {
-        split: {k: v for k, v in values.items() if isinstance(v, int | float)}
-        for split, values in (record.get("metrics") or {}).items()
-        if isinstance(values, dict)
-    }
-    return {**ids, "metrics": metrics}
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
@@ -152,73 +135,12 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     if status["user"] is not None:
         lines.append(
             f"user {status['user']}, queue {status['queue']}, priority {status['priority']},"
-            f" {_time(status['elapsed_seconds'])}"
+            f" {duration(status['elapsed_seconds'])}"
         )
     lines += [f"run directory: {status['run_directory']}"] if status["run_directory"] else []
     lines += [f"page: {status['tracking_url']}"] if status["user"] else []
     lines += [f"diagnostics: {status['diagnostics']}"] if status["diagnostics"] else []
-    return lines + _job_lines(status["job"] or {})
-
-
-def _job_lines(job: dict[str, Any]) -> list[str]:
-    if not job:
-        return ["the driver has reported nothing yet"]
-    step, total = job.get("step"), job.get("total_steps")
-    line = f"{job['state']}: {job.get('world_size')} of {job.get('wanted')} workers"
-    if step is not None:
-        line += f", step {step}" + (f"/{total}" if total else "")
-    for name, text in (("epoch", "epoch {}"), ("loss", "loss {:.4f}")):
-        if job.get(name) is not None:
-            line += ", " + text.format(job[name])
-    if job.get("examples_per_second") is not None:
-        line += f", {job['examples_per_second']:.1f} examples/s"
-    if job.get("eta_seconds") is not None:
-        line += f", {_time(job['eta_seconds'])} left"
-    saved = job.get("last_checkpoint") or {}
-    lines = [
-        line,
-        (f"last checkpoint: {saved['path']}" if saved.get("path") else "no checkpoint yet")
-        + (f"; step {job['saving']} is being saved" if job.get("saving") is not None else ""),
-        f"restarts {job.get('restarts')}, preemptions {job.get('preemptions')}",
-    ]
-    for rank in job.get("ranks") or []:
-        slow = "  SLOW" if rank.get("straggler") else ""
-        times = [
-            f"{name} {rank[key]:.3f} s"
-            for name, key in (("step", "step_seconds"), ("wait", "wait_seconds"))
-            if isinstance(rank.get(key), int | float)
-        ]
-        lines.append(
-            f"  rank {rank.get('rank')}  {rank.get('node')}  {rank.get('container')}"
-            f"  {rank.get('phase')}  {'  '.join(times)}{slow}  {rank.get('doing') or ''}".rstrip()
-        )
-    lines += _data_line(job.get("ranks") or [])
-    for event in (job.get("events") or [])[-5:]:
-        lines.append(
-            f"  {time.strftime('%H:%M:%S', time.localtime(event['time']))} {event['what']}"
-        )
-    return lines
-
-
-def _data_line(ranks: list[dict[str, Any]]) -> list[str]:
-    """How much of the dataset the ranks read from their own nodes, and over the network."""
-    reads = [rank.get("data") or {} for rank in ranks]
-    if not any(reads):
-        return []
-    near, far, fetches = (
-        sum(int(data.get(key) or 0) for data in reads)
-        for key in ("local_bytes", "remote_bytes", "fetches")
-    )
-    return [
-        f"dataset: {fetches} shards fetched, {near / 2**20:,.1f} MiB from the own node,"
-        f" {far / 2**20:,.1f} MiB over the network"
-    ]
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {rest:02} s"
+    return lines + job_lines(status["job"] or {})
 
 
 def own_user(manager: ResourceManager) -> str | None:
@@ -281,7 +203,7 @@ def ps_lines(found: list[dict[str, Any]]) -> list[str]:
                 job["queue"],
                 state,
                 f"{job['progress']:.0f}%",
-                _time(job["elapsed_seconds"]),
+                duration(job["elapsed_seconds"]),
                 _or_dash(job["workers"]),
                 _or_dash(job["step"]),
             )

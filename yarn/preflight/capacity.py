@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from howdah.config.yarn import YarnSection
+from howdah.config.model import Config
 from howdah.errors import ClusterError
 
 __all__ = ["find_queue", "problems", "slots_by_host"]
@@ -76,7 +76,7 @@ def find_queue(queues: Sequence[Mapping[str, Any]], name: str) -> Mapping[str, A
 
 
 def problems(
-    options: YarnSection,
+    config: Config,
     queue: Mapping[str, Any],
     nodes: Sequence[Mapping[str, Any]],
     labels: Sequence[str],
@@ -84,13 +84,13 @@ def problems(
     """Why the request can never be granted, each with the number asked for and the limit.
 
     Args:
-        options: the request.
+        config: the request.
         queue: of `find_queue`.
         nodes: the running NodeManagers.
         labels: the cluster's node labels.
     """
-    label = _label(options, queue)
-    found = _label_problems(options.node_label, queue, labels)
+    label = _label(config, queue)
+    found = _label_problems(config.yarn.node_label, queue, labels)
     if found:
         return found
     sizes = [_node(node) for node in nodes if label in _labels(node)]
@@ -104,27 +104,27 @@ def problems(
                 remedy="look at `yarn node -list -all`",
             )
         ]
-    worker = _worker(options)
-    driver = Size(-(-options.driver.memory // _MIB), options.driver.vcores)
+    worker = _worker(config)
+    driver = Size(-(-config.yarn.driver.memory // _MIB), config.yarn.driver.vcores)
     found += _too_large("worker", worker, sizes, queue)
     found += _too_large("driver", driver, sizes, queue)
     if found:
         return found
     return [
-        *_too_many(options, worker, driver, sizes),
-        *_over_limit(options, worker, driver, sizes, queue),
+        *_too_many(config, worker, driver, sizes),
+        *_over_limit(config, worker, driver, sizes, queue),
     ]
 
 
 def slots_by_host(
-    options: YarnSection, queue: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]
+    config: Config, queue: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]
 ) -> dict[str, int]:
     """{host that a job may run on: how many workers it could hold, were it empty}.
 
     Args:
-        options, queue, nodes: as for `problems`.
+        config, queue, nodes: as for `problems`.
     """
-    label, worker = _label(options, queue), _worker(options)
+    label, worker = _label(config, queue), _worker(config)
     found: dict[str, int] = {}
     for number, node in enumerate(nodes):
         if label in _labels(node):
@@ -133,12 +133,12 @@ def slots_by_host(
     return found
 
 
-def _label(options: YarnSection, queue: Mapping[str, Any]) -> str:
-    return options.node_label or _text(queue.get("defaultNodeLabelExpression"))
+def _label(config: Config, queue: Mapping[str, Any]) -> str:
+    return config.yarn.node_label or _text(queue.get("defaultNodeLabelExpression"))
 
 
-def _worker(options: YarnSection) -> Size:
-    asked = options.worker
+def _worker(config: Config) -> Size:
+    asked = config.job.worker
     return Size(-(-asked.memory // _MIB), asked.vcores, asked.gpus)
 
 
@@ -202,7 +202,7 @@ def _too_large(
 
 
 def _too_many(
-    options: YarnSection, worker: Size, driver: Size, nodes: Sequence[Size]
+    config: Config, worker: Size, driver: Size, nodes: Sequence[Size]
 ) -> list[ClusterError]:
     """The empty cluster cannot hold all workers and the driver at once."""
     slots = sum(_slots(worker, node) for node in nodes)
@@ -213,15 +213,15 @@ def _too_many(
         for node in nodes
         if driver.memory <= node.memory
     )
-    if options.fewest <= slots - displaced:
+    if config.job.fewest <= slots - displaced:
         return []
     return [
         ClusterError(
             "the cluster has no room for so many workers, were it empty",
-            where=_count_key(options),
+            where=_count_key(config),
             expected=f"at most {slots - displaced} beside the driver, each of {worker}, on"
             f" {len(nodes)} nodes",
-            got=str(options.fewest),
+            got=str(config.job.fewest),
             remedy="ask for fewer or smaller workers",
         )
     ]
@@ -236,7 +236,7 @@ def _slots(worker: Size, node: Size) -> int:
 
 
 def _over_limit(
-    options: YarnSection,
+    config: Config,
     worker: Size,
     driver: Size,
     nodes: Sequence[Size],
@@ -245,15 +245,15 @@ def _over_limit(
     """The job needs more memory than the queue ever gives one user."""
     total = sum(node.memory for node in nodes)
     limit, why = _queue_limit(queue, total)
-    needed = driver.memory + options.fewest * worker.memory
+    needed = driver.memory + config.job.fewest * worker.memory
     found = []
     if limit is not None and needed > limit:
         found.append(
             ClusterError(
                 f"queue {queue.get('queueName')} never gives one user so much",
-                where=_count_key(options),
+                where=_count_key(config),
                 expected=f"at most {limit:,} MiB in all ({why})",
-                got=f"{needed:,} MiB: {options.fewest} workers of {worker.memory:,} MiB, and the"
+                got=f"{needed:,} MiB: {config.job.fewest} workers of {worker.memory:,} MiB, and the"
                 f" driver's {driver.memory:,} MiB",
                 remedy="ask for fewer or smaller workers, or use another queue",
             )
@@ -324,5 +324,5 @@ def _path(queue: Mapping[str, Any]) -> str:
     return str(queue.get("queuePath") or queue.get("queueName"))
 
 
-def _count_key(options: YarnSection) -> str:
-    return "yarn.workers" if options.min_workers is None else "yarn.min_workers"
+def _count_key(config: Config) -> str:
+    return "job.workers" if config.job.min_workers is None else "job.min_workers"

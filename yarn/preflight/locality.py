@@ -52,7 +52,7 @@ def hosts(
         return ()
     running = {str(node.get("nodeHostName")) for node in manager.nodes()}
     near = [host for host, _ in held.most_common() if host in running]
-    return tuple(near[: config.yarn.most])
+    return tuple(near[: config.job.most])
 
 
 def block_hosts(paths: Sequence[str]) -> Counter[str]:

@@ -1,4 +1,4 @@
-"""How many ports of `yarn.ports` a job needs on one host, and whether the range has as many.
+"""How many ports of `job.ports` a job needs on one host, and whether the range has as many.
 
 A range that is too small would show late: ranks without a port fail while their world forms, and
 only if YARN has put several workers on one host.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from howdah.config.yarn import YarnSection
+from howdah.config.job import JobSection
 from howdah.errors import ClusterError
 
 __all__ = ["needed", "problem", "warning"]
@@ -20,7 +20,7 @@ _MPI_DAEMON = 1
 with one."""
 
 
-def needed(options: YarnSection, world: int, workers: int, *, driver: bool) -> int:
+def needed(options: JobSection, world: int, workers: int, *, driver: bool) -> int:
     """The most ports that one host's address listens on at once.
 
     An agent's relay takes a port of the range too, but listens on loopback.
@@ -44,7 +44,7 @@ def needed(options: YarnSection, world: int, workers: int, *, driver: bool) -> i
     return max(found, min(workers, 1))  # at least the relay's
 
 
-def problem(options: YarnSection, slots: Mapping[str, int]) -> ClusterError | None:
+def problem(options: JobSection, slots: Mapping[str, int]) -> ClusterError | None:
     """An error if the range is too small even when YARN spreads the workers evenly; else None.
 
     Args:
@@ -63,14 +63,14 @@ def problem(options: YarnSection, slots: Mapping[str, int]) -> ClusterError | No
     hosts = sum(count > 0 for count in slots.values())
     return ClusterError(
         "the range of ports is too small for the job",
-        where=f"yarn.ports {options.ports}",
+        where=f"job.ports {options.ports}",
         expected=f"at least {least} ports: {world} workers on {hosts} hosts are {fullest} on one",
         got=f"{available} ports",
         remedy="give a wider range, or none, or ask for fewer workers",
     )
 
 
-def warning(options: YarnSection, slots: Mapping[str, int]) -> str | None:
+def warning(options: JobSection, slots: Mapping[str, int]) -> str | None:
     """A line if the range is too small when YARN fills one host; else None."""
     world = _world(options, slots)
     if options.port_range is None or not world:
@@ -80,12 +80,12 @@ def warning(options: YarnSection, slots: Mapping[str, int]) -> str | None:
     if available >= most:
         return None
     return (
-        f"yarn.ports {options.ports} are {available} ports; {together} workers and the driver,"
+        f"job.ports {options.ports} are {available} ports; {together} workers and the driver,"
         f" should YARN put them on one host, need {most}"
     )
 
 
-def _world(options: YarnSection, slots: Mapping[str, int]) -> int:
+def _world(options: JobSection, slots: Mapping[str, int]) -> int:
     """The most ranks that the job can have at once."""
     return min(options.most, sum(slots.values()))
 

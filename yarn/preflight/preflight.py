@@ -6,33 +6,25 @@ queue or in a container.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import secrets
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 from howdah import storage
 from howdah.config.model import Config
-from howdah.config.splits import TRAIN
-from howdah.data.family import family_of, hub_config
-from howdah.data.manifest import Dataset, load_dataset
+from howdah.data.manifest import load_dataset
 from howdah.errors import (
     ClusterError,
     ConfigError,
-    DataError,
     HowdahError,
-    ModelError,
     NotAuthenticated,
-    NotFound,
-    StorageFull,
 )
 from howdah.hadoop.conf import HadoopConf
 from howdah.hadoop.resourcemanager import ResourceManager
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import ready
 from howdah.storage import directories
+from jobs import checks
 from yarn.preflight import capacity, isolation, ports, worker_memory
 
 __all__ = ["check"]
@@ -46,7 +38,6 @@ _TRIED_WORKERS = 512
 _FORMING_SECONDS = 60.0
 """How long a world of _TRIED_WORKERS may take to form: 17 s of the driver's core, 54 s by the clock
 where the ranks were simulated on two cores beside it (docs/benchmarks.md)."""
-_TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
 
 
 def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
@@ -57,32 +48,22 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
     """
     _clock(manager, progress)  # first: it fails if the cluster does not accept this user
     found: list[HowdahError] = []
-    for part in (_queue, _directories, _batch, _dataset, _model, _memory, _free_space):
-        with _gathered(found):
-            part(config, manager, progress)
+    parts: tuple[Callable[[], None], ...] = (
+        lambda: _queue(config, manager, progress),
+        lambda: _directories(config, manager, progress),
+        lambda: checks.batch(config),
+        lambda: checks.dataset(config),
+        lambda: checks.model(config, progress),
+        lambda: _memory(config),
+        lambda: checks.free_space(config),
+    )
+    for part in parts:
+        with checks.gathered(found):
+            part()
     _report_limits(config, manager.conf, progress)
     if (line := isolation.warning(manager, cluster_paths.user(config, config.yarn))) is not None:
         progress(line)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        first = ClusterError(
-            f"{len(found)} problems stand against this job",
-            remedy="nothing was submitted; fix them and submit again",
-            problems=found,
-        )
-        first.exit_code = found[0].exit_code
-        raise first
-
-
-@contextlib.contextmanager
-def _gathered(found: list[HowdahError]) -> Iterator[None]:
-    try:
-        yield
-    except HowdahError as error:
-        if isinstance(error, NotAuthenticated):
-            raise  # the other checks would fail for the same reason
-        found.extend(error.problems or [error])
+    checks.raise_all(found)
 
 
 # ----------------------------------------------------------------------------------- the checks
@@ -116,15 +97,15 @@ def _queue(config: Config, manager: ResourceManager, progress: Progress) -> None
             remedy="use another queue, or ask the cluster's administrator",
         )
     nodes = manager.nodes()
-    found = capacity.problems(options, queue, nodes, manager.labels())
+    found = capacity.problems(config, queue, nodes, manager.labels())
     if found:
         both = ClusterError("YARN can never give what is asked", problems=found)
         raise both if len(found) > 1 else found[0]
-    slots = capacity.slots_by_host(options, queue, nodes)
-    too_few = ports.problem(options, slots)
+    slots = capacity.slots_by_host(config, queue, nodes)
+    too_few = ports.problem(config.job, slots)
     if too_few is not None:
         raise too_few
-    line = ports.warning(options, slots)
+    line = ports.warning(config.job, slots)
     if line is not None:
         progress(line)
 
@@ -158,163 +139,39 @@ def _directories(config: Config, manager: ResourceManager, progress: Progress) -
         raise _combined(found, "directories that the job writes to")
 
 
-def _batch(config: Config, manager: ResourceManager, progress: Progress) -> None:
-    """Each worker has a row of every step. The configuration checks this where it has a section
-    `yarn`; with that section's defaults it may be meant for `howdah train` alone."""
-    most, rows = config.yarn.most, config.training.global_batch_size
-    if most > rows:
-        key = "yarn.workers" if config.yarn.max_workers is None else "yarn.max_workers"
-        raise ConfigError(
-            "a step has fewer rows than the job has workers",
-            where="training.global_batch_size",
-            expected=f"at least {most} ({key}): each rank needs a row of every step",
-            got=str(rows),
-            remedy=f"raise training.global_batch_size, or set {key} to {rows} or less",
-        )
-
-
-def _dataset(config: Config, manager: ResourceManager, progress: Progress) -> None:
-    """The dataset has a row for each worker, and its shards have their sizes (ranks check CRCs)."""
-    if not config.data.dataset:
-        raise DataError("no dataset is named", where="data.dataset", remedy="run `howdah etl`")
-    dataset = load_dataset(config.data.dataset)
-    rows = dataset.manifest.rows(TRAIN)
-    if rows < config.yarn.most:
-        raise DataError(
-            "there are fewer rows to train on than workers",
-            where=dataset.path,
-            expected=f"at least {config.yarn.most} rows in train: `howdah scale` may ask for as"
-            " many workers",
-            got=str(rows),
-            remedy="lower yarn.workers and yarn.max_workers, or make a larger dataset",
-        )
-    sizes = _sizes(dataset)
-    for shard in (s for shards in dataset.manifest.splits.values() for s in shards):
-        for name, wanted in ((shard.name, shard.bytes), (shard.index_name, None)):
-            got = sizes.get(name)
-            if got is None or (wanted is not None and got != wanted):
-                raise DataError(
-                    "a shard of the dataset is missing" if got is None else "a shard is not whole",
-                    where=storage.join(dataset.path, name),
-                    expected="as the manifest says" if wanted is None else f"{wanted:,} bytes",
-                    got="no such file" if got is None else f"{got:,} bytes",
-                    remedy="run `howdah etl` again into another dataset, or restore the file",
-                )
-
-
-def _sizes(dataset: Dataset) -> dict[str, int]:
-    """{name in the manifest: bytes} of the files in a dataset's directory."""
-    folders = {""}
-    for shards in dataset.manifest.splits.values():
-        folders |= {n.rpartition("/")[0] for s in shards for n in (s.name, s.index_name)}
-    sizes = {}
-    for folder in folders:
-        directory = storage.join(dataset.path, folder) if folder else dataset.path
-        with contextlib.suppress(NotFound):
-            for entry in storage.list_dir(directory):
-                if not entry.is_dir:
-                    sizes[f"{folder}/{entry.name}" if folder else entry.name] = entry.size
-    return sizes
-
-
-def _model(config: Config, manager: ResourceManager, progress: Progress) -> None:
-    base = config.model.base
-    if "://" not in base:
-        progress(f"model.base {base}: each node fetches it from the hub")
-        return
-    try:
-        names = {entry.name for entry in storage.list_dir(base) if not entry.is_dir}
-    except NotFound:
-        names = set()
-    missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
-    if not any(name.endswith(".safetensors") for name in names):
-        missing.append("*.safetensors")
-    if missing:
-        raise ModelError(
-            "the base model is not whole",
-            where=f"model.base {base}",
-            expected="config.json, tokenizer.json and *.safetensors",
-            got=", ".join(sorted(names)[:10]) or "no such directory, or an empty one",
-            remedy=f"add the missing files: {', '.join(missing)}",
-        )
-    _base_config(base)
-
-
-def _memory(config: Config, manager: ResourceManager, progress: Progress) -> None:
+def _memory(config: Config) -> None:
     """A worker's memory is enough for its rank's peak (worker_memory.py)."""
-    if config.yarn.worker.gpus:
+    if config.job.worker.gpus:
         return  # weights and activations are on the GPU; host memory was not measured
     try:
-        _model(config, manager, lambda line: None)
-        base = _base_config(config.model.base)
+        checks.model(config, lambda line: None)
+        base = checks.base_config(config.model.base)
         manifest = load_dataset(config.data.dataset).manifest
     except HowdahError:
-        return  # reported by _dataset and _model
+        return  # reported by the checks of both
     if base is None:
         return
-    needed, asked = worker_memory.needed(config, base, manifest), config.yarn.worker.memory
+    needed, asked = worker_memory.needed(config, base, manifest), config.job.worker.memory
     if needed.total <= asked:
         return
     enough = -(-(needed.total + needed.total // 20) // 2**29) / 2  # GiB: peaks vary by some percent
     raise ConfigError(
         "a worker's memory is too little: the NodeManager would kill it",
-        where="yarn.worker.memory",
+        where="job.worker.memory",
         expected=f"at least {needed}",
         got=f"{asked / 2**20:,.0f} MiB",
-        remedy=f"set yarn.worker.memory to {enough:g} GiB or more, or lower"
+        remedy=f"set job.worker.memory to {enough:g} GiB or more, or lower"
         " training.per_device_max_tokens (the same batch in more parts)",
     )
-
-
-def _base_config(base: str) -> dict[str, Any] | None:
-    """The base model's config.json with defaults; None: it is on the hub and not known.
-
-    Raises:
-        ModelError: its model family is not known.
-    """
-    if "://" in base or os.path.isdir(base):
-        where = storage.join(base, "config.json")
-        fields = storage.read_json(where)
-        family = family_of(fields, where=where)
-        return family.complete({key: value for key, value in fields.items() if value is not None})
-    return hub_config(base)
-
-
-def _free_space(config: Config, manager: ResourceManager, progress: Progress) -> None:
-    """There is space for the kept checkpoints, the one being written and the best one."""
-    size = _weights_size(config.model.base)
-    free = storage.free_bytes(config.checkpoint_directory)
-    if size is None or free is None:
-        return
-    needed = (config.checkpoint.keep + 2) * _TENSORS * size
-    if free < needed:
-        raise StorageFull(
-            "there is not enough space for the checkpoints",
-            where=config.checkpoint_directory,
-            expected=f"{needed / 2**20:,.0f} MiB: {config.checkpoint.keep + 2} times"
-            f" {_TENSORS * size / 2**20:,.0f} MiB",
-            got=f"{free / 2**20:,.0f} MiB free",
-            remedy="free space, raise the quota, or lower checkpoint.keep",
-        )
-
-
-def _weights_size(base: str) -> int | None:
-    """Bytes of a model's weights; None: they are on the hub."""
-    if "://" not in base and not os.path.isdir(base):
-        return None
-    with contextlib.suppress(NotFound):
-        sizes = [e.size for e in storage.list_dir(base) if e.name.endswith(".safetensors")]
-        return sum(sizes) or None
-    return None
 
 
 def _report_limits(config: Config, conf: HadoopConf, progress: Progress) -> None:
     """Report limits that the job may meet later."""
     most = conf.get("yarn.resourcemanager.am.max-attempts")
-    if most is not None and most.strip().isdigit() and int(most) < config.yarn.attempts:
+    if most is not None and most.strip().isdigit() and int(most) < config.job.attempts:
         progress(
-            f"the cluster starts an application {most} times at most: yarn.attempts"
-            f" {config.yarn.attempts} is more"
+            f"the cluster starts an application {most} times at most: job.attempts"
+            f" {config.job.attempts} is more"
         )
     if conf.kerberos:
         life = conf.get("dfs.namenode.delegation.token.max-lifetime")
@@ -328,7 +185,7 @@ def _report_limits(config: Config, conf: HadoopConf, progress: Progress) -> None
 
 def _report_size(config: Config, progress: Progress) -> None:
     """Report a job larger than any tried, or whose world may not form while Gloo waits."""
-    options = config.yarn
+    options = config.job
     if options.most > _TRIED_WORKERS:
         progress(
             f"{options.most:,} workers are more than was tried ({_TRIED_WORKERS} ranks, 2,000"
@@ -338,7 +195,7 @@ def _report_size(config: Config, progress: Progress) -> None:
     if options.gloo_timeout < forming and options.controller == "gloo":
         progress(
             f"a world of {options.most:,} ranks may take {forming:.0f} s to form, and Gloo waits"
-            f" {options.gloo_timeout:.0f} s for another rank: give yarn.hang_seconds"
+            f" {options.gloo_timeout:.0f} s for another rank: give job.hang_seconds"
             f" {1.5 * forming:.0f} or more"
         )
 

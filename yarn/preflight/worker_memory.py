@@ -80,7 +80,7 @@ def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -
         "the framework": factors.runtime,
         "weights, gradients, moments and a checkpoint": round(factors.copies * model),
     }
-    if config.yarn.elastic:
+    if config.job.elastic:
         parts["an elastic job's copy"] = _COPY * model
     tokens = _micro_batch_tokens(config, manifest.max_length)
     parts[f"activations of {tokens:,} tokens"] = round(
@@ -91,7 +91,7 @@ def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -
 
 def _micro_batch_tokens(config: Config, longest: int) -> int:
     """The most tokens of a micro-batch: a rank's share of the batch, up to the limit."""
-    rows = -(-config.training.global_batch_size // config.yarn.fewest)
+    rows = -(-config.training.global_batch_size // config.job.fewest)
     return min(config.training.per_device_max_tokens, rows * longest)
 
 

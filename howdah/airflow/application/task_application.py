@@ -174,8 +174,9 @@ class TaskApplication:
         while True:
             try:
                 result = self.hook.run(
-                    ["submit", "--json"], config=self._tagged(), on_line=on_line, task=task
-                )
+                    ["submit", "--json", "--on", "yarn"], config=self._tagged(), on_line=on_line,
+                    task=task,
+                )  # fmt: skip
                 break
             except HowdahCommandFailed as error:
                 if error.details.get("what") != _BUSY or time.monotonic() > until:

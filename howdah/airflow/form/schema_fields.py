@@ -22,15 +22,16 @@ __all__ = [
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
     "evaluation": "Evaluation", "baseline": "Baseline", "gate": "Gate", "publish": "Publishing",
-    "tracking": "Tracking", "yarn": "YARN", "run": "Run",
+    "tracking": "Tracking", "job": "Job", "yarn": "YARN", "run": "Run",
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 
 OF_STUDIES = tuple(name for name, _ in configs.keys() if name.startswith("tune."))  # noqa: SIM118
 """Keys that only the installation's defaults give: a search space is no field of a form."""
 
-NOT_SHOWN = frozenset({"run.directory", *OF_STUDIES})
-"""Keys that the user cannot choose; a DAG run has one run directory for all retries."""
+NOT_SHOWN = frozenset({"run.directory", "job.on", "ray.address", *OF_STUDIES})
+"""Keys that the user cannot choose: a DAG run has one run directory for all retries, and watches
+its job on YARN or runs on the worker (`backend`)."""
 
 MASTER = "data.spark.master"
 """Key of Spark's master; empty: Spark runs where training does."""

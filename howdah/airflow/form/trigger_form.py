@@ -128,7 +128,7 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
     (
         "np",
         1,
-        "Ranks on this machine, with backend local (at least 1). On YARN: yarn.workers.",
+        "Ranks on this machine, with backend local (at least 1). On YARN: job.workers.",
         {"type": "integer", "minimum": 1},
     ),
     (

@@ -275,7 +275,7 @@ def test_workers_without_a_gpu_are_refused_and_end_a_job_that_has_no_others():
     assert w.job.mode == "waiting"  # YARN may give another node
     error = w.job.refusal("b1")
     assert "n2" in error.where
-    assert error.expected == "1 (yarn.worker.gpus)"
+    assert error.expected == "1 (job.worker.gpus)"
     assert "nvidia-smi -L: 0 device(s)" in error.got
     assert w.come("b1", node="n2", gpus=[]) == [False]  # its first answer was lost: counted once
     assert w.job.mode == "waiting"

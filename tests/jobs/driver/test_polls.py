@@ -29,7 +29,7 @@ def one(tmp_path, monkeypatch):
         {
             "run": {"directory": str(tmp_path / "run")},
             "training": {"global_batch_size": AGENTS},
-            "yarn": {"workers": AGENTS},
+            "job": {"workers": AGENTS},
         }
     )
     kept = {number: signal.getsignal(number) for number in

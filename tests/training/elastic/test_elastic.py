@@ -49,10 +49,10 @@ class Elastic(LocalJob):
             "checkpoint.every_steps": None,
             "checkpoint.every_epoch": False,
             "evaluation.every_steps": 20,
-            "yarn.commit_every": COMMIT,
-            "yarn.workers": 2,
-            "yarn.min_workers": 1,
-            "yarn.max_workers": 3,
+            "job.commit_every": COMMIT,
+            "job.workers": 2,
+            "job.min_workers": 1,
+            "job.max_workers": 3,
         } | settings  # fmt: skip
         sections = nested(values)
         sections.pop("run", None)
@@ -245,7 +245,7 @@ def test_a_save_that_was_cut_short_is_made_up_for_at_once(job, undisturbed, fram
     ]
     settings = {"checkpoint.every_steps": 20, "checkpoint.keep": 9, "evaluation.every_steps": 100}
     one = job(framework, stopped, *killed, **settings,
-              **{"yarn.min_workers": 2, "yarn.hang_seconds": 10})  # fmt: skip
+              **{"job.min_workers": 2, "job.hang_seconds": 10})  # fmt: skip
     run = one.finish()
     assert len(one.struck()) == 3
     first, second, third = run["attempts"]
@@ -266,7 +266,7 @@ def test_a_second_rank_killed_while_the_next_world_forms(job, undisturbed, frame
     # In the second world the survivor is rank 0; the newcomer dies.
     first = {"where": "step", "rank": 1, "step": 22, "world": 1}
     second = {"where": where, "rank": 1, "world": 2}
-    one = job(framework, first, second, **{"yarn.min_workers": 2})
+    one = job(framework, first, second, **{"job.min_workers": 2})
     one.finish()
     assert len(one.struck()) == 2
     one.check_rows()

@@ -42,7 +42,7 @@ def test_a_framework_that_sees_no_gpu_is_refused_where_one_was_asked_for(framewo
     assert found(framework) == {"kind": "CPU", "refused": None}
     reported = found(framework, HOWDAH_GPUS="1", CUDA_VISIBLE_DEVICES="GPU-5c89852c")
     kind, expected, got = reported["refused"]
-    assert expected == "1 GPU (yarn.worker.gpus)"
+    assert expected == "1 GPU (job.worker.gpus)"
     assert fault_of({"error": kind, "what": got}, ()) != "job"  # another node may do
     assert "CUDA_VISIBLE_DEVICES='GPU-5c89852c'" in got
     assert f"{framework} " in got

@@ -41,7 +41,7 @@ def howdah(tmp_path, tiny_dataset, tiny_model_dir):
         "model.base": tiny_model_dir, "training.framework": "torch", "training.max_steps": 4,
         "tracking.tensorboard": True, "tracking.mlflow.uri": f"sqlite:///{tmp_path}/mlflow.db",
         "data.source": SECRETS["data.source"][0], "data.spark.conf": SECRETS["data.spark.conf"],
-        "yarn.env": SECRETS["yarn.env"], "yarn.files": SECRETS["yarn.files"],
+        "job.env": SECRETS["job.env"], "yarn.files": SECRETS["yarn.files"],
     }  # fmt: skip
     given = tmp_path / "given.yaml"
     env = os.environ | {

@@ -25,7 +25,7 @@ from howdah.config.loader import load  # noqa: E402
 
 CONFIG = load(sys.argv[sys.argv.index("--config") + 1], [])
 DIRECTORY = os.path.join(CONFIG.run.directory, "did")
-STEPS, COMMIT = CONFIG.training.max_steps, CONFIG.yarn.commit_every
+STEPS, COMMIT = CONFIG.training.max_steps, CONFIG.job.commit_every
 SECONDS = float(os.environ.get("STEP_SECONDS", "0.02"))
 FAULT = json.loads(os.environ.get("FAULT", "{}"))
 """{"rank", "step", "do"}: what goes wrong, once, or each time ("always")."""
@@ -234,7 +234,7 @@ class Worker:
     def leave(self, reason):
         if self.stop is not None:
             self.end()
-        if not CONFIG.yarn.elastic:
+        if not CONFIG.job.elastic:
             self.say(type="failed", exit_code=6, consequence=True,
                      error={"error": "RankLost", "what": "another rank was lost"})  # fmt: skip
             os._exit(6)

@@ -1,0 +1,1 @@
+"""Training jobs on clusters other than YARN: this machine, Spark, Ray."""

@@ -1,0 +1,165 @@
+"""What `howdah submit --on ...` refuses before anything is started, and how jobs are found."""
+
+import os
+import socket
+import time
+
+import pytest
+
+from howdah.config import loader
+from howdah.errors import ClusterError, ConfigError, NotFound
+from places import control, record, settings
+from places import submit as submission
+
+ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch, tiny_dataset, tiny_model_dir):
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+    def make(on="local", spark=None, **sections):
+        held = {
+            "run": {"directory": "runs/one"}, "model": {"base": tiny_model_dir},
+            "data": {"dataset": tiny_dataset.path, "max_length": 64, "spark": spark or {}},
+        }  # fmt: skip
+        held["job"] = {"on": on, "workers": 2, **sections.pop("job", {})}
+        return loader.from_dict({**held, **sections})
+
+    return make
+
+
+def refused(config):
+    with pytest.raises((ConfigError, ClusterError)) as caught:
+        submission.dry_run(config, print)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spark", "job", "text"),
+    [
+        ({"master": "yarn"}, {}, "howdah submit --on yarn"),
+        ({"master": "spark://h:7077"}, {}, "spark.authenticate, spark.network.crypto.enabled"),
+        ({"master": "spark://h:7077", "conf": {"spark.authenticate": "true"}}, {}, "crypto"),
+        ({"master": "local[1]"}, {}, "data.spark.master=local[2]"),
+        ({"master": "local"}, {}, "fewer cores"),
+        ({"master": "local[4]"}, {"worker": {"vcores": 4}}, "at least 8"),
+        ({"master": "local-cluster[1,1,1024]"}, {}, "fewer cores"),
+        ({"master": "local[2]", "conf": {"spark.task.maxFailures": "4"}}, {}, "maxFailures=1"),
+        ({"master": "local[2]"}, {"worker": {"gpus": 1}}, "discoveryScript"),
+    ],
+)
+def test_a_spark_that_cannot_hold_the_job_is_refused(config, spark, job, text):
+    assert text in refused(config("spark", spark, job=job))
+
+
+def test_a_spark_that_can_is_not(config):
+    spark = {"master": "local-cluster[2,1,1024]"}
+    assert submission.dry_run(config("spark", spark), print)["where"].endswith(spark["master"])
+    said = []
+    far = {"master": "spark://h:7077", "conf": ENCRYPTED}
+    submission.dry_run(config("spark", far), said.append)
+    assert any("every machine must have this path" in line for line in said)
+
+
+def test_a_ray_of_others_is_joined_with_a_warning(config):
+    said = []
+    plan = submission.dry_run(config("ray", ray={"address": "head:6379"}), said.append)
+    assert plan["where"] == "Ray, head:6379"
+    assert any(line.startswith("WARNING") and "RAY_USE_TLS" in line for line in said)
+
+
+def test_what_is_yarn_s_alone_is_refused_and_all_problems_come_at_once(config):
+    assert "run.user is for YARN" in refused(config(run={"directory": "r", "user": "bob"}))
+    mpi = {"controller": "mpi"}
+    yarn = {"environment": "path", "python": "/p"}
+    assert "YARN and on this machine only" in refused(config("ray", job=mpi, yarn=yarn))
+    text = refused(config("spark", {"master": "local[1]"}, model={"base": "file:///nowhere"}))
+    assert "fewer cores" in text and "base model is not whole" in text
+    with pytest.raises(ConfigError, match=r"job\.on"):
+        config("slurm")
+
+
+def test_paths_of_a_job_are_absolute(config, tmp_path):
+    plan = submission.dry_run(config(checkpoint={"directory": "c"}), print)
+    assert plan["run_directory"] == str(tmp_path / "runs" / "one")
+    assert (tmp_path / "c").is_dir()
+
+
+# ------------------------------------------------------------------------------- finding jobs
+def kept(tmp_path, **values):
+    """A record of a job whose driver is this process."""
+    directory = tmp_path / "cache" / "jobs" / "local-1"
+    directory.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
+        "directory": str(directory), "fingerprint": "f", "submitted": time.time(),
+        "host": socket.gethostname(), "boot": record.boot_id(), "pid": os.getpid(),
+        "born": record.born(os.getpid()),
+    }  # fmt: skip
+    one = record.Record(**{**fields, **values})
+    one.write()
+    return one
+
+
+def test_a_job_is_found_by_id_and_by_run_directory(config, tmp_path):
+    one = kept(tmp_path)
+    held = config(run={"directory": str(tmp_path / "run")})
+    assert one == control.find("local-1", None) == control.find(one.run_directory, None)
+    assert one == control.find(None, held)
+    assert control.find("application_1_0001", held) is None
+    assert control.find(str(tmp_path / "other"), None) is None
+    assert control.job_status(one)["state"] == "STARTING"
+    assert [job["application"] for job in control.list_jobs(finished=False)] == ["local-1"]
+
+
+def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
+    assert kept(tmp_path).alive
+    for changed in ({"born": 1.0}, {"boot": "another"}):
+        one = kept(tmp_path, **changed)
+        assert not one.alive
+        assert control.job_status(one)["state"] == "LOST"
+        assert control.kill(one, save=True, save_seconds=9, progress=print) == "LOST"
+        with pytest.raises(ClusterError, match="over"):
+            control.scale(one, 3)
+        record.free_for_yarn(one.run_directory)
+        assert record.read(one.run_directory) is None
+
+
+def test_a_run_directory_has_one_job(config, tmp_path):
+    one = kept(tmp_path)
+    held = config(run={"directory": one.run_directory})
+    with pytest.raises(ClusterError, match="another job is using this run directory"):
+        submission.submit(held, print)
+    with pytest.raises(ClusterError, match="another job is using this run directory"):
+        record.free_for_yarn(one.run_directory)
+    with record.submitting(one.run_directory):
+        with pytest.raises(ClusterError, match="at this moment"):
+            submission.submit(held, print)
+
+
+def test_a_job_on_yarn_that_writes_to_the_run_directory_keeps_it(config, tmp_path):
+    import json
+
+    held = config(run={"directory": str(tmp_path / "run")})
+    status = tmp_path / "run" / "yarn" / "status.json"
+    status.parent.mkdir(parents=True)
+    fields = {"application": "application_1_0001", "state": "running", "updated": time.time()}
+    status.write_text(json.dumps(fields))
+    with pytest.raises(ClusterError, match="a job on YARN is using"):
+        submission.submit(held, print)
+    status.write_text(json.dumps({**fields, "state": "finished"}))
+    record.refuse_live_on_yarn(held.run.directory)
+
+
+def test_settings_of_a_session_leave_restarts_to_the_job(config):
+    made = settings.for_spark(config("spark", job={"worker": {"vcores": 2, "gpus": 1}}))
+    assert made["spark.task.maxFailures"] == "1"
+    assert made["spark.task.cpus"] == "2"
+    assert made["spark.task.resource.gpu.amount"] == "1"
+
+
+def test_a_rank_without_a_log_is_named(config, tmp_path):
+    with pytest.raises(NotFound, match="no log"):
+        control.rank_log(kept(tmp_path), 7, follow=False, out=print)

@@ -1,0 +1,262 @@
+"""Jobs on this machine, Spark and Ray by the command line: the same driver, agents and commands."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests import ROOT
+from tests.runs import fault_table
+from tests.runs.local_jobs import kill, parent
+from tests.runs.place_jobs import PlaceJob, gone
+from tests.support.waiting import wait_until
+
+full = pytest.mark.full
+PLACES = [
+    "local",
+    pytest.param("spark", marks=pytest.mark.spark),
+    pytest.param("ray", marks=pytest.mark.mpi),
+]
+ENDLESS = 10**6
+
+
+@pytest.fixture
+def job(tmp_path, tiny_dataset, tiny_model_dir):
+    """Submits jobs, and ends what they leave."""
+    made = []
+
+    def make(
+        on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(), **asked
+    ):
+        one = PlaceJob(
+            tmp_path, on, light=light, env=env,
+            data={"dataset": tiny_dataset.path, "max_length": 64,
+                  "spark": {"master": master, "driver_memory": "512m", "conf": dict(conf)}},
+            model={"base": tiny_model_dir},
+            training={"max_steps": steps, "global_batch_size": 12, "framework": "torch",
+                      "logging_steps": 1, **dict(training)},
+            evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
+            job={"commit_every": 5, **asked},
+        )  # fmt: skip
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.__exit__()
+
+
+def check_state(one):
+    """No step is lost or counted twice: the state always is the number of steps."""
+    rows = [row for row in one.did() if row["what"] == "step"]
+    assert rows
+    assert all(row["value"] == row["step"] for row in rows)
+
+
+@pytest.mark.parametrize("on", PLACES[1:])
+def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
+    one = job(on, min_workers=1, master="local[2]")
+    status, survivor = one.trains(2), one.rank(0)["pid"]
+    kill(one.rank(1)["pid"])
+    status = one.trains(2, status["generation"])
+    assert (one.rank(0)["pid"], status["restarts"]) == (survivor, 1)
+    started = one.descendants()
+    assert one.json("kill", one.application, "--save")["state"] == "KILLED"
+    last = [row for row in one.did() if row["what"] == "step"][-1]
+    assert one.file["last_checkpoint"]["step"] == last["step"]
+    check_state(one)
+    gone(started)
+
+
+@pytest.mark.parametrize(
+    "on", ["local", *(pytest.param(one.values[0], marks=[*one.marks, full]) for one in PLACES[1:])]
+)
+def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job, on):
+    one = job(on, min_workers=1, max_workers=3)
+    run, status = str(one.run_directory), one.trains(2)
+    assert one.application.startswith(f"{on}-")
+    survivor = one.rank(0)["pid"]
+    kill(one.rank(1)["pid"])
+    status = one.trains(2, status["generation"])
+    assert (one.rank(0)["pid"], status["restarts"]) == (survivor, 1)
+    one.json("scale", run, "3")
+    one.trains(3, status["generation"])
+    started = one.descendants()
+    shown = one.json("status", run)
+    assert (shown["state"], shown["on"], len(shown["job"]["ranks"])) == ("RUNNING", on, 3)
+    [listed] = one.json("ps")["jobs"]
+    assert (listed["application"], listed["state"]) == (one.application, "RUNNING")
+    assert one.submit()["attached"]
+    assert one.json("kill", "--config", str(one.config), "--save")["state"] == "KILLED"
+    last = [row for row in one.did() if row["what"] == "step"][-1]
+    assert one.file["last_checkpoint"]["step"] == last["step"]
+    check_state(one)
+    gone(started)
+    wait_until(lambda: not one.processes())
+    assert one.command("logs", run).returncode == 0
+    assert one.json("kill", one.application)["state"] == "KILLED"  # again: nothing more to do
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_a_static_job_goes_on_from_its_checkpoint_after_its_driver_was_killed(job, on):
+    one = job(on, workers=2)
+    saved = one.wait(lambda s: s["last_checkpoint"], "a checkpoint")["last_checkpoint"]["step"]
+    started = one.descendants()
+    one.driver.kill()
+    gone(started)
+    wait_until(lambda: not one.processes())
+    assert one.json("status", str(one.run_directory))["state"] == "LOST"
+    before = {row["pid"] for row in one.did()}
+    one.submit()
+    one.trains(2)
+    first = next(r for r in one.did() if r["what"] == "step" and r["pid"] not in before)
+    assert first["step"] > saved
+    assert first["step"] % 20 == 1  # right after a checkpoint
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_a_killed_agent_s_container_is_replaced(job, on):
+    one = job(on, min_workers=1, max_workers=2)
+    status = one.trains(2)
+    victim = one.rank(1)
+    kill(parent(victim["pid"]))
+    one.trains(2, status["generation"])
+    wait_until(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
+    assert one.rank(1)["container"] != victim["container"]
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES[1:])
+def test_the_cluster_s_own_process_of_a_worker_is_killed(job, on):
+    """A Ray actor's process; the executor's JVM of a Spark of several processes."""
+    one = job(on, min_workers=1, max_workers=2, master="local-cluster[2,1,1024]")
+    status = one.trains(2)
+    victim = one.rank(1)
+    holder = parent(parent(victim["pid"]))  # the process that ran the agent
+    if on == "spark":
+        holder = parent(parent(holder))  # pyspark's worker, its daemon, the executor
+    kill(holder)
+    one.trains(2, status["generation"])
+    wait_until(lambda: not os.path.exists(f"/proc/{victim['pid']}"))
+    assert one.rank(1)["container"] != victim["container"]
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
+    one = job(on, light=False, steps=ENDLESS, min_workers=1, max_workers=2, training={
+        "framework": framework, "num_train_epochs": 10**6, "precision": "fp32",
+        "threads_per_rank": 1})  # fmt: skip
+    status = one.trains(2, seconds=200)
+    survivor, victim = one.rank(1)["pid"], one.rank(0)["pid"]
+    began = time.monotonic()
+    kill(victim)
+    one.trains(2, status["generation"], 200)
+    seconds = time.monotonic() - began
+    assert one.rank(0)["pid"] == survivor
+    assert any("the state of step" in event for event in one.events())
+    assert not os.path.exists(f"/proc/{victim}")
+    fault_table.add_place(framework, "rank 0 killed", on, seconds, "memory")
+    assert one.json("kill", str(one.run_directory), "--save")["state"] == "KILLED"
+    record = json.loads((one.run_directory / "run.json").read_text())
+    assert record["status"] == "interrupted"
+    done = one.command("submit", "--config", str(one.config), "--on", on, "--wait", "--set",
+                       f"training.max_steps={one.file['step'] + 5}")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    record = json.loads((one.run_directory / "run.json").read_text())
+    assert (record["status"], record["world_size"]) == ("finished", 2)
+    assert (one.run_directory / "export").is_dir()
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_a_stopped_rank_is_named_and_replaced(job, on):
+    one = job(on, min_workers=1, hang_seconds=5)
+    status = one.trains(2)
+    victim = one.rank(1)
+    kill(victim["pid"], signal.SIGSTOP)
+    one.trains(2, status["generation"])
+    assert any(f"({victim['container']}) hangs: stopped" in event for event in one.events())
+    check_state(one)
+
+
+@full
+@pytest.mark.parametrize("on", PLACES)
+def test_an_interrupt_of_the_command_that_waits_saves_and_ends_the_job(job, on):
+    one = job(on, min_workers=1)
+    one.trains(2)
+    started = one.descendants()
+    words = ["submit", "--config", str(one.config), "--on", on, "--wait"]  # attaches
+    waits = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", *words], env=one.env, cwd=one.directory,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = [waits.stderr.readline()]
+    while "is submitted already" not in said[-1]:
+        assert said[-1], said
+        said.append(waits.stderr.readline())
+    said.append(waits.stderr.readline())  # the job's first event: it follows
+    waits.send_signal(signal.SIGINT)
+    rest = waits.communicate(timeout=120)[1]
+    assert waits.returncode == 130, rest
+    assert "saved " in rest
+    assert one.file["state"] == "killed"
+    gone(started)
+
+
+@full
+@pytest.mark.spark
+def test_a_standalone_spark_with_authentication_and_encryption(job, tmp_path, monkeypatch):
+    import pyspark
+
+    home = os.path.dirname(pyspark.__file__)
+    secret = {"spark.authenticate.secret": "a secret of this test"}
+    conf = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true", **secret}
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    env = {
+        **os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(tmp_path / "work"),
+        "SPARK_HOME": home, "PYTHONPATH": str(ROOT),
+        "SPARK_DAEMON_JAVA_OPTS": " ".join(f"'-D{k}={v}'" for k, v in conf.items()),
+    }  # fmt: skip
+    lines, daemons = tmp_path / "daemons.log", []
+
+    def daemon(name, *words):
+        argv = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", *words]
+        with lines.open("ab") as log:
+            daemons.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, cwd=tmp_path))
+
+    def address():
+        return re.search(r"spark://127\.0\.0\.1:\d+", lines.read_text())
+
+    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+    try:
+        daemon("master.Master", *host)
+        wait_until(address, 60)
+        master = address()[0]
+        for _ in range(2):
+            daemon("worker.Worker", *host, "--cores", "1", "--memory", "1G", master)
+        wait_until(lambda: lines.read_text().count("Registering worker") >= 2, 60)
+        more = {"spark.driver.host": "127.0.0.1", "spark.executorEnv.PYTHONPATH": str(ROOT)}
+        one = job("spark", min_workers=1, master=master, conf={**conf, **more})
+        status = one.trains(2)
+        assert len({rank["container"] for rank in status["ranks"]}) == 2
+        kill(parent(one.rank(1)["pid"]))
+        one.trains(2, status["generation"])
+        assert secret["spark.authenticate.secret"] not in one.log.read_text()
+        assert one.json("kill", str(one.run_directory))["state"] == "KILLED"
+        check_state(one)
+    finally:
+        for process in daemons:
+            process.kill()
+            process.wait()
