@@ -328,11 +328,11 @@ class Config(Section):
                 f"training.parallel.shard {training.parallel.shard} works with training.framework"
                 f" torch only; {training.framework} needs none"
             )
-        if training.parallel.shard != "none" and self.yarn.elastic:
+        if training.parallel.shard != "none" and self.job.elastic:
             raise ValueError(
                 f"training.parallel.shard {training.parallel.shard} is not for elastic jobs: a lost"
                 " worker's part of the optimizer's state is in no other worker's memory. Leave out"
-                " yarn.min_workers and yarn.max_workers, or set training.parallel.shard to none"
+                " job.min_workers and job.max_workers, or set training.parallel.shard to none"
             )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(

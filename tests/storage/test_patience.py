@@ -292,7 +292,7 @@ def test_a_training_rank_retries_for_half_an_hour(tmp_path, tiny_dataset, tiny_m
 
 
 def test_a_pause_between_attempts_is_no_standstill(monkeypatch):
-    """yarn.hang_seconds may be as short as the longest pause."""
+    """job.hang_seconds may be as short as the longest pause."""
     idle, answers = [], iter([StorageUnavailable("away"), None])
     sleep = time.sleep
 

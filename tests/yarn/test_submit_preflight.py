@@ -8,7 +8,7 @@ import yaml
 
 from howdah import storage
 from howdah.config import loader
-from howdah.config.yarn import YarnSection
+from howdah.config.job import JobSection
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -368,14 +368,14 @@ def test_fewer_rows_than_the_most_workers_are_refused(job):
     checked(job(job={"workers": 2, "max_workers": 400}))
 
 
-def test_fewer_rows_in_a_step_than_workers_are_refused_without_a_section_yarn_too(job):
+def test_fewer_rows_in_a_step_than_workers_are_refused_without_a_section_job_too(job):
     given = job()
     one_row = given.training.model_copy(update={"global_batch_size": 1})
-    default = given.model_copy(update={"yarn": YarnSection(), "training": one_row})
+    default = given.model_copy(update={"job": JobSection(), "training": one_row})
     with pytest.raises(HowdahError) as caught:
         checked(default)
     (found,) = (e for e in caught.value.problems if e.where == "training.global_batch_size")
-    assert found.exit_code == 2 and found.got == "1" and "yarn.workers" in found.expected
+    assert found.exit_code == 2 and found.got == "1" and "job.workers" in found.expected
 
 
 def test_a_workers_memory_below_its_peak_is_refused_with_both_numbers(job):
