@@ -55,7 +55,7 @@ def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
         ("training: {comm: torch}", "works with training.framework torch only"),
         ("training: {parallel: {shard: optimizer}}", "works with training.framework torch only"),
         (
-            "training: {framework: torch, parallel: {shard: optimizer}}\nyarn: {min_workers: 1}",
+            "training: {framework: torch, parallel: {shard: optimizer}}\njob: {min_workers: 1}",
             "not for elastic jobs",
         ),
         ("training: {framework: torch, parallel: {shard: full}}", "not what the key takes"),

@@ -374,7 +374,8 @@ def test_fewer_rows_in_a_step_than_workers_are_refused_without_a_section_job_too
     default = given.model_copy(update={"job": JobSection(), "training": one_row})
     with pytest.raises(HowdahError) as caught:
         checked(default)
-    (found,) = (e for e in caught.value.problems if e.where == "training.global_batch_size")
+    problems = caught.value.problems or [caught.value]
+    (found,) = (e for e in problems if e.where == "training.global_batch_size")
     assert found.exit_code == 2 and found.got == "1" and "job.workers" in found.expected
 
 
