@@ -52,12 +52,19 @@ def test_a_killed_rank_s_run_falls_back_on_the_newest_checkpoint_and_says_so(sta
 
 
 def test_a_full_local_disk_is_a_save_that_failed(start, tmp_path):
-    """What rank 0 collects the state in cannot be made: training goes on, and says why."""
+    """What rank 0 collects the state in cannot be made: training goes on, up to the last save."""
     file = tmp_path / "file"
     file.write_text("")
     settings = {"training.shard_cache_directory": str(file), "training.max_steps": 6,
                 "checkpoint.max_failures": 9}  # fmt: skip
     job = start("torch", "torchrun", **DIVIDED, **settings)
-    assert job.end() == 0, job.stderr
-    assert "no room on the local disk for the state of all ranks" in job.stderr + job.stdout
+    assert job.end() == 5, job.stderr
+    job.wait_until_nothing_is_left()
+    said = job.stderr + job.stdout
+    assert "training goes on and tries again within a minute" in said
+    assert "step 6/6" in said
+    assert (
+        "no room on the local disk for the state of all ranks" in job.stderr.split("howdah: ")[-1]
+    )
+    assert "Traceback" not in said
     assert job.steps_saved() == []
