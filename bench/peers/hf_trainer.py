@@ -15,6 +15,8 @@ import os
 import tempfile
 import time
 
+os.environ["USE_TF"] = "0"  # where TensorFlow is installed too, transformers would load it
+
 import numpy as np
 import torch
 from torch.utils.data import Dataset

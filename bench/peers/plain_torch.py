@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+os.environ["USE_TF"] = "0"  # where TensorFlow is installed too, transformers would load it
 
 import torch
 from transformers import DistilBertForSequenceClassification

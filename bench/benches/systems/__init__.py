@@ -16,6 +16,7 @@ import ast
 import importlib.metadata
 import itertools
 import os
+import signal
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -296,6 +297,7 @@ def main() -> None:
     wanted = [name for name in os.environ.get("BENCH_STACKS", "").split(",") if name] or [*STACKS]
     if unknown := sorted(set(wanted) - set(STACKS)):
         raise SystemExit(f"no stack {', '.join(unknown)}; there are: {', '.join(STACKS)}")
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # contexts end what they have started
     rounds: dict[str, list[dict]] = {}
     alone: dict[str, list[dict]] = {}
     failures: dict[str, str] = {}

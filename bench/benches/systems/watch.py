@@ -24,7 +24,7 @@ from training.run.local_dir import RankRecord
 
 MARK = "BENCH_SYSTEMS_RUN"
 """Environment variable by which processes of a run are found, whoever started them."""
-_LIMIT_SECONDS = 150.0
+_LIMIT_SECONDS = 400.0
 """Of any wait; detects a hang."""
 SAVE_EVERY = 10
 _HANGS_SECONDS = 90.0
