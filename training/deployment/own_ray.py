@@ -17,8 +17,9 @@ from howdah.errors import ClusterError, Terminated, UsageError
 
 __all__ = ["own_ray", "require_ray"]
 
-_LONGEST_ROOT = 40
-"""Characters: Ray puts sockets some 60 below, and a socket's path may have 107 (unix(7))."""
+_LONGEST_ROOT = 30
+"""Characters: a socket's path may have 107 (unix(7)). Below it come our directory (12) and Ray's:
+session_<time>_<pid>/sockets/plasma_store (64)."""
 _STORE_BYTES = 128 * 2**20
 _GONE_SECONDS = 10.0
 

@@ -4,9 +4,11 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 
@@ -42,12 +44,15 @@ class Server:
     def __init__(self, models: str, home, *words: str) -> None:
         self.mark = f"serve-{os.getpid()}-{home.name}"
         self.home = home
+        # Ray's directory needs a short path; a killed server leaves it.
+        self.scratch = tempfile.mkdtemp(prefix="hd-")
         self.errors = open(home / "stderr", "w+")  # noqa: SIM115 - closed by `end`
         self.process = subprocess.Popen(
             [sys.executable, "-m", "howdah.cli", "serve", "--on", "ray", "--port", "0", "--json",
              "--set", f"publish.directory={models}", *words],
             stdout=subprocess.PIPE, stderr=self.errors, text=True, start_new_session=True,
             env={**os.environ, MARK: self.mark, "PYTHONPATH": str(ROOT), "HOME": str(home),
+                 "TMPDIR": self.scratch,
                  "CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
         self.url = ""
@@ -106,6 +111,7 @@ def start(models, tmp_path):
         for pid in marked(MARK, server.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(server.scratch, ignore_errors=True)
 
 
 def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
@@ -169,6 +175,7 @@ def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
     assert server.left() == []
     assert "Traceback" not in (server.home / "stderr").read_text()
     assert not (server.home / ".ray").exists()  # the token was its own
+    assert not [name for name in os.listdir(server.scratch) if name.startswith("hd-")]
 
 
 @pytest.mark.parametrize("when", ["starting", "serving"])
