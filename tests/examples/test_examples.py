@@ -100,6 +100,7 @@ def kill_rank_1(example: Example, directory: str) -> None:
     """Once a checkpoint is there to go on from."""
     checkpoints = Checkpoints(os.path.join(directory, "checkpoints"))
     wait_until(lambda: example.process.poll() is not None or checkpoints.list(), LIMIT)
+    assert example.process.poll() is None, example.end()
     records = {one.rank: one.pid for one in RankRecord.read_all(directory)}
     os.kill(records[1], signal.SIGKILL)
 
