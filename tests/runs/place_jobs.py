@@ -89,12 +89,19 @@ class PlaceJob(LocalJob):
         return psutil.Process(self.driver.pid).children(recursive=True)
 
     def __exit__(self, *_):
-        found = self.descendants() if self.driver.poll() is None else []
-        self.driver.kill()
+        if self.driver.poll() is None:
+            found = self.descendants()
+            kill(self.driver.pid, signal.SIGTERM)  # it removes its own directories
+            try:
+                wait_until(lambda: self.driver.poll() is not None)
+                gone(found)
+            finally:
+                self.driver.kill()
+                for process in found:
+                    if process.is_running():
+                        kill(process.pid)
         for pid in self.processes():
             kill(pid)
-        for process in found:
-            kill(process.pid)
         wait_until(lambda: not self.processes())
 
 
