@@ -92,7 +92,9 @@ def test_logs_are_escaped(how, monkeypatch):
     monkeypatch.setattr(status, "find_job", lambda *_: status.Job("application_1_0001", None))
     monkeypatch.setattr(logs, "of_rank", of_rank)
     monkeypatch.setattr(logs, "of_containers", lambda *_, **__: {"c": {"stderr": f"a{TITLE}b"}})
-    done = CliRunner().invoke(app, ["logs", "a"] + ["--rank", "0"] * (how == "rank"))
+    done = CliRunner().invoke(
+        app, ["logs", "application_1_0001"] + ["--rank", "0"] * (how == "rank")
+    )
     assert done.exit_code == 0, done.output
     _nothing_acts(done.output)
     assert "\\u001b" in done.output
