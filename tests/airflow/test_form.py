@@ -122,7 +122,8 @@ LATER = {
     "data.balance_ratio", "data.partitions", "data.query_file",  # with other keys
     "data.dedup.num_permutations", "data.dedup.bands", "data.split.validation", "data.split.test",
     "training.per_device_max_tokens", "training.early_stopping.patience",
-    "training.gradient_checkpointing", "training.comm", "data.max_length",
+    "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
+    "data.max_length",
     "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
     "job.gloo_timeout_seconds",
     "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",

@@ -294,10 +294,9 @@ def test_a_training_rank_retries_for_half_an_hour(tmp_path, tiny_dataset, tiny_m
 def test_a_pause_between_attempts_is_no_standstill(monkeypatch):
     """job.hang_seconds may be as short as the longest pause."""
     idle, answers = [], iter([StorageUnavailable("away"), None])
-    sleep = time.sleep
 
     def look(_):
-        sleep(0.05)
+        time.sleep(0.05)
         idle.append(activity.current().snapshot().idle_seconds)
 
     def attempt():
@@ -305,7 +304,7 @@ def test_a_pause_between_attempts_is_no_standstill(monkeypatch):
             raise error
 
     monkeypatch.setattr(retry, "_FIRST_PAUSE", 5.0)
-    monkeypatch.setattr(retry.time, "sleep", look)
+    monkeypatch.setattr(retry, "time", types.SimpleNamespace(monotonic=time.monotonic, sleep=look))
     with activity.Activity("save").followed():
         retry.run("hdfs://nn/a", attempt)
     assert idle == [0.0]
