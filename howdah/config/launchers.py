@@ -99,9 +99,10 @@ LAUNCHERS: dict[str, Launcher] = {
 variables of both, and the agent's (Horovod's) are right: Open MPI takes a container for a host."""
 
 DEFAULT = "mpirun"
-"""Default of the command line and of Airflow. On one machine it opens ports on the loopback
-interface only, while horovodrun's rendezvous listens on all interfaces and unpickles what it gets
-(CVE-2024-10190); steps of several ranks are faster, too (docs/benchmarks.md)."""
+"""Default of the command line and of Airflow: steps of several ranks are fastest with it
+(docs/benchmarks.md), and horovodrun's rendezvous unpickles what it gets (CVE-2024-10190). mpirun
+and its ranks listen on all interfaces too, for Open MPI's own messages; only torchrun as `howdah
+train` starts it opens no port to other machines (SECURITY.md)."""
 
 
 def either() -> str:

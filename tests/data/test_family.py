@@ -15,6 +15,7 @@ from howdah.config.loader import from_dict
 from howdah.config.model import ModelSection
 from howdah.data.family import DISTILBERT, FAMILIES, family_of, hub_config
 from howdah.errors import ModelError
+from jobs import checks
 from tests import ROOT
 from tests.fixtures.dataset import LABELS, build_dataset
 from tests.support.other_family import OTHER, other_config, other_weights, write_other_model
@@ -25,7 +26,7 @@ from training.prediction import cluster as predict_cluster
 from training.serving.export import export
 from training.serving.run_info import describe_run
 from training.serving.serve import open_model
-from yarn.preflight import preflight, worker_memory
+from yarn.preflight import worker_memory
 
 
 @pytest.fixture
@@ -64,7 +65,7 @@ def test_a_family_that_is_not_known_is_refused_with_the_known_ones(config):
 
 
 @pytest.mark.parametrize(
-    "use", [load_base, open_model, predict_cluster.find_model, preflight._base_config]
+    "use", [load_base, open_model, predict_cluster.find_model, checks.base_config]
 )
 def test_each_way_to_a_model_refuses_such_a_family(use, tmp_path, tiny_model_dir):
     for entry in storage.list_dir(tiny_model_dir):
@@ -130,7 +131,7 @@ def test_gradient_messages_and_worker_memory_go_by_its_names(other, tiny_model_d
     assert (ours.vocabulary, ours.width) == (theirs.vocabulary, theirs.width)
     assert sum(ours.dense) == sum(theirs.dense) + 4 * 2 * 32  # two more rows of positions
     needed = [
-        worker_memory.needed(from_dict({}), preflight._base_config(base), tiny_dataset.manifest)
+        worker_memory.needed(from_dict({}), checks.base_config(base), tiny_dataset.manifest)
         for base in (tiny_model_dir, other)
     ]
     assert 0 < needed[1].total - needed[0].total < 2**14

@@ -88,7 +88,8 @@ def _mpirun(job: _Job) -> list[str]:
     else:
         if job.np > job.cores:
             arguments.append("--oversubscribe")
-        # All on this machine: no port but on the loopback interface, no ssh asked for.
+        # All on this machine: messages go by the loopback interface, and no ssh is asked for. Open
+        # MPI 4 listens on all interfaces all the same.
         arguments += ["--mca", "plm", "isolated", "--mca", "oob_tcp_if_include", "lo"]
         arguments += ["--mca", "btl_tcp_if_include", "lo"]
     return [*arguments, "--mca", "odls_base_sigkill_timeout", job.grace]
