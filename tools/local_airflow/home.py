@@ -135,6 +135,9 @@ class Home:
                 "load_examples": False,
                 "executor": "LocalExecutor",
                 "parallelism": 8,
+                # A whole configuration is longer than the 4,096 characters of a task's rendered
+                # field that Airflow keeps by default.
+                "max_templated_field_length": 16_384,
                 "fernet_key": keys["fernet"],
                 "simple_auth_manager_users": f"{USER}:admin",
                 "simple_auth_manager_passwords_file": self.password_file,
