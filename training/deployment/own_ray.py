@@ -42,8 +42,8 @@ def require_ray() -> None:
 def own_ray(cores: int) -> Iterator[None]:
     """Inside, this process has a Ray of `cores` on this machine; afterwards no process is left.
 
-    Whoever can reach Ray's ports and has its token can run code as this user. Ray listens on all
-    interfaces; the token is random, in a directory that no other user may read.
+    A process that can reach Ray's ports and has its token can run code as this user. Ray listens on
+    all interfaces; the token is random, in a directory that no other user may read.
 
     Raises:
         ClusterError: Ray does not start.

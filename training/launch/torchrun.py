@@ -5,8 +5,8 @@ Three things differ from torchrun itself:
 - When one rank has ended, torchrun sends the others SIGTERM and, 30 s later, SIGKILL: its
   --shutdown-timeout counts for signals that torchrun itself gets, not for this. Rank 0 may need
   longer to save the last step: here both are SECONDS.
-- torchrun and its ranks meet in a TCPStore, which listens on all interfaces, and whoever reaches it
-  may read and write it. Here they meet in files that only this user can read.
+- torchrun and its ranks meet in a TCPStore, which listens on all interfaces, and any process that
+  reaches it may read and write it. Here they meet in files that only this user can read.
 - Its log directory is removed in the end.
 """
 

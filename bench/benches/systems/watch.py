@@ -23,7 +23,7 @@ from tests import ROOT
 from training.run.local_dir import RankRecord
 
 MARK = "BENCH_SYSTEMS_RUN"
-"""Environment variable by which processes of a run are found, whoever started them."""
+"""Environment variable by which processes of a run are found, however they were started."""
 _LIMIT_SECONDS = 400.0
 """Of any wait; detects a hang."""
 SAVE_EVERY = 10
