@@ -26,7 +26,7 @@ from howdah.errors import (
     TrainingError,
 )
 from howdah.job_log import Position, new_lines
-from howdah.storage import growing
+from jobs.status import rank_log as log_of_rank
 from jobs.status.status_file import directory as files_of
 from jobs.status.text import duration, job_lines, run_summary
 from places import record
@@ -166,24 +166,14 @@ def rank_log(job: Record, rank: int, *, follow: bool, out: Callable[[str], None]
     Raises:
         NotFound: there is none.
     """
-    path = storage.join(job.run_directory, "logs", f"rank.{rank}")
-    shown, rest = 0, b""
-    while True:
-        over = not follow or not job.alive
-        found = growing.read(path, shown)
-        if found is None and over and shown == 0:
-            raise NotFound("this rank has no log", where=path,
-                           remedy=f"howdah logs {job.application} shows all")  # fmt: skip
-        data, shown = found or (b"", shown)
-        if data:
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                out(line.decode(errors="replace"))
-        if over:
-            if rest:
-                out(rest.decode(errors="replace"))
-            return
-        time.sleep(_POLL_SECONDS)
+    path = log_of_rank.path_of(job.run_directory, rank)
+
+    def is_over() -> bool:
+        return not follow or not job.alive
+
+    if not log_of_rank.follow(path, is_over, out, poll_seconds=_POLL_SECONDS):
+        raise NotFound("this rank has no log", where=path,
+                       remedy=f"howdah logs {job.application} shows all")  # fmt: skip
 
 
 def container_logs(job: Record) -> dict[str, dict[str, str]]:

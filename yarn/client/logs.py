@@ -19,7 +19,7 @@ from howdah import storage
 from howdah.errors import ClusterError, NotFound
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
-from howdah.storage import growing
+from jobs.status import rank_log
 from yarn.client.status import Job
 
 __all__ = ["lines", "of_containers", "of_rank"]
@@ -52,25 +52,13 @@ def of_rank(
             where=job.application,
             remedy="give --config as well, or leave out --rank",
         )
-    path = storage.join(job.directory, "logs", f"rank.{rank}")
-    shown = 0
-    rest = b""
-    while True:
-        over = not follow or manager.application(job.application)["state"] in OVER
-        found = growing.read(path, shown)
-        if found is None and over and shown == 0:
-            _of_ranks_container(manager, job, rank, out)
-            return
-        data, shown = found or (b"", shown)
-        if data:
-            *whole, rest = (rest + data).split(b"\n")
-            for line in whole:
-                out(line.decode(errors="replace"))
-        if over:
-            if rest:
-                out(rest.decode(errors="replace"))
-            return
-        time.sleep(_POLL_SECONDS)
+
+    def is_over() -> bool:
+        return not follow or manager.application(job.application)["state"] in OVER
+
+    path = rank_log.path_of(job.directory, rank)
+    if not rank_log.follow(path, is_over, out, poll_seconds=_POLL_SECONDS):
+        _of_ranks_container(manager, job, rank, out)
 
 
 def _of_ranks_container(
