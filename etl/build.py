@@ -11,7 +11,7 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from etl.rows import dedup, gate, labels
+from etl.rows import dedup, gate, labels, leakage
 from etl.rows.split import split_column
 from etl.sources import reading
 from etl.sources.source import Source
@@ -26,6 +26,8 @@ from howdah.spark.errors import crossing, translated
 
 SAMPLES = 3
 _SAMPLE_CHARACTERS = 400
+_MOST_COUNTED = 4 * labels.MOST_LABELS
+"""Pairs of a reason and a label that the driver takes in; each is some 500 bytes there."""
 
 
 @dataclass(kw_only=True)
@@ -76,7 +78,7 @@ def from_text(
     gated = _gate(spark, source, data).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
-        at_gate, lines = _gate_counts(gated)
+        at_gate, lines = _gate_counts(gated, data)
     read = sum(at_gate.values())
     names = _labels_at_gate(at_gate, source, data, progress)
 
@@ -118,6 +120,8 @@ def from_text(
         .unionByName(final.where(F.col("reason").isNotNull()).select(*columns))
     )
     good = final.where(F.col("reason").isNull())
+    if data.quality.leakage_sample:
+        quality["leakage"] = _leakage(good, data, progress)
     return Built(
         encoded=shards.encode(good, encoder, names, data.max_length),
         rejected=rejected,
@@ -172,6 +176,35 @@ def _warn_capped(
         )
 
 
+def _leakage(good: DataFrame, data: DataSection, progress: Callable[[str], None]) -> dict:
+    """What `leakage.estimate` finds among the rows that are kept.
+
+    Raises:
+        DataError: more than data.quality.max_leakage.
+    """
+    found = leakage.estimate(good, data.quality)
+    counts = ", ".join(
+        f"{count['found']:,} of {count['sampled']:,} {split}"
+        for split, count in found["splits"].items()
+    )
+    if not counts:
+        return found
+    said = f"{counts} rows looked up have a training row that is {found['similarity']:g} alike"
+    progress(said)
+    most = data.quality.max_leakage
+    if most is not None and leakage.share(found) > most:
+        pairs = ", ".join(f"{pair['id']} like {pair['near']}" for pair in found["examples"][:3])
+        raise DataError(
+            "too many evaluation rows have near copies among the training rows",
+            where="data.quality.max_leakage",
+            expected=f"at most {most:.2%}",
+            got=f"{leakage.share(found):.2%}: {said}; {pairs}",
+            remedy="lower data.dedup.threshold, keep related rows together by data.split, or raise"
+            " data.quality.max_leakage",
+        )
+    return found
+
+
 def from_records(
     spark: SparkSession,
     source: Source,
@@ -223,15 +256,48 @@ def _counts(frame: DataFrame, *columns: str) -> Counter:
     return Counter({tuple(row[c] for c in columns): row["count"] for row in rows})
 
 
-def _gate_counts(gated: DataFrame) -> tuple[Counter, list[tuple[int, int, str]]]:
-    """({(reason, label): rows}, a list of (texts with line breaks, most in one, its id))."""
+def _gate_counts(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[int, int, str]]]:
+    """({(reason, label): rows}, a list of (texts with line breaks, most in one, its id)).
+
+    Raises:
+        DataError: so many labels that the column can be none of labels; they are not collected.
+    """
     found = gated.groupBy("reason", "label").agg(
         F.count("*").alias("count"),
         F.count(F.when(F.col("breaks") > 0, 1)).alias("broken"),
         F.max("breaks").alias("most"),
         F.max_by("id", F.struct("breaks", "id")).alias("worst"),
     )
-    rows = found.collect()
+    rows = found.limit(_MOST_COUNTED + 1).collect()
+    if len(rows) > _MOST_COUNTED:
+        labels.refuse_too_many(
+            data,
+            *gated.where(F.col("reason").isNull())
+            .agg(F.approx_count_distinct("label"), F.min("label"), F.max("label"))
+            .first(),
+        )
+        # The labels of rejected rows are of use only where they are frequent.
+        frequent = (
+            found.where(F.col("reason").isNotNull())
+            .orderBy(F.desc("count"), "reason", "label")
+            .limit(labels.MOST_LABELS)
+            .select("reason", "label", F.lit(True).alias("frequent"))
+        )
+        same = found["reason"].eqNullSafe(frequent["reason"]) & found["label"].eqNullSafe(
+            frequent["label"]
+        )
+        shown = found["reason"].isNull() | F.col("frequent").isNotNull()
+        rows = (
+            found.join(F.broadcast(frequent), same, "left")
+            .groupBy(found["reason"], F.when(shown, found["label"]).alias("label"))
+            .agg(
+                F.sum("count").alias("count"),
+                F.sum("broken").alias("broken"),
+                F.max("most").alias("most"),
+                F.max_by("worst", F.struct("most", "worst")).alias("worst"),
+            )
+            .collect()
+        )
     counts = Counter({(row["reason"], row["label"]): row["count"] for row in rows})
     return counts, [(row["broken"], row["most"], row["worst"]) for row in rows if row["broken"]]
 

@@ -28,12 +28,12 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.errors import DataError, HowdahError, StorageError
-from howdah.spark import shipping
+from howdah.spark import shipping, sizing
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
-from howdah.spark.session import Application, in_container, session
+from howdah.spark.session import Application, in_container, is_local_master, session
 
-ETL_FORMAT = 3
+ETL_FORMAT = 4
 """Raise it with every change that gives other bytes for the same source and configuration.
 
 A changed default of a key of `data` is such a change, since keys at their default are not hashed
@@ -43,6 +43,8 @@ tests/etl/test_version.py has the defaults of this format.
 2: members of an oversized LSH bucket that were not all compared are in one split; rows of the same
 signature are near duplicates in buckets of any size; a CSV with an unclosed quote is refused.
 3: the hash is of the keys that differ from their default, and of the order of a mapping `labels`.
+4: near duplicates by words and pairs of words, from a similarity of 0.7, characters in scripts
+without blanks; bands by the threshold.
 """
 
 _NOT_HASHED = frozenset(
@@ -121,6 +123,7 @@ def run(
         shipped = {}
         if shipping.on_yarn(data.spark) and not in_container():
             shipped = shipping.ship(config, "etl", progress).conf
+            shipped |= sizing.executor_overhead(data.spark)
         started: list[Application] = []
 
         def announce(application: Application) -> None:
@@ -139,6 +142,8 @@ def run(
                 user=config.run.user,
                 ready=announce,
             ) as spark:
+                if started and not is_local_master(data.spark.master):
+                    _size(spark, config, source, progress)
                 if source.kind == "hive":
                     source = hive.resolved(spark, source, data)
                     there = _unchanged(config, source, encoder, progress)
@@ -151,6 +156,17 @@ def run(
     if started:
         return replace(result, application=started[0].id, ui=started[0].ui)
     return result
+
+
+def _size(spark: SparkSession, config: Config, source: Source, progress: Progress) -> None:
+    """Settings for the source's size, in a session of our own on a cluster."""
+    settings = sizing.for_source(config.data.spark, sum(entry.size for entry in source.files))
+    sizing.apply(spark, settings)
+    if settings:
+        progress(
+            "Spark settings by size, where data.spark.conf gives none: "
+            + ", ".join(f"{key}={value}" for key, value in settings.items())
+        )
 
 
 def prepare(

@@ -29,7 +29,7 @@ from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, Stor
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PRIVATE
-from howdah.spark import applications, properties, shipping
+from howdah.spark import applications, properties, shipping, sizing
 from howdah.spark.applications import Hadoop
 from howdah.spark.errors import not_started
 from howdah.spark.interrupts import interrupts
@@ -166,7 +166,8 @@ def _on_cluster(home: str, config: Config, encoder: Encoder, progress: Progress)
                 # --proxy-user acts for another; with Hadoop's own way it would be done twice
                 env.pop("HADOOP_PROXY_USER", None)
                 env.pop("HADOOP_USER_NAME", None)
-            with _settings_file(home, config, shipment.conf, directory, tag) as settings:
+            shipped = shipment.conf | sizing.executor_overhead(config.data.spark)
+            with _settings_file(home, config, shipped, directory, tag) as settings:
                 argv = _command(home, config, settings, directory)
                 with _child(argv, env, submitted.collect) as spark_submit:
                     try:

@@ -44,15 +44,25 @@ def names(data: DataSection, found: Mapping[str, int]) -> list[str]:
             got=", ".join(present) or "no label",
             remedy="check data.columns.label and data.labels; see the rejected rows' reasons",
         )
-    if len(ordered) > MOST_LABELS:
+    refuse_too_many(data, len(ordered), ordered[0], ordered[-1])
+    return ordered
+
+
+def refuse_too_many(data: DataSection, count: int, *examples: str | None) -> None:
+    """Fail where the label column has more different values than any column of labels.
+
+    Args:
+        count: of the different values; an estimate will do.
+        examples: some of them.
+    """
+    if count > MOST_LABELS:
         raise DataError(
             "the label column has too many values to be one",
             where=f"data.columns.label: {data.columns.label}",
             expected=f"at most {MOST_LABELS:,} labels",
-            got=f"{len(ordered):,}, such as {', '.join(ordered[:3])}",
+            got=f"{count:,}, such as {', '.join(repr(value)[:80] for value in examples)}",
             remedy="check data.columns.label",
         )
-    return ordered
 
 
 def refuse_unknown(data: DataSection, unknown: Mapping[str, int]) -> None:

@@ -1,5 +1,10 @@
 """MinHash signatures of texts, vectorised: no loop over words or shingles in Python.
 
+With `ngram: auto` the shingles of a text are its words and its pairs of neighbouring words. One
+replaced word changes 1 of them and 2 of them: a text of 10 words stays 0.73 alike, one of 20 words
+0.86. With shingles of five words it changes 5, and leaves 0.09 and 0.52. Pairs keep apart what has
+the same words in another order.
+
 Broder, "On the resemblance and containment of documents" (1997); bands as in Leskovec, Rajaraman,
 Ullman, "Mining of Massive Datasets", chapter 3.
 """
@@ -9,13 +14,36 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Literal
 
 import numpy as np
 
+# Thai, Lao, Burmese, Khmer, kana, Han: scripts that put no blanks between words
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
+)
 _WORD = re.compile(r"\w+")
+_WORD_OR_CHARACTER = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
+_AUTO = (1, 2)
 _SEED = 0x5EED_0F_30DA
 _CACHED_WORDS = 500_000
 _words: dict[str, int] = {}
+
+
+def widths(ngram: int | Literal["auto"]) -> tuple[int, ...]:
+    """How many words the shingles have, of `data.dedup.ngram`."""
+    return _AUTO if ngram == "auto" else (ngram,)
+
+
+def words_of(text: str) -> list[str]:
+    """The words, lower-case; each character by itself in scripts without blanks between words.
+
+    >>> words_of("Don't go to \u6771\u4eac!")
+    ['don', 't', 'go', 'to', '\u6771', '\u4eac']
+    """
+    lower = text.lower()
+    return (_WORD if lower.isascii() else _WORD_OR_CHARACTER).findall(lower)
 
 
 def _word_hash(word: str) -> int:
@@ -39,7 +67,7 @@ def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
     """Hashes of the word n-grams of each text, one text after the other.
 
     Args:
-        texts: B texts; words are compared lower-case, punctuation does not count.
+        texts: B texts; words are those of `words_of`, punctuation does not count.
         ngram: words in a shingle; a shorter text is one shingle of all its words, a text without
             words one shingle of itself.
 
@@ -49,7 +77,7 @@ def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
     counts = np.empty(len(texts), dtype=np.int64)
     words: list[int] = []
     for b, text in enumerate(texts):
-        found = _WORD.findall(text.lower()) or [text]
+        found = words_of(text) or [text]
         counts[b] = len(found)
         words.extend(map(_word_hash, found))
     if not words:
@@ -69,21 +97,39 @@ def shingles(texts: Sequence[str], ngram: int) -> tuple[np.ndarray, np.ndarray]:
     return out, starts
 
 
-def signatures(texts: Sequence[str], ngram: int, permutations: int) -> np.ndarray:
+def signatures(texts: Sequence[str], ngram: int | Literal["auto"], permutations: int) -> np.ndarray:
     """MinHash signatures, uint32[B, K] for B texts and K permutations.
 
     The share of equal entries of two rows estimates the Jaccard similarity of their shingle sets.
     """
-    hashes, starts = shingles(texts, ngram)
-    out = np.empty((len(texts), permutations), dtype=np.uint32)
+    out = np.full((len(texts), permutations), np.iinfo(np.uint32).max, dtype=np.uint32)
     if not len(texts):
         return out
     factors, offsets = _coefficients(permutations)
-    for k in range(permutations):
-        # multiply-shift (Dietzfelbinger et al. 1997) on mixed hashes; the top 32 bits are kept
-        value = (hashes * factors[k] + offsets[k]) >> np.uint64(32)
-        out[:, k] = np.minimum.reduceat(value, starts)
+    for width in widths(ngram):
+        hashes, starts = shingles(texts, width)
+        for k in range(permutations):
+            # multiply-shift (Dietzfelbinger et al. 1997) on mixed hashes; the top 32 bits are kept
+            value = (hashes * factors[k] + offsets[k]) >> np.uint64(32)
+            np.minimum(
+                out[:, k], np.minimum.reduceat(value, starts), out=out[:, k], casting="unsafe"
+            )
     return out
+
+
+def sets(texts: Sequence[str], ngram: int | Literal["auto"]) -> list[np.ndarray]:
+    """The shingle set of each text: sorted, different uint64 hashes."""
+    parts = [
+        np.split(hashes, starts[1:])
+        for hashes, starts in (shingles(texts, n) for n in widths(ngram))
+    ]
+    return [np.unique(np.concatenate(of_text)) for of_text in zip(*parts, strict=True)]
+
+
+def jaccard(a: np.ndarray, b: np.ndarray) -> float:
+    """Similarity of two sets as `sets` gives them."""
+    both = len(np.intersect1d(a, b, assume_unique=True))
+    return both / (len(a) + len(b) - both)
 
 
 def _coefficients(permutations: int) -> tuple[np.ndarray, np.ndarray]:
@@ -92,9 +138,13 @@ def _coefficients(permutations: int) -> tuple[np.ndarray, np.ndarray]:
     return numbers[0] * np.uint64(2) + np.uint64(1), numbers[1]
 
 
-def band_keys(signature: np.ndarray, bands: int) -> np.ndarray:
-    """Bucket keys int64[B, bands]: two texts meet where all rows of a band are equal."""
-    rows = signature.reshape(len(signature), bands, -1).astype(np.uint64)
+def band_keys(signature: np.ndarray, bands: int, rows: int) -> np.ndarray:
+    """Bucket keys int64[B, bands]: two texts meet where all rows of a band are equal.
+
+    Args:
+        signature: uint32[B, K]; entries beyond bands * rows are not used.
+    """
+    rows = signature[:, : bands * rows].reshape(len(signature), bands, rows).astype(np.uint64)
     key = np.broadcast_to(np.arange(1, bands + 1, dtype=np.uint64), rows.shape[:2]).copy()
     for r in range(rows.shape[2]):
         key = _mix(key * np.uint64(0x9E3779B97F4A7C15) + rows[:, :, r])

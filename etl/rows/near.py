@@ -134,8 +134,9 @@ def _sign_batches(
     for batch in batches:
         texts = batch.column("text").to_pylist()
         signature = signatures(texts, options.ngram, options.num_permutations)
-        keys = band_keys(signature, options.bands)  # a bucket's key covers the band's number
-        offsets = np.arange(0, keys.size + 1, options.bands, dtype=np.int32)
+        bands, rows = options.banding
+        keys = band_keys(signature, bands, rows)  # a bucket's key covers the band's number
+        offsets = np.arange(0, keys.size + 1, bands, dtype=np.int32)
         raw = [row.tobytes() for row in signature]
         yield pa.RecordBatch.from_arrays(
             [

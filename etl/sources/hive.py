@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import itertools
+import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import unquote
 
@@ -27,6 +29,8 @@ _TIMES = re.compile(r"\b(current_(date|time|timestamp)|now|localtimestamp|unix_t
 _SELECT = re.compile(
     r"\s*(--[^\n]*\n\s*|/\*.*?\*/\s*)*(select|with|from|values|table)\b", re.I | re.S
 )
+_MOST_ASKED = 50
+"""Combinations of partition values that the metastore is asked for one by one."""
 _FILE_RELATIONS = frozenset(("LogicalRelation", "HiveTableRelation"))
 _CONSTANT_RELATIONS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
 
@@ -246,20 +250,14 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
             _chosen(data.partitions, [], table.name)
         return {"files": _listed([table.location])}
     wanted = _chosen(data.partitions or {}, table.partition_columns, table.name)
-    catalogue = spark._jsparkSession.sharedState().externalCatalog()
-    database, _, bare = table.name.rpartition(".")
-    database = database.rpartition(".")[2]
-    none = spark._jvm.scala.Option.empty()
-    partitions = []
-    for item in _each(catalogue.listPartitions(database, bare, none)):
-        spec = _mapping(item.spec())
+    partitions, there = [], {column: set() for column in wanted}
+    for spec, location in _partitions(spark, table, wanted):
+        for column in wanted:
+            there[column].add(spec[column])
         if all(spec[column] in values for column, values in wanted.items()):
-            location = item.storage().locationUri()
-            path = location.get().toString() if location.isDefined() else table.location
-            partitions.append(["/".join(f"{k}={v}" for k, v in spec.items()), path])
+            partitions.append(["/".join(map(_named, spec.items())), location or table.location])
     for column, values in wanted.items():
-        there = {dict(p.split("=", 1) for p in name.split("/"))[column] for name, _ in partitions}
-        if missing := [value for value in values if value not in there]:
+        if missing := [value for value in values if value not in there[column]]:
             raise DataError(
                 "the table has no such partition",
                 where=f"data.partitions of {table.name}",
@@ -268,6 +266,39 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
             )
     partitions.sort()
     return {"partitions": partitions, "files": _listed([path for _, path in partitions])}
+
+
+def _partitions(
+    spark: SparkSession, table: Table, wanted: dict[str, list[str]]
+) -> Iterator[tuple[dict[str, str], str | None]]:
+    """(partition columns' values, location) of the partitions that may be wanted.
+
+    The metastore is asked for each combination of values where those are few: a table of ten years
+    has thousands of partitions, each of which would cross from the JVM.
+    """
+    catalogue = spark._jsparkSession.sharedState().externalCatalog()
+    database, _, bare = table.name.rpartition(".")
+    database = database.rpartition(".")[2]
+    option = spark._jvm.scala.Option
+    asked = [option.empty()]
+    if wanted and math.prod(map(len, wanted.values())) <= _MOST_ASKED:
+        asked = [
+            option.apply(
+                spark._jvm.PythonUtils.toScalaMap(dict(zip(wanted, values, strict=True)))
+            )
+            for values in itertools.product(*(dict.fromkeys(v) for v in wanted.values()))
+        ]
+    for spec in asked:
+        for item in _each(catalogue.listPartitions(database, bare, spec)):
+            location = item.storage().locationUri()
+            path = location.get().toString() if location.isDefined() else None
+            yield _mapping(item.spec()), path
+
+
+def _named(value: tuple[str, str]) -> str:
+    """column=value, where a value may have a slash in it."""
+    column, text = value
+    return f"{column}={text.replace('%', '%25').replace('/', '%2F')}"
 
 
 def _query_state(frame: DataFrame, source: Source) -> dict:

@@ -21,7 +21,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl.sources import hive
+from etl.sources import headers, hive
 from etl.sources.source import Kind, Source, ending
 from howdah.config.data import CsvOptions, DataSection
 from howdah.errors import ConfigError, DataError
@@ -94,11 +94,10 @@ def _csv(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
             .option("enforceSchema", "true")
         )
 
-    headers = {}
-    for path, entry in zip(paths, source.files, strict=True):
-        headers[entry.path] = reader(options.header).csv(path).columns
-    first = headers[source.files[0].path]
-    for path, columns in headers.items():
+    first = reader(options.header).csv(paths[0]).columns
+    for entry in headers.unlike_the_first(source.files, options, delimiter):
+        path = entry.path
+        columns = reader(options.header).csv(spark_path(path)).columns  # a Spark job each
         if columns != first and (options.header or len(columns) != len(first)):
             raise DataError(
                 "the CSV files do not have the same columns",
@@ -131,6 +130,7 @@ def _jsonl(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
 
 
 def _parquet(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    headers.check_footers(source.files, data.columns)
     reader = spark.read
     if source.root:
         reader = reader.option("basePath", spark_path(source.root))

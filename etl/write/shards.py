@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import Broadcast, TaskContext
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from etl.workspace import credentials
@@ -121,41 +121,65 @@ def plan_shards(
 
 
 def place(encoded: DataFrame, plan: dict[str, SplitSize], seed: int) -> DataFrame:
-    """Give each row its shard and its position: the order is that of hash(seed, id).
-
-    The rank of a row is exact without sorting all rows in one task: rows are numbered inside
-    buckets of the hash's first digits, on top of the rows of the buckets before.
-    """
-    spark = encoded.sparkSession
-    largest = max(size.rows for size in plan.values())
-    digits = max(0, math.ceil(math.log(max(1.0, largest / _ROWS_PER_BUCKET), 16)))
+    """Give each row its shard and its position: the order is that of hash(seed, id)."""
     order = F.sha2(F.concat(F.lit(f"{seed}:"), F.col("id")), 256)
-    rows = encoded.withColumn("order", F.substring(order, 1, 24))
-    rows = rows.withColumn("bucket", F.substring("order", 1, digits) if digits else F.lit(""))
-    counts = sorted(
-        (r["split"], r["bucket"], r["count"])
-        for r in rows.groupBy("split", "bucket").count().collect()
+    sizes = {split: size.rows for split, size in plan.items()}
+    rank = F.col("rank")
+    # rank * shards / rows: shard sizes differ by at most one row
+    shard = F.floor(
+        rank
+        * _of_split({split: size.shards for split, size in plan.items()})
+        / _of_split(sizes).cast("double")
     )
-    before, offsets = {}, []
-    for split, bucket, count in counts:
-        offsets.append((split, bucket, before.get(split, 0), plan[split].rows, plan[split].shards))
-        before[split] = before.get(split, 0) + count
-    schema = "split string, bucket string, before bigint, rows bigint, shards bigint"
-    table = F.broadcast(spark.createDataFrame(offsets, schema))
-    inside = Window.partitionBy("split", "bucket").orderBy("order", "id")
-    ranked = rows.withColumn("inside", F.row_number().over(inside) - 1).join(
-        table, ["split", "bucket"]
-    )
-    rank = F.col("before") + F.col("inside")
-    return ranked.select(
+    return _ranked(encoded, "split", order, max(sizes.values())).select(
         "split",
-        # rank * shards / rows: shard sizes differ by at most one row
-        F.floor(rank * F.col("shards") / F.col("rows").cast("double")).cast("int").alias("shard"),
-        rank.alias("rank"),
-        F.col("shards").cast("int").alias("shards"),
+        shard.cast("int").alias("shard"),
+        "rank",
+        _of_split({split: size.shards for split, size in plan.items()}).cast("int").alias("shards"),
         "id",
         "label",
         "ids",
+    )
+
+
+def _of_split(numbers: dict[str, int]) -> Column:
+    """The number of a row's split."""
+    (first, *others) = numbers.items()
+    found = F.when(F.col("split") == first[0], F.lit(first[1]).cast("bigint"))
+    for split, number in others:
+        found = found.when(F.col("split") == split, F.lit(number).cast("bigint"))
+    return found
+
+
+def _ranked(rows: DataFrame, group: str, order: Column, largest: int) -> DataFrame:
+    """With `rank`: a row's place, from 0, among the rows of its group by (order, id).
+
+    The rank is exact without sorting a group in one task: rows are numbered inside buckets of the
+    order's first digits, on top of the rows of the buckets before.
+
+    Args:
+        group: the column that groups.
+        order: hexadecimal digits, evenly spread.
+        largest: rows of the largest group.
+    """
+    digits = max(0, math.ceil(math.log(max(1.0, largest / _ROWS_PER_BUCKET), 16)))
+    rows = rows.withColumn("order", F.substring(order, 1, 24))
+    rows = rows.withColumn("bucket", F.substring("order", 1, digits) if digits else F.lit(""))
+    counts = sorted(
+        (r[group], r["bucket"], r["count"]) for r in rows.groupBy(group, "bucket").count().collect()
+    )
+    before, offsets = {}, []
+    for name, bucket, count in counts:
+        offsets.append((name, bucket, before.get(name, 0)))
+        before[name] = before.get(name, 0) + count
+    kind = rows.schema[group].dataType.simpleString()
+    table = rows.sparkSession.createDataFrame(
+        offsets, f"{group} {kind}, bucket string, before bigint"
+    )
+    inside = F.row_number().over(Window.partitionBy(group, "bucket").orderBy("order", "id")) - 1
+    ranked = rows.withColumn("inside", inside).join(F.broadcast(table), [group, "bucket"])
+    return ranked.withColumn("rank", F.col("before") + F.col("inside")).drop(
+        "order", "bucket", "inside", "before"
     )
 
 
@@ -172,12 +196,11 @@ def balance(
     spark = encoded.sparkSession
     goals = [(label, counts[label], goal[label]) for label in counts]
     table = F.broadcast(spark.createDataFrame(goals, "label int, n int, goal int"))
-    train = encoded.where(F.col("split") == TRAIN).join(table, "label")
     order = F.sha2(F.concat(F.lit(f"balance:{seed}:"), F.col("id")), 256)
-    rank = F.row_number().over(Window.partitionBy("label").orderBy(order, "id"))
-    train = train.withColumn("place", rank)
-    # copies of the row at place p (1-based): as many k >= 0 as p + k * n <= goal
-    copies = F.floor((F.col("goal") - F.col("place")) / F.col("n")).cast("int") + 1
+    train = encoded.where(F.col("split") == TRAIN)
+    train = _ranked(train, "label", order, max(counts.values())).join(table, "label")
+    # copies of the row of rank r: as many k >= 0 as r + 1 + k * n <= goal
+    copies = F.floor((F.col("goal") - F.col("rank") - 1) / F.col("n")).cast("int") + 1
     train = train.withColumn("copies", copies).where(F.col("copies") > 0)
     train = train.withColumn("copy", F.explode(F.sequence(F.lit(1), F.col("copies"))))
     again = F.concat("id", F.lit("#"), F.col("copy").cast("string"))
@@ -220,7 +243,6 @@ def write(
     Raises:
         DataError: a shard is missing, there twice, or another size on storage than was written.
     """
-    total = sum(size.shards for size in plan.values())
     work = partial(
         _write_batches,
         directory=directory,
@@ -229,9 +251,7 @@ def write(
         compression=compression,
         dtype=ids_type(vocab_size).str,
     )
-    # A number of partitions given outright is left alone by adaptive execution: no shard is torn.
-    spread = placed.repartition(total, "split", "shard")
-    sorted_rows = spread.sortWithinPartitions("split", "shard", "rank")
+    sorted_rows = spread(placed, plan).sortWithinPartitions("split", "shard", "rank")
     entries: dict[str, dict[int, ShardEntry]] = {split: {} for split in plan}
     work = crossing(credentials.using(work, secrets))
     for row in sorted_rows.mapInArrow(work, _WRITTEN).collect():
@@ -241,6 +261,54 @@ def write(
         entries[row["split"]][row["shard"]] = entry
     _verify(directory, entries, plan)
     return {split: [shards[n] for n in sorted(shards)] for split, shards in entries.items()}
+
+
+def spread(placed: DataFrame, plan: dict[str, SplitSize]) -> DataFrame:
+    """One partition for each shard, and each shard in one partition.
+
+    Hashed by its name a shard would share a partition with others, and a third of the partitions
+    would have none: the fullest one decides when the stage ends.
+    """
+    names = [(split, shard) for split, size in plan.items() for shard in range(size.shards)]
+    keys = partition_keys(len(names)).tolist()
+    table = placed.sparkSession.createDataFrame(
+        [(*name, key) for name, key in zip(names, keys, strict=True)],
+        "split string, shard int, partition int",
+    )
+    # A number of partitions given outright is left alone by adaptive execution: no shard is torn.
+    keyed = placed.join(F.broadcast(table), ["split", "shard"])
+    return keyed.repartition(len(names), "partition").select(*placed.columns)
+
+
+def partition_keys(count: int) -> np.ndarray:
+    """int32[count]: entry p is an integer that Spark's hash partitioning puts into partition p.
+
+    That is pmod(murmur3_32(key, seed 42), count): org.apache.spark.sql.catalyst.expressions
+    .Murmur3Hash, the same in Spark 3.5 to 4.2.
+    """
+    found = np.full(count, -1, np.int64)
+    begin = 0
+    while (found < 0).any():
+        keys = np.arange(begin, begin + max(1_024, 4 * count), dtype=np.int64)
+        partitions, first = np.unique(_murmur3(keys.astype(np.uint32)) % count, return_index=True)
+        new = found[partitions] < 0
+        found[partitions[new]] = keys[first[new]]
+        begin = int(keys[-1]) + 1
+    return found.astype(np.int32)
+
+
+def _murmur3(values: np.ndarray) -> np.ndarray:
+    """Spark's hash of integers, int64[N] with the values of an int32, for uint32[N]."""
+
+    def turned(x: np.ndarray, by: int) -> np.ndarray:
+        return (x << np.uint32(by)) | (x >> np.uint32(32 - by))
+
+    k = turned(values * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+    h = turned(np.uint32(42) ^ k, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    h ^= np.uint32(4)  # bytes of an integer
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return (h ^ (h >> np.uint32(16))).view(np.int32).astype(np.int64)
 
 
 def _verify(

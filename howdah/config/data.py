@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -119,6 +119,20 @@ class QualityOptions(Section):
     """For a label that is not in `labels`: reject the row, or fail the ETL."""
     max_reject_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     """The ETL fails (exit code 3) if it rejects a larger fraction of the rows, duplicates aside."""
+    leakage_sample: int = Field(default=1_000, ge=0, le=10_000)
+    """Rows of validation and of test each that are looked up among the training rows, to report how
+    many have a near copy there. 0: none."""
+    leakage_similarity: float = Field(default=0.6, ge=0.5, le=1.0)
+    """Jaccard similarity from which a looked-up row counts as a near copy."""
+    max_leakage: float | None = Field(default=None, ge=0.0, le=1.0)
+    """The ETL fails (exit code 3) if a larger fraction of the looked-up rows has a near copy among
+    the training rows. null: it is reported only."""
+
+    @model_validator(mode="after")
+    def _bound_has_a_sample(self) -> QualityOptions:
+        if self.max_leakage is not None and not self.leakage_sample:
+            raise ValueError("max_leakage needs a leakage_sample above 0")
+        return self
 
 
 class DedupOptions(Section):
@@ -126,26 +140,66 @@ class DedupOptions(Section):
     """Remove rows whose cleaned text is the same."""
     near: bool = True
     """Remove near duplicates by MinHash-LSH."""
-    ngram: int = Field(default=5, ge=1, le=20)
-    """Words of a shingle."""
+    ngram: Literal["auto"] | Annotated[int, Field(ge=1, le=20)] = "auto"
+    """Words of a shingle; auto: single words and pairs of neighbours, which find one changed word
+    in texts from 10 words on. A character counts as a word in scripts without blanks."""
     num_permutations: int = Field(default=128, ge=16, le=512)
-    """MinHash permutations; must be divisible by `bands`."""
-    bands: int = Field(default=16, ge=1)
-    """LSH bands; more bands find less similar pairs."""
-    threshold: float = Field(default=0.8, gt=0.0, le=1.0)
+    """MinHash permutations; must be divisible by `bands`, if given."""
+    bands: Literal["auto"] | Annotated[int, Field(ge=1)] = "auto"
+    """LSH bands; more bands find less similar pairs. auto: as few as find 95 % of the pairs whose
+    similarity is `threshold`."""
+    threshold: float = Field(default=0.7, gt=0.0, le=1.0)
     """Estimated Jaccard similarity from which two texts are near duplicates."""
     max_bucket_size: int = Field(default=1_000, ge=2)
     """Up to this many signatures of an LSH bucket are all compared with each other. In a larger
     bucket this many are compared with all; the others stay in one split, and are reported."""
 
+    @property
+    def banding(self) -> tuple[int, int]:
+        """(bands, entries of a signature in each).
+
+        >>> DedupOptions(threshold=0.7).banding
+        (25, 5)
+        """
+        if self.bands != "auto":
+            return self.bands, self.num_permutations // self.bands
+        rows = max(
+            (
+                rows
+                for rows in range(1, self.num_permutations + 1)
+                if _found(self.threshold, self.num_permutations // rows, rows) >= _LEAST_FOUND
+            ),
+            default=1,
+        )
+        return self.num_permutations // rows, rows
+
     @model_validator(mode="after")
-    def _divisible(self) -> DedupOptions:
+    def _finds_what_is_asked(self) -> DedupOptions:
+        if self.bands == "auto":
+            return self
         if self.num_permutations % self.bands:
             raise ValueError(
                 f"num_permutations ({self.num_permutations}) must be divisible by bands"
                 f" ({self.bands})"
             )
+        above = min(1.0, self.threshold + 0.05)
+        found = _found(above, *self.banding)
+        if self.near and found < _LEAST_FOUND_ABOVE:
+            raise ValueError(
+                f"bands ({self.bands}) of num_permutations ({self.num_permutations}) find"
+                f" {found:.0%} of the pairs whose similarity is {above:g}, for a threshold of"
+                f" {self.threshold:g}: leave bands out, or give more"
+            )
         return self
+
+
+_LEAST_FOUND = 0.95
+_LEAST_FOUND_ABOVE = 0.9
+
+
+def _found(similarity: float, bands: int, rows: int) -> float:
+    """Share of pairs of this Jaccard similarity that meet in a bucket."""
+    return 1 - (1 - similarity**rows) ** bands
 
 
 class SplitOptions(Section):

@@ -120,7 +120,8 @@ def test_limits_are_in_the_help_since_the_form_shows_none():
 # What a field takes that the configuration then refuses, and why one field cannot show that.
 LATER = {
     "data.balance_ratio", "data.partitions", "data.query_file",  # with other keys
-    "data.dedup.num_permutations", "data.dedup.bands", "data.split.validation", "data.split.test",
+    "data.dedup.num_permutations", "data.dedup.bands", "data.dedup.ngram",
+    "data.split.validation", "data.split.test",
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
     "data.max_length",

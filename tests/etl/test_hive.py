@@ -56,6 +56,9 @@ def test_a_text_table_changes_with_its_own_partitions_only(answers):
     assert answers["text_other_day_grew"] == answers["text_table"]
     grew = answers["text_table_grew"]
     assert grew["source"] != answers["text_table"]["source"] and _rows(grew) == 41
+    slash = answers["slash"]
+    assert _rows(slash) == 1
+    assert [name for name, _ in slash["source"]["partitions"]] == ["ds=2026%2F02%2F01"]
 
 
 @pytest.mark.hadoop

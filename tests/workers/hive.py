@@ -97,6 +97,8 @@ def _scenarios(spark, database: str, directory: str, etl, look, found: dict) -> 
     look("text_other_day_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
     spark.sql(f"INSERT INTO {news}_text PARTITION (ds='2026-01-02') VALUES ('a new row', 'a')")
     look("text_table_grew", source=f"{news}_text", partitions={"ds": "2026-01-02"})
+    spark.sql(f"INSERT INTO {news}_text PARTITION (ds='2026/02/01') VALUES ('a new row', 'a')")
+    look("slash", source=f"{news}_text", partitions={"ds": "2026/02/01"})
 
     query = f"{directory}/query.sql"
     text = f"-- the last day\nSELECT body, topic FROM {news} WHERE ds = '2026-01-03';\n"

@@ -91,7 +91,7 @@ def _family(count):
 def _alike(texts, options):
     """Pairs that share a bucket and are similar, by comparing all with all."""
     signature = minhash.signatures(texts, options.ngram, options.num_permutations)
-    keys = minhash.band_keys(signature, options.bands)
+    keys = minhash.band_keys(signature, *options.banding)
     met = (keys[:, None] == keys[None]).any(axis=2)
     equal = (signature[:, None] == signature[None]).mean(axis=2) >= options.threshold
     return {(int(a), int(b)) for a, b in np.argwhere(met & equal) if a < b}

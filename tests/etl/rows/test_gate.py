@@ -127,7 +127,7 @@ def test_signature_of_a_text_does_not_depend_on_its_batch():
 def test_band_keys_meet_where_a_whole_band_is_equal():
     signature = np.arange(32, dtype=np.uint32).reshape(1, 32).repeat(2, axis=0)
     signature[1, 8:] += 1
-    keys = minhash.band_keys(signature, 4)
+    keys = minhash.band_keys(signature, 4, 8)
     assert (keys[0] == keys[1]).tolist() == [True, False, False, False]
     assert len(set(keys[0].tolist())) == 4
 

@@ -1,0 +1,72 @@
+"""Spark's settings for the size of a source and a cluster, where the user gives none.
+
+Spark's own defaults are one number for all: 200 shuffle partitions, and a tenth of the heap for all
+that is not the JVM's. The ETL's work is in Python workers, one for each task at once, which live in
+that tenth: YARN kills a container that grows beyond it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from howdah.config.data import SparkOptions
+
+_OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
+_JVM_MIB = 384
+"""Spark's least overhead: the JVM's memory outside its heap."""
+_WORKER_MIB = 400
+"""A Python worker of the ETL: 216 MB at its peak with 320,000 rows of 300 bytes, and 85 MB more
+once the cache of word hashes is full."""
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_LEAST_PARTITIONS = 200
+_PARTITIONS_A_CORE = 3
+_PARTITION_BYTES = 64 * 2**20
+_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BATCH_ROWS = 2_000
+"""10,000 rows, Spark's own, of long pages would be hundreds of MB in a worker before the gate cuts
+them."""
+_UNITS = {"": 1.0, "k": 2**-10, "m": 1.0, "g": 2**10, "t": 2**20}
+
+
+def executor_overhead(options: SparkOptions) -> dict[str, str]:
+    """{setting: MiB} of an executor's memory outside the JVM's heap, or {} where it is given.
+
+    >>> executor_overhead(SparkOptions(executor_memory="4g", executor_cores=2))
+    {'spark.executor.memoryOverhead': '1184m'}
+    """
+    if any(key in options.conf for key in _OVERHEAD):
+        return {}
+    cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
+    tasks = max(1, cores // int(options.conf.get("spark.task.cpus", "1")))
+    heap = re.fullmatch(
+        r"(\d+)([kmgt]?)b?",
+        options.conf.get("spark.executor.memory", options.executor_memory).lower(),
+    )
+    tenth = int(heap[1]) * _UNITS[heap[2]] / 10 if heap else 0.0  # Spark refuses other spellings
+    return {_OVERHEAD[0]: f"{math.ceil(max(tenth, _JVM_MIB + tasks * _WORKER_MIB))}m"}
+
+
+def for_source(options: SparkOptions, size: int) -> dict[str, str]:
+    """{setting: value} of queries over a source on a cluster, without what the user gives.
+
+    Args:
+        size: bytes of the source's files; 0 where that is not known, of a table: the executors
+            alone decide then.
+    """
+    cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
+    executors = int(options.conf.get("spark.executor.instances", options.executors or 0))
+    partitions = max(
+        _LEAST_PARTITIONS,
+        _PARTITIONS_A_CORE * cores * executors,
+        math.ceil(size / _PARTITION_BYTES),
+    )
+    found = {_PARTITIONS: str(partitions), _BATCH: str(_BATCH_ROWS)}
+    return {key: value for key, value in found.items() if key not in options.conf}
+
+
+def apply(spark: Any, settings: dict[str, str]) -> None:
+    """Set them in a running SparkSession."""
+    for key, value in settings.items():
+        spark.conf.set(key, value)

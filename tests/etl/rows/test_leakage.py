@@ -1,0 +1,66 @@
+"""Near copies across splits: those planted are counted, and a bound is kept."""
+
+import pytest
+
+from etl.rows import leakage, minhash
+from howdah.config.data import QualityOptions
+from howdah.errors import DataError
+from tests.etl.rows.test_dedup import _words
+from tests.etl.test_pipeline import make_config, run, write_csv
+
+pytestmark = pytest.mark.spark
+COLUMNS = "id string, text string, split string"
+
+
+def _rows():
+    """60 training rows, 20 of validation and 20 of test, of which 3 and 5 are near one of them."""
+    rows = [(f"train{n:02d}", " ".join(_words(n, 30)), "train") for n in range(60)]
+    for split, near in (("validation", 3), ("test", 5)):
+        for n in range(20):
+            words = _words(n, 30) if n < near else _words(5_000 + 100 * len(split) + n, 30)
+            rows.append((f"{split}{n:02d}", " ".join([*words[:-1], "other"]), split))
+    return rows
+
+
+def test_planted_near_copies_are_counted_whatever_the_partitions(spark):
+    frame = spark.createDataFrame(_rows(), COLUMNS)
+    found = leakage.estimate(frame.repartition(3), QualityOptions())
+    assert found["splits"] == {
+        "test": {"sampled": 20, "found": 5}, "validation": {"sampled": 20, "found": 3},
+    }  # fmt: skip
+    assert leakage.share(found) == pytest.approx(8 / 40)
+    assert len(found["examples"]) == 5
+    for pair in found["examples"]:
+        assert pair["near"] == f"train{pair['id'][-2:]}" and 0.85 < pair["similarity"] < 1
+    assert leakage.estimate(frame.coalesce(1), QualityOptions()) == found
+    # a smaller sample is one of the same rows
+    few = leakage.estimate(frame, QualityOptions(leakage_sample=7))
+    assert [counts["sampled"] for counts in few["splits"].values()] == [7, 7]
+
+
+def test_no_evaluation_rows_no_estimate(spark):
+    frame = spark.createDataFrame([row for row in _rows() if row[2] == "train"], COLUMNS)
+    found = leakage.estimate(frame, QualityOptions())
+    assert found["splits"] == {} and leakage.share(found) == 0
+
+
+def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
+    # 40 families of 5 that are 0.66 alike: below the threshold, so they cross the splits
+    rows = []
+    for family in range(40):
+        base = _words(family, 30)
+        for n in range(5):
+            words = [*base[: 27 - n], *_words(900 + 10 * family + n, 3 + n)]
+            rows.append((" ".join(words), "ab"[family % 2]))
+    a, b = minhash.sets([rows[0][0], rows[4][0]], "auto")
+    assert 0.5 < minhash.jaccard(a, b) < 0.85
+    source = write_csv(tmp_path / "rows.csv", rows)
+    given = {"source": source, "dedup": {"near": False}}
+    with pytest.raises(DataError, match="near copies among the training rows") as caught:
+        run(make_config(tmp_path, tiny_model_dir, **given, quality={"max_leakage": 0.05}))
+    assert caught.value.where == "data.quality.max_leakage"
+    assert not list(tmp_path.glob("dataset/v=*/*.tfrecord"))
+    result, lines = run(make_config(tmp_path, tiny_model_dir, **given))
+    said = result.manifest.quality["leakage"]
+    assert said["splits"]["test"]["found"] > 0
+    assert any("rows looked up have a training row" in line for line in lines)

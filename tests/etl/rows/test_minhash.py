@@ -1,0 +1,96 @@
+"""Signatures, shingles and bands: what is found of texts that differ by a word."""
+
+import itertools
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from etl.rows import minhash
+from howdah.config.data import DedupOptions
+
+COMMON = 800
+
+
+def _texts(length, count):
+    random = np.random.default_rng(length)
+    return [[f"word{n}" for n in row] for row in random.integers(0, COMMON, (count, length))]
+
+
+def _found(options, pairs):
+    """Share of the pairs that share a bucket and are similar by their signatures."""
+    first, second = (
+        minhash.signatures([pair[k] for pair in pairs], options.ngram, options.num_permutations)
+        for k in (0, 1)
+    )
+    keys = [minhash.band_keys(signature, *options.banding) for signature in (first, second)]
+    met = (keys[0] == keys[1]).any(axis=1)
+    need = minhash.equal_entries(options.threshold, options.num_permutations)
+    return float((met & ((first == second).sum(axis=1) >= need)).mean())
+
+
+@pytest.mark.parametrize(
+    ("length", "least"), [(10, 0.6), (12, 0.8), (15, 0.95), (20, 0.98), (40, 1.0), (80, 1.0)]
+)
+def test_a_text_with_one_other_word_is_found(length, least):
+    pairs = []
+    for n, words in enumerate(_texts(length, 300)):
+        changed = [*words]
+        changed[n % length] = "changed"
+        pairs.append((" ".join(words), " ".join(changed)))
+    assert _found(DedupOptions(), pairs) >= least
+    # the shingles of five words that were the default find few of those short texts
+    if length <= 20:
+        assert _found(DedupOptions(ngram=5, threshold=0.8, bands=16), pairs) < 0.3
+
+
+def test_the_same_words_in_another_order_are_another_text():
+    pairs = []
+    for words in _texts(20, 200):
+        pairs.append((" ".join(words), " ".join(reversed(words))))
+    assert _found(DedupOptions(), pairs) == 0
+
+
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "\u6771\u4eac\u306f\u4eca\u65e5\u3082\u96e8\u3060\u3063\u305f\u304b\u3089\u5bb6\u3067\u672c\u3092\u8aad\u3093\u3067\u3044\u305f",
+        "\u4eca\u5929\u5317\u4eac\u7684\u5929\u6c14\u5f88\u597d\u6211\u4eec\u4e00\u8d77\u53bb\u516c\u56ed\u6563\u6b65\u5427",
+        "\u0e27\u0e31\u0e19\u0e19\u0e35\u0e49\u0e2d\u0e32\u0e01\u0e32\u0e28\u0e14\u0e35\u0e21\u0e32\u0e01\u0e40\u0e23\u0e32\u0e44\u0e1b\u0e40\u0e17\u0e35\u0e48\u0e22\u0e27",
+    ],
+)
+def test_scripts_without_blanks_are_compared_by_characters(sentence):
+    assert len(minhash.words_of(sentence)) == len(sentence)
+    other = sentence[:-2] + "\u7532\u4e59"
+    a, b = minhash.sets([sentence, other], "auto")
+    assert 0.6 < minhash.jaccard(a, b) < 1
+    assert minhash.words_of("caf\u00e9 na\u00efve \u6771\u4eac 3x") == [
+        "caf\u00e9", "na\u00efve", "\u6771", "\u4eac", "3x",
+    ]  # fmt: skip
+
+
+def test_signatures_estimate_the_similarity_of_the_sets():
+    words = _texts(60, 1)[0]
+    texts = [" ".join(words[:k] + [f"new{n}" for n in range(60 - k)]) for k in (60, 50, 40, 30)]
+    sets = minhash.sets(texts, "auto")
+    signature = minhash.signatures(texts, "auto", 512)
+    for a, b in itertools.combinations(range(4), 2):
+        estimate = float((signature[a] == signature[b]).mean())
+        assert estimate == pytest.approx(minhash.jaccard(sets[a], sets[b]), abs=0.1)
+    assert minhash.sets(["one"], "auto")[0].size == 1
+
+
+@pytest.mark.parametrize("threshold", [0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0])
+def test_bands_follow_the_threshold(threshold):
+    bands, rows = DedupOptions(threshold=threshold).banding
+    assert bands * rows <= 128
+    assert 1 - (1 - threshold**rows) ** bands >= 0.95
+    more = rows + 1  # longer bands, which make fewer candidates, would miss more
+    assert rows == 128 or 1 - (1 - threshold**more) ** (128 // more) < 0.95
+
+
+def test_bands_that_miss_what_the_threshold_asks_for_are_refused():
+    with pytest.raises(ValidationError, match=r"bands \(16\) .* find 40% .* leave bands out"):
+        DedupOptions(threshold=0.6, bands=16)
+    assert DedupOptions(threshold=0.8, bands=16).banding == (16, 8)
+    DedupOptions(threshold=0.5, bands=16, near=False)  # not used

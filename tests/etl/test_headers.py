@@ -1,0 +1,95 @@
+"""Headers and footers: read without a Spark job a file, and files of another kind are named."""
+
+import gzip
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.sources import headers, reading
+from etl.sources import source as sources
+from howdah.config.data import CsvOptions
+from howdah.errors import DataError
+from tests.etl.test_sources import read, section
+
+
+def _unlike(tmp_path, contents, delimiter=",", **options):
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    files = sources.resolve(section(source=str(tmp_path), format="csv")).files
+    found = headers.unlike_the_first(files, CsvOptions(**options), delimiter)
+    return [entry.name for entry in found]
+
+
+def test_the_same_first_line_needs_no_second_look(tmp_path):
+    same = {
+        "a.csv": b"text,label\nx,1\n",
+        "b.csv": b"text,label\r\ny,2\r\n",
+        "c.csv": b"\xef\xbb\xbftext,label\nz,1\n",
+        "d.csv.gz": gzip.compress(b"text,label\nz,1\n"),
+        "e.csv": b"text,label",
+    }
+    others = {
+        "f.csv": b"label,text\n1,x\n",
+        "g.csv": b"\ntext,label\n",
+        "h.csv": b'"text\nof it",label\nx,1\n',
+        "i.csv.gz": b"no gzip",
+        "j.csv": b"text,label\xe2\x80\xa8more\nx,1\n",
+        "k.csv": b"x" * 70_000,
+    }
+    assert _unlike(tmp_path, same | others) == list(others)
+
+
+def test_without_a_header_the_fields_are_counted(tmp_path):
+    files = {
+        "a.csv": b'"x, y",1\n',
+        "b.csv": b"z,2\n",
+        "c.csv": b"z,2,3\n",
+        "d.csv": b'"z\n",2\n',
+    }
+    assert _unlike(tmp_path, files, header=False, names=["text", "label"]) == ["c.csv", "d.csv"]
+
+
+def test_an_unsure_first_file_leaves_all_to_spark(tmp_path):
+    files = {"a.csv": b"\ntext,label\n", "b.csv": b"text,label\n"}
+    assert _unlike(tmp_path, files) == ["b.csv"]
+
+
+@pytest.mark.spark
+def test_many_csv_files_need_one_job_for_their_headers(spark, tmp_path):
+    for n in range(12):
+        (tmp_path / f"part-{n:02d}.csv").write_text(f"key,text,label\nk{n},text {n},1\n")
+    tracker = spark.sparkContext.statusTracker()
+    spark.sparkContext.setJobGroup("headers", "headers")
+    settings = section(source=str(tmp_path), columns={"id": "key"})
+    reading.read(spark, sources.resolve(settings), settings)
+    jobs = len(tracker.getJobIdsForGroup("headers"))
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    assert jobs == 1
+    assert len(read(spark, source=str(tmp_path))) == 12
+
+
+def _parquet(path, **columns):
+    pq.write_table(pa.table(columns), path)
+
+
+@pytest.mark.spark
+def test_parquet_files_of_another_kind_are_named(spark, tmp_path):
+    _parquet(tmp_path / "a.parquet", key=["1"], text=["one text"], label=["x"], more=[1])
+    encoded = pa.array(["another text"]).dictionary_encode()
+    _parquet(tmp_path / "b.parquet", label=["y"], text=encoded, key=["2"])
+    assert len(read(spark, source=str(tmp_path))) == 2
+    _parquet(tmp_path / "c.parquet", key=["3"], body=["a third text"], label=["x"])
+    with pytest.raises(DataError, match="do not have the same columns") as caught:
+        read(spark, source=str(tmp_path))
+    assert "data.columns.text: text" in caught.value.where and "c.parquet" in caught.value.where
+    assert caught.value.expected == f"string, as in {tmp_path}/a.parquet"
+    assert caught.value.got == "columns key, body, label"
+    _parquet(tmp_path / "c.parquet", key=[3], text=["a third text"], label=["x"])
+    with pytest.raises(DataError) as caught:
+        read(spark, source=str(tmp_path))
+    assert "data.columns.id: key" in caught.value.where and caught.value.got == "int64"
+    (tmp_path / "c.parquet").write_text("no parquet")
+    with pytest.raises(DataError, match="no Parquet file") as caught:
+        read(spark, source=str(tmp_path))
+    assert caught.value.where == f"{tmp_path}/c.parquet"
