@@ -283,9 +283,7 @@ def _partitions(
     asked = [option.empty()]
     if wanted and math.prod(map(len, wanted.values())) <= _MOST_ASKED:
         asked = [
-            option.apply(
-                spark._jvm.PythonUtils.toScalaMap(dict(zip(wanted, values, strict=True)))
-            )
+            option.apply(spark._jvm.PythonUtils.toScalaMap(dict(zip(wanted, values, strict=True))))
             for values in itertools.product(*(dict.fromkeys(v) for v in wanted.values()))
         ]
     for spec in asked:
