@@ -12,9 +12,15 @@ import numpy as np
 from howdah.config.metric_table import METRICS
 from howdah.errors import ConfigError, DataError, ModelError
 
-__all__ = ["classification_metrics", "log_softmax", "require", "softmax"]
+__all__ = [
+    "assembled", "calibration_bins", "classification_metrics", "log_softmax", "refuse", "require",
+    "softmax",
+]  # fmt: skip
 
 ECE_BINS = 15
+MOST_IN_MATRIX = 200
+"""Classes up to which the confusion matrix is given; 2,000 would be 12 MB of JSON each time."""
+MOST_CONFUSED = 50
 
 
 def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
@@ -44,8 +50,9 @@ def classification_metrics(
         label_names: C names in the order of the columns.
     Returns:
         Plain JSON: `rows`, the METRICS, `labels`, `per_class` (precision, recall, f1, support,
-        roc_auc by name), `confusion_matrix` (row: label, column: prediction), `reliability` (the
-        bins of `ece`: lower, upper, rows, confidence, accuracy).
+        roc_auc by name), `confusion_matrix` (row: label, column: prediction; None above 200
+        classes), `confused` (the most frequent wrong pairs: label, prediction, rows),
+        `reliability` (the bins of `ece`: lower, upper, rows, confidence, accuracy).
     Raises:
         DataError: no rows, or a label outside 0 .. C-1.
         ModelError: logits with NaN or infinity, or of another number of classes.
@@ -55,22 +62,55 @@ def classification_metrics(
     log_probabilities = log_softmax(logits)
     probabilities = np.exp(log_probabilities)
     predicted = logits.argmax(axis=1)
-    confusion = np.bincount(labels * classes + predicted, minlength=classes * classes)
-    confusion = confusion.reshape(classes, classes)
+    keys, counts = np.unique(labels * classes + predicted, return_counts=True)
+    return assembled(
+        label_names,
+        loss=float(-log_probabilities[np.arange(len(labels)), labels].mean()),
+        pairs=(keys, counts),
+        areas=[_roc_auc(labels == c, probabilities[:, c]) for c in range(classes)],
+        bins=calibration_bins(probabilities.max(axis=1), predicted == labels),
+    )
 
-    hits = np.diagonal(confusion).astype(np.float64)
-    support, guesses = confusion.sum(axis=1), confusion.sum(axis=0)
+
+def assembled(
+    label_names: Sequence[str],
+    *,
+    loss: float,
+    pairs: tuple[np.ndarray, np.ndarray],
+    areas: Sequence[float | None],
+    bins: np.ndarray,
+) -> dict:
+    """The metrics from sums over all rows; see `classification_metrics`.
+
+    Args:
+        loss: mean over the rows.
+        pairs: (keys int64[M], rows int64[M]): of each pair that occurs, label * C + prediction.
+        areas: ROC AUC of each class.
+        bins: float64[3, ECE_BINS], sums of `calibration_bins`.
+    """
+    classes = len(label_names)
+    keys, counts = pairs
+    rows = int(counts.sum())
+    of_label, of_prediction = keys // classes, keys % classes
+    support = np.bincount(of_label, counts, classes)
+    guesses = np.bincount(of_prediction, counts, classes)
+    right = of_label == of_prediction
+    hits = np.bincount(of_label[right], counts[right], classes)
     precision, recall = _ratio(hits, guesses), _ratio(hits, support)
     f1 = _ratio(2 * hits, support + guesses)
-    areas = [_roc_auc(labels == c, probabilities[:, c]) for c in range(classes)]
     defined = [area for area in areas if area is not None]
     seen = (support + guesses) > 0
     share = support / support.sum()
-    bins, ece = _calibration(probabilities.max(axis=1), predicted == labels)
+    reliability, ece = _calibration(bins)
+    worst = np.lexsort((keys[~right], -counts[~right]))[:MOST_CONFUSED]
+    matrix = None
+    if classes <= MOST_IN_MATRIX:
+        matrix = np.bincount(keys, counts, classes * classes).astype(np.int64)
+        matrix = matrix.reshape(classes, classes).tolist()
     return {
-        "rows": len(labels),
-        "loss": float(-log_probabilities[np.arange(len(labels)), labels].mean()),
-        "accuracy": float(hits.sum() / len(labels)),
+        "rows": rows,
+        "loss": loss,
+        "accuracy": float(hits.sum() / rows),
         "macro_precision": float(precision[seen].mean()),
         "macro_recall": float(recall[seen].mean()),
         "macro_f1": float(f1[seen].mean()),
@@ -90,8 +130,17 @@ def classification_metrics(
             }
             for c, name in enumerate(label_names)
         },
-        "confusion_matrix": confusion.tolist(),
-        "reliability": bins,
+        "confusion_matrix": matrix,
+        "confused": [
+            [label_names[label], label_names[prediction], int(count)]
+            for label, prediction, count in zip(
+                of_label[~right][worst],
+                of_prediction[~right][worst],
+                counts[~right][worst],
+                strict=True,
+            )
+        ],
+        "reliability": reliability,
     }
 
 
@@ -119,11 +168,6 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray]:
     labels, logits = np.asarray(labels_N, np.int64), np.asarray(logits_NC, np.float64)
     classes = len(label_names)
-    if len(labels) == 0:
-        raise DataError(
-            "there is nothing to evaluate: the split has no rows",
-            remedy="give the split a share in data.split, or evaluate another one",
-        )
     if logits.shape != (len(labels), classes):
         raise ModelError(
             "the model's output does not fit the labels",
@@ -131,21 +175,40 @@ def _checked(
             got=str(logits.shape),
             remedy="model and dataset must have the same labels",
         )
-    if labels.min() < 0 or labels.max() >= classes:
-        bad = labels[(labels < 0) | (labels >= classes)]
+    bad = labels[(labels < 0) | (labels >= classes)]
+    refuse(
+        classes,
+        rows=len(labels),
+        bad=(len(bad), int(bad[0]) if len(bad) else 0),
+        broken=int((~np.isfinite(logits).all(axis=1)).sum()),
+    )
+    return labels, logits
+
+
+def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> None:
+    """Fail on rows that have no metrics.
+
+    Args:
+        bad: (rows whose label is not among the labels, one of these labels).
+        broken: rows with NaN or infinity.
+    """
+    if rows == 0:
+        raise DataError(
+            "there is nothing to evaluate: the split has no rows",
+            remedy="give the split a share in data.split, or evaluate another one",
+        )
+    if bad[0]:
         raise DataError(
             "a row's label is not among the labels",
             expected=f"0..{classes - 1}",
-            got=f"{int(bad[0])} (and {len(bad) - 1} more rows)" if len(bad) > 1 else str(bad[0]),
+            got=f"{bad[1]} (and {bad[0] - 1} more rows)" if bad[0] > 1 else str(bad[1]),
         )
-    broken = ~np.isfinite(logits).all(axis=1)
-    if broken.any():
+    if broken:
         raise ModelError(
             "the model gives NaN or infinity",
-            got=f"{int(broken.sum())} of {len(labels)} rows",
+            got=f"{broken} of {rows} rows",
             remedy="the training diverged: lower training.learning_rate or use precision fp32",
         )
-    return labels, logits
 
 
 def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -165,14 +228,24 @@ def _roc_auc(positive_N: np.ndarray, score_N: np.ndarray) -> float | None:
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
 
 
-def _calibration(confidence_N: np.ndarray, correct_N: np.ndarray) -> tuple[list[dict], float]:
-    """Bins of equal width over the predicted class's probability; expected calibration error."""
+def calibration_bins(confidence_N: np.ndarray, correct_N: np.ndarray) -> np.ndarray:
+    """float64[3, ECE_BINS]: rows, sum of confidences and right rows in bins of equal width over the
+    predicted class's probability."""
     bin_N = np.minimum((confidence_N * ECE_BINS).astype(int), ECE_BINS - 1)
-    rows = np.bincount(bin_N, minlength=ECE_BINS)
-    confidence = _ratio(np.bincount(bin_N, confidence_N, ECE_BINS), rows)
-    accuracy = _ratio(np.bincount(bin_N, correct_N, ECE_BINS), rows)
-    ece = float((rows * np.abs(accuracy - confidence)).sum() / len(confidence_N))
-    bins = [
+    return np.stack(
+        [
+            np.bincount(bin_N, minlength=ECE_BINS).astype(np.float64),
+            np.bincount(bin_N, confidence_N, ECE_BINS),
+            np.bincount(bin_N, correct_N, ECE_BINS),
+        ]
+    )
+
+
+def _calibration(bins: np.ndarray) -> tuple[list[dict], float]:
+    """(the bins as JSON, expected calibration error), of sums of `calibration_bins`."""
+    rows, confidence, accuracy = bins[0], _ratio(bins[1], bins[0]), _ratio(bins[2], bins[0])
+    ece = float((rows * np.abs(accuracy - confidence)).sum() / rows.sum())
+    said = [
         {
             "lower": b / ECE_BINS,
             "upper": (b + 1) / ECE_BINS,
@@ -182,4 +255,4 @@ def _calibration(confidence_N: np.ndarray, correct_N: np.ndarray) -> tuple[list[
         }
         for b in range(ECE_BINS)
     ]
-    return bins, ece
+    return said, ece

@@ -178,13 +178,15 @@ def _split(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     from markupsafe import Markup
 
     labels, matrix = metrics["labels"], metrics["confusion_matrix"]
-    wrong = [
-        (labels[row], labels[column], count)
-        for row, counts in enumerate(matrix)
-        for column, count in enumerate(counts)
-        if count and row != column
-    ]
-    confusion = plots.confusion_matrix(name, matrix, labels)
+    wrong = metrics.get("confused")
+    if wrong is None:  # a result of an earlier version
+        wrong = [
+            (labels[row], labels[column], count)
+            for row, counts in enumerate(matrix)
+            for column, count in enumerate(counts)
+            if count and row != column
+        ]
+    confusion = plots.confusion_matrix(name, matrix, labels) if matrix is not None else ""
     reliability = plots.reliability_diagram(name, metrics["reliability"], metrics["ece"])
     return {
         "name": name,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import io
+import contextlib
+import shutil
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -18,12 +20,16 @@ from training.comm.base import Comm, SoloComm
 from training.data.planner import Planner, PlanSpec, pad_multiple
 from training.data.readers import Batch, BatchSource
 from training.data.shards import ShardSet, node_cache
-from training.evaluation.metrics import classification_metrics, softmax
+from training.evaluation.metrics import softmax
+from training.evaluation.tally import Tally
 
 if TYPE_CHECKING:
     from training.serving.serve import Forward, ServedModel
 
-__all__ = ["evaluate", "evaluate_run", "prediction_part"]
+__all__ = ["PredictionPart", "evaluate", "evaluate_run"]
+
+_ROW_GROUP = 20_000
+_IN_MEMORY = 64 * 2**20
 
 
 def evaluate(
@@ -56,30 +62,29 @@ def evaluate(
     Raises:
         DataError, ModelError: no rows, or logits with NaN or infinity; on all ranks alike.
     """
-    keep_ids = predictions_dir is not None
-    with activity.doing("evaluate", what, total=rows, unit="rows"):
-        stopped, (labels_N, logits_NC, ids_N) = _forward_all(
-            forward, source, len(label_names), keep_ids, stop or (lambda: False)
-        )
-    # Every rank enters, also one that was not asked to stop: it must not enter the gathers alone.
-    if stop is not None and comm.agree(stopped):
-        return None
-    if predictions_dir is not None:
-        part = prediction_part(ids_N, labels_N, logits_NC, label_names, run_id)
-        check()
-        storage.write_whole(storage.join(predictions_dir, _part_name(comm.rank)), part)
-        if comm.rank == 0:
-            _remove_parts_beyond(predictions_dir, comm.size)
-    # Every rank enters both gathers, also one that had only filler rows: it adds no rows.
-    all_labels = comm.gather(labels_N)
-    all_logits = comm.gather(logits_NC)
+    tally = Tally(label_names)
+    with contextlib.ExitStack() as stack:
+        part = None
+        if predictions_dir is not None:
+            part = stack.enter_context(PredictionPart(label_names, run_id))
+        with activity.doing("evaluate", what, total=rows, unit="rows"):
+            stopped = _forward_all(forward, source, tally, part, stop or (lambda: False))
+        # Every rank enters, also one that was not asked to stop: it must not enter the sums alone.
+        if stop is not None and comm.agree(stopped):
+            return None
+        if part is not None:
+            check()
+            part.publish(storage.join(predictions_dir, _part_name(comm.rank)))
+            if comm.rank == 0:
+                _remove_parts_beyond(predictions_dir, comm.size)
     outcome: object = None
-    if comm.rank == 0:
-        try:
-            outcome = {"metrics": classification_metrics(all_labels, all_logits, label_names)}
-        except HowdahError as error:
-            # Broadcast rather than raised here alone: the other ranks wait in the broadcast.
-            outcome = {"error": error.as_dict()}
+    try:
+        # Every rank enters, also one that had only filler rows: it adds no rows.
+        found = tally.metrics(comm)
+        outcome = {"metrics": found}
+    except (DataError, ModelError) as error:
+        # Broadcast rather than raised here alone: the other ranks wait in the broadcast.
+        outcome = {"error": error.as_dict()}
     result = comm.broadcast_json(outcome)
     if "error" in result:
         raise HowdahError.from_dict(result["error"])
@@ -89,13 +94,11 @@ def evaluate(
 def _forward_all(
     forward: Forward,
     source: Iterable[Batch],
-    classes: int,
-    keep_ids: bool,
+    tally: Tally,
+    part: PredictionPart | None,
     stop: Callable[[], bool],
-) -> tuple[bool, tuple[np.ndarray, np.ndarray, list[bytes]]]:
-    """Whether it was stopped, and (labels_N, logits_NC, ids_N) of the rows so far."""
-    stopped = False
-    labels, logits, ids = [np.zeros(0, np.int64)], [np.zeros((0, classes), np.float32)], []
+) -> bool:
+    """Put all rows into the tally and the predictions; whether it was stopped before the end."""
     for batch in source:
         # Rows of all ranks: an evaluation has no class weights.
         done = int(batch.global_weight) if batch.last_of_step else 0
@@ -104,14 +107,15 @@ def _forward_all(
             activity.advanced(done)
             continue
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
-        labels.append(np.asarray(batch.labels_B, np.int64)[real_B])
-        logits.append(logits_BC[real_B])
+        labels_B = np.asarray(batch.labels_B, np.int64)
+        tally.add(labels_B[real_B], logits_BC[real_B])
         activity.advanced(done)
-        if keep_ids:  # row_ids parses every record
-            ids += [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
-        if stopped := stop():
-            break
-    return stopped, (np.concatenate(labels), np.concatenate(logits), ids)
+        if part is not None:  # row_ids parses every record
+            ids = [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
+            part.add(ids, labels_B[real_B], logits_BC[real_B])
+        if stop():
+            return True
+    return False
 
 
 # -------------------------------------------------------------------------------- predictions
@@ -119,45 +123,81 @@ def _part_name(rank: int) -> str:
     return f"part-{rank:05d}.parquet"
 
 
-def prediction_part(
-    ids_N: Sequence[bytes],
-    labels_N: np.ndarray,
-    logits_NC: np.ndarray,
-    label_names: Sequence[str],
-    run_id: str,
-) -> bytes:
-    """A Parquet file of one rank's predictions.
+class PredictionPart:
+    """A Parquet file of one rank's predictions, written as rows come; a context manager.
 
     Columns: id, label, predicted (names), scores (probabilities in the order of the labels, which
-    the file's metadata `labels` lists), run_id.
+    the file's metadata `labels` lists), run_id. Up to 64 MiB it is in memory, then in a temporary
+    file, until it is published.
     """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    names = pa.array(list(label_names), pa.string())
-    scores_NC = softmax(logits_NC).astype(np.float32) if len(ids_N) else logits_NC
+    def __init__(self, label_names: Sequence[str], run_id: str) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
 
-    def named(numbers: np.ndarray) -> pa.DictionaryArray:
-        return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), names)
+        self.names = pa.array(list(label_names), pa.string())
+        self.run_id = run_id
+        named = pa.dictionary(pa.int32(), pa.string())
+        self.schema = pa.schema(
+            [
+                ("id", pa.string()),
+                ("label", named),
+                ("predicted", named),
+                ("scores", pa.list_(pa.float32())),
+                ("run_id", pa.string()),
+            ],
+            metadata={"labels": "\n".join(label_names), "run_id": run_id},
+        )
+        self.file = tempfile.SpooledTemporaryFile(_IN_MEMORY, prefix="howdah-predictions-")  # noqa: SIM115
+        self.writer = pq.ParquetWriter(self.file, self.schema, compression="zstd")
+        self.waiting: list[pa.RecordBatch] = []
 
-    predicted_N = logits_NC.argmax(axis=1) if len(ids_N) else np.zeros(0, np.int64)
-    scores = pa.FixedSizeListArray.from_arrays(
-        pa.array(scores_NC.reshape(-1), pa.float32()), len(label_names)
-    )
-    table = pa.table(
-        {
-            "id": pa.array([row_id.decode("utf-8", "backslashreplace") for row_id in ids_N]),
-            "label": named(labels_N),
-            "predicted": named(predicted_N),
-            "scores": scores.cast(pa.list_(pa.float32())),
-            "run_id": pa.array([run_id] * len(ids_N), pa.string()),
-        }
-    )
-    labels = "\n".join(label_names)
-    table = table.replace_schema_metadata({"labels": labels, "run_id": run_id})
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
-    return buffer.getvalue()
+    def __enter__(self) -> PredictionPart:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.writer.is_open:  # it would write its footer when it is collected
+            self.writer.close()
+        self.file.close()
+
+    def add(self, ids_B: Sequence[bytes], labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
+        """Take in a batch's rows."""
+        import pyarrow as pa
+
+        def named(numbers: np.ndarray) -> pa.DictionaryArray:
+            return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), self.names)
+
+        scores = pa.FixedSizeListArray.from_arrays(
+            pa.array(softmax(logits_BC).astype(np.float32).reshape(-1)), len(self.names)
+        )
+        columns = [
+            pa.array([row_id.decode("utf-8", "backslashreplace") for row_id in ids_B], pa.string()),
+            named(labels_B),
+            named(logits_BC.argmax(axis=1)),
+            scores.cast(pa.list_(pa.float32())),
+            pa.array([self.run_id] * len(ids_B), pa.string()),
+        ]
+        self.waiting.append(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+        if sum(batch.num_rows for batch in self.waiting) >= _ROW_GROUP:
+            self._write()
+
+    def _write(self) -> None:
+        import pyarrow as pa
+
+        self.writer.write_table(pa.Table.from_batches(self.waiting, self.schema))
+        self.waiting = []
+
+    def publish(self, path: str) -> None:
+        """Write or replace the file at `path`, whole or not at all."""
+        self._write()
+        self.writer.close()
+        size = self.file.tell()
+
+        def copy(target: BinaryIO) -> None:
+            self.file.seek(0)
+            shutil.copyfileobj(self.file, target, 2**20)
+
+        storage.write_stream(path, copy, size=size)
 
 
 def _remove_parts_beyond(directory: str, world: int) -> None:

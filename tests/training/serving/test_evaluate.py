@@ -21,7 +21,7 @@ LABELS = ["red", "green", "blue"]
 
 
 class World:
-    """N ranks as threads: gather and broadcast wait for all of them, as collectives do."""
+    """N ranks as threads: gather, sum and broadcast wait for all of them, as collectives do."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -59,6 +59,9 @@ class Rank:
 
     def gather(self, array):
         return np.concatenate(self._exchange(array))
+
+    def sum(self, array):
+        return np.sum(self._exchange(array), axis=0)
 
     def broadcast_json(self, obj):
         return json.loads(json.dumps(self._exchange(obj)[0]))
