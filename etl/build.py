@@ -281,15 +281,15 @@ def _gate_counts(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tup
             found.where(F.col("reason").isNotNull())
             .orderBy(F.desc("count"), "reason", "label")
             .limit(labels.MOST_LABELS)
-            .select("reason", "label", F.lit(True).alias("frequent"))
+            .select(
+                F.col("reason").alias("r"), F.col("label").alias("l"), F.lit(True).alias("often")
+            )
         )
-        same = found["reason"].eqNullSafe(frequent["reason"]) & found["label"].eqNullSafe(
-            frequent["label"]
-        )
-        shown = found["reason"].isNull() | F.col("frequent").isNotNull()
+        same = F.col("reason").eqNullSafe(F.col("r")) & F.col("label").eqNullSafe(F.col("l"))
+        shown = F.col("reason").isNull() | F.col("often").isNotNull()
         rows = (
             found.join(F.broadcast(frequent), same, "left")
-            .groupBy(found["reason"], F.when(shown, found["label"]).alias("label"))
+            .groupBy("reason", F.when(shown, F.col("label")).alias("label"))
             .agg(
                 F.sum("count").alias("count"),
                 F.sum("broken").alias("broken"),

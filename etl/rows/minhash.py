@@ -119,6 +119,8 @@ def signatures(texts: Sequence[str], ngram: int | Literal["auto"], permutations:
 
 def sets(texts: Sequence[str], ngram: int | Literal["auto"]) -> list[np.ndarray]:
     """The shingle set of each text: sorted, different uint64 hashes."""
+    if not texts:
+        return []
     parts = [
         np.split(hashes, starts[1:])
         for hashes, starts in (shingles(texts, n) for n in widths(ngram))

@@ -76,8 +76,12 @@ def test_each_removal_can_be_switched_off(spark, tmp_path):
     assert fates["fight1"][0] == "label_conflict"
 
 
+# with these about half of all pairs of a family are alike
+STRICT = {"ngram": 5, "threshold": 0.8, "bands": 16}
+
+
 def _family(count):
-    """Texts that are each one word away from the same 80: about half of all pairs are alike."""
+    """Texts that are each one word away from the same 80."""
     base = _words(5, 80)
     random = np.random.default_rng(11)
     texts = []
@@ -102,7 +106,7 @@ def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_pa
     # a label of its own for each: none is removed, and all groups can be seen
     rows = [(f"r{n:02d}", text, f"label{n:02d}") for n, text in enumerate(texts)]
     rows += [(f"alone{n}", " ".join(_words(100 + n)), "label00") for n in range(5)]
-    options = DedupOptions(max_bucket_size=4)
+    options = DedupOptions(max_bucket_size=4, **STRICT)
     pairs = _alike(texts, options)
     assert 50 < len(pairs) < 700
     fates, found = _fates(spark, rows, options, tmp_path)
@@ -118,9 +122,9 @@ def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_pa
 def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path):
     texts = _family(40)
     rows = [(f"r{n:02d}", text, "a") for n, text in enumerate(texts)]
-    pairs = _alike(texts, DedupOptions())
+    pairs = _alike(texts, DedupOptions(**STRICT))
     whole = _plain_components(pairs)  # of all pairs
-    fates, _ = _fates(spark, rows, DedupOptions(max_bucket_size=4), tmp_path)
+    fates, _ = _fates(spark, rows, DedupOptions(max_bucket_size=4, **STRICT), tmp_path)
     removed = {i: detail for i, (reason, detail, _) in fates.items() if reason is not None}
     assert {reason for reason, _, _ in fates.values()} == {None, "near_duplicate"}
     for name, detail in removed.items():
@@ -128,7 +132,7 @@ def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path):
         assert fates[survivor][0] is None
         assert whole[int(name[1:])] == whole[int(survivor[1:])]
     # large enough, and the clusters are those of all pairs
-    fates, found = _fates(spark, rows, DedupOptions(max_bucket_size=40), tmp_path)
+    fates, found = _fates(spark, rows, DedupOptions(max_bucket_size=40, **STRICT), tmp_path)
     assert found.capped_buckets == 0
     for n in range(40):
         assert fates[f"r{n:02d}"][2] == f"r{whole.get(n, n):02d}"

@@ -1,0 +1,138 @@
+"""`howdah etl` at growing sizes: what a row costs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.benches.etl import rows
+from bench.processes import Sampler
+from howdah.config import loader
+from tools import minilm
+
+EXECUTORS, CORES, TARGET = 200, 2, 100_000_000
+
+
+def measured(folder: str, sizes: list[int]) -> list[dict]:
+    """The figures of each size; printed as a table, with what they say of 100 M rows."""
+    base, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
+    found = []
+    for size in sizes:
+        found.append(_measure(folder, base, size))
+        print(json.dumps(found[-1]), flush=True)
+    lines = [
+        "| rows | wall s | task s | task ms a row | shuffle bytes a row | kept bytes a row"
+        " | driver's Python MB | JVM MB (its executors in it) | jobs |",
+        "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in found:
+        lines.append(
+            f"| {row['rows']:,} | {row['wall']:.0f} | {row['task']:.0f}"
+            f" | {1000 * row['task'] / row['rows']:.2f} | {row['shuffle'] / row['rows']:,.0f}"
+            f" | {row['kept'] / row['rows']:,.0f} | {row['python'] / 1e6:.0f}"
+            f" | {row['jvm'] / 1e6:,.0f} | {row['jobs']} |"
+        )
+    last = found[-1]
+    seconds = last["task"] / last["rows"] * TARGET / (EXECUTORS * CORES)
+    lines.append(
+        f"\nExtrapolated from the last row, not measured: {TARGET:,} rows on {EXECUTORS} executors"
+        f" of {CORES} cores: {seconds / 60:.0f} minutes of tasks,"
+        f" {last['shuffle'] / last['rows'] * TARGET / 1e9:,.0f} GB of shuffle,"
+        f" {last['kept'] / last['rows'] * TARGET / EXECUTORS / 1e9:.1f} GB kept an executor."
+    )
+    print("\n".join(lines), flush=True)
+    return found
+
+
+def _measure(folder: str, base: str, size: int) -> dict:
+    place = Path(folder) / f"growth-{size}"
+    events = place / "events"
+    events.mkdir(parents=True)
+    rows.write(str(place / "rows.parquet"), size)
+    settings = {
+        "data": {
+            "source": str(place / "rows.parquet"),
+            "dataset": str(place / "dataset"),
+            "columns": {"id": "id"},
+            "spark": {
+                "master": "local[2]",
+                "driver_memory": "4g",
+                "conf": {
+                    "spark.eventLog.enabled": "true",
+                    "spark.eventLog.dir": f"file://{events}",
+                    "spark.eventLog.rolling.enabled": "false",
+                    "spark.eventLog.compress": "false",
+                    "spark.eventLog.logBlockUpdates.enabled": "true",
+                    "spark.local.dir": str(place / "spark"),
+                },
+            },
+        },
+        "model": {"base": base},
+    }
+    config = place / "config.yaml"
+    config.write_text(loader.dump_yaml(loader.from_dict(settings)), encoding="utf-8")
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", "etl", "--config", str(config)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    sampler = Sampler(lambda: _processes(process.pid)).start()
+    _, said = process.communicate()
+    wall = time.monotonic() - began
+    samples = [sizes for _, sizes in sampler.stop()]
+    if process.returncode:
+        raise SystemExit(f"howdah etl failed:\n{said[-4000:]}")
+    return {
+        "rows": size,
+        "wall": wall,
+        **_events(events),
+        "python": max(sizes.get("python", 0) for sizes in samples),
+        "jvm": max(sizes.get("jvm", 0) for sizes in samples),
+    }
+
+
+def _processes(pid: int) -> dict[str, int]:
+    """The driver's Python, and its JVM, which on local[2] has the executors in it."""
+    found = {"python": pid}
+    try:
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for child in children:
+            if Path(f"/proc/{child}/comm").read_text().strip() == "java":
+                found["jvm"] = int(child)
+    except OSError:
+        pass
+    return found
+
+
+def _events(folder: Path) -> dict[str, float]:
+    """Seconds of tasks, shuffle bytes, most bytes kept at a time, and jobs of a run."""
+    task = shuffle = kept = most = jobs = 0.0
+    blocks: dict[str, float] = {}
+    (log,) = folder.iterdir()
+    with log.open(encoding="utf-8") as file:
+        for line in file:
+            event = json.loads(line)
+            kind = event["Event"].rpartition(".")[2]
+            if kind == "SparkListenerJobStart":
+                jobs += 1
+            elif kind == "SparkListenerTaskEnd" and "Task Metrics" in event:
+                metrics = event["Task Metrics"]
+                task += metrics["Executor Run Time"] / 1000
+                shuffle += metrics["Shuffle Write Metrics"]["Shuffle Bytes Written"]
+            elif kind == "SparkListenerBlockUpdated":
+                block = event["Block Updated Info"]
+                if block["Block ID"].startswith("rdd_"):
+                    now = block["Memory Size"] + block["Disk Size"]
+                    kept += now - blocks.get(block["Block ID"], 0)
+                    blocks[block["Block ID"]] = now
+                    most = max(most, kept)
+            elif kind == "SparkListenerUnpersistRDD":
+                gone = f"rdd_{event['RDD ID']}_"
+                for name in [name for name in blocks if name.startswith(gone)]:
+                    kept -= blocks.pop(name)
+    return {"task": task, "shuffle": shuffle, "kept": most, "jobs": int(jobs)}

@@ -1,0 +1,117 @@
+"""`python -m bench.peers.near_duplicates ours|datasketch|mllib ROWS.parquet FOLDER`: one way to
+find near duplicates; prints seconds, and what was found, as JSON.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+
+import pyarrow.parquet as pq
+
+THRESHOLD = 0.7
+LEAST_WORDS = 10
+
+
+def _ours(path: str, folder: str) -> tuple[float, dict[str, str]]:
+    from pyspark.sql import functions as F
+
+    from etl.rows import dedup, gate
+    from etl.workspace.scratch import Scratch
+    from howdah.config.data import DedupOptions, SparkOptions
+    from howdah.spark.session import session
+
+    options = DedupOptions(exact=False)
+    with session(SparkOptions(master="local[2]", driver_memory="4g")) as spark:
+        spark.range(1).count()
+        began = time.monotonic()
+        frame = spark.read.parquet(path).select("id", "text", "label")
+        key = F.udf(gate.text_key, "string")
+        with Scratch(f"{folder}/v=0", "bench") as scratch:
+            found = dedup.deduplicate(
+                frame.withColumn("key", key("text")), options, scratch, [], driver_edges=2_000_000
+            )
+            groups = {row["id"]: row["group"] for row in found.rows.select("id", "group").collect()}
+        return time.monotonic() - began, groups
+
+
+def _datasketch(path: str, folder: str) -> tuple[float, dict[str, str]]:
+    from datasketch import MinHash, MinHashLSH
+
+    began = time.monotonic()
+    table = pq.read_table(path, columns=["id", "text"])
+    lsh = MinHashLSH(threshold=THRESHOLD, num_perm=128)
+    groups: dict[str, str] = {}
+    signatures = {}
+    for row_id, text in zip(*(table.column(n).to_pylist() for n in ("id", "text")), strict=True):
+        words = text.lower().split()
+        shingles = {*words, *map(" ".join, itertools.pairwise(words))}
+        signature = MinHash(num_perm=128)
+        signature.update_batch([shingle.encode() for shingle in shingles])
+        near = [
+            other for other in lsh.query(signature)
+            if signature.jaccard(signatures[other]) >= THRESHOLD
+        ]  # fmt: skip
+        groups[row_id] = groups[near[0]] if near else row_id
+        for other in near[1:]:  # rare: a row that joins two groups
+            old, new = groups[other], groups[row_id]
+            if old != new:
+                groups = {k: new if v == old else v for k, v in groups.items()}
+        lsh.insert(row_id, signature)
+        signatures[row_id] = signature
+    return time.monotonic() - began, groups
+
+
+def _mllib(path: str, folder: str) -> tuple[float, dict[str, str]]:
+    import numpy as np
+    from pyspark.ml.feature import HashingTF, MinHashLSH, NGram, Tokenizer
+    from pyspark.sql import functions as F
+
+    from etl.rows.components import roots
+    from howdah.config.data import SparkOptions
+    from howdah.spark.session import session
+
+    with session(SparkOptions(master="local[2]", driver_memory="4g")) as spark:
+        spark.range(1).count()
+        began = time.monotonic()
+        frame = spark.read.parquet(path).select("id", "text")
+        frame = Tokenizer(inputCol="text", outputCol="words").transform(frame)
+        frame = NGram(n=2, inputCol="words", outputCol="pairs").transform(frame)
+        frame = frame.withColumn("shingles", F.concat("words", "pairs"))
+        hashed = HashingTF(
+            inputCol="shingles", outputCol="features", binary=True, numFeatures=1 << 22
+        )
+        frame = hashed.transform(frame).select("id", "features").cache()
+        model = MinHashLSH(inputCol="features", outputCol="hashes", numHashTables=12, seed=1)
+        joined = model.fit(frame).approxSimilarityJoin(frame, frame, 1 - THRESHOLD)
+        a, b = F.col("datasetA.id").alias("a"), F.col("datasetB.id").alias("b")
+        pairs = joined.where(F.col("datasetA.id") < F.col("datasetB.id")).select(a, b).collect()
+        ids = sorted({row[k] for row in pairs for k in ("a", "b")})
+        number = {name: n for n, name in enumerate(ids)}
+        edges = np.array([[number[r["a"]], number[r["b"]]] for r in pairs], np.int64).reshape(-1, 2)
+        groups = {row["id"]: row["id"] for row in frame.select("id").collect()}
+        if len(edges):
+            nodes, root = roots(edges[:, 0], edges[:, 1])
+            groups |= {ids[n]: ids[r] for n, r in zip(nodes, root, strict=True)}
+        return time.monotonic() - began, groups
+
+
+def main(way: str, path: str, folder: str) -> None:
+    seconds, groups = {"ours": _ours, "datasketch": _datasketch, "mllib": _mllib}[way](path, folder)
+    table = pq.read_table(path).to_pylist()
+    planted = [
+        row for row in table
+        if row["exact"] is False and len(row["text"].split()) >= LEAST_WORDS
+    ]  # fmt: skip
+    found = sum(groups[row["id"]] == groups[row["original"]] for row in planted)
+    sizes: dict[str, int] = {}
+    for group in groups.values():
+        sizes[group] = sizes.get(group, 0) + 1
+    joined = sum(size for size in sizes.values() if size > 1)
+    print(json.dumps({"seconds": seconds, "found": found / len(planted), "joined": joined}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
