@@ -104,4 +104,4 @@ def test_of_many_labels_of_rejected_rows_the_frequent_ones_are_told(spark, monke
     assert (counts[None, "a"], counts[None, "b"], counts["bad_label", "often"]) == (20, 20, 7)
     assert counts["too_short", None] == 3 and lines == []
     assert sum(n for (reason, _), n in counts.items() if reason == "bad_label") == 107
-    assert len(counts) == 2 + 5 + 1 + 1  # labels, the frequent ones, the others' sum, no label
+    assert len(counts) == 2 + 5 + 1  # labels, the five most frequent, the sum of all others
