@@ -1,5 +1,5 @@
 """Studies whose trials are jobs of `howdah submit`: on this machine, on Spark, on Ray (YARN:
-test_jobs_yarn.py). `make test` has one study of each kind of end on this machine."""
+test_jobs_yarn.py). `make test` has one on this machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import uuid
 
 import pytest
 
+from howdah import storage
 from howdah.core.processes import marked
+from jobs.status.status_file import status_path
 from places import record
 from tests.runs.studies import Studies, configuration, run
 from tests.support.waiting import wait_until
-from training.run.local_dir import RankRecord
 
 MARK = "HOWDAH_STUDY_TEST"
 full = pytest.mark.full
@@ -40,9 +41,14 @@ class JobStudies(Studies):
     def wait_until_nothing_is_left(self) -> None:
         wait_until(lambda: not self.living(), 60)
 
-    def kill_rank(self, number: int) -> None:
-        (rank,) = RankRecord.read_all(str(self.trial(number)))
-        os.kill(rank.pid, signal.SIGKILL)
+    def rank(self, number: int) -> int:
+        """Process of the only rank of a trial's job."""
+
+        def pid() -> int | None:
+            (one,) = storage.read_json(status_path(str(self.trial(number))))["ranks"]
+            return one["pid"]
+
+        return wait_until(pid)
 
     def close(self) -> None:
         super().close()
@@ -79,17 +85,19 @@ def studies(tmp_path, tiny_dataset, tiny_model_dir, monkeypatch):
 @pytest.mark.parametrize("on", PLACES)
 def test_a_lost_trial_is_tried_again_and_the_study_ends_with_its_jobs(studies, on):
     """The only rank of the first trial is killed: its job has one attempt and fails."""
-    study = studies(on, tune={"trials": 1}, **LONG | {"training.max_steps": 60})
+    study = studies(
+        on, tune={"trials": 1}, **LONG | {"training.max_steps": 24, "evaluation.every_steps": 8}
+    )
     worker = study.start("--json")
     study.wait_for_checkpoint(0)
     first = study.job(0)
-    study.kill_rank(0)
+    os.kill(study.rank(0), signal.SIGKILL)
     assert worker.end() == 0, worker.said()
     assert "trial 0: lost" in worker.said() and "attempt 2, from its newest" in worker.said()
     assert (study.job(0).on, study.job(0).alive) == (on, False)
     assert study.job(0).application != first.application
     made = study.run_json(0)
-    assert (made["status"], made["steps"]) == ("finished", 60)
+    assert (made["status"], made["steps"]) == ("finished", 24)
     assert made["attempts"][-1]["resumed_at_step"] >= 4
     best = json.loads((study.study / "best.json").read_text())["best"]
     assert best["value"] == made["metrics"]["validation"]["loss"]
@@ -99,16 +107,9 @@ def test_a_lost_trial_is_tried_again_and_the_study_ends_with_its_jobs(studies, o
     study.wait_until_nothing_is_left()
 
 
-@pytest.mark.parametrize(
-    ("on", "number", "code"),
-    [
-        (one, number, code) if isinstance(one, str) and number == signal.SIGINT
-        else pytest.param(getattr(one, "values", (one,))[0], number, code,
-                          marks=[full, *getattr(one, "marks", ())])
-        for one in PLACES
-        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143))
-    ],
-)  # fmt: skip
+@full
+@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_saves_and_ends_the_jobs_and_the_same_command_goes_on(studies, on, number, code):
     study = studies(on, tune={"trials": 1}, **LONG)
     worker = study.start("--json")
@@ -121,7 +122,7 @@ def test_a_stop_saves_and_ends_the_jobs_and_the_same_command_goes_on(studies, on
     assert study.lease(0, 1)["state"] == "released"
     (saved,) = study.steps_saved(0)[:1]
     again = study.start()
-    wait_until(lambda: study.run_json(0)["attempts"][1:], 240)
+    wait_until(lambda: "resumed_at_step" in study.run_json(0)["attempts"][-1], 240)
     assert study.run_json(0)["attempts"][1]["resumed_at_step"] == saved
     again.process.send_signal(number)
     again.end()
@@ -133,8 +134,7 @@ def test_a_second_signal_kills_the_jobs_without_saving(studies, on):
     study = studies(on, tune={"trials": 1}, **LONG | {"checkpoint.grace_seconds": 600})
     worker = study.start()
     study.wait_for_checkpoint(0)
-    (rank,) = RankRecord.read_all(str(study.trial(0)))
-    os.kill(rank.pid, signal.SIGSTOP)  # it can save nothing
+    os.kill(study.rank(0), signal.SIGSTOP)  # it can save nothing
     worker.process.send_signal(signal.SIGINT)
     wait_until(lambda: (study.trial(0) / "yarn" / "requests").exists(), 60)
     worker.process.send_signal(signal.SIGINT)
