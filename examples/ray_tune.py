@@ -59,6 +59,7 @@ def start(config_path: str, config) -> None:
     goal, asked = space.objective_of(config), config.tune
     words = {"config": os.path.abspath(config_path), "metric": goal.metric,
              "datasets": space.check(config, np=1)}  # fmt: skip
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean the same in Ray's processes
     os.makedirs(trials := f"{config.run.directory}/trials", exist_ok=True)
     with own_ray(asked.parallel):
         from ray import tune
@@ -74,7 +75,7 @@ def start(config_path: str, config) -> None:
                 reduction_factor=asked.reduction_factor, **best,
             ),
         )  # fmt: skip
-        run = tune.RunConfig(storage_path=os.path.abspath(f"{config.run.directory}/ray"))
+        run = tune.RunConfig(storage_path=os.path.abspath(f"{config.run.directory}/ray"), verbose=0)
         try:
             tune.Tuner(
                 tune.with_parameters(trial, words=words), tune_config=tuned, run_config=run

@@ -183,10 +183,10 @@ def test_ray_starts_the_group_again_after_a_killed_rank(config):
 @pytest.mark.full
 @pytest.mark.mpi
 def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
-    """The last of the trials at a useless rate is behind the first at a good one."""
-    rates = {"training.learning_rate": {"choices": [1e-12, 2e-3]}}
+    """Few rows are learnt by heart at a high rate, and the loss on validation rises."""
+    rates = {"training.learning_rate": {"choices": [1e-7, 1e-2]}}
     tune = {"space": rates, "trials": 6, "metric": "loss", "seed": 1, "reduction_factor": 2}
-    path = config(**{"training.max_steps": 40, "evaluation.every_steps": 4})
+    path = config(**{"training.max_steps": 160, "evaluation.every_steps": 20})
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tune": tune}))
     with Example("ray_tune", path) as example:
         code, output = example.end()
@@ -197,14 +197,14 @@ def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
     finished = [run["metrics"]["validation"]["loss"] for run in runs if run["status"] == "finished"]
     pruned = [n for n, run in enumerate(runs) if run["status"] == "interrupted"]
     assert made["best"]["value"] == min(finished)
-    assert made["best"]["params"]["training.learning_rate"] == 2e-3
+    assert made["best"]["params"]["training.learning_rate"] == 1e-7
     assert made["trials"] == {
         "waiting": 0, "running": 0, "failed": 0, "finished": len(finished), "pruned": len(pruned),
     }  # fmt: skip
     assert pruned and len(finished) + len(pruned) == 6
     for number in pruned:
         saved = Checkpoints(str(study / f"trials/{number}/checkpoints")).list()
-        assert saved and saved[0].step < 40
+        assert saved and saved[0].step < 160
     assert (study / "study.html").exists()
 
 
