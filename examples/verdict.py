@@ -10,11 +10,16 @@ from howdah.config.loader import Config, load
 from howdah.errors import HowdahError, NotFound, TrainingError, UsageError, render
 
 
-def main(start: Callable[[str, Config], object]) -> int:
+def main(
+    start: Callable[[str, Config], object],
+    judge: Callable[[Config, dict, Exception | None], None] | None = None,
+) -> int:
     """Train the configuration of the command line on a system; the process's exit code.
 
     Args:
         start: starts the ranks by (path of the configuration, its values) and waits for their end.
+        judge: raises TrainingError unless all is done, by (configuration, run.json before, what
+            `start` has raised); None: the new attempt in run.json has finished.
     """
     try:
         if len(sys.argv) != 2:
@@ -29,7 +34,7 @@ def main(start: Callable[[str, Config], object]) -> int:
             raise
         except Exception as error:  # noqa: BLE001 - each system has types of its own
             raised = error
-        _judge(config, before, raised)
+        (judge or _judge)(config, before, raised)
     except HowdahError as error:
         print(f"{sys.argv[0]}: {render(error)}", file=sys.stderr)
         return error.exit_code

@@ -170,10 +170,18 @@ class ClusterError(HowdahError):
     exit_code = 5
 
 
+class JobLost(ClusterError):
+    """A job was ended from outside: killed, or its driver died."""
+
+
 class TrainingError(HowdahError):
     """Training had to stop: a NaN, a rank lost."""
 
     exit_code = 6
+
+
+class WorkersLost(TrainingError):
+    """A job has lost its workers, by no error of the training's own."""
 
 
 class Interrupted(HowdahError):

@@ -21,6 +21,7 @@ from howdah.errors import (
     ClusterError,
     HowdahError,
     Interrupted,
+    JobLost,
     NotFound,
     Terminated,
     TrainingError,
@@ -304,7 +305,7 @@ def _failure(status: dict[str, Any]) -> HowdahError:
         error = TrainingError.from_dict(driver["error"])
         error.exit_code = int(driver.get("exit_code") or driver["error"].get("exit_code") or 6)
         return error
-    return ClusterError(
+    return JobLost(
         f"the job ended as {status['state']}", where=status["application"],
         got=as_cell(status["diagnostics"]) or None, remedy=f"its driver's log: {status['log']}",
     )  # fmt: skip

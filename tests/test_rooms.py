@@ -34,6 +34,15 @@ MOST_ROOMS = 25  # below a folder, as one picture shows them
 HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow", "mlflow",
          "optuna", "ray"}  # fmt: skip
 
+EXTRAS = {
+    "pyspark": ("etl/", "howdah/spark/", "places/spark_place.py", "training/baseline/",
+                "training/prediction/"),
+    "ray": ("places/ray_place.py", "training/deployment/"),
+    "optuna": ("tuning/",),
+    "deepspeed": (),
+}  # fmt: skip
+"""Packages of an extra, or of a peer alone: who may import them. Everything else works without."""
+
 
 def sources(room: str) -> list[Path]:
     return sorted((ROOT / room).rglob("*.py"))
@@ -87,6 +96,15 @@ def test_only_storage_knows_fsspec():
             used = set(imports(ast.parse(path.read_text()), module_level=False))
             if path != ROOT / "howdah" / "storage" / "fsspec_backends.py":
                 assert "fsspec" not in used, path
+
+
+@pytest.mark.parametrize("package", EXTRAS)
+def test_an_extras_package_is_imported_nowhere_else(package):
+    for room in ROOMS:
+        for path in sources(room):
+            name = path.relative_to(ROOT).as_posix()
+            used = set(imports(ast.parse(path.read_text()), module_level=False))
+            assert package not in used or name.startswith(EXTRAS[package]), name
 
 
 def module_name(path: Path) -> str:

@@ -1,4 +1,4 @@
-"""One trial that runs on this machine: `howdah train` as a child process, and what came of it."""
+"""One trial that runs: the command that trains it, followed in its run directory, and its end."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,13 +19,13 @@ from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
 from howdah.errors import HowdahError, TrainingError, UsageError
 from howdah.storage import directories
-from training.process import failure
 from training.run.local_dir import RunLock, local_directory
 from training.run.metrics_log import FILE_NAME as METRICS_FILE
 from training.run.metrics_log import read_metrics
 from training.run.run_json import FILE_NAME as RUN_FILE
 from training.run.run_json import readable_config
 from tuning import study as studies
+from tuning.ways import Way, end_job
 
 if TYPE_CHECKING:
     import optuna
@@ -35,8 +34,6 @@ __all__ = ["InUse", "Outcome", "RunningTrial", "evaluations", "final_value"]
 
 _REMOTE_SECONDS = 10.0
 """Between two looks at the metrics of a run directory that is not on this machine."""
-_LAUNCHER_SECONDS = 30.0
-"""What a launcher may need to end, besides its ranks' grace period."""
 _TAIL = 40
 _STOPPED = (130, 143)
 
@@ -66,8 +63,8 @@ class RunningTrial:
         trial: Optuna's, running.
         config: its configuration.
         metric: the study's.
-        np: ranks.
-        launcher: one of launchers.LAUNCHERS.
+        way: how it is trained.
+        say: takes a line where its job could not be ended.
     Raises:
         InUse: another process uses the run directory and does not end.
         StorageError: the run directory cannot be made.
@@ -80,11 +77,11 @@ class RunningTrial:
         config: Config,
         *,
         metric: str,
-        np: int,
-        launcher: str,
+        way: Way,
+        say: Callable[[str], None],
     ) -> None:
         self.number, self.trial, self.config = number, trial, config
-        self._metric = metric
+        self._metric, self._way, self._say = metric, way, say
         self.directory = config.run.directory
         self.reported = studies.reported(trial)
         """Numbers of the evaluations that Optuna has, some from earlier attempts."""
@@ -92,30 +89,47 @@ class RunningTrial:
         """The newest evaluation that the pruner was asked about."""
         self.asked: Literal["prune", "stop"] | None = None
         self._deadline = float("inf")
+        self._at_once = self._left = False
         self._looked: Any = None
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL)
         self._error: HowdahError | None = None
         directories.take(self.directory, config.run.mode, key="run.directory")
         self._local = local_directory(self.directory, config.run.mode)
-        grace = config.checkpoint.grace_seconds + _LAUNCHER_SECONDS
-        # What a killed worker has left may be saving its last step still.
-        for name in (".launch.lock", ".lock"):
+        self._files = contextlib.ExitStack()
+        with contextlib.ExitStack() as locks:
+            held = self._wait_for_earlier(locks)
+            self._path = self._files.enter_context(
+                readable_config(config, self.directory, shared=False)
+            )
+            try:
+                # Where this process is killed, the kernel asks the training to end and save.
+                self._child = Child(
+                    way.command(self._path), env=_environment(), on_line=self._take, pass_fds=held
+                )
+            except BaseException:
+                self._files.close()
+                raise
+
+    def _wait_for_earlier(self, locks: contextlib.ExitStack) -> list[int]:
+        """Wait until what a killed worker has left has saved its last step; the locks to pass on.
+
+        Args:
+            locks: releases, in this process, what is passed on.
+        """
+        grace = self.config.checkpoint.grace_seconds + self._way.ending_seconds
+        held = []
+        for name in self._way.locks:
             lock = RunLock(self._local, name, self.directory)
             try:
                 lock.take(patience=grace)
             except UsageError as error:
                 raise InUse(error.what, where=self.directory, got=error.got) from None
-            lock.release()
-        self._files = contextlib.ExitStack()
-        path = self._files.enter_context(readable_config(config, self.directory, shared=False))
-        argv = [sys.executable, "-m", "howdah.cli", "train", "--config", path, "--json",
-                "--np", str(np), "--launcher", launcher]  # fmt: skip
-        try:
-            # Where this process is killed, the kernel asks the training to end and save.
-            self._child = Child(argv, env=_environment(), on_line=self._take)
-        except BaseException:
-            self._files.close()
-            raise
+            if self._way.keeps_lock:
+                held.append(lock.fileno())
+                locks.callback(lock.release)
+            else:
+                lock.release()
+        return held
 
     @property
     def alive(self) -> bool:
@@ -162,23 +176,41 @@ class RunningTrial:
             self.asked = why
             self._child.send(number)
             grace = self.config.checkpoint.grace_seconds
-            self._deadline = time.monotonic() + grace + _LAUNCHER_SECONDS
+            self._deadline = time.monotonic() + grace + self._way.ending_seconds
 
     def kill(self) -> None:
-        """End it at once; its ranks get SIGTERM from the kernel."""
-        self._child.end(signal.SIGKILL)
+        """End it at once: the ranks of a launcher get SIGTERM from the kernel, a job is killed."""
+        if self._way.on is None:
+            self._child.end(signal.SIGKILL)
+        elif not self._at_once:
+            self._at_once = True
+            self._child.send(signal.SIGTERM)  # the second one: its command kills the job
+            self._deadline = time.monotonic() + self._way.ending_seconds
+
+    def give_up(self) -> None:
+        """Another worker has its trial. A training of this machine saves and ends; a job goes on,
+        and is that worker's."""
+        if self._way.on is None:
+            self.ask("stop")
+        elif not self._left:
+            self.asked, self._left = "stop", True
+            self._child.end(signal.SIGKILL)
 
     def ended(self) -> Outcome | None:
         """What came of it; None while it runs."""
-        if self._child.alive:
-            if time.monotonic() > self._deadline:
-                self.kill()
-            else:
-                return None
+        if self._child.alive and time.monotonic() <= self._deadline:
+            return None
         self._child.end()  # what its launcher may have left
         self._child.read_rest()
+        code = self._child.code or 0
+        # A command that did not get to its end by itself may have left its job.
+        cut_short = self._at_once or code not in (0, *_STOPPED)
+        if self._way.on is not None and cut_short and not self._left:
+            error = end_job(self._path, _environment())
+            if error is not None:
+                self._say(f"trial {self.number}: its job may still run: {error.what}")
         self._files.close()
-        return self._outcome(self._child.code or 0)
+        return self._outcome(code)
 
     def _outcome(self, code: int) -> Outcome:
         if code == 0:
@@ -187,11 +219,11 @@ class RunningTrial:
             return Outcome("pruned" if self.asked == "prune" else "stopped")
         if code < 0 or code in _STOPPED:  # killed, or asked to end by another process
             return Outcome("lost", self._said(code))
-        failed = failure.first(self._local)
+        error = self._said(code)
         if code == TrainingError.exit_code:
-            lost = failed is None or failed.consequence
-            return Outcome("lost" if lost else "failed", self._said(code))
-        return Outcome("fatal", self._said(code))
+            own = self._way.own_failure(self._error, self._local)
+            return Outcome("failed" if own else "lost", error)
+        return Outcome("lost" if self._way.lost(self._error) else "fatal", error)
 
     def _said(self, code: int) -> HowdahError:
         if self._error is not None and self._error.exit_code == code:

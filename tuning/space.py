@@ -15,6 +15,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config import loader
+from howdah.config.job import Place
 from howdah.config.loader import Config
 from howdah.config.metric_table import METRICS
 from howdah.config.splits import TRAIN, VALIDATION
@@ -181,6 +182,7 @@ def _values(
     """Problems of the configurations that trials may get: of each value alone, then of corners."""
     ends = {key: _ends(key, dimension) for key, dimension in config.tune.space.items()}
     plain = config.model_dump(mode="json")
+    plain["job"]["on"] = config.tune.on or plain["job"]["on"]
     alone = [{key: value} for key, values in ends.items() for value in values]
     count = 1
     for values in ends.values():
@@ -289,6 +291,7 @@ def trial_config(
     directory: str,
     datasets: Mapping[str, str],
     threads: int | None = None,
+    on: Place | None = None,
 ) -> Config:
     """The configuration of a trial.
 
@@ -297,6 +300,7 @@ def trial_config(
         datasets: {dataset as it is given: its version}.
         threads: compute threads of a rank where the study's configuration names none: trials that
             run at once share the machine's cores.
+        on: where its job runs; None: it is none.
     Raises:
         ConfigError: this combination is refused, where each value alone is not.
     """
@@ -304,6 +308,7 @@ def trial_config(
     plain["run"] |= {"directory": directory, "name": f"{config.run.name}-{number}"}
     plain["data"]["dataset"] = datasets[plain["data"]["dataset"]]
     plain["training"]["threads_per_rank"] = plain["training"]["threads_per_rank"] or threads
+    plain["job"]["on"] = on or plain["job"]["on"]
     del plain["tune"]
     try:
         return loader.from_dict(plain, where=f"trial {number}")

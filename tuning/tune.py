@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from howdah import storage
-from howdah.config import launchers
 from howdah.config.loader import Config, require_secrets
 from howdah.errors import ConfigError, HowdahError, TrainingError
 from howdah.models import publish as publishing
@@ -19,6 +18,7 @@ from training.run.run_json import FILE_NAME as RUN_FILE
 from tuning import page, space
 from tuning import study as studies
 from tuning.summary import Study, summarise
+from tuning.ways import way_of
 from tuning.worker import Worker, trial_directory
 
 if TYPE_CHECKING:
@@ -35,8 +35,8 @@ def tune(
     config: Config,
     *,
     join: bool = False,
-    np: int = 1,
-    launcher: str = launchers.DEFAULT,
+    np: int | None = None,
+    launcher: str | None = None,
     evaluate: Evaluate,
     refused: Callable[[Config], Iterator[HowdahError]] = lambda config: iter(()),
     say: Callable[[str], None],
@@ -45,8 +45,8 @@ def tune(
 
     Args:
         join: only work on a study that another process has begun.
-        np: ranks of each trial.
-        launcher: one of launchers.LAUNCHERS; one rank needs none.
+        np: ranks of each trial that this machine trains; None: one.
+        launcher: one of launchers.LAUNCHERS, for them; None: the default, and one rank needs none.
         evaluate: how the gate evaluates a published model, for `tune.publish`.
         refused: problems that policies have with a trial's configuration.
         say: takes lines of progress.
@@ -58,6 +58,7 @@ def tune(
         Interrupted, Terminated: asked to stop; trials are saved, the same command goes on.
     """
     studies.library()
+    way = way_of(config, np=np, launcher=launcher)
     directory = config.run.directory
     if storage.exists(storage.join(directory, RUN_FILE)):
         raise ConfigError(
@@ -66,7 +67,7 @@ def tune(
             got=RUN_FILE, remedy="give the study a run.directory of its own",
         )  # fmt: skip
     require_secrets(config, *NEEDED)
-    datasets = space.check(config, np=np, refused=refused)
+    datasets = space.check(config, np=way.ranks, refused=refused)
     directories.take(directory, config.run.mode, key="run.directory", below=("leases", "trials"))
     with _OneLeader(config, join):
         if join:
@@ -75,11 +76,12 @@ def tune(
             study = studies.create(config, datasets)
             freeze_config(config, directory)
         found = _summary(config, study)
+        where = "here" if way.on is None else f"as jobs on {way.on}"
         say(
-            f"study {found.name}: {len(found.trials)} trials, {config.tune.parallel} at once here;"
-            f" {found.metric}, {config.tune.sampler}, pruner {config.tune.pruner}"
+            f"study {found.name}: {len(found.trials)} trials, {config.tune.parallel} at once"
+            f" {where}; {found.metric}, {config.tune.sampler}, pruner {config.tune.pruner}"
         )
-        Worker(config, study, np=np, launcher=launcher, say=say).run()
+        Worker(config, study, way=way, say=say).run()
         return _conclude(config, study, publish=not join, evaluate=evaluate, say=say)
 
 

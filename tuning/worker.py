@@ -1,4 +1,4 @@
-"""A worker of a study: keeps `tune.parallel` trials running on this machine until none is left.
+"""A worker of a study: keeps `tune.parallel` trials running until none is left.
 
 Each trial waits in Optuna's storage from the study's beginning. A worker takes its lease, has the
 sampler choose its values where no earlier attempt has, trains it, reports each evaluation, and asks
@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.loader import Config
-from howdah.core import machine
 from howdah.errors import HowdahError, Interrupted, Terminated
 from tuning import space
 from tuning import study as studies
 from tuning.leases import Leases
 from tuning.running import InUse, Outcome, RunningTrial, final_value
+from tuning.ways import Way
 
 if TYPE_CHECKING:
     import optuna
@@ -46,8 +46,7 @@ class Worker:
     Args:
         config: the study's configuration.
         study: Optuna's.
-        np: ranks of each trial.
-        launcher: one of launchers.LAUNCHERS.
+        way: how trials are trained.
         say: takes lines of progress.
     """
 
@@ -56,12 +55,10 @@ class Worker:
         config: Config,
         study: optuna.Study,
         *,
-        np: int,
-        launcher: str,
+        way: Way,
         say: Callable[[str], None],
     ) -> None:
-        self._config, self._study, self._say = config, study, say
-        self._np, self._launcher = np, launcher
+        self._config, self._study, self._way, self._say = config, study, way, say
         self._directory = config.run.directory
         self._metric = space.objective_of(config).metric
         self._distributions = space.distributions(config.tune)
@@ -165,11 +162,11 @@ class Worker:
         try:
             config = space.trial_config(
                 self._config, params, number=number, directory=directory, datasets=self._datasets,
-                threads=max(1, machine.cores() // (self._config.tune.parallel * self._np)),
+                threads=self._way.threads(self._config.tune.parallel), on=self._way.on,
             )  # fmt: skip
             self._running[number] = RunningTrial(
                 number, trial, config,
-                metric=self._metric, np=self._np, launcher=self._launcher,
+                metric=self._metric, way=self._way, say=self._say,
             )  # fmt: skip
         except InUse as error:
             # Its worker is suspended: once awake, it finds this attempt and ends its training.
@@ -186,7 +183,7 @@ class Worker:
     def _follow(self, trial: RunningTrial) -> None:
         if self._leases.superseded(trial.number) and trial.asked is None:
             self._say(f"trial {trial.number}: another worker has taken it over; it ends here")
-            trial.ask("stop")
+            trial.give_up()
         outcome = trial.ended()
         if not self._leases.superseded(trial.number):
             for number, value in trial.new_evaluations():

@@ -19,6 +19,8 @@ __all__ = ["TuneOperator"]
 
 _LEASES_SECONDS = 30.0
 """What a stopped study needs after its trainings: their outcome, and its leases."""
+_JOBS_SECONDS = 150.0
+"""The same where trials are jobs, which have to be killed."""
 
 
 class TuneOperator(HowdahOperator):
@@ -28,7 +30,8 @@ class TuneOperator(HowdahOperator):
     event with its version and metrics.
 
     Args:
-        np, launcher: ranks of each trial, and the launcher that starts them.
+        np, launcher: ranks of each trial, and the launcher that starts them; not for trials that
+            are jobs (`tune.on`), which have the section `job`.
     Returns:
         {"run_directory", "trials", "best", "page", "published"}.
     """
@@ -40,9 +43,12 @@ class TuneOperator(HowdahOperator):
         self.np, self.launcher = np, launcher
 
     def execute(self, context: Context) -> dict[str, Any]:
+        config = self.config or {}
+        jobs = (config.get("tune") or {}).get("on") is not None
+        words = [] if jobs else ["--np", str(int(self.np)), "--launcher", self.launcher]
         made = self.command(
-            context, "tune", "--np", str(int(self.np)), "--launcher", self.launcher,
-            grace_seconds=grace_seconds(self.config or {}) + _LEASES_SECONDS,
+            context, "tune", *words,
+            grace_seconds=grace_seconds(config) + (_JOBS_SECONDS if jobs else _LEASES_SECONDS),
         )  # fmt: skip
         published = made["published"]
         if published is not None:

@@ -30,7 +30,20 @@ def _find(job: str | None, config: str | None, overrides: list[str] | None = Non
         allowed(("JOB", "path", job))
     checked = load(config, overrides) if config is not None or overrides else None
     record = control.find(job, checked)
+    if record is None and job is None and checked is not None:
+        _refuse_missing(checked)
     return record, None if record else _yarn(checked), checked
+
+
+def _refuse_missing(checked: Any) -> None:
+    """Raise NotFound for a configuration of another place than YARN that was not submitted."""
+    from yarn.client.submission_lock import read_claim
+
+    if checked.job.on != "yarn" and read_claim(checked.run.directory) is None:
+        raise NotFound(
+            "no job was submitted to this run directory", where=checked.run.directory,
+            remedy=f"howdah submit --on {checked.job.on} --config ...",
+        )  # fmt: skip
 
 
 def _yarn(checked: Any):

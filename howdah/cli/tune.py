@@ -24,15 +24,24 @@ def tune(
     status: Annotated[
         bool, typer.Option("--status", help="Show the study as it is now, and end.")
     ] = False,
-    np: Annotated[int, typer.Option("--np", min=1, help="Ranks of each trial.")] = 1,
-    launcher: Annotated[str, typer.Option(help=f"{launchers.either()}.")] = launchers.DEFAULT,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", help="Trials as jobs: yarn, local, spark or ray; none: tune.on."),
+    ] = None,
+    np: Annotated[
+        int | None, typer.Option("--np", min=1, help="Ranks of each trial here; none: 1.")
+    ] = None,
+    launcher: Annotated[
+        str | None, typer.Option(help=f"{launchers.either()}; none: {launchers.DEFAULT}.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Find hyperparameters: train trials of tune.space, stop those behind, name the best."""
-    launchers.require(launcher, where="--launcher")
+    if launcher is not None:
+        launchers.require(launcher, where="--launcher")
     if join and status:
         raise UsageError("give --join or --status, not both")
-    checked = load(config, set)
+    checked = load(config, [*(set or []), *([] if on is None else [f"tune.on={on}"])])
     from tuning import tune as studies
 
     if status:

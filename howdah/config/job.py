@@ -8,7 +8,10 @@ from pydantic import Field, field_validator, model_validator
 
 from howdah.config.types import Bytes, Section, Variable
 
-__all__ = ["JobSection", "WorkerResources"]
+__all__ = ["JobSection", "Place", "WorkerResources"]
+
+Place = Literal["yarn", "local", "spark", "ray"]
+"""Where a job runs."""
 
 
 _OWN_PREFIXES = ("HOWDAH_", "HOROVOD_", "OMPI_", "LD_")
@@ -42,7 +45,7 @@ class WorkerResources(Section):
 class JobSection(Section):
     """A training job on a cluster (`howdah submit`), whichever cluster it is."""
 
-    on: Literal["yarn", "local", "spark", "ray"] = "yarn"
+    on: Place = "yarn"
     """Where `howdah submit` runs the job: YARN; processes of this machine; tasks of a Spark
     application (data.spark.master); actors of a Ray cluster (ray.address)."""
     workers: int = Field(default=2, ge=1)

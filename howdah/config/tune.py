@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from howdah.config.job import Place
 from howdah.config.metric_table import METRICS, unknown_metric
 from howdah.config.types import AnyPath, Section
 
@@ -86,7 +87,10 @@ class TuneSection(Section):
     trials: int = Field(default=20, ge=1)
     """Trials of the study, over all machines. More can be asked for later."""
     parallel: int = Field(default=1, ge=1)
-    """Trials at once on each machine."""
+    """Trials at once on each machine; of jobs (tune.on), at once for each worker of the study."""
+    on: Place | None = None
+    """Where trials run, each as a job of `howdah submit --on` with the section `job`; null: as
+    trainings of the machine that runs `howdah tune`."""
     sampler: Literal["tpe", "random"] = "tpe"
     """How values are chosen: from what earlier trials reached (TPE), or at random."""
     startup_trials: int = Field(default=10, ge=1)

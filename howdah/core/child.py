@@ -38,6 +38,7 @@ class Child:
             one's stdout and stderr.
         on_stdout: with `on_line`: called with the lines of stdout instead, in a thread of its own.
         grace: seconds between SIGTERM and SIGKILL in `end`; 0: SIGKILL at once.
+        pass_fds: file descriptors that stay open in it, such as a lock's.
         death_signal: the kernel sends it when the THREAD that starts the process ends, thus also
             when this process ends; None: the child may outlive its parent.
     """
@@ -52,6 +53,7 @@ class Child:
         on_line: Callable[[str], None] | None = None,
         on_stdout: Callable[[str], None] | None = None,
         grace: float = 0.0,
+        pass_fds: Sequence[int] = (),
         death_signal: int | None = signal.SIGTERM,
     ) -> None:
         self._grace = grace
@@ -68,7 +70,7 @@ class Child:
                 list(argv), env=None if env is None else dict(env), cwd=cwd,
                 stdin=subprocess.DEVNULL, stdout=piped,
                 stderr=subprocess.PIPE if apart else merged,
-                start_new_session=True, preexec_fn=dying,
+                start_new_session=True, preexec_fn=dying, pass_fds=pass_fds,
             )  # fmt: skip
         if apart:
             self._read(self._process.stdout, on_stdout)

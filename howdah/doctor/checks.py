@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import locale
 import os
 import re
@@ -86,6 +87,13 @@ def check_java(env: Mapping[str, str]) -> Check:
     java = os.path.join(home, "bin", "java") if home else on_path
     install = "apt-get install openjdk-17-jre-headless"
     if java is None:
+        users = (
+            importlib.util.find_spec("pyspark"),
+            env.get("SPARK_HOME"),
+            env.get("HADOOP_CONF_DIR"),
+        )
+        if not any(users):
+            return Check("Java", "skip", "none (only needed for Spark and YARN)")
         return Check("Java", "fail", "no java on PATH, JAVA_HOME is not set", install)
     code, text = _run([java, "-version"], env)
     major = java_major(text)

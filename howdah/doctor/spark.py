@@ -26,7 +26,10 @@ def check_spark(env: Mapping[str, str]) -> Check:
             return Check("Spark", "fail", f"{origin}: no Spark in it", remedy)
     else:
         if importlib.util.find_spec("pyspark") is None:
-            return Check("Spark", "fail", "no PySpark, SPARK_HOME is not set", "make setup")
+            found = "no PySpark, SPARK_HOME is not set: no ETL, no job on Spark"
+            return Check(
+                "Spark", "warn", found, "pip install 'howdah[etl]', in a checkout make setup"
+            )
         origin, version = "PySpark", importlib.metadata.version("pyspark")
     java = _java(env)
     python = sys.version_info[:2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from howdah.errors import ClusterError, HowdahError, TrainingError
+from howdah.errors import ClusterError, HowdahError, WorkersLost
 
 __all__ = [
     "excluded_node", "failed_before_register", "no_gang", "no_good_node", "no_gpus", "old_glibc",
@@ -92,9 +92,9 @@ def failed_before_register(count: int) -> ClusterError:
     )
 
 
-def too_many_losses(restarts: int, allowed: int, last: HowdahError | None) -> TrainingError:
+def too_many_losses(restarts: int, allowed: int, last: HowdahError | None) -> WorkersLost:
     """An elastic job has used up its replacements."""
-    return TrainingError(
+    return WorkersLost(
         "too many workers have failed",
         where=last.where if last else None,
         expected=f"at most {allowed} (job.max_restarts)",

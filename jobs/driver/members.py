@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from howdah.errors import HowdahError, TrainingError
+from howdah.errors import HowdahError, TrainingError, WorkersLost
 from jobs.driver.faults import Fault
 from jobs.hang import Pace, View
 
@@ -193,7 +193,7 @@ class Loss:
         if error and not self.consequence:
             where = "; ".join(filter(None, (error.get("where"), self.who)))
             return TrainingError.from_dict({**error, "where": where})
-        return TrainingError(
+        return WorkersLost(
             f"{self.who} was lost: {self.why}",
             where=f"node {self.node}, container {self.member}",
             expected="its training process to run to the end",

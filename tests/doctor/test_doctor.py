@@ -1,5 +1,6 @@
 """The doctor: what it finds, what it advises, its exit code and its one JSON object."""
 
+import importlib.util
 import json
 import os
 import stat
@@ -93,6 +94,17 @@ def test_java_too_old(tmp_path):
     check = doctor_spark.check_spark({"PATH": path})
     assert check.status == "fail"
     assert "Java 11" in check.found and "Spark 3.5 with Java 11" in check.remedy
+
+
+def test_what_only_spark_needs_is_not_asked_of_an_environment_without_it(tmp_path, monkeypatch):
+    """As `pip install 'howdah[torch]'` makes one: such a machine is fit to train."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    spark, java = doctor_spark.check_spark({}), doctor_checks.check_java({"PATH": str(tmp_path)})
+    assert (spark.status, java.status) == ("warn", "skip")
+    assert "howdah[etl]" in spark.remedy
+    for needs in ("SPARK_HOME", "HADOOP_CONF_DIR"):
+        env = {"PATH": str(tmp_path), needs: str(tmp_path)}
+        assert doctor_checks.check_java(env).status == "fail"
 
 
 def test_java_home_goes_before_path(tmp_path):

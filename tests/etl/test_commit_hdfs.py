@@ -69,6 +69,7 @@ def test_a_driver_that_dies_commits_nothing_and_the_next_run_does(yarn_etl, mode
     whole(answer["dataset"], ROWS)
 
 
+@pytest.mark.full  # the race for the manifest is in every run: test_pipeline.py
 def test_two_runs_of_one_dataset_make_it_once(yarn_etl):
     config = yarn_etl.config(source=yarn_etl.put_rows(400), spark=LOCAL)
     both = [yarn_etl.start(config) for _ in range(2)]

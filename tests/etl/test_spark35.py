@@ -40,6 +40,7 @@ def test_a_clusters_own_spark_makes_the_same_dataset(spark35_home, spark, tmp_pa
     assert first.as_dict()["rows"] == second.as_dict()["rows"]
 
 
+@pytest.mark.full  # the errors are in every run on our own Spark
 def test_an_error_under_a_clusters_spark_comes_as_itself(spark35_home, tmp_path, tiny_model_dir):
     from howdah.errors import DataError
 

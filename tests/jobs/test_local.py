@@ -357,6 +357,7 @@ def everything(directory):
     }
 
 
+@full  # while the next attempt trains: below, in every run
 def test_a_driver_that_wakes_after_the_next_attempt_s_end_changes_nothing(job):
     one = job(steps=ENDLESS, contact_seconds=5)
     one.wait(lambda s: s["last_checkpoint"], "a checkpoint")

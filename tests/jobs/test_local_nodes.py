@@ -137,7 +137,8 @@ def disk_of_b(tmp_path, small):
 @pytest.mark.parametrize(
     ("fault", "kind"),
     [
-        ("full disk", "elastic"),
+        # With light workers in every run: above.
+        pytest.param("full disk", "elastic", marks=pytest.mark.full),
         ("broken GPU", "static"),
         pytest.param("full disk", "static", marks=pytest.mark.full),
         pytest.param("broken GPU", "elastic", marks=pytest.mark.full),

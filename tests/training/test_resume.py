@@ -57,7 +57,9 @@ def first_epoch(directory: str, dataset: str, base: str, framework: str) -> Fini
 
 
 @pytest.mark.parametrize("framework", either("torch"))
-@pytest.mark.parametrize(("batch", "steps"), [(24, 8 + 2 * 4), (6, 8 + 2 * 16)])
+@pytest.mark.parametrize(
+    ("batch", "steps"), [(24, 8 + 2 * 4), pytest.param(6, 8 + 2 * 16, marks=pytest.mark.full)]
+)
 def test_another_batch_size_after_an_epoch_trains_the_epochs_asked_for(
     tmp_path, tiny_dataset, tiny_model_dir, framework, batch, steps
 ):

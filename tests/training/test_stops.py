@@ -65,6 +65,7 @@ def check_saved(job) -> None:
     job.wait_until_nothing_is_left()
 
 
+@full  # in every run for a job: test_howdah_kill_waits_for_a_slow_checkpoint
 @pytest.mark.parametrize(("framework", "kind"), table(("torch", "horovodrun")))
 def test_an_interrupt_waits_for_a_slow_checkpoint(start, framework, kind):
     job = begin(start, framework, kind)
@@ -187,7 +188,8 @@ def test_howdah_kill_waits_for_a_slow_checkpoint(local, framework, controller, e
     wait_until(lambda: not one.processes())
 
 
-@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=full)])
+@full  # in every run for a launcher (above); the words: tests/jobs/driver/test_page.py
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_job_says_that_its_last_save_was_cut_short(local, framework):
     one = local(framework, "gloo", False, seconds=3600.0, grace=1.0)
     one.trains(2, seconds=150)
@@ -201,14 +203,9 @@ def test_a_job_says_that_its_last_save_was_cut_short(local, framework):
     wait_until(lambda: not one.processes())
 
 
-@pytest.mark.parametrize(
-    ("framework", "controller"),
-    [
-        ("torch", "gloo"),
-        *[pytest.param(*kind, marks=full)
-          for kind in (("torch", "mpi"), ("tensorflow", "mpi"), ("tensorflow", "gloo"))],
-    ],
-)  # fmt: skip
+@full  # in every run under a launcher: test_a_lost_rank_s_last_step_is_saved_however_slowly
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_static_job_that_loses_a_rank_saves_however_slowly(local, framework, controller):
     one = local(framework, controller, elastic=False)
     one.trains(2, seconds=150)

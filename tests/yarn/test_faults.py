@@ -319,7 +319,8 @@ def test_preempted_by_another_queue(submit, cluster, framework):
     fault_table.add(row)
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
+@full  # without YARN in every run: tests/jobs/test_local.py
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_static_job_ends_with_its_cause(submit, framework):
     job = submit(framework, elastic=False, **{"job.attempts": 1})
     job.trains(2)

@@ -244,8 +244,14 @@ class RunLock:
             return False
         return True
 
+    def fileno(self) -> int:
+        """Of the lock that is held. A child that inherits it holds the lock as long as it lives."""
+        if self._file is None:
+            raise ValueError("the lock is not held")
+        return self._file.fileno()
+
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock, in this process."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah import storage
-from howdah.errors import ClusterError, HowdahError, TrainingError, UsageError
+from howdah.errors import ClusterError, HowdahError, JobLost, TrainingError, UsageError
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.job_log import Position, new_lines
 from yarn.client.status import Job, job_status
@@ -168,7 +168,7 @@ def _failure(status: dict[str, Any]) -> HowdahError:
         error = TrainingError.from_dict(job["error"])
         error.exit_code = int(job.get("exit_code") or job["error"].get("exit_code") or 6)
         return error
-    return ClusterError(
+    return JobLost(
         f"the job ended as {status['state']} ({status['final_status']})",
         where=status["application"],
         got=status["diagnostics"] or None,

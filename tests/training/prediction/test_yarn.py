@@ -185,6 +185,7 @@ def test_from_parquet_to_parquet_on_hdfs(predictions, tmp_path):
     assert there == {"in.parquet", "models", "out"}
 
 
+@pytest.mark.full  # in every run: Parquet on YARN, above; a Hive table without YARN: test_spark.py
 @marked
 def test_from_a_hive_table_to_a_hive_table(predictions):
     name = "predict_" + predictions.directory.rpartition("/")[2]

@@ -95,7 +95,7 @@ def hashes(directory: str) -> dict[str, str]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("place", ["a shared mount", "s3"])
+@pytest.mark.parametrize("place", ["a shared mount", pytest.param("s3", marks=pytest.mark.full)])
 def test_a_zombie_leaves_the_finished_run_as_it_is(place, attempt, tmp_path, request):
     remote = place == "s3"
     directory = f"{request.getfixturevalue('s3_bucket')}/run" if remote else str(tmp_path / "run")

@@ -1,0 +1,137 @@
+"""Ray Tune runs the study of a section `tune`: the same space, by Ray's ASHA and OptunaSearch.
+
+    python examples/ray_tune.py study.yaml
+
+Each trial is `howdah train` in a directory trials/<number>, as in a study of `howdah tune`; page
+and best.json are made from these run directories. No leases, no retries, no machine can join.
+"""
+
+import contextlib
+import functools
+import itertools
+import json
+import os
+import sys
+import time
+
+import verdict
+
+
+def trial(params: dict, words: dict) -> None:
+    """One trial, in a process of Ray's. What ends it early asks the training to save and end."""
+    from ray import tune
+
+    from howdah.config.loader import load
+    from howdah.core.child import Child
+    from training.run.run_json import freeze_config
+    from tuning.running import evaluations
+    from tuning.space import trial_config
+
+    config = load(words["config"])
+    for number in itertools.count():
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(directory := f"{config.run.directory}/trials/{number}", mode=0o750)
+            break
+    ours = trial_config(
+        config, params, number=number, directory=directory, datasets=words["datasets"], threads=1
+    )
+    train = ["train", "--config", freeze_config(ours, directory), "--launcher", "torchrun"]
+    log, seen, over = f"{directory}/train.log", 0, False
+    command = [sys.executable, "-m", "howdah.cli", *train]
+    with Child(command, output=log, grace=config.checkpoint.grace_seconds) as child:
+        while not over:
+            over = not child.alive
+            for value in list(evaluations(directory, words["metric"]).values())[seen:]:
+                seen += 1
+                tune.report({words["metric"]: value})  # raises SystemExit once ASHA stops the trial
+            time.sleep(0.2)
+    if child.code:
+        raise RuntimeError(f"howdah train has ended with {child.code}: {log}")
+
+
+def start(config_path: str, config) -> None:
+    """Start Ray and the study; wait until every trial has saved what it was to save."""
+    from training.deployment.own_ray import own_ray
+    from training.run.local_dir import RunLock
+    from tuning import space, study
+
+    study.library()
+    goal, asked = space.objective_of(config), config.tune
+    words = {"config": os.path.abspath(config_path), "metric": goal.metric,
+             "datasets": space.check(config, np=1)}  # fmt: skip
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean the same in Ray's processes
+    os.makedirs(trials := f"{config.run.directory}/trials", exist_ok=True)
+    with own_ray(asked.parallel):
+        from ray import tune
+        from ray.tune.schedulers import ASHAScheduler
+        from ray.tune.search.optuna import OptunaSearch
+
+        best = {"metric": goal.metric, "mode": goal.direction[:3]}
+        tuned = tune.TuneConfig(
+            num_samples=asked.trials, max_concurrent_trials=asked.parallel,
+            search_alg=OptunaSearch(space.distributions(asked), seed=asked.seed, **best),
+            scheduler=ASHAScheduler(
+                max_t=asked.max_evaluations or 10**4, grace_period=asked.min_evaluations,
+                reduction_factor=asked.reduction_factor, **best,
+            ),
+        )  # fmt: skip
+        run = tune.RunConfig(storage_path=os.path.abspath(f"{config.run.directory}/ray"), verbose=0)
+        try:
+            tune.Tuner(
+                tune.with_parameters(trial, words=words), tune_config=tuned, run_config=run
+            ).fit()
+        finally:
+            for name in os.listdir(trials):
+                lock = RunLock(f"{trials}/{name}", ".launch.lock", name)
+                lock.take(patience=config.checkpoint.grace_seconds + 30)
+                lock.release()
+
+
+def summary(config):
+    """The study as `howdah tune` sums one up."""
+    from howdah import storage
+    from howdah.config.loader import load
+    from tuning.running import evaluations, final_value
+    from tuning.space import objective_of
+    from tuning.summary import Study, Trial
+
+    root, metric, trials = f"{config.run.directory}/trials", objective_of(config).metric, []
+    for number in sorted(map(int, os.listdir(root))):
+        directory = f"{root}/{number}"
+        if not storage.exists(f"{directory}/run.json"):
+            trials.append(Trial(number=number, state="failed"))
+            continue
+        value, run = final_value(directory, metric)
+        state = {"finished": "finished", "interrupted": "pruned"}.get(run["status"], "failed")
+        plain = load(f"{directory}/config.yaml").model_dump()
+        params = {
+            key: functools.reduce(dict.get, key.split("."), plain) for key in config.tune.space
+        }
+        trials.append(Trial(
+            number=number, state=state, params=params, value=value if state == "finished" else None,
+            evaluations=evaluations(directory, metric), steps=run.get("steps"),
+        ))  # fmt: skip
+    log = frozenset(key for key, one in config.tune.space.items() if one.log)
+    return Study(name=config.run.name, directory=config.run.directory, metric=metric,
+                 trials=tuple(trials), log_scaled=log)  # fmt: skip
+
+
+def judge(config, before: dict, raised: Exception | None) -> None:
+    """The page and best.json, from the run directories; TrainingError if no trial has finished."""
+    from howdah import storage
+    from howdah.config.loader import dump_yaml
+    from howdah.errors import TrainingError
+    from tuning import page, tune
+
+    found = summary(config)
+    directory = config.run.directory
+    storage.write_whole(f"{directory}/{page.PAGE}", page.render(found, dump_yaml(config)).encode())
+    made = found.as_dict(lambda number: f"{directory}/trials/{number}")
+    if raised is not None or found.best is None:
+        raise TrainingError("no trial has finished", where=directory, got=str(raised or made))
+    storage.write_whole(f"{directory}/{tune.BEST}", json.dumps(made, indent=1).encode())
+    print(f"best: trial {found.best.number}, {found.metric} {found.best.value:.4f}")
+
+
+if __name__ == "__main__":
+    sys.exit(verdict.main(start, judge))
