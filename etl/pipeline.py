@@ -31,7 +31,7 @@ from howdah.errors import DataError, HowdahError, StorageError
 from howdah.spark import shipping
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
-from howdah.spark.session import Application, in_container, session
+from howdah.spark.session import Application, in_container, is_active, session
 
 ETL_FORMAT = 3
 """Raise it with every change that gives other bytes for the same source and configuration.
@@ -119,7 +119,7 @@ def run(
         if there is not None:
             return there
         shipped = {}
-        if shipping.on_yarn(data.spark) and not in_container():
+        if shipping.on_yarn(data.spark) and not in_container() and not is_active():
             shipped = shipping.ship(config, "etl", progress).conf
         started: list[Application] = []
 
@@ -134,7 +134,7 @@ def run(
         try:
             with session(
                 data.spark,
-                hive=source.kind == "hive" or data.rejects_table is not None,
+                hive=needs_hive(config),
                 shipped=shipped,
                 user=config.run.user,
                 ready=announce,
@@ -151,6 +151,13 @@ def run(
     if started:
         return replace(result, application=started[0].id, ui=started[0].ui)
     return result
+
+
+def needs_hive(config: Config) -> bool:
+    """Whether the session needs Hive's tables: for the source, or for a copy of the rejects."""
+    data = config.data
+    tables = data.format == "hive" or data.query_file is not None
+    return tables or data.rejects_table is not None
 
 
 def prepare(

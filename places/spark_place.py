@@ -61,7 +61,8 @@ class SparkDriver(CallsDriver[_Call]):
         try:
             # In the closure: `parallelize` would write the key into a file.
             task = self._context.parallelize([0], 1).map(_Task(assignment))
-            call.node, call.code = task.collect()[0]
+            call.node, code = task.collect()[0]
+            call.code, call.lost = (1, True) if code is None else (code, False)
         except (Py4JError, PySparkException, OSError) as error:
             text = str(error)
             call.code, call.lost = 1, any(word in text for word in _LOST)
@@ -87,14 +88,20 @@ class SparkDriver(CallsDriver[_Call]):
 
 @dataclass(frozen=True)
 class _Task:
-    """In the executor: run the agent; (host, its exit code)."""
+    """In the executor: run the agent; (host, its exit code).
+
+    None: Spark has started the task again, for its worker was lost. Whether there is to be another
+    worker is for the job's driver to decide.
+    """
 
     assignment: Assignment
 
-    def __call__(self, _: int) -> tuple[str, int]:
+    def __call__(self, _: int) -> tuple[str, int | None]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        devices = context.resources().get("gpu") if context is not None else None
+        if context.attemptNumber() > 0:
+            return os.uname().nodename, None
+        devices = context.resources().get("gpu")
         env = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices.addresses)}
         return os.uname().nodename, run_agent(self.assignment, env)
