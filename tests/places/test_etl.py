@@ -52,14 +52,15 @@ def gateways(processes):
 
 
 @pytest.mark.parametrize(
-    ("master", "framework"),
-    [
-        pytest.param("local-cluster[2,1,1024]", "torch", marks=full),
-        pytest.param("local-cluster[2,1,1024]", "tensorflow", marks=full),
-    ],
+    "framework", [pytest.param(name, marks=full) for name in ("torch", "tensorflow")]
 )
-def test_one_application_makes_the_dataset_and_trains_on_it(job, master, framework):
-    one = job(master=master, light=False, min_workers=1, training={"framework": framework})
+def test_one_application_makes_the_dataset_and_trains_on_it(job, framework):
+    one = job(
+        master="local-cluster[2,1,1024]",
+        light=False,
+        min_workers=1,
+        training={"framework": framework},
+    )
     assert one.json("status", one.application)["state"] == "RUNNING"
     status = one.trains(2, seconds=300)
     [version] = versions(one)
@@ -78,6 +79,19 @@ def test_one_application_makes_the_dataset_and_trains_on_it(job, master, framewo
     assert done.returncode == 0, done.stderr
     assert f"unchanged: {version}" in done.stderr
     assert json.loads((one.run_directory / "run.json").read_text())["status"] == "finished"
+
+
+def test_a_killed_rank_is_replaced_in_the_application_that_has_made_the_dataset(job):
+    one = job(master="local[2]", min_workers=1)
+    status, survivor = one.trains(2, seconds=200), one.rank(0)["pid"]
+    assert len(versions(one)) == 1
+    kill(one.rank(1)["pid"])
+    status = one.trains(2, status["generation"])
+    assert (one.rank(0)["pid"], status["restarts"]) == (survivor, 1)
+    started = one.descendants()
+    assert one.json("kill", one.application, "--save")["state"] == "KILLED"
+    check_state(one)
+    gone(started)
 
 
 @full

@@ -54,8 +54,9 @@ def check_state(one):
     assert all(row["value"] == row["step"] for row in rows)
 
 
-@pytest.mark.parametrize("on", PLACES[1:])
+@pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])
 def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
+    """On Spark by default in an application that makes its dataset first: test_etl.py."""
     one = job(on, min_workers=1, master="local[2]")
     status, survivor = one.trains(2), one.rank(0)["pid"]
     kill(one.rank(1)["pid"])
