@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from howdah.cli import app, run
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, NotFound
 from places import control, record, settings
@@ -61,6 +62,14 @@ def test_a_dataset_is_made_by_a_job_on_spark_alone_and_from_a_source_that_is_the
         assert "expected: job.on: spark" in refused(config(on), etl=True)
     spark = {"master": "local[2]"}
     assert "names no source" in refused(config("spark", spark), etl=True)
+
+
+def test_the_command_refuses_to_make_a_dataset_on_yarn(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("job: {on: yarn}")
+    words = ["submit", "--config", str(path), "--etl"]
+    assert run(lambda: app(words, standalone_mode=False), as_json=False) == 2
+    assert "expected: --on spark" in capsys.readouterr().err
 
 
 def test_a_spark_on_yarn_of_kerberos_is_refused(config, tmp_path, monkeypatch):
