@@ -72,7 +72,7 @@ def test_one_application_makes_the_dataset_and_trains_on_it(job, framework):
     assert one.rank(0)["pid"] == survivor
     assert one.json("kill", one.application, "--save")["state"] == "KILLED"
     record = json.loads((one.run_directory / "run.json").read_text())
-    assert record["dataset"] == str(version)
+    assert record["attempts"][-1]["dataset"] == str(version)
     # Again: the dataset is there, the run goes on from its checkpoint, and ends.
     words = ("--config", str(one.config), "--on", "spark", "--etl", "--wait", "--set")
     done = one.command("submit", *words, f"training.max_steps={one.file['step'] + 5}")
