@@ -31,7 +31,13 @@ from howdah.errors import DataError, HowdahError, StorageError
 from howdah.spark import shipping, sizing
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
-from howdah.spark.session import Application, in_container, is_local_master, session
+from howdah.spark.session import (
+    Application,
+    in_container,
+    is_active,
+    is_local_master,
+    session,
+)
 
 ETL_FORMAT = 4
 """Raise it with every change that gives other bytes for the same source and configuration.
@@ -121,7 +127,7 @@ def run(
         if there is not None:
             return there
         shipped = {}
-        if shipping.on_yarn(data.spark) and not in_container():
+        if shipping.on_yarn(data.spark) and not in_container() and not is_active():
             shipped = shipping.ship(config, "etl", progress).conf
             shipped |= sizing.executor_overhead(data.spark)
         started: list[Application] = []
@@ -137,7 +143,7 @@ def run(
         try:
             with session(
                 data.spark,
-                hive=source.kind == "hive" or data.rejects_table is not None,
+                hive=needs_hive(config),
                 shipped=shipped,
                 user=config.run.user,
                 ready=announce,
@@ -167,6 +173,13 @@ def _size(spark: SparkSession, config: Config, source: Source, progress: Progres
             "Spark settings by size, where data.spark.conf gives none: "
             + ", ".join(f"{key}={value}" for key, value in settings.items())
         )
+
+
+def needs_hive(config: Config) -> bool:
+    """Whether the session needs Hive's tables: for the source, or for a copy of the rejects."""
+    data = config.data
+    tables = data.format == "hive" or data.query_file is not None
+    return tables or data.rejects_table is not None
 
 
 def prepare(

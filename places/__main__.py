@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from howdah import storage
@@ -16,7 +17,7 @@ from howdah.errors import HowdahError, UsageError, render
 from jobs import secret_file
 from jobs.backend import DriverBackend
 from places.backend import StdinAgent, write_verdict
-from places.settings import CONFIG, JOB, for_spark, spark_is_here
+from places.settings import CONFIG, ETL, JOB, shipped_for_spark, spark_is_here
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     role, directory, *more = [*arguments, "", ""]
     try:
         if role == "driver" and directory:
-            return _driver(directory)
+            return _driver(directory, etl=more[0] == ETL)
         if role == "agent" and directory:
             return _agent(directory)
         if role == "sweep" and directory:
@@ -50,7 +51,7 @@ def _load(path: str) -> Config:
 
 
 # --------------------------------------------------------------------------------- the driver
-def _driver(directory: str) -> int:
+def _driver(directory: str, *, etl: bool) -> int:
     from jobs.driver.driver import run
 
     path = os.path.join(directory, CONFIG)
@@ -60,10 +61,11 @@ def _driver(directory: str) -> int:
     secret_env = secret_file.values(config, os.environ)
     for name in secret_env:  # only training processes get them
         del os.environ[name]
-    place = {"local": _local, "spark": _spark, "ray": _ray}[config.job.on]
+    spark = partial(_spark, etl=etl)
+    place = {"local": _local, "spark": spark, "ray": _ray}[config.job.on]
     try:
         with place(config, path, application, directory, secret_env) as backend:
-            return run(config, path, backend)
+            return run(_load(path), path, backend)  # by now it may name the version to train on
     except HowdahError as error:
         write_verdict(directory, "FAILED", render(error), error.as_dict())
         raise
@@ -89,13 +91,19 @@ def _local(
 
 @contextmanager
 def _spark(
-    config: Config, path: str, application: str, directory: str, secret_env: Mapping[str, str]
-) -> Place:
+    config: Config, path: str, application: str, directory: str, secret_env: Mapping[str, str],
+    *, etl: bool,
+) -> Place:  # fmt: skip
     from howdah.spark.session import session
+    from places.dataset import make, needs_hive
     from places.spark_place import SparkDriver
 
-    options = config.data.spark
-    with session(options, shipped=for_spark(config), name=f"howdah {config.run.name}") as spark:
+    options, name = config.data.spark, f"howdah {config.run.name}"
+    shipped = shipped_for_spark(config, etl=etl, progress=print)
+    hive = etl and needs_hive(config)
+    with session(options, shipped=shipped, hive=hive, name=name) as spark:
+        if etl:
+            make(config, path, application)
         context = spark.sparkContext
         address = "127.0.0.1"
         if not spark_is_here(options.master):

@@ -31,6 +31,7 @@ from jobs.status import rank_log as log_of_rank
 from jobs.status.status_file import directory as files_of
 from jobs.status.text import duration, job_lines, run_summary
 from places import record
+from places.dataset import STATE as ETL_STATE
 from places.record import OVER, Record, driver_status
 from places.settings import LOG, VERDICT
 from places.submit import Submitted
@@ -112,7 +113,7 @@ def status_lines(status: dict[str, Any]) -> list[str]:
         f"run directory: {status['run_directory']}",
         f"driver's log: {status['log']}",
     ]
-    if status["state"] == "RUNNING":
+    if status["state"] == "RUNNING" and status["tracking_url"]:
         lines.append(f"page: {status['tracking_url']}")
     if status["state"] == "LOST":
         lines.append("its driver has died; submitted again, the run goes on from its checkpoint")
@@ -212,6 +213,11 @@ def scale(job: Record, workers: int) -> None:
     if not job.alive:
         state, _ = _state(job, driver_status(job))
         raise ClusterError("the job is over", where=job.application, got=state)
+    if driver_status(job).get("state") == ETL_STATE:
+        raise ClusterError(
+            "the job makes its dataset: it has no workers yet", where=job.application,
+            remedy="again when it trains: howdah status shows it",
+        )  # fmt: skip
     _request(job, {"type": "scale", "workers": workers})
 
 

@@ -31,6 +31,8 @@ __all__ = ["RayDriver", "cluster", "sweep"]
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing of a job passes through it
 _MESSAGE_CHARACTERS = 500
+_NODE_DIED = "node has died"
+"""In the message of Ray's ActorDiedError; it has no field for it."""
 
 
 @contextmanager
@@ -157,7 +159,7 @@ class RayDriver(CallsDriver[_Call]):
 
     def _look_at(self, name: str, call: _Call) -> Container | None:
         """The container if it has ended."""
-        from ray.exceptions import RayError
+        from ray.exceptions import ActorUnavailableError, RayError
 
         try:
             if not call.node and self._ray.wait([call.up], timeout=0)[0]:
@@ -166,8 +168,9 @@ class RayDriver(CallsDriver[_Call]):
                 return None
             code = self._ray.get(call.done)
         except RayError as error:
-            reason = "lost" if "node" in str(error).lower() and "died" in str(error) else "failed"
-            text = str(error)[:_MESSAGE_CHARACTERS]
+            # Unavailable: the connection broke, and with it the way to the agent's exit code.
+            lost = isinstance(error, ActorUnavailableError) or _NODE_DIED in str(error)
+            reason, text = "lost" if lost else "failed", str(error)[:_MESSAGE_CHARACTERS]
             return Container(name, call.node, "ended", 1, reason, text)
         return Container(name, call.node, "ended", code, "failed" if code else None)
 

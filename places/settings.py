@@ -9,18 +9,29 @@ from collections.abc import Callable, Mapping
 from howdah.config.model import Config
 from howdah.core import machine
 from howdah.errors import ConfigError
-from howdah.storage import is_local
+from howdah.hadoop import conf as hadoop_conf
+from howdah.packaging import cluster_paths
+from howdah.spark import shipping
+from howdah.storage import is_local, local_path
 
-__all__ = ["CHECKS", "CONFIG", "JOB", "LOG", "VERDICT", "for_spark", "spark_is_here"]
+__all__ = [
+    "CHECKS", "CONFIG", "ETL", "JOB", "LOG", "VERDICT", "for_spark", "shipped_for_spark",
+    "spark_is_here",
+]  # fmt: skip
 
 CONFIG, JOB, LOG, VERDICT = "config.yaml", "application", "driver.log", "finish.json"
 """Files in a job's own directory."""
+ETL = "--etl"
+"""The driver's argument: it makes the dataset first."""
 _AUTHENTICATED = ("spark.authenticate", "spark.network.crypto.enabled")
+_NO_ROWS_MEMORY = "512m"
+"""Of an executor's JVM that holds a rank alone: no row passes through it."""
 
 Progress = Callable[[str], None]
 
 
-def _local(config: Config, progress: Progress) -> None:
+def _local(config: Config, etl: bool, progress: Progress) -> None:
+    _refuse_etl(config, etl)
     threads = config.job.workers * config.job.worker.vcores
     if threads > machine.cores():
         progress(
@@ -29,17 +40,21 @@ def _local(config: Config, progress: Progress) -> None:
         )
 
 
-def _spark(config: Config, progress: Progress) -> None:
+def _refuse_etl(config: Config, etl: bool) -> None:
+    if etl:
+        raise ConfigError(
+            "--etl makes the dataset in the Spark application that then trains",
+            where="--etl", expected="job.on: spark", got=f"job.on: {config.job.on}",
+            remedy="--on spark; or run `howdah etl` first, and submit without --etl",
+        )  # fmt: skip
+
+
+def _spark(config: Config, etl: bool, progress: Progress) -> None:
     if importlib.util.find_spec("pyspark") is None:
         raise ConfigError("PySpark is not installed", where="job.on: spark",
                           remedy="pip install 'howdah[etl]'")  # fmt: skip
     options = config.data.spark
-    if options.master == "yarn":
-        raise ConfigError(
-            "a job inside a Spark application on YARN is not built: YARN itself runs the job",
-            where="data.spark.master", expected="local[N], local-cluster[...] or spark://...",
-            got="yarn", remedy="howdah submit --on yarn",
-        )  # fmt: skip
+    _refuse_other_sparks(config)
     if config.job.worker.gpus and "spark.executor.resource.gpu.amount" not in options.conf:
         raise ConfigError(
             "the session would give its tasks no GPU", where="job.worker.gpus",
@@ -47,7 +62,7 @@ def _spark(config: Config, progress: Progress) -> None:
             " discoveryScript, which the cluster's administrator knows",
             got="1",
         )  # fmt: skip
-    ours = for_spark(config)
+    ours = for_spark(config, etl=etl)
     if other := sorted(key for key in ours if options.conf.get(key, ours[key]) != ours[key]):
         raise ConfigError(
             "the job's driver needs other settings of the session", where="data.spark.conf",
@@ -56,6 +71,9 @@ def _spark(config: Config, progress: Progress) -> None:
         )  # fmt: skip
     if spark_is_here(options.master):
         _fits(config)
+        return
+    if shipping.on_yarn(options):  # it makes the secret itself, and `for_spark` turns both on
+        _on_yarn(config)
         return
     off = [key for key in _AUTHENTICATED if options.conf.get(key, "").lower() != "true"]
     if off:
@@ -67,6 +85,38 @@ def _spark(config: Config, progress: Progress) -> None:
             remedy="turn on Spark's authentication and encryption; there is no way without",
         )  # fmt: skip
     _shared(config, progress)
+
+
+def _refuse_other_sparks(config: Config) -> None:
+    """The driver of the job holds the session: in this process, by the PySpark of this Python."""
+    options = config.data.spark
+    if options.deploy_mode != "client":
+        raise ConfigError(
+            "the job's driver holds the Spark session, on this machine",
+            where="data.spark.deploy_mode", expected="client", got=options.deploy_mode,
+        )  # fmt: skip
+    own = shipping.spark_home(options.model_copy(update={"home": None}))
+    if options.home is not None and not os.path.samefile(shipping.spark_home(options), own):
+        raise ConfigError(
+            "the job's driver uses the PySpark that is installed with it",
+            where="data.spark.home", expected=own, got=local_path(options.home),
+            remedy="leave it out, or install Howdah beside the PySpark of that version",
+        )  # fmt: skip
+
+
+def _on_yarn(config: Config) -> None:
+    """Executors have what YARN gives them: shipped Python, paths of the cluster's storage."""
+    if hadoop_conf.load().kerberos:
+        raise ConfigError(
+            "a job on Spark has no way to renew its Kerberos tokens in training processes",
+            where="hadoop.security.authentication", expected="simple", got="kerberos",
+            remedy="howdah submit --on yarn renews them",
+        )  # fmt: skip
+    paths = {"run.directory": config.run.directory, "data.dataset": config.data.dataset,
+             "checkpoint.directory": config.checkpoint_directory}  # fmt: skip
+    if os.path.isdir(config.model.base):
+        paths["model.base"] = config.model.base
+    cluster_paths.refuse_local(paths)
 
 
 def _fits(config: Config) -> None:
@@ -97,24 +147,61 @@ def spark_is_here(master: str) -> bool:
     return master.startswith("local")
 
 
-def for_spark(config: Config) -> dict[str, str]:
-    """Settings of the session that holds a job's workers."""
+def for_spark(config: Config, *, etl: bool) -> dict[str, str]:
+    """Settings that the session needs which holds a job's workers.
+
+    Args:
+        etl: it makes the dataset first.
+    """
     settings = {
-        # A worker that ends is replaced by the job's driver, which knows whether it should be.
-        "spark.task.maxFailures": "1",
-        "spark.stage.maxConsecutiveAttempts": "1",
         "spark.speculation": "false",
         "spark.task.cpus": str(config.job.worker.vcores),
         "spark.scheduler.mode": "FAIR",
         "spark.dynamicAllocation.enabled": "false",
         "spark.python.task.killTimeout": "1s",
     }
+    if not etl:
+        # A worker that ends is replaced by the job's driver, which knows whether it should be. The
+        # ETL's tasks may fail and be tried again; a worker's task that is ends at once (_Task).
+        settings["spark.task.maxFailures"] = settings["spark.stage.maxConsecutiveAttempts"] = "1"
     if config.job.worker.gpus:
         settings["spark.task.resource.gpu.amount"] = "1"
+    if shipping.on_yarn(config.data.spark):
+        settings |= dict.fromkeys(_AUTHENTICATED, "true")
+        settings |= _executors(config)
     return settings
 
 
-def _ray(config: Config, progress: Progress) -> None:
+def _executors(config: Config) -> dict[str, str]:
+    """An executor a worker: YARN limits the memory of both together."""
+    job = config.job
+    instances = max(job.most, config.data.spark.executors or 0)
+    return {
+        "spark.executor.instances": str(instances),
+        "spark.executor.cores": str(job.worker.vcores),
+        "spark.executor.memoryOverhead": f"{job.worker.memory // 2**20}m",
+        # By default two for each executor: how many may fail is job.max_restarts' to say.
+        "spark.executor.maxNumFailures": str((job.max_restarts + job.attempts) * instances),
+    }
+
+
+def shipped_for_spark(config: Config, *, etl: bool, progress: Progress) -> dict[str, str]:
+    """`for_spark`, and on YARN the settings that bring Python and Howdah to the nodes.
+
+    Uploads what the cluster's storage does not have yet.
+    """
+    shipped: dict[str, str] = {}
+    if shipping.on_yarn(config.data.spark):
+        extra = ("pandas",) if etl else ()
+        framework = config.training.framework
+        shipped = shipping.ship(config, framework, progress, extra=extra).conf
+        if not etl:
+            shipped["spark.executor.memory"] = _NO_ROWS_MEMORY
+    return {**shipped, **for_spark(config, etl=etl)}
+
+
+def _ray(config: Config, etl: bool, progress: Progress) -> None:
+    _refuse_etl(config, etl)
     if importlib.util.find_spec("ray") is None:
         raise ConfigError("Ray is not installed", where="job.on: ray",
                           remedy="pip install 'howdah[ray]'")  # fmt: skip
@@ -139,7 +226,8 @@ def _shared(config: Config, progress: Progress) -> None:
         progress(f"{', '.join(local)}: every machine must have this path (a shared file system)")
 
 
-CHECKS: Mapping[str, Callable[[Config, Progress], None]] = {
+CHECKS: Mapping[str, Callable[[Config, bool, Progress], None]] = {
     "local": _local, "spark": _spark, "ray": _ray,
 }  # fmt: skip
-"""{place: its check}; what it raises is reported with all other problems."""
+"""{place: its check of (configuration, whether its job makes the dataset first, progress)}; what it
+raises is reported with all other problems."""

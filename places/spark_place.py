@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,8 @@ __all__ = ["SparkDriver"]
 
 _LOST = ("ExecutorLostFailure", "executor lost", "Remote RPC client disassociated")
 _MESSAGE_CHARACTERS = 500
+_ABORT_SECONDS = 2.0
+"""How long Spark may take to fail a job whose task has failed, or to hand over its result."""
 
 
 @dataclass
@@ -27,6 +30,10 @@ class _Call:
     """One Spark job."""
 
     done: bool = False
+    ran: bool = False
+    """Its task has been seen running."""
+    idle: float | None = None
+    """Since when none is, by the monotonic clock."""
     code: int | None = None
     lost: bool = False
     message: str = ""
@@ -61,11 +68,15 @@ class SparkDriver(CallsDriver[_Call]):
         try:
             # In the closure: `parallelize` would write the key into a file.
             task = self._context.parallelize([0], 1).map(_Task(assignment))
-            call.node, call.code = task.collect()[0]
+            node, code = task.collect()[0]
+            if not call.done:
+                call.node = node
+                call.code, call.lost = (1, True) if code is None else (code, False)
         except (Py4JError, PySparkException, OSError) as error:
             text = str(error)
-            call.code, call.lost = 1, any(word in text for word in _LOST)
-            call.message = text[:_MESSAGE_CHARACTERS]
+            if not call.done:
+                call.code, call.lost = 1, any(word in text for word in _LOST)
+                call.message = text[:_MESSAGE_CHARACTERS]
         call.done = True
 
     def look(self, name: str, call: _Call) -> Container:
@@ -78,8 +89,17 @@ class SparkDriver(CallsDriver[_Call]):
             for stage in job.stageIds if job is not None else ():
                 info = tracker.getStageInfo(stage)
                 if info is not None and info.numActiveTasks:
+                    call.ran, call.idle = True, None
                     return Container(name, call.node, "running")
-        return Container(name, "", "requested")
+        if not call.ran:
+            return Container(name, "", "requested")
+        call.idle = call.idle or time.monotonic()
+        if time.monotonic() - call.idle > _ABORT_SECONDS:
+            # Where a node is lost, Spark does not count its tasks' failures: they wait for another.
+            call.code, call.lost, call.done = 1, True, True
+            call.message = "Spark has lost the executor of its task"
+            self.end(name, call)
+        return Container(name, call.node, "running")
 
     def end(self, name: str, call: _Call) -> None:
         self._context.cancelJobGroup(name)
@@ -87,14 +107,20 @@ class SparkDriver(CallsDriver[_Call]):
 
 @dataclass(frozen=True)
 class _Task:
-    """In the executor: run the agent; (host, its exit code)."""
+    """In the executor: run the agent; (host, its exit code).
+
+    None: Spark has started the task again, for its worker was lost. Whether there is to be another
+    worker is for the job's driver to decide.
+    """
 
     assignment: Assignment
 
-    def __call__(self, _: int) -> tuple[str, int]:
+    def __call__(self, _: int) -> tuple[str, int | None]:
         from pyspark import TaskContext
 
         context = TaskContext.get()
-        devices = context.resources().get("gpu") if context is not None else None
+        if context.attemptNumber() > 0:
+            return os.uname().nodename, None
+        devices = context.resources().get("gpu")
         env = {} if devices is None else {"CUDA_VISIBLE_DEVICES": ",".join(devices.addresses)}
         return os.uname().nodename, run_agent(self.assignment, env)

@@ -24,11 +24,13 @@ from howdah.config.model import Config
 from howdah.config.types import named_by
 from howdah.data.manifest import content_hash
 from howdah.errors import ClusterError, ConfigError, HowdahError, TrainingError
+from howdah.spark import shipping
 from howdah.storage import directories
 from jobs import checks, secret_file
+from places import dataset as making
 from places import record
 from places.record import Record
-from places.settings import CHECKS, CONFIG, JOB, LOG, VERDICT
+from places.settings import CHECKS, CONFIG, ETL, JOB, LOG, VERDICT, shipped_for_spark
 
 __all__ = ["Submitted", "dry_run", "submit"]
 
@@ -67,9 +69,9 @@ class Submitted:
         return f"howdah logs {self.record.run_directory} --follow"
 
 
-def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
+def dry_run(config: Config, progress: Progress, *, etl: bool = False) -> dict[str, Any]:
     """What `submit` would start, after the same checks; no process is started."""
-    config = _checked(config, progress)
+    config = _checked(config, etl, progress)
     job, on = config.job, config.job.on
     where = {
         "local": socket.gethostname(),
@@ -79,6 +81,7 @@ def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
     return {
         "on": on,
         "where": where,
+        "etl": etl,
         "run_directory": config.run.directory,
         "workers": job.workers,
         "between": [job.fewest, job.most],
@@ -89,7 +92,9 @@ def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
 def lines(plan: Mapping[str, Any]) -> list[str]:
     """A `dry_run` as text."""
     worker, (fewest, most) = plan["worker"], plan["between"]
+    first = ["the dataset first, in the same Spark application"] if plan["etl"] else []
     return [
+        *first,
         f"a driver on this machine, {plan['workers']} workers ({fewest} to {most}) on"
         f" {plan['where']}",
         f"worker: {worker['vcores']} threads, {worker['gpus']} GPUs",
@@ -97,16 +102,18 @@ def lines(plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def submit(config: Config, progress: Progress) -> Submitted:
+def submit(config: Config, progress: Progress, *, etl: bool = False) -> Submitted:
     """Start the job of a configuration, or attach to its live one.
 
+    Args:
+        etl: the job makes its dataset first, unless it is there.
     Raises:
         ConfigError, DataError, ModelError, StorageError: a check failed.
         ClusterError: another job holds the run directory; the driver did not start.
     """
     began = time.monotonic()
     secret_file.values(config, os.environ)
-    config = _checked(config, progress)
+    config = _checked(config, etl, progress)
     digest = content_hash(redact.config(config).model_dump(mode="json"))
     with record.submitting(config.run.directory):
         there = record.read(config.run.directory)
@@ -117,14 +124,16 @@ def submit(config: Config, progress: Progress) -> Submitted:
             progress(f"this run is submitted already: {there.application}")
         else:
             record.refuse_live_on_yarn(config.run.directory)
-            there = _start(config, digest, progress)
+            if config.job.on == "spark":  # what is built and uploaded here, the driver finds
+                shipped_for_spark(config, etl=etl, progress=progress)
+            there = _start(config, digest, etl, progress)
     page = record.driver_status(there).get("page")
     seconds = time.monotonic() - began
     return Submitted(record=there, page=page, attached=attached, seconds=seconds)
 
 
 # -------------------------------------------------------------------------------------- checks
-def _checked(config: Config, progress: Progress) -> Config:
+def _checked(config: Config, etl: bool, progress: Progress) -> Config:
     """The configuration with absolute paths, after all checks."""
     loader.require_secrets(config)
     if config.job.controller == "mpi" and config.job.on != "local":
@@ -140,10 +149,10 @@ def _checked(config: Config, progress: Progress) -> Config:
     config = _absolute(config)
     found: list[HowdahError] = []
     parts: tuple[Callable[[], None], ...] = (
-        lambda: CHECKS[config.job.on](config, progress),
+        lambda: CHECKS[config.job.on](config, etl, progress),
         lambda: _writable(config),
         lambda: checks.batch(config),
-        lambda: checks.dataset(config),
+        lambda: making.check(config, progress) if etl else checks.dataset(config),
         lambda: checks.model(config, progress),
         lambda: checks.free_space(config),
     )
@@ -155,7 +164,11 @@ def _checked(config: Config, progress: Progress) -> Config:
 
 
 def _absolute(config: Config) -> Config:
-    """Agents have working directories of their own: every local path becomes absolute."""
+    """Agents have working directories of their own: every local path becomes absolute.
+
+    On YARN file:// names what all nodes mount, and a path without a scheme is refused.
+    """
+    on_yarn = config.job.on == "spark" and shipping.on_yarn(config.data.spark)
     values = config.model_dump(mode="json")
     for name, field in loader.keys():  # noqa: SIM118 - a module
         section: Any = values
@@ -168,7 +181,7 @@ def _absolute(config: Config) -> Config:
         is_path = named_by(field) == "path" or (
             named_by(field) in ("model", "checkpoint") and os.path.exists(value)
         )
-        if is_path and storage.is_local(value):
+        if is_path and storage.is_local(value) and not (on_yarn and "://" in value):
             section[leaf] = storage.local_path(value)
     return loader.from_dict(values)
 
@@ -184,7 +197,7 @@ def _writable(config: Config) -> None:
 
 
 # ---------------------------------------------------------------------------------- the driver
-def _start(config: Config, digest: str, progress: Progress) -> Record:
+def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record:
     """Start the driver and wait for its first status; a failure ends it."""
     on = config.job.on
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
@@ -198,8 +211,9 @@ def _start(config: Config, digest: str, progress: Progress) -> Record:
     with open(log, "ab") as output:
         # Of its own session: a Ctrl-C at the terminal and the terminal's end do not reach it.
         process = subprocess.Popen(
-            [sys.executable, "-m", "places", "driver", directory], stdin=subprocess.DEVNULL,
-            stdout=output, stderr=output, start_new_session=True, env=_environment(),
+            [sys.executable, "-m", "places", "driver", directory, *([ETL] if etl else [])],
+            stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
+            env=_environment(),
         )  # fmt: skip
     try:
         made = Record(

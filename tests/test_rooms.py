@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "training": {"howdah", "training"},
     "jobs": {"howdah", "jobs"},
     "yarn": {"howdah", "jobs", "yarn"},
-    "places": {"howdah", "jobs", "places"},
+    "places": {"howdah", "etl", "jobs", "places"},
     "minicluster": {"howdah", "minicluster"},
     "tuning": {"howdah", "training", "tuning"},
     "dags": {"howdah"},

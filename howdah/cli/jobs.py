@@ -87,14 +87,24 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check, and print what would be asked for.")
     ] = False,
+    etl: Annotated[
+        bool,
+        typer.Option("--etl", help="With --on spark: first make the dataset, in the same Spark."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
     checked = load(config, [*(set or []), *([] if on is None else [f"job.on={on}"])])
     if checked.job.on == "yarn":
+        if etl:
+            raise UsageError(
+                "--etl makes the dataset in the Spark application that then trains",
+                expected="--on spark", got="--on yarn",
+                remedy="run `howdah etl` first, and submit without --etl",
+            )  # fmt: skip
         _submit_to_yarn(checked, wait, dry_run, json)
     else:
-        _submit_elsewhere(checked, wait, dry_run, json)
+        _submit_elsewhere(checked, wait, dry_run, etl, json)
 
 
 def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None:
@@ -116,21 +126,22 @@ def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None
     answer(found.as_dict(), json, lines)
 
 
-def _submit_elsewhere(checked: Any, wait: bool, dry_run: bool, json: bool) -> None:
+def _submit_elsewhere(checked: Any, wait: bool, dry_run: bool, etl: bool, json: bool) -> None:
     from places import control
     from places import submit as submission
 
     if dry_run:
-        plan = submission.dry_run(checked, say)
+        plan = submission.dry_run(checked, say, etl=etl)
         answer(plan, json, submission.lines(plan))
         return
-    found = submission.submit(checked, say)
+    found = submission.submit(checked, say, etl=etl)
     name = found.record.application
     if wait:
         final = control.follow(found, checked.checkpoint.grace_seconds, say)
         answer({**found.as_dict(), "status": final}, json, [f"{name} succeeded"])
         return
-    answer(found.as_dict(), json, [name, f"page: {found.page}", f"follow it: {found.follow}"])
+    page = [f"page: {found.page}"] if found.page else []  # none yet while the dataset is made
+    answer(found.as_dict(), json, [name, *page, f"follow it: {found.follow}"])
 
 
 @app.command()

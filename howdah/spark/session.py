@@ -101,10 +101,9 @@ def session(
         ready: called with the application once it runs.
         name: of the application.
     """
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    if SparkContext._active_spark_context is not None:
+    if is_active():
         yield SparkSession.builder.getOrCreate()
         return
     if not in_container():
@@ -139,6 +138,13 @@ def session(
                 _stop(spark)
             else:
                 _end(spark, killed=options.master == "yarn" and not in_container())
+
+
+def is_active() -> bool:
+    """True if this process has a session, which `session` would use."""
+    from pyspark import SparkContext
+
+    return SparkContext._active_spark_context is not None
 
 
 def _launch(options: SparkOptions, settings: Mapping[str, str], name: str) -> None:

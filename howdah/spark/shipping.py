@@ -13,7 +13,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from howdah import storage
@@ -78,11 +78,12 @@ def on_yarn(options: SparkOptions) -> bool:
     return options.master == "yarn"
 
 
-def ship(config: Config, kind: str, progress: Progress) -> Shipment:
+def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] = ()) -> Shipment:
     """Upload the packages that are missing; the packages' settings for Spark.
 
     Args:
         kind: of the Python environment (`packaging.kinds.KINDS`).
+        extra: further distributions in it.
 
     Raises:
         ConfigError, ClusterError, StorageError: something is missing or cannot be uploaded, or
@@ -90,7 +91,7 @@ def ship(config: Config, kind: str, progress: Progress) -> Shipment:
     """
     options = config.data.spark
     target = ready(cluster_paths.staging(config, options), "data.spark.staging")
-    environment = target.put(package.environment(kind, progress=progress), progress)
+    environment = target.put(package.environment(kind, progress=progress, extra=extra), progress)
     wheel = target.put(package.wheel(), progress)
     archives = [f"{environment}#{ENVIRONMENT}"]
     conf = {

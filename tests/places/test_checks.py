@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from howdah.cli import app, run
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, NotFound
 from places import control, record, settings
@@ -30,16 +31,18 @@ def config(tmp_path, monkeypatch, tiny_dataset, tiny_model_dir):
     return make
 
 
-def refused(config):
+def refused(config, *, etl=False):
     with pytest.raises((ConfigError, ClusterError)) as caught:
-        submission.dry_run(config, print)
+        submission.dry_run(config, print, etl=etl)
     return str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("spark", "job", "text"),
     [
-        ({"master": "yarn"}, {}, "howdah submit --on yarn"),
+        ({"master": "yarn"}, {}, "every node sees"),
+        ({"master": "yarn", "conf": {"spark.authenticate": "false"}}, {}, "authenticate=true"),
+        ({"master": "yarn", "deploy_mode": "cluster"}, {}, "deploy_mode"),
         ({"master": "spark://h:7077"}, {}, "spark.authenticate, spark.network.crypto.enabled"),
         ({"master": "spark://h:7077", "conf": {"spark.authenticate": "true"}}, {}, "crypto"),
         ({"master": "local[1]"}, {}, "data.spark.master=local[2]"),
@@ -52,6 +55,37 @@ def refused(config):
 )
 def test_a_spark_that_cannot_hold_the_job_is_refused(config, spark, job, text):
     assert text in refused(config("spark", spark, job=job))
+
+
+def test_a_dataset_is_made_by_a_job_on_spark_alone_and_from_a_source_that_is_there(config):
+    for on in ("local", "ray"):
+        assert "expected: job.on: spark" in refused(config(on), etl=True)
+    spark = {"master": "local[2]"}
+    assert "names no source" in refused(config("spark", spark), etl=True)
+
+
+def test_the_command_refuses_to_make_a_dataset_on_yarn(tmp_path, capsys):
+    path = tmp_path / "run.yaml"
+    path.write_text("job: {on: yarn}")
+    words = ["submit", "--config", str(path), "--etl"]
+    assert run(lambda: app(words, standalone_mode=False), as_json=False) == 2
+    assert "expected: --on spark" in capsys.readouterr().err
+
+
+def test_a_spark_on_yarn_of_kerberos_is_refused(config, tmp_path, monkeypatch):
+    name, value = "hadoop.security.authentication", "kerberos"
+    setting = f"<property><name>{name}</name><value>{value}</value></property>"
+    (tmp_path / "core-site.xml").write_text(f"<configuration>{setting}</configuration>")
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    assert "howdah submit --on yarn" in refused(config("spark", {"master": "yarn"}))
+
+
+def test_a_session_on_yarn_has_an_executor_a_worker_and_encrypts(config):
+    job = {"workers": 2, "max_workers": 3, "worker": {"memory": "2 GiB"}}
+    made = settings.for_spark(config("spark", {"master": "yarn"}, job=job), etl=False)
+    assert made["spark.authenticate"] == made["spark.network.crypto.enabled"] == "true"
+    assert made["spark.executor.instances"] == "3"
+    assert made["spark.executor.memoryOverhead"] == "2048m"
 
 
 def test_a_spark_that_can_is_not(config):
@@ -154,7 +188,9 @@ def test_a_job_on_yarn_that_writes_to_the_run_directory_keeps_it(config, tmp_pat
 
 
 def test_settings_of_a_session_leave_restarts_to_the_job(config):
-    made = settings.for_spark(config("spark", job={"worker": {"vcores": 2, "gpus": 1}}))
+    held = config("spark", job={"worker": {"vcores": 2, "gpus": 1}})
+    assert "spark.task.maxFailures" not in settings.for_spark(held, etl=True)  # the ETL's tasks
+    made = settings.for_spark(held, etl=False)
     assert made["spark.task.maxFailures"] == "1"
     assert made["spark.task.cpus"] == "2"
     assert made["spark.task.resource.gpu.amount"] == "1"

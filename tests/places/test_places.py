@@ -2,16 +2,12 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
-from tests import ROOT
-from tests.runs import fault_table
 from tests.runs.local_jobs import kill, parent
 from tests.runs.place_jobs import PlaceJob, gone
 from tests.support.waiting import wait_until
@@ -58,8 +54,9 @@ def check_state(one):
     assert all(row["value"] == row["step"] for row in rows)
 
 
-@pytest.mark.parametrize("on", PLACES[1:])
+@pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])
 def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
+    """On Spark by default in an application that makes its dataset first: test_etl.py."""
     one = job(on, min_workers=1, master="local[2]")
     status, survivor = one.trains(2), one.rank(0)["pid"]
     kill(one.rank(1)["pid"])
@@ -160,14 +157,11 @@ def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
         "threads_per_rank": 1})  # fmt: skip
     status = one.trains(2, seconds=200)
     survivor, victim = one.rank(1)["pid"], one.rank(0)["pid"]
-    began = time.monotonic()
     kill(victim)
     one.trains(2, status["generation"], 200)
-    seconds = time.monotonic() - began
     assert one.rank(0)["pid"] == survivor
     assert any("the state of step" in event for event in one.events())
     assert not os.path.exists(f"/proc/{victim}")
-    fault_table.add_place(framework, "rank 0 killed", on, seconds, "memory")
     assert one.json("kill", str(one.run_directory), "--save")["state"] == "KILLED"
     record = json.loads((one.run_directory / "run.json").read_text())
     assert record["status"] == "interrupted"
@@ -213,50 +207,3 @@ def test_an_interrupt_of_the_command_that_waits_saves_and_ends_the_job(job, on):
     assert "saved " in rest
     assert one.file["state"] == "killed"
     gone(started)
-
-
-@full
-@pytest.mark.spark
-def test_a_standalone_spark_with_authentication_and_encryption(job, tmp_path, monkeypatch):
-    import pyspark
-
-    home = os.path.dirname(pyspark.__file__)
-    secret = {"spark.authenticate.secret": "a secret of this test"}
-    conf = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true", **secret}
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    env = {
-        **os.environ, "SPARK_LOCAL_IP": "127.0.0.1", "SPARK_WORKER_DIR": str(tmp_path / "work"),
-        "SPARK_HOME": home, "PYTHONPATH": str(ROOT),
-        "SPARK_DAEMON_JAVA_OPTS": " ".join(f"'-D{k}={v}'" for k, v in conf.items()),
-    }  # fmt: skip
-    lines, daemons = tmp_path / "daemons.log", []
-
-    def daemon(name, *words):
-        argv = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", *words]
-        with lines.open("ab") as log:
-            daemons.append(subprocess.Popen(argv, env=env, stdout=log, stderr=log, cwd=tmp_path))
-
-    def address():
-        return re.search(r"spark://127\.0\.0\.1:\d+", lines.read_text())
-
-    host = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
-    try:
-        daemon("master.Master", *host)
-        wait_until(address, 60)
-        master = address()[0]
-        for _ in range(2):
-            daemon("worker.Worker", *host, "--cores", "1", "--memory", "1G", master)
-        wait_until(lambda: lines.read_text().count("Registering worker") >= 2, 60)
-        more = {"spark.driver.host": "127.0.0.1", "spark.executorEnv.PYTHONPATH": str(ROOT)}
-        one = job("spark", min_workers=1, master=master, conf={**conf, **more})
-        status = one.trains(2)
-        assert len({rank["container"] for rank in status["ranks"]}) == 2
-        kill(parent(one.rank(1)["pid"]))
-        one.trains(2, status["generation"])
-        assert secret["spark.authenticate.secret"] not in one.log.read_text()
-        assert one.json("kill", str(one.run_directory))["state"] == "KILLED"
-        check_state(one)
-    finally:
-        for process in daemons:
-            process.kill()
-            process.wait()

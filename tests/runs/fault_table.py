@@ -21,8 +21,11 @@ injected (tests/workers/slow) and, for lost hosts, a network namespace each
 tests/jobs/test_local_training.py). There the seconds of a lost host count from the loss being known
 (job.contact_seconds after it) to the survivors' next world, those of a rank that stops to its
 being found, with `job.hang_seconds: 5`.
-Rows with "(on local)", "(on spark)" and "(on ray)" are jobs of `howdah submit --on` on one machine
-(tests/places/test_places.py).
+Rows with "(on ...)" are jobs of `howdah submit --on` on one machine of 2 cores, which others used
+at the same time (tests/places): on local; on spark, `local-cluster` of two executors; on a
+standalone Spark and a Ray of two nodes, all daemons on loopback; on Spark on YARN, the mini
+cluster. There the seconds of a killed driver include the command that submits the job again at
+once, those of a lost node the start of another one, once the survivor trains.
 
 | framework | fault | repeated steps | training again, s | all again, s | went on from | left |
 |---|---|---|---|---|---|---|
@@ -52,11 +55,6 @@ def add_local(framework, fault, seconds, state):
     """Remember what a fault cost a job of local agents; seconds until training goes on."""
     again = None if seconds is None else round(seconds, 1)
     add(Row(framework, fault + LOCAL, None, again, None, state, None))
-
-
-def add_place(framework, fault, on, seconds, state):
-    """Remember what a fault cost a job on this machine, Spark or Ray; seconds until all train."""
-    add(Row(framework, f"{fault} (on {on})", None, None, round(seconds, 1), state, 0))
 
 
 def undisturbed(framework, fault):

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import yaml
 
+from howdah.errors import NotFound
+from howdah.storage import is_local, read_json
 from tests import ROOT
 from tests.runs.local_jobs import LIGHT, LocalJob, kill
 from tests.support.waiting import wait_until
@@ -38,15 +40,18 @@ class PlaceJob(LocalJob):
     Args:
         on: local, spark, ray.
         light: light workers in training's place.
+        words: more of the command that submits it.
+        run: the run directory; None: one below `directory`.
         sections: of the configuration.
     """
 
-    def __init__(self, directory, on, *, light=True, env=None, **sections):
-        self.prefix, self.on = (), on
+    def __init__(self, directory, on, *, light=True, env=None, words=(), run=None, **sections):
+        self.prefix, self.on, self.words = (), on, words
         self.directory = Path(directory)
+        self.run = run or str(self.directory / "run")
         self.run_directory = self.directory / "run"
         self.directory.mkdir(parents=True, exist_ok=True)
-        config = {"run": {"directory": str(self.run_directory), "name": "test"}, **sections}
+        config = {"run": {"directory": self.run, "name": "test"}, **sections}
         if light:  # Spark puts Howdah's own packages first in PYTHONPATH
             path = f"{LIGHT}{os.pathsep}{ROOT}"
             config["job"] = {**config.get("job", {}), "env": {"PYTHONPATH": path}}
@@ -56,25 +61,41 @@ class PlaceJob(LocalJob):
             **os.environ, "PYTHONPATH": str(ROOT), "HOWDAH_CACHE": str(self.directory / "cache"),
             "CUDA_VISIBLE_DEVICES": "", **(env or {}),
         }  # fmt: skip
-        self.env.pop("HADOOP_CONF_DIR", None)
+        if "HADOOP_CONF_DIR" not in (env or {}):
+            self.env.pop("HADOOP_CONF_DIR", None)
         self.submit()
 
     def submit(self):
         """Submit it (again); the command's answer."""
-        answer = self.json("submit", "--config", str(self.config), "--on", self.on)
+        words = ("--config", str(self.config), "--on", self.on, *self.words)
+        answer = self.json("submit", *words)
         self.application = answer["application"]
         self.job = self.directory / "cache" / "jobs" / self.application
         self.log = self.job / "driver.log"
-        record = json.loads((self.run_directory / "yarn" / "place.json").read_text())
+        record = json.loads((self.job / "place.json").read_text())
         if not answer["attached"]:
             self.driver = _Detached(record["pid"])
         return answer
+
+    @property
+    def file(self):
+        """status.json as the driver last wrote it."""
+        if is_local(self.run):
+            return super().file
+        try:
+            return read_json(f"{self.run}/yarn/status.json")
+        except NotFound:
+            return dict.fromkeys(("state", "step", "page"), None) | {"ranks": [], "events": []}
+
+    def run_json(self):
+        """run.json of the run directory."""
+        return read_json(f"{self.run}/run.json")
 
     def command(self, *words):
         """Run a `howdah` command to its end."""
         return subprocess.run(
             [sys.executable, "-m", "howdah.cli", *words], env=self.env, cwd=self.directory,
-            capture_output=True, text=True, timeout=240,
+            capture_output=True, text=True, timeout=420,
         )  # fmt: skip
 
     def json(self, *words):

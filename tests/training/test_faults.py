@@ -113,6 +113,21 @@ def test_when_howdah_train_is_killed_no_rank_lives_on(start, framework, kind):
     assert job.steps_saved()
 
 
+# ------------------------------------------------------------------------------ stopped ranks
+@pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
+def test_an_interrupt_ends_a_job_one_of_whose_ranks_is_stopped(start, framework, kind):
+    """It cannot save, and neither can the others without it: all end when their time is over."""
+    job = start(framework, kind, **{"checkpoint.grace_seconds": 3})
+    job.wait_for_checkpoint()
+    os.kill(job.rank(1), signal.SIGSTOP)
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.stderr
+    job.wait_until_nothing_is_left()
+    assert "Traceback" not in job.stderr
+    assert job.run_json()["status"] == "interrupted"
+    assert Checkpoints(os.path.join(job.directory, "checkpoints")).latest().step > 0
+
+
 # ------------------------------------------------------------------------- the bare launchers
 @pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
 def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_all_are_terminated(
@@ -191,12 +206,20 @@ def test_not_a_number_on_one_rank_stops_all_and_is_never_saved(
             assert np.isfinite(array).all(), name
 
 
-def test_a_refused_configuration_is_printed_once_under_a_bare_launcher(tmp_path):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "mpirun",
+        *(pytest.param(kind, marks=pytest.mark.full) for kind in ("horovodrun", "torchrun")),
+    ],
+)
+def test_a_refused_configuration_is_printed_once_under_a_bare_launcher(tmp_path, kind):
     config = tmp_path / "run.yaml"
     config.write_text("training: {max_stepz: 3}\n")
-    argv = [*launcher("mpirun", 2), sys.executable, "-m", "training", "--config", str(config)]
+    argv = [*launcher(kind, 2), sys.executable, "-m", "training", "--config", str(config)]
     job = Job(str(tmp_path), argv, {})
-    assert job.end() == 2
+    code = job.end()
+    assert code == 2 if kind == "mpirun" else code != 0  # the others have codes of their own
     assert job.stderr.count("unknown key 'max_stepz'") == 1
     assert "did you mean training.max_steps?" in job.stderr
     assert "Traceback" not in job.stderr
