@@ -27,7 +27,8 @@ from howdah.errors import (
     StorageFull,
 )
 
-__all__ = ["base_config", "batch", "dataset", "free_space", "gathered", "model", "raise_all"]
+__all__ = ["base_config", "batch", "dataset", "free_space", "gathered", "model", "parallel",
+           "raise_all"]  # fmt: skip
 
 Progress = Callable[[str], None]
 _TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
@@ -70,6 +71,21 @@ def batch(config: Config) -> None:
             expected=f"at least {most} ({key}): each rank needs a row of every step",
             got=str(rows),
             remedy=f"raise training.global_batch_size, or set {key} to {rows} or less",
+        )
+
+
+def parallel(config: Config) -> None:
+    """The ranks of a job's agents meet by Horovod (jobs/world.py), which moves no parameters."""
+    shard = config.training.parallel.shard
+    if shard == "full":
+        raise ConfigError(
+            "jobs on a cluster do not divide parameters among their ranks: Horovod connects these,"
+            " and torch.distributed is needed",
+            where=f"training.parallel.shard: {shard}",
+            expected="none or optimizer",
+            got=shard,
+            remedy="set it to optimizer, or start the ranks with `howdah train --launcher"
+            " torchrun` (torchrun -m training on several machines)",
         )
 
 

@@ -143,6 +143,7 @@ def _checked(config: Config, progress: Progress) -> Config:
         lambda: CHECKS[config.job.on](config, progress),
         lambda: _writable(config),
         lambda: checks.batch(config),
+        lambda: checks.parallel(config),
         lambda: checks.dataset(config),
         lambda: checks.model(config, progress),
         lambda: checks.free_space(config),

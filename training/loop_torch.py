@@ -16,15 +16,18 @@ from howdah.core.machine import return_free_memory
 from training.checkpoint.read import MODEL, model_weights
 from training.checkpoint.snapshots import Snapshots
 from training.comm.base import WorldChanged
+from training.comm.in_step import steps_in_step
 from training.hooks.conclusion import conclude
 from training.hooks.evaluator import Evaluator
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver
 from training.model import forward_torch, parameters
+from training.model.sharded_torch import shard
 from training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from training.optim.flat_torch import Shares, flatten
 from training.optim.gradients_torch import FlatGradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
+from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
 from training.prepare import prepare
 from training.process import devices
 from training.resuming import Resumed, resume
@@ -55,7 +58,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
             # ------------------------------------------------------------- the state to resume from
-            divided = training.parallel.shard == "optimizer"
+            divided, in_step = training.parallel.shard != "none", job.in_step
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory, divided=divided)
             job = job.at(state)
 
@@ -68,19 +71,32 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     training=training,
                     model=config.model,
                     precision=job.precision,
-                    device=device,
+                    device="meta" if in_step else device,
                 )
+                if in_step:
+                    shard(net, net.parts(), comm.mesh(device), device)
+                    forward_torch.import_weights(net, model_weights(tensors).items())
                 trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
                 words = job.base.family.word_embeddings
                 _drop_weights(tensors)  # a copy beside the model's
-                weights = flatten(trainable, words=words) if divided else None
-                gradients = FlatGradients(trainable, words=words)
+                flat = divided and not in_step
+                weights = flatten(trainable, words=words) if flat else None
+                gradients = (
+                    ShardedGradients(trainable)
+                    if in_step
+                    else FlatGradients(trainable, words=words)
+                )
                 forward = forward_torch.forward_fn(net)
                 served = forward_torch.forward_fn(net, as_served=True)
             else:
                 forward_torch.import_weights(net, model_weights(tensors).items())
-            shares = Shares.of(gradients.layout, comm.rank, comm.size) if divided else None
-            if shares is not None:
+            shares = Shares.of(gradients.layout, comm.rank, comm.size) if flat else None
+            spool = training.shard_cache_directory or cache_root()
+            if in_step:
+                optimizer = ShardedAdamW(
+                    net, trainable, training, job.schedule.peak, directory=spool
+                )
+            elif shares is not None:
                 optimizer = DividedAdamW(
                     trainable,
                     weights,
@@ -88,15 +104,16 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     shares,
                     training,
                     job.schedule.peak,
-                    directory=training.shard_cache_directory or cache_root(),
+                    directory=spool,
                 )
             elif optimizer is None:
                 optimizer = WholeAdamW(trainable, training, job.schedule.peak)
             saved = chain(tensors.items(), tensors.rest)
             optimizer.load(saved, state.step - state.skipped_steps)  # every rank enters if divided
-            gradients.arrange(
-                training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
-            )
+            if not in_step:
+                gradients.arrange(
+                    training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
+                )
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(
                 state,
@@ -106,6 +123,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 weights=partial(forward_torch.weights, net),
                 moments=optimizer.moments,
                 collect=optimizer.collect and partial(optimizer.collect, comm),
+                collect_weights=partial(optimizer.collect_weights, comm) if in_step else None,
             )
             saver = CheckpointSaver(job, comm, run, resumable)
             evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
@@ -124,22 +142,24 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
             source = job.train_source(comm, state)
-            for batch in () if over else source:
+            batches = steps_in_step(source, comm) if in_step else source
+            for batch in () if over else batches:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 torch.manual_seed(
                     parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 )
                 ids_BT = torch.from_numpy(batch.ids_BT).to(device, torch.int64)
-                logits_BC = net(ids_BT, torch.from_numpy(batch.mask_BT).to(device))
-                loss_B = F.cross_entropy(
-                    logits_BC,
-                    torch.from_numpy(batch.labels_B).to(device, torch.int64),
-                    label_smoothing=training.label_smoothing_factor,
-                    reduction="none",
-                )
-                weights_B = torch.from_numpy(batch.weights_B).to(device)
-                loss = (loss_B * weights_B).sum() / batch.global_weight
-                (loss * scale.value).backward()
+                with comm.guarded():  # every rank enters where the parameters are divided
+                    logits_BC = net(ids_BT, torch.from_numpy(batch.mask_BT).to(device))
+                    loss_B = F.cross_entropy(
+                        logits_BC,
+                        torch.from_numpy(batch.labels_B).to(device, torch.int64),
+                        label_smoothing=training.label_smoothing_factor,
+                        reduction="none",
+                    )
+                    weights_B = torch.from_numpy(batch.weights_B).to(device)
+                    loss = (loss_B * weights_B).sum() / batch.global_weight
+                    (loss * scale.value).backward()
                 loss_sum += loss.detach()
                 counts += (batch.rows.real.sum(), batch.real_tokens, batch.padded_tokens)
                 ids.append(ids_BT)

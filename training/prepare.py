@@ -65,6 +65,8 @@ class Job:
     """fp32, bf16 or fp16."""
     sparse_embeddings: bool
     """The word embeddings' gradient crosses the network as rows."""
+    ranks: int = 1
+    """Of this world."""
     identity: Identity
     evaluated: dict[str, ShardSet] = field(default_factory=dict, repr=False)
     """Splits that evaluations read, opened once: between two of them no shard is held, only the
@@ -74,6 +76,11 @@ class Job:
     def positions(self) -> int:
         """Tokens of the longest row that the model can read."""
         return self.base.family.longest(self.base.config)
+
+    @property
+    def in_step(self) -> bool:
+        """Every rank enters each forward and backward pass: the parameters are divided."""
+        return self.config.training.parallel.shard == "full" and self.ranks > 1
 
     @property
     def labels(self) -> list[str]:
@@ -191,7 +198,7 @@ def prepare(
         f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}; {job.precision};"
         f" word embeddings cross the network {'as rows' if sparse else 'dense'}"
     )
-    return replace(job, sparse_embeddings=sparse)
+    return replace(job, sparse_embeddings=sparse, ranks=comm.size)
 
 
 def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | None) -> Job:
@@ -438,6 +445,8 @@ def _sparse_embeddings(
     """
     wanted = config.training.sparse_embeddings
     if comm.size == 1 or config.model.freeze_embeddings:
+        return False
+    if config.training.parallel.shard == "full":  # FSDP2 sums all gradients alike
         return False
     if wanted != "auto":
         return {"dense": False, "sparse": True}[wanted]

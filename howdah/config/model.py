@@ -70,11 +70,14 @@ class ModelSection(Section):
 
 # -------------------------------------------------------------------------------- training
 class ParallelSection(Section):
-    shard: Literal["none", "optimizer"] = "none"
+    shard: Literal["none", "optimizer", "full"] = "none"
     """What the ranks divide among themselves (framework torch only, not for elastic jobs). none:
     every rank has all of it. optimizer: each rank has AdamW's moments of its part of the weights
-    (ZeRO-1), 8 bytes a weight divided by the number of ranks; checkpoints are the same, and a run
-    may go on with another value or number of ranks. The step's result is the same."""
+    (ZeRO-1), 8 bytes a weight divided by the number of ranks. full: weights and gradients too
+    (FSDP2), 16 bytes a weight divided by the number of ranks; each layer is gathered when it
+    computes, so that a step sends half as much again (torch.distributed only: `howdah train
+    --launcher torchrun`). Checkpoints are the same, and a run may go on with another value or
+    number of ranks. The step's result is the same, to float32's precision with full."""
 
 
 class EarlyStopping(Section):
@@ -331,7 +334,7 @@ class Config(Section):
         if training.parallel.shard != "none" and self.job.elastic:
             raise ValueError(
                 f"training.parallel.shard {training.parallel.shard} is not for elastic jobs: a lost"
-                " worker's part of the optimizer's state is in no other worker's memory. Leave out"
+                " worker's part of the state is in no other worker's memory. Leave out"
                 " job.min_workers and job.max_workers, or set training.parallel.shard to none"
             )
         if training.gradient_checkpointing and training.framework == "tensorflow":

@@ -153,6 +153,14 @@ class Comm(ABC):
         """
         raise self._divides_nothing()
 
+    def mesh(self, device: str) -> Any:
+        """All ranks as torch's mesh of one dimension, for what torch itself divides among them.
+
+        Args:
+            device: torch's name of the kind of device.
+        """
+        raise self._divides_nothing()
+
     def _divides_nothing(self) -> Exception:
         return NotImplementedError(f"{type(self).__name__} carries no divided state")
 
@@ -173,6 +181,12 @@ class Comm(ABC):
         """
         with self.waits.counted(), self._typed():
             yield
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """As `watch`, for computation with collectives inside: it is not counted as waiting, and an
+        error of its own stays what it is."""
+        yield
 
     @contextmanager
     def _typed(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from howdah.errors import ClusterError
 from training.comm.base import Comm, RankLost, Waits, lost
@@ -139,6 +140,20 @@ class TorchComm(Comm):
                 dist.send(message, dst=0)
             elif self.rank == 0:
                 dist.recv(message, src=owner)
+
+    def mesh(self, device: str) -> DeviceMesh:
+        return init_device_mesh(device, (self.size,))
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            # gloo's errors have no class of their own; they name the line of gloo's source.
+            if not (isinstance(error, dist.DistBackendError) or "gloo/" in str(error)):
+                raise
+            self._failed = True
+            raise lost(f"rank {self.rank} of {self.size}", str(error)) from error
 
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         data = _bytes(array)

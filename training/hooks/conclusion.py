@@ -67,10 +67,12 @@ def conclude(
             with run.heartbeat.during("evaluate"):
                 metrics[split] = _final_evaluation(job, comm, run, split, served)
             run.metrics.evaluated(replace(state, step=step, epochs=epochs), split, metrics[split])
+    with run.heartbeat.during("save", "collecting the weights"):
+        weights = resumable.whole_weights()  # every rank enters, where they are divided
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
             run.finish(state, metrics, framework_precision=job.precision)
-            _export(job, run, step, dict(resumable.weights()), metrics)
+            _export(job, run, step, weights(), metrics)
     # Every rank enters. A rank that left now could not train on if rank 0 is lost while it exports.
     comm.barrier()
 
@@ -92,6 +94,7 @@ def _final_evaluation(
         what=f"evaluating {split}",
         rows=source.planner.rows,
         check=run.check_fence,
+        in_step=job.in_step,
     )
 
 

@@ -78,6 +78,7 @@ class Evaluator:
                 what="evaluating validation",
                 rows=source.planner.rows,
                 stop=self._asked_to_stop,
+                in_step=self._job.in_step,
             )
             if metrics is not None:
                 run.metrics.evaluated(state, VALIDATION, metrics)

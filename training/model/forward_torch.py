@@ -23,6 +23,7 @@ from howdah.data.family import family_of
 from training.model import parameters
 from training.model.kernels_torch import dropout_factors, linear
 from training.model.parameters import BLOCKED
+from training.model.sharded_torch import part_of
 
 __all__ = [
     "FORWARD_PASSES",
@@ -40,6 +41,14 @@ _ACTIVATIONS = {
     "silu": F.silu,
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class _Node(torch.nn.Module):
+    """A module of the tree that the parameters' names spell: it holds them, and computes what it
+    is given."""
+
+    def forward(self, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        return compute(*inputs)
 
 
 class EncoderClassifier(torch.nn.Module):
@@ -76,12 +85,33 @@ class EncoderClassifier(torch.nn.Module):
         self.compute_dtype = compute_dtype
         self.rates = rates
         self._recompute = recompute
-        self._named: dict[str, torch.nn.Parameter] = {}
+        self.divided = False
+        """FSDP2 divides the parameters among the ranks (training/model/sharded_torch.py): every
+        rank enters the forward and the backward pass."""
+        self._places: dict[str, tuple[torch.nn.Module, str]] = {}
         for name, array in weights.items():
             tensor = torch.from_numpy(np.array(array, np.float32)).to(device)
             parameter = torch.nn.Parameter(tensor, requires_grad=name in trainable)
-            _parent_module(self, name).register_parameter(name.rpartition(".")[2], parameter)
-            self._named[name] = parameter
+            module, own = _parent_module(self, name), name.rpartition(".")[2]
+            module.register_parameter(own, parameter)
+            self._places[name] = module, own
+
+    def _parameter(self, name: str) -> torch.Tensor:
+        """The parameter as it is now: FSDP2 puts the gathered one in the place of its part."""
+        module, own = self._places[name]
+        return getattr(module, own)
+
+    def _within(
+        self, name: str, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute in the module of this name: what hooks it sees the call, inputs and output."""
+        return self.get_submodule(name.rstrip("."))(compute, *inputs)
+
+    def parts(self) -> list[str]:
+        """The modules that compute one after the other, before the classifier."""
+        layers = range(self.config[self.family.keys.layers])
+        embeddings = self.family.prefix + self.family.embeddings
+        return [embeddings, *(self.family.layer_name(number) for number in layers)]
 
     def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
         """Logits [B, C] float32.
@@ -94,15 +124,15 @@ class EncoderClassifier(torch.nn.Module):
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
         # Filled in float32: the conversion to fp16, whose range is smaller, gives -inf.
         blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
-        hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
+        embeddings = self.family.prefix + self.family.embeddings
+        hidden_BTD = self._dropped(self._within(embeddings, self._embed, ids_BT), dropout)
         layers = self.config[self.family.keys.layers]
         for number in range(layers):
             name = self.family.layer_name(number)
             layer = partial(self._layer, name, first_only=number == layers - 1)
             if self._recompute and self.training:
-                hidden_BTD = checkpoint(layer, hidden_BTD, blocked_BT, use_reentrant=False)
-            else:
-                hidden_BTD = layer(hidden_BTD, blocked_BT)
+                layer = partial(checkpoint, layer, use_reentrant=False)
+            hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
         inner, outer = self.family.head
         first_BD = F.relu(self._linear(hidden_BTD[:, 0], inner))
         logits_BC = self._linear(self._dropped(first_BD, classifier_dropout), outer)
@@ -110,10 +140,12 @@ class EncoderClassifier(torch.nn.Module):
 
     def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         family = self.family
-        # A sparse gradient holds the rows that a batch touches, not a dense table of zeros.
-        words_BTD = F.embedding(ids_BT, self._named[family.word_embeddings], sparse=True)
+        # A sparse gradient holds the rows that a batch touches, not a dense table of zeros. What is
+        # divided is reduced by FSDP2, which takes dense ones.
+        words = self._parameter(family.word_embeddings)
+        words_BTD = F.embedding(ids_BT, words, sparse=not self.divided)
         first = family.position_offset
-        positions_TD = self._named[family.position_embeddings][first : first + ids_BT.shape[1]]
+        positions_TD = self._parameter(family.position_embeddings)[first : first + ids_BT.shape[1]]
         norm = family.prefix + family.embeddings + family.embeddings_norm
         return self._norm(words_BTD + positions_TD, norm)
 
@@ -193,12 +225,12 @@ class EncoderClassifier(torch.nn.Module):
     def _linear(self, x: torch.Tensor, *names: str) -> torch.Tensor:
         """The outputs of the linear layers of these names for x, concatenated."""
         weights, biases = (
-            [self._named[f"{name}.{part}"] for name in names] for part in ("weight", "bias")
+            [self._parameter(f"{name}.{part}") for name in names] for part in ("weight", "bias")
         )
-        return linear(x, weights, biases)
+        return linear(x, weights, biases, accumulate=not self.divided)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        weight_D, bias_D = self._named[name + ".weight"], self._named[name + ".bias"]
+        weight_D, bias_D = self._parameter(name + ".weight"), self._parameter(name + ".bias")
         if x.is_cuda:  # CUDA's kernel takes no float32 weights for bf16 input
             x = x.float()
         epsilon = self.family.norm_epsilon
@@ -219,7 +251,7 @@ def _parent_module(net: torch.nn.Module, name: str) -> torch.nn.Module:
     module = net
     for part in name.split(".")[:-1]:
         if part not in module._modules:
-            module.add_module(part, torch.nn.Module())
+            module.add_module(part, _Node())
         module = module._modules[part]
     return module
 
@@ -272,10 +304,12 @@ def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 
 @torch.no_grad()
 def import_weights(net: torch.nn.Module, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Copy weights into the model in place; names and shapes must be the model's."""
+    """Copy weights into the model in place, or this rank's part of them; names and shapes must be
+    the model's."""
     own = dict(net.named_parameters())
     for name, array in arrays:
-        own.pop(name).copy_(torch.from_numpy(np.ascontiguousarray(array)))
+        here, rows = part_of(own.pop(name))
+        here.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
     if own:
         raise KeyError(f"the weights lack {sorted(own)[:5]}")
 
@@ -298,12 +332,15 @@ def forward_fn(
         if as_served:
             net.compute_dtype = torch.float32
         try:
-            with torch.inference_mode():
+            # What FSDP2 gathers in inference mode could not be used in training afterwards.
+            with torch.no_grad() if net.divided else torch.inference_mode():
                 logits_BC = net(
                     torch.from_numpy(ids_BT).to(device, torch.int64),
                     torch.from_numpy(mask_BT).to(device),
                 )
         finally:
+            if net.divided:
+                net.reshard()  # FSDP2 keeps what the model itself holds for a backward pass
             net.train(training)
             net.compute_dtype = dtype
         return logits_BC.cpu().numpy()

@@ -15,6 +15,7 @@ from howdah.core import activity
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import DataError, HowdahError, ModelError
 from training.comm.base import Comm, SoloComm
+from training.comm.in_step import InStep
 from training.data.planner import Planner, PlanSpec, pad_multiple
 from training.data.readers import Batch, BatchSource
 from training.data.shards import ShardSet, node_cache
@@ -38,6 +39,7 @@ def evaluate(
     rows: int | None = None,
     stop: Callable[[], bool] | None = None,
     check: Callable[[], None] = lambda: None,
+    in_step: bool = False,
 ) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
 
@@ -50,6 +52,7 @@ def evaluate(
         what, rows: for the progress shown to users: the split, and its rows over all ranks.
         stop: called after each batch; True: this rank was asked to stop. None: it never is.
         check: called before predictions are written; raises where this process must not write.
+        in_step: every rank enters each call of `forward`.
     Returns:
         The result of `classification_metrics`, equal on all ranks; None where a rank was asked to
         stop before the end.
@@ -57,10 +60,17 @@ def evaluate(
         DataError, ModelError: no rows, or logits with NaN or infinity; on all ranks alike.
     """
     keep_ids = predictions_dir is not None
+    asked = stop or (lambda: False)
+    together = InStep(source, comm, asked) if in_step else None
     with activity.doing("evaluate", what, total=rows, unit="rows"):
-        stopped, (labels_N, logits_NC, ids_N) = _forward_all(
-            forward, source, len(label_names), keep_ids, stop or (lambda: False)
-        )
+        if together is None:
+            found = _forward_all(forward, source, len(label_names), keep_ids, asked)
+        else:
+            with comm.guarded():
+                found = _forward_all(forward, together, len(label_names), keep_ids, None)
+    stopped, (labels_N, logits_NC, ids_N) = found
+    if together is not None:
+        stopped = together.stopped
     # Every rank enters, also one that was not asked to stop: it must not enter the gathers alone.
     if stop is not None and comm.agree(stopped):
         return None
@@ -91,25 +101,29 @@ def _forward_all(
     source: Iterable[Batch],
     classes: int,
     keep_ids: bool,
-    stop: Callable[[], bool],
+    stop: Callable[[], bool] | None,
 ) -> tuple[bool, tuple[np.ndarray, np.ndarray, list[bytes]]]:
-    """Whether it was stopped, and (labels_N, logits_NC, ids_N) of the rows so far."""
+    """Whether it was stopped, and (labels_N, logits_NC, ids_N) of the rows so far.
+
+    Args:
+        stop: as `evaluate`; None: `source` ends on all ranks together, and none leaves a batch out.
+    """
     stopped = False
     labels, logits, ids = [np.zeros(0, np.int64)], [np.zeros((0, classes), np.float32)], []
     for batch in source:
         # Rows of all ranks: an evaluation has no class weights.
         done = int(batch.global_weight) if batch.last_of_step else 0
         real_B = batch.weights_B > 0
-        if not real_B.any():
+        if stop is not None and not real_B.any():
             activity.advanced(done)
             continue
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
         labels.append(np.asarray(batch.labels_B, np.int64)[real_B])
         logits.append(logits_BC[real_B])
         activity.advanced(done)
-        if keep_ids:  # row_ids parses every record
+        if keep_ids and real_B.any():  # row_ids parses every record
             ids += [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
-        if stopped := stop():
+        if stop is not None and (stopped := stop()):
             break
     return stopped, (np.concatenate(labels), np.concatenate(logits), ids)
 
