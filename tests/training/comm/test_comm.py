@@ -136,9 +136,6 @@ def test_what_carries_sums(monkeypatch, launcher, framework, choice, there, carr
         assert backends.carrier(LAUNCHERS[launcher], framework, choice) == carrier
 
 
-# -------------------------------------------------------------------------------------- messages
-@pytest.mark.parametrize("groups", [None, 1, 2, 3, 7, 100])
-@pytest.mark.parametrize("sizes", [[5], [1, 1, 1], [100, 1, 1, 50, 2, 2, 30], list(range(1, 60))])
 @pytest.mark.parametrize("choice", ["auto", "horovod", "torch"])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_parameters_are_divided_over_torch_distributed_alone(monkeypatch, launcher, choice):
@@ -153,6 +150,9 @@ def test_parameters_are_divided_over_torch_distributed_alone(monkeypatch, launch
         assert "--launcher torchrun" in caught.value.remedy
 
 
+# -------------------------------------------------------------------------------------- messages
+@pytest.mark.parametrize("groups", [None, 1, 2, 3, 7, 100])
+@pytest.mark.parametrize("sizes", [[5], [1, 1, 1], [100, 1, 1, 50, 2, 2, 30], list(range(1, 60))])
 def test_groups_of_messages_are_complete_ascending_and_as_many_as_requested(sizes, groups):
     found = split_evenly(sizes, groups, most=64)
     assert len(found) == len(sizes)
