@@ -75,17 +75,15 @@ def batch(config: Config) -> None:
 
 
 def parallel(config: Config) -> None:
-    """The ranks of a job's agents meet by Horovod (jobs/world.py), which moves no parameters."""
-    shard = config.training.parallel.shard
-    if shard == "full":
+    """The ranks of a job's agents meet by Horovod (jobs/world.py), which divides no model."""
+    if config.training.parallel.divides_model:
         raise ConfigError(
-            "jobs on a cluster do not divide parameters among their ranks: Horovod connects these,"
+            "jobs on a cluster do not divide a model among their ranks: Horovod connects these,"
             " and torch.distributed is needed",
-            where=f"training.parallel.shard: {shard}",
-            expected="none or optimizer",
-            got=shard,
-            remedy="set it to optimizer, or start the ranks with `howdah train --launcher"
-            " torchrun` (torchrun -m training on several machines)",
+            where=config.training.parallel.model_key,
+            expected="training.parallel.shard: none or optimizer, and no tensor",
+            remedy="set training.parallel: {shard: optimizer}, or start the ranks with `howdah"
+            " train --launcher torchrun` (torchrun -m training on several machines)",
         )
 
 

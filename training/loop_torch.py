@@ -11,11 +11,13 @@ import torch
 import torch.nn.functional as F
 
 from howdah.config.loader import Config
+from howdah.config.model import ParallelSection
 from howdah.core.cache import cache_root
 from howdah.core.machine import return_free_memory
 from training.checkpoint.read import MODEL, model_weights
 from training.checkpoint.snapshots import Snapshots
 from training.comm.base import WorldChanged
+from training.comm.groups import Groups
 from training.comm.in_step import steps_in_step
 from training.hooks.conclusion import conclude
 from training.hooks.evaluator import Evaluator
@@ -23,11 +25,13 @@ from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver
 from training.model import forward_torch, parameters
 from training.model.sharded_torch import shard
+from training.model.split_torch import Split
 from training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from training.optim.flat_torch import Shares, flatten
 from training.optim.gradients_torch import FlatGradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
 from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
+from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
 from training.prepare import prepare
 from training.process import devices
 from training.resuming import Resumed, resume
@@ -58,12 +62,15 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
             # ------------------------------------------------------------- the state to resume from
-            divided, in_step = training.parallel.shard != "none", job.in_step
+            groups, parallel = Groups.of(comm, training.parallel), training.parallel
+            full = parallel.shard == "full" and comm.size > 1
+            divided = parallel != ParallelSection()
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory, divided=divided)
             job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
             if net is None:
+                split = Split(job.base.family, groups.model) if parallel.tensor > 1 else None
                 net = forward_torch.build(
                     job.model_config,
                     model_weights(tensors),
@@ -71,28 +78,30 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     training=training,
                     model=config.model,
                     precision=job.precision,
-                    device="meta" if in_step else device,
+                    device="meta" if full else device,
+                    split=split,
                 )
-                if in_step:
+                if full:
                     shard(net, net.parts(), comm.mesh(device), device)
                     forward_torch.import_weights(net, model_weights(tensors).items())
                 trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
                 words = job.base.family.word_embeddings
                 _drop_weights(tensors)  # a copy beside the model's
-                flat = divided and not in_step
+                flat = parallel.shard == "optimizer"
                 weights = flatten(trainable, words=words) if flat else None
-                gradients = (
-                    ShardedGradients(trainable)
-                    if in_step
-                    else FlatGradients(trainable, words=words)
-                )
+                if full:
+                    gradients = ShardedGradients(trainable)
+                elif split is not None:
+                    gradients = SplitGradients(trainable, words=words, split=split)
+                else:
+                    gradients = FlatGradients(trainable, words=words)
                 forward = forward_torch.forward_fn(net)
                 served = forward_torch.forward_fn(net, as_served=True)
             else:
                 forward_torch.import_weights(net, model_weights(tensors).items())
             shares = Shares.of(gradients.layout, comm.rank, comm.size) if flat else None
             spool = training.shard_cache_directory or cache_root()
-            if in_step:
+            if full:
                 optimizer = ShardedAdamW(
                     net, trainable, training, job.schedule.peak, directory=spool
                 )
@@ -106,11 +115,20 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     job.schedule.peak,
                     directory=spool,
                 )
+            elif split is not None:
+                optimizer = SplitAdamW(
+                    trainable,
+                    training,
+                    job.schedule.peak,
+                    split=split,
+                    groups=groups,
+                    directory=spool,
+                )
             elif optimizer is None:
                 optimizer = WholeAdamW(trainable, training, job.schedule.peak)
             saved = chain(tensors.items(), tensors.rest)
             optimizer.load(saved, state.step - state.skipped_steps)  # every rank enters if divided
-            if not in_step:
+            if not full:
                 gradients.arrange(
                     training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
                 )
@@ -123,10 +141,12 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 weights=partial(forward_torch.weights, net),
                 moments=optimizer.moments,
                 collect=optimizer.collect and partial(optimizer.collect, comm),
-                collect_weights=partial(optimizer.collect_weights, comm) if in_step else None,
+                collect_weights=(
+                    None if groups.model is None else partial(optimizer.collect_weights, comm)
+                ),
             )
             saver = CheckpointSaver(job, comm, run, resumable)
-            evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
+            evaluator = Evaluator(job, groups, run, resumable, saver, forward=forward)
             del tensors, saved  # a second copy of all weights and moments
             return_free_memory()  # what loading has freed would count for the whole run
 
@@ -141,12 +161,14 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             net.train()
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
-            source = job.train_source(comm, state)
-            batches = steps_in_step(source, comm) if in_step else source
+            source = job.train_source(groups.rows, state)
+            batches = source if groups.model is None else steps_in_step(source, groups.model)
             for batch in () if over else batches:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 torch.manual_seed(
-                    parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
+                    parameters.dropout_seed(
+                        training.seed, state.step, batch.micro, groups.rows.rank
+                    )
                 )
                 ids_BT = torch.from_numpy(batch.ids_BT).to(device, torch.int64)
                 with comm.guarded():  # every rank enters where the parameters are divided
@@ -174,12 +196,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 totals = comm.sum(
                     np.array([loss_sum.item(), stop, worlds.change_wanted, saver.wanted, *counts])
                 )
+                totals[[0, 4, 5, 6]] /= groups.copies  # of those who have the same rows
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
                 # -- the gradient of the global batch: every rank enters with its own, and has the
                 # same sum from here on, or that of its share
-                gradients.reduce_(comm, ids)
+                gradients.reduce_(groups.rows, ids)
                 norm = gradients.norm(comm) / scale.value
                 if not math.isfinite(norm) and not scale.on:
                     raise not_finite("gradient's norm", norm, state.step)
@@ -243,7 +266,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             # -------------------------------------------- the best weights: evaluated, exported
             conclude(
                 job,
-                comm,
+                groups,
                 run,
                 resumable,
                 saver,

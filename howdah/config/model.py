@@ -78,6 +78,23 @@ class ParallelSection(Section):
     computes, so that a step sends half as much again (torch.distributed only: `howdah train
     --launcher torchrun`). Checkpoints are the same, and a run may go on with another value or
     number of ranks. The step's result is the same, to float32's precision with full."""
+    tensor: int = Field(default=1, ge=1)
+    """So many neighbouring ranks divide each layer: attention heads and feed-forward width (tensor
+    parallel; framework torch over torch.distributed, not for jobs on a cluster). They read the same
+    rows, and exchange activations twice a layer: keep them on one machine. It must divide the
+    ranks, the heads and the feed-forward width, and goes with shard none."""
+
+    @property
+    def divides_model(self) -> bool:
+        """Ranks depend on each other in each forward and backward pass."""
+        return self.shard == "full" or self.tensor > 1
+
+    @property
+    def model_key(self) -> str:
+        """The key that says so, with its value, for messages."""
+        if self.tensor > 1:
+            return f"training.parallel.tensor: {self.tensor}"
+        return f"training.parallel.shard: {self.shard}"
 
 
 class EarlyStopping(Section):
@@ -326,16 +343,23 @@ class Config(Section):
                 "training.comm torch (torch.distributed) works with training.framework torch only;"
                 f" {training.framework} needs horovod or auto"
             )
-        if training.parallel.shard != "none" and training.framework != "torch":
+        key = training.parallel.model_key
+        if training.parallel != ParallelSection() and training.framework != "torch":
             raise ValueError(
-                f"training.parallel.shard {training.parallel.shard} works with training.framework"
-                f" torch only; {training.framework} needs none"
+                f"{key} works with training.framework torch only; leave training.parallel out for"
+                f" {training.framework}"
             )
-        if training.parallel.shard != "none" and self.job.elastic:
+        if training.parallel != ParallelSection() and self.job.elastic:
             raise ValueError(
-                f"training.parallel.shard {training.parallel.shard} is not for elastic jobs: a lost"
-                " worker's part of the state is in no other worker's memory. Leave out"
-                " job.min_workers and job.max_workers, or set training.parallel.shard to none"
+                f"{key} is not for elastic jobs: a lost worker's part of the state is in no other"
+                " worker's memory. Leave out job.min_workers and job.max_workers, or"
+                " training.parallel"
+            )
+        if training.parallel.tensor > 1 and training.parallel.shard != "none":
+            raise ValueError(
+                f"{key} is not built together with training.parallel.shard"
+                f" {training.parallel.shard}: the ranks that divide the layers would each divide"
+                " their parts' state once more. Choose one of them"
             )
         if training.gradient_checkpointing and training.framework == "tensorflow":
             raise ValueError(

@@ -80,12 +80,13 @@ def require_parallel(launcher: Launcher, training: TrainingSection) -> None:
     Raises:
         ConfigError: it needs torch.distributed, and Horovod would carry the collectives.
     """
-    shard = training.parallel.shard
-    if shard != "full" or carrier(launcher, training.framework, training.comm) == "torch":
+    if not training.parallel.divides_model:
+        return
+    if carrier(launcher, training.framework, training.comm) == "torch":
         return
     raise ConfigError(
-        "parameters are divided among the ranks by torch.distributed, and Horovod connects these",
-        where=f"training.parallel.shard: {shard}",
+        "a model is divided among ranks by torch.distributed, and Horovod connects these",
+        where=training.parallel.model_key,
         expected="ranks of torch.distributed",
         got=f"training.comm: {training.comm}, and ranks that {launcher.title} starts",
         remedy="start them with `howdah train --launcher torchrun`, or set training.comm to torch;"

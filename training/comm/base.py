@@ -161,6 +161,16 @@ class Comm(ABC):
         """
         raise self._divides_nothing()
 
+    def split(self, size: int) -> tuple[Comm, Comm]:
+        """Two groups of this world that this rank is in. Every rank enters.
+
+        Args:
+            size: ranks of a group of neighbours; it divides the world.
+        Returns:
+            (the ranks that have this one's place in their groups, the group of neighbours).
+        """
+        raise self._divides_nothing()
+
     def _divides_nothing(self) -> Exception:
         return NotImplementedError(f"{type(self).__name__} carries no divided state")
 

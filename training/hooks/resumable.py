@@ -28,7 +28,8 @@ class ResumableState:
         moments: AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
         collect: where moments are divided among the ranks, in place of `moments`: gives rank 0 the
             tensors of a checkpoint from their weights; every rank enters.
-        collect_weights: where weights are divided too: gives rank 0 all of them; every rank enters.
+        collect_weights: where weights are divided too: gives rank 0 all of them from what
+            `weights` gives here; every rank enters.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class ResumableState:
         weights: Callable[[], Arrays],
         moments: Callable[[], Arrays] | None,
         collect: Callable[[Arrays], dict[str, np.ndarray] | None] | None = None,
-        collect_weights: Callable[[], dict[str, np.ndarray] | None] | None = None,
+        collect_weights: Callable[[Arrays], dict[str, np.ndarray] | None] | None = None,
     ) -> None:
         self.state = state
         self.evaluation_due = evaluation_due
@@ -70,7 +71,7 @@ class ResumableState:
         divided among the ranks."""
         if self._collect_weights is None:
             return lambda: dict(self.weights())
-        stored = self._collect_weights()
+        stored = self._collect_weights(self.weights())
         return lambda: {name: np.asarray(array) for name, array in stored.items()}
 
     def meta(self) -> dict[str, Any]:

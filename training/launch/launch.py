@@ -39,6 +39,7 @@ from howdah.storage import directories, growing
 from training.checkpoint.fence import FencedOff
 from training.checkpoint.manager import Checkpoints
 from training.comm import backends
+from training.comm.groups import check_ranks
 from training.launch import command as launch_command
 from training.launch.output import Relay
 from training.process import failure
@@ -97,6 +98,7 @@ def train(
             got=str(config.training.global_batch_size),
             remedy="raise it, or start fewer ranks",
         )
+    check_ranks(config.training.parallel, np)
     if np > 1 or hosts is not None:
         training = config.training
         row = launchers.require(launcher)

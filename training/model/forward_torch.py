@@ -24,6 +24,7 @@ from training.model import parameters
 from training.model.kernels_torch import dropout_factors, linear
 from training.model.parameters import BLOCKED
 from training.model.sharded_torch import part_of
+from training.model.split_torch import Split
 
 __all__ = [
     "FORWARD_PASSES",
@@ -66,6 +67,7 @@ class EncoderClassifier(torch.nn.Module):
             in float32 inside.
         recompute: compute activations inside layers again in the backward pass, to save memory.
         device: torch's name of the device.
+        split: how layers are divided among ranks; the weights are this rank's parts then.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class EncoderClassifier(torch.nn.Module):
         compute_dtype: torch.dtype = torch.float32,
         recompute: bool = False,
         device: str = "cpu",
+        split: Split | None = None,
     ) -> None:
         super().__init__()
+        self.split = split
         self.config = dict(config)
         self.family = family_of(config)
         self.compute_dtype = compute_dtype
@@ -154,12 +158,14 @@ class EncoderClassifier(torch.nn.Module):
     ) -> torch.Tensor:
         """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
         part = self.family.layer
+        entered_BTD = self._enter(hidden_BTD)
+        query_BQD = entered_BTD[:, :1] if first_only else entered_BTD
+        attended_BQD = self._attend(query_BQD, entered_BTD, blocked_BT, layer)
         own_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
-        attended_BQD = self._attend(own_BQD, hidden_BTD, blocked_BT, layer)
         own_BQD = self._norm(attended_BQD + own_BQD, layer + part.attention_norm)
-        inner_BQH = self._linear(own_BQD, layer + part.inner)
+        inner_BQH = self._linear(self._enter(own_BQD), layer + part.inner)
         inner_BQH = _ACTIVATIONS[self.config[self.family.activation]](inner_BQH)
-        outer_BQD = self._dropped(self._linear(inner_BQH, layer + part.outer), self.rates[0])
+        outer_BQD = self._dropped(self._joined(inner_BQH, layer + part.outer), self.rates[0])
         return self._norm(outer_BQD + own_BQD, layer + part.output_norm)
 
     def _attend(
@@ -177,12 +183,13 @@ class EncoderClassifier(torch.nn.Module):
             key, value = self._by_head(hidden_BTD, layer, part.key, part.value)
         attend = self._attend_fused if hidden_BTD.is_cuda else self._attend_plainly
         context = attend(query, key, value, blocked_BT).transpose(1, 2)  # [B, Q, heads, D / heads]
-        return self._linear(context.flatten(-2), layer + part.attended)
+        return self._joined(context.flatten(-2), layer + part.attended)
 
     def _by_head(self, x: torch.Tensor, layer: str, *names: str) -> tuple[torch.Tensor, ...]:
         """A projection of x for each name: [B, heads, T, D / heads]."""
         projected = self._linear(x, *(layer + name for name in names))
-        shape = (len(names), self.config[self.family.keys.heads], -1)
+        heads = self.config[self.family.keys.heads]
+        shape = (len(names), heads // (1 if self.split is None else self.split.comm.size), -1)
         # [B, T, names, heads, D / heads] -> [names, B, heads, T, D / heads]
         return projected.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind()
 
@@ -229,6 +236,17 @@ class EncoderClassifier(torch.nn.Module):
         )
         return linear(x, weights, biases, accumulate=not self.divided)
 
+    def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of layers of which this rank may have a part."""
+        return x if self.split is None else self.split.enter(x)
+
+    def _joined(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """A linear layer of whose inputs this rank may have a part."""
+        if self.split is None:
+            return self._linear(x, name)
+        part = F.linear(x, self._parameter(name + ".weight").to(x.dtype))
+        return self.split.leave(part) + self._parameter(name + ".bias").to(x.dtype)
+
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
         weight_D, bias_D = self._parameter(name + ".weight"), self._parameter(name + ".bias")
         if x.is_cuda:  # CUDA's kernel takes no float32 weights for bf16 input
@@ -265,6 +283,7 @@ def build(
     model: ModelSection,
     precision: str = "fp32",
     device: str = "cpu",
+    split: Split | None = None,
 ) -> EncoderClassifier:
     """The model with the run's dropouts and frozen parts; its parameters are float32.
 
@@ -276,20 +295,27 @@ def build(
         training, model: the configuration's sections.
         precision: fp32, bf16 or fp16, to compute in.
         device: torch's name of the device.
+        split: how layers are divided among ranks; None: this rank has all of them.
     Raises:
         ModelError: an unknown family, or an activation that it does not have.
         ConfigError: model.freeze_layers exceeds the model's layers.
     """
     family = family_of(base_config)
     family.check_activation(base_config)
+    start = parameters.start_weights(
+        base_config, weights, num_labels=num_labels, seed=training.seed
+    )
+    if split is not None:
+        start = {name: split.own(name, array) for name, array in start.items()}
     return FORWARD_PASSES[family.forward](
         base_config,
-        parameters.start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),
+        start,
         trainable=parameters.trainable_names(base_config, model),
         rates=parameters.dropout_rates(base_config, model),
         compute_dtype=_DTYPES[precision],
         recompute=training.gradient_checkpointing,
         device=device,
+        split=split,
     )
 
 
@@ -303,12 +329,13 @@ def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 
 
 @torch.no_grad()
-def import_weights(net: torch.nn.Module, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
     """Copy weights into the model in place, or this rank's part of them; names and shapes must be
     the model's."""
     own = dict(net.named_parameters())
     for name, array in arrays:
         here, rows = part_of(own.pop(name))
+        array = array if net.split is None else net.split.own(name, array)
         here.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
     if own:
         raise KeyError(f"the weights lack {sorted(own)[:5]}")

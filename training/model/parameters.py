@@ -17,6 +17,7 @@ from howdah.errors import ConfigError
 
 __all__ = [
     "BLOCKED",
+    "check_divisible",
     "decays",
     "dropout_draw",
     "dropout_rates",
@@ -79,6 +80,30 @@ def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
         frozen += (family.prefix + family.embeddings,)
     names = (*family.encoder_shapes(config), *family.head_names)
     return [name for name in names if not name.startswith(frozen)]
+
+
+def check_divisible(config: Mapping, tensor: int) -> None:
+    """Refuse a model whose layers are not divisible.
+
+    Args:
+        config: the base's config.json, defaults filled in.
+        tensor: `training.parallel.tensor`.
+    Raises:
+        ConfigError: it does not divide the heads, or the width of the feed-forward layers.
+    """
+    keys = family_of(config).keys
+    for what, key in (
+        ("attention heads", keys.heads),
+        ("elements of the feed-forward layers", keys.inner),
+    ):
+        if config[key] % tensor:
+            raise ConfigError(
+                f"the model's {what} cannot be divided among so many ranks",
+                where="training.parallel.tensor",
+                expected=f"a divisor of {config[key]} ({key} of the base model)",
+                got=str(tensor),
+                remedy="lower it; the ranks beyond it divide the rows",
+            )
 
 
 def decays(name: str) -> bool:

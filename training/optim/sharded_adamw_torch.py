@@ -140,7 +140,9 @@ class ShardedAdamW:
             held |= {prefix + name: (name, moment) for name, moment in moments.items()}
         return self._collected(comm, held)
 
-    def collect_weights(self, comm: Comm) -> dict[str, StoredArray] | None:
+    def collect_weights(
+        self, comm: Comm, weights: Iterable[tuple[str, np.ndarray]] = ()
+    ) -> dict[str, StoredArray] | None:
         """The weights alone, by their plain names; otherwise as `collect`."""
         found = self._collected(comm, self._weights())
         return found and {name.removeprefix(MODEL): array for name, array in found.items()}

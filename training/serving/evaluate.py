@@ -39,7 +39,7 @@ def evaluate(
     rows: int | None = None,
     stop: Callable[[], bool] | None = None,
     check: Callable[[], None] = lambda: None,
-    in_step: bool = False,
+    together: Comm | None = None,
 ) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
 
@@ -52,7 +52,7 @@ def evaluate(
         what, rows: for the progress shown to users: the split, and its rows over all ranks.
         stop: called after each batch; True: this rank was asked to stop. None: it never is.
         check: called before predictions are written; raises where this process must not write.
-        in_step: every rank enters each call of `forward`.
+        together: all ranks of it enter each call of `forward`; None: each rank calls it alone.
     Returns:
         The result of `classification_metrics`, equal on all ranks; None where a rank was asked to
         stop before the end.
@@ -61,16 +61,16 @@ def evaluate(
     """
     keep_ids = predictions_dir is not None
     asked = stop or (lambda: False)
-    together = InStep(source, comm, asked) if in_step else None
+    in_step = None if together is None else InStep(source, together, asked)
     with activity.doing("evaluate", what, total=rows, unit="rows"):
-        if together is None:
+        if in_step is None:
             found = _forward_all(forward, source, len(label_names), keep_ids, asked)
         else:
-            with comm.guarded():
-                found = _forward_all(forward, together, len(label_names), keep_ids, None)
+            with together.guarded():
+                found = _forward_all(forward, in_step, len(label_names), keep_ids, None)
     stopped, (labels_N, logits_NC, ids_N) = found
-    if together is not None:
-        stopped = together.stopped
+    if in_step is not None:
+        stopped = in_step.stopped
     # Every rank enters, also one that was not asked to stop: it must not enter the gathers alone.
     if stop is not None and comm.agree(stopped):
         return None
