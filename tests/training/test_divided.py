@@ -13,10 +13,11 @@ pytestmark = [pytest.mark.mpi, pytest.mark.full]
 
 DIVIDED = {"training.parallel.shard": "optimizer"}
 FULL = {"training.parallel.shard": "full"}
+SPLIT = {"training.parallel.tensor": 2}
 LAYOUTS = pytest.mark.parametrize(
     ("kind", "layout"),
-    [("torchrun", DIVIDED), ("mpirun", DIVIDED), ("torchrun", FULL)],
-    ids=["torchrun-optimizer", "mpirun-optimizer", "torchrun-full"],
+    [("torchrun", DIVIDED), ("mpirun", DIVIDED), ("torchrun", FULL), ("torchrun", SPLIT)],
+    ids=["torchrun-optimizer", "mpirun-optimizer", "torchrun-full", "torchrun-tensor"],
 )
 
 
