@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.splits import TRAIN
-from howdah.data.family import family_of, hub_config
 from howdah.data.manifest import Dataset, load_dataset
+from howdah.data.modelfiles import base_config
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -153,20 +152,6 @@ def model(config: Config, progress: Progress) -> None:
             remedy=f"add the missing files: {', '.join(missing)}",
         )
     base_config(base)
-
-
-def base_config(base: str) -> dict[str, Any] | None:
-    """The base model's config.json with defaults; None: it is on the hub and not known.
-
-    Raises:
-        ModelError: its model family is not known.
-    """
-    if "://" in base or os.path.isdir(base):
-        where = storage.join(base, "config.json")
-        fields = storage.read_json(where)
-        family = family_of(fields, where=where)
-        return family.complete({key: value for key, value in fields.items() if value is not None})
-    return hub_config(base)
 
 
 def free_space(config: Config) -> None:

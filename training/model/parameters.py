@@ -7,18 +7,19 @@ tensors, and send them in the same order. Names are Hugging Face's torch names.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from howdah.config.model import ModelSection
-from howdah.data.family import family_of
+from howdah.data.family import ModelFamily, family_of
 from howdah.errors import ConfigError
 
 __all__ = [
     "BLOCKED",
     "check_divisible",
     "decays",
+    "divided_axes",
     "dropout_draw",
     "dropout_rates",
     "dropout_seed",
@@ -80,6 +81,23 @@ def trainable_names(config: Mapping, model: ModelSection) -> list[str]:
         frozen += (family.prefix + family.embeddings,)
     names = (*family.encoder_shapes(config), *family.head_names)
     return [name for name in names if not name.startswith(frozen)]
+
+
+def divided_axes(family: ModelFamily, names: Iterable[str]) -> dict[str, int]:
+    """The tensors that `training.parallel.tensor` divides, and along which axis: projections to
+    heads and to the inner width by their outputs, those back by their inputs."""
+    part, layers = family.layer, family.prefix + family.layers
+    axes = {
+        f"{name}.{kind}": 0
+        for name in (part.query, part.key, part.value, part.inner)
+        for kind in ("weight", "bias")
+    } | {f"{name}.weight": 1 for name in (part.attended, part.outer)}
+    found = {}
+    for name in names:
+        _, _, below = name.removeprefix(layers).partition(".")
+        if name.startswith(layers) and below in axes:
+            found[name] = axes[below]
+    return found
 
 
 def check_divisible(config: Mapping, tensor: int) -> None:

@@ -18,6 +18,7 @@ import torch
 
 from howdah.data.family import ModelFamily
 from training.comm.base import Comm
+from training.model import parameters
 
 __all__ = ["Split"]
 
@@ -31,18 +32,11 @@ class Split:
     """
 
     def __init__(self, family: ModelFamily, comm: Comm) -> None:
-        self.comm, self._layers = comm, family.prefix + family.layers
-        part = family.layer
-        rows = (part.query, part.key, part.value, part.inner)
-        self._axes = {f"{name}.{kind}": 0 for name in rows for kind in ("weight", "bias")}
-        self._axes |= {f"{name}.weight": 1 for name in (part.attended, part.outer)}
+        self.comm, self._family = comm, family
 
     def axis(self, name: str) -> int | None:
         """The axis along which a parameter of this name is divided; None: every rank has it."""
-        if not name.startswith(self._layers):
-            return None
-        _, _, below = name.removeprefix(self._layers).partition(".")
-        return self._axes.get(below)
+        return parameters.divided_axes(self._family, [name]).get(name)
 
     def own(self, name: str, array: np.ndarray) -> np.ndarray:
         """This rank's part of a parameter, or of its moments."""
