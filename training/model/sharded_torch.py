@@ -2,7 +2,7 @@
 
 Each rank keeps its rows of every parameter; FSDP2 gathers those of one module when it computes, and
 sums its gradients to the ranks whose rows they are. What follows from that:
-docs/decisions/sharded-optimizer.md.
+docs/decisions/model-over-ranks.md.
 
 Source: torch.distributed.fsdp.fully_shard; Zhao et al., "PyTorch FSDP" (2023).
 """
