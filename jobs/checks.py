@@ -80,7 +80,7 @@ def parallel(config: Config) -> None:
             "jobs on a cluster do not divide a model among their ranks: Horovod connects these,"
             " and torch.distributed is needed",
             where=config.training.parallel.model_key,
-            expected="training.parallel.shard: none or optimizer, and no tensor",
+            expected="training.parallel.shard: none or optimizer, no tensor or pipeline",
             remedy="set training.parallel: {shard: optimizer}, or start the ranks with `howdah"
             " train --launcher torchrun` (torchrun -m training on several machines)",
         )

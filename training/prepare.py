@@ -110,6 +110,7 @@ class Job:
             widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
             class_weights=self.class_weights,
+            least_micros=training.parallel.least_micros,
             start=start,
             stop_step=self._place(state) + max(0, self.schedule.steps - state.step),
         )
@@ -188,8 +189,11 @@ def prepare(
             job = _joined(config, comm, run, device.gpu, facts, files)
     _warn_of_emulation(job, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
-    tensor = config.training.parallel.tensor
-    divided = f", {tensor} of which divide each layer" if tensor > 1 else ""
+    parallel, divided = config.training.parallel, ""
+    if parallel.tensor > 1:
+        divided = f", {parallel.tensor} of which divide each layer"
+    elif parallel.pipeline > 1:
+        divided = f", {parallel.pipeline} of which have layers one after the other"
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
         f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}{divided};"
@@ -283,7 +287,7 @@ def _evaluation_planner(
 def _row_ranks(config: Config, comm: Comm) -> int:
     """Ranks that divide the rows: the others have those of one of them, and divide the model."""
     check_ranks(config.training.parallel, comm.size)
-    return comm.size // config.training.parallel.tensor
+    return comm.size // config.training.parallel.copies
 
 
 def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:

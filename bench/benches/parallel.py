@@ -40,6 +40,7 @@ LAYOUTS: dict[str, dict] = {
     "optimizer": {"shard": "optimizer"},
     "full": {"shard": "full"},
     "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
 }
 STAGES = {"DeepSpeed stage 0": 0, "DeepSpeed ZeRO-1": 1}
 _ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

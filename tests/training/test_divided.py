@@ -14,10 +14,16 @@ pytestmark = [pytest.mark.mpi, pytest.mark.full]
 DIVIDED = {"training.parallel.shard": "optimizer"}
 FULL = {"training.parallel.shard": "full"}
 SPLIT = {"training.parallel.tensor": 2}
+STAGES = {"training.parallel.pipeline": 2}
 LAYOUTS = pytest.mark.parametrize(
     ("kind", "layout"),
-    [("torchrun", DIVIDED), ("mpirun", DIVIDED), ("torchrun", FULL), ("torchrun", SPLIT)],
-    ids=["torchrun-optimizer", "mpirun-optimizer", "torchrun-full", "torchrun-tensor"],
+    [
+        pytest.param("torchrun", DIVIDED, id="torchrun-optimizer"),
+        pytest.param("mpirun", DIVIDED, id="mpirun-optimizer"),
+        pytest.param("torchrun", FULL, id="torchrun-full"),
+        pytest.param("torchrun", SPLIT, id="torchrun-tensor"),
+        pytest.param("torchrun", STAGES, id="torchrun-pipeline"),
+    ],
 )
 
 

@@ -156,6 +156,25 @@ class TorchComm(Comm):
     def mesh(self, device: str) -> DeviceMesh:
         return init_device_mesh(device, (self.size,))
 
+    def send(self, message: torch.Tensor, to: int) -> Callable[[], None]:
+        message = message.contiguous()
+        with self._typed():
+            work = dist.isend(message, dst=self._ranks[to], group=self._group)
+
+        def finish() -> None:
+            with self.watch():
+                work.wait()
+                if message.is_cuda:  # it must not be changed before
+                    torch.cuda.current_stream().synchronize()
+
+        return finish
+
+    def receive(self, message: torch.Tensor, sender: int) -> None:
+        with self.watch():
+            dist.recv(message, src=self._ranks[sender], group=self._group)
+            if message.is_cuda:
+                torch.cuda.current_stream().synchronize()  # as in reduce_gradients
+
     def split(self, size: int) -> tuple[Comm, Comm]:
         count = self.size // size
         groups = [range(n * size, (n + 1) * size) for n in range(count)]

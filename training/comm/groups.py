@@ -31,9 +31,9 @@ class Groups:
             ConfigError: the ranks cannot be divided so.
         """
         check_ranks(parallel, world.size)
-        if parallel.tensor > 1:
+        if parallel.copies > 1:
             # Neighbours divide the model: a launcher starts neighbours on one node.
-            rows, model = world.split(parallel.tensor)
+            rows, model = world.split(parallel.copies)
             return cls(world=world, rows=rows, model=model)
         full = parallel.shard == "full" and world.size > 1
         return cls(world=world, rows=world, model=world if full else None)
@@ -53,13 +53,13 @@ def check_ranks(parallel: ParallelSection, ranks: int) -> None:
     """Refuse a world whose ranks cannot be divided as `training.parallel` says.
 
     Raises:
-        ConfigError: `tensor` does not divide their number.
+        ConfigError: `tensor` or `pipeline` does not divide their number.
     """
-    if ranks % parallel.tensor:
+    if ranks % parallel.copies:
         raise ConfigError(
             "the ranks cannot be divided into groups of which each has the whole model",
-            where="training.parallel.tensor",
+            where=parallel.model_key,
             expected=f"a divisor of {ranks}, the number of ranks",
-            got=str(parallel.tensor),
-            remedy=f"start a multiple of {parallel.tensor} ranks (howdah train --np), or lower it",
+            got=str(parallel.copies),
+            remedy=f"start a multiple of {parallel.copies} ranks (howdah train --np), or lower it",
         )

@@ -23,8 +23,10 @@ from howdah.data.family import family_of
 from training.model import parameters
 from training.model.kernels_torch import dropout_factors, linear
 from training.model.parameters import BLOCKED
+from training.model.pipeline_torch import Pipeline
 from training.model.sharded_torch import part_of
 from training.model.split_torch import Split
+from training.model.stages import Stage
 
 __all__ = [
     "FORWARD_PASSES",
@@ -68,6 +70,7 @@ class EncoderClassifier(torch.nn.Module):
         recompute: compute activations inside layers again in the backward pass, to save memory.
         device: torch's name of the device.
         split: how layers are divided among ranks; the weights are this rank's parts then.
+        stage: the layers that this rank has; the weights are theirs then.
     """
 
     def __init__(
@@ -81,9 +84,11 @@ class EncoderClassifier(torch.nn.Module):
         recompute: bool = False,
         device: str = "cpu",
         split: Split | None = None,
+        stage: Stage | None = None,
     ) -> None:
         super().__init__()
         self.split = split
+        self.stage = stage or Stage.of(0, 1, config[family_of(config).keys.layers])
         self.config = dict(config)
         self.family = family_of(config)
         self.compute_dtype = compute_dtype
@@ -117,26 +122,35 @@ class EncoderClassifier(torch.nn.Module):
         embeddings = self.family.prefix + self.family.embeddings
         return [embeddings, *(self.family.layer_name(number) for number in layers)]
 
-    def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Logits [B, C] float32.
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+        hidden_BTD: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, C] float32, or hidden_BTD on a stage that is not the last.
 
         Args:
             ids_BT: int64.
             mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
+            hidden_BTD: what the stage before gives; None: it is the first.
         """
         dropout, _, classifier_dropout = self.rates
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
         # Filled in float32: the conversion to fp16, whose range is smaller, gives -inf.
         blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
-        embeddings = self.family.prefix + self.family.embeddings
-        hidden_BTD = self._dropped(self._within(embeddings, self._embed, ids_BT), dropout)
+        if hidden_BTD is None:
+            embeddings = self.family.prefix + self.family.embeddings
+            hidden_BTD = self._dropped(self._within(embeddings, self._embed, ids_BT), dropout)
         layers = self.config[self.family.keys.layers]
-        for number in range(layers):
+        for number in self.stage.layers:
             name = self.family.layer_name(number)
             layer = partial(self._layer, name, first_only=number == layers - 1)
             if self._recompute and self.training:
                 layer = partial(checkpoint, layer, use_reentrant=False)
             hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
+        if not self.stage.last:
+            return hidden_BTD
         inner, outer = self.family.head
         first_BD = F.relu(self._linear(hidden_BTD[:, 0], inner))
         logits_BC = self._linear(self._dropped(first_BD, classifier_dropout), outer)
@@ -284,6 +298,7 @@ def build(
     precision: str = "fp32",
     device: str = "cpu",
     split: Split | None = None,
+    stage: Stage | None = None,
 ) -> EncoderClassifier:
     """The model with the run's dropouts and frozen parts; its parameters are float32.
 
@@ -295,7 +310,8 @@ def build(
         training, model: the configuration's sections.
         precision: fp32, bf16 or fp16, to compute in.
         device: torch's name of the device.
-        split: how layers are divided among ranks; None: this rank has all of them.
+        split: how layers are divided among ranks; None: this rank has all of each.
+        stage: the layers that this rank has; None: all.
     Raises:
         ModelError: an unknown family, or an activation that it does not have.
         ConfigError: model.freeze_layers exceeds the model's layers.
@@ -307,6 +323,8 @@ def build(
     )
     if split is not None:
         start = {name: split.own(name, array) for name, array in start.items()}
+    if stage is not None:
+        start = {name: array for name, array in start.items() if stage.has(family, name)}
     return FORWARD_PASSES[family.forward](
         base_config,
         start,
@@ -316,6 +334,7 @@ def build(
         recompute=training.gradient_checkpointing,
         device=device,
         split=split,
+        stage=stage,
     )
 
 
@@ -334,6 +353,8 @@ def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarra
     the model's."""
     own = dict(net.named_parameters())
     for name, array in arrays:
+        if not net.stage.has(net.family, name):
+            continue
         here, rows = part_of(own.pop(name))
         array = array if net.split is None else net.split.own(name, array)
         here.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
@@ -342,7 +363,7 @@ def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarra
 
 
 def forward_fn(
-    net: EncoderClassifier, *, as_served: bool = False
+    net: EncoderClassifier, *, as_served: bool = False, pipeline: Pipeline | None = None
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(ids_BT, mask_BT) -> logits_BC float32, without dropout and gradient.
 
@@ -350,6 +371,7 @@ def forward_fn(
         net: the model; its mode is restored after each call.
         as_served: compute in float32, as training/serving/serve.py does, whatever the training
             precision.
+        pipeline: of which `net` is a stage; None: it is the whole model.
     """
     device = next(net.parameters()).device
 
@@ -361,10 +383,13 @@ def forward_fn(
         try:
             # What FSDP2 gathers in inference mode could not be used in training afterwards.
             with torch.no_grad() if net.divided else torch.inference_mode():
-                logits_BC = net(
-                    torch.from_numpy(ids_BT).to(device, torch.int64),
-                    torch.from_numpy(mask_BT).to(device),
-                )
+                if pipeline is not None:
+                    logits_BC = pipeline.forward(ids_BT, mask_BT)
+                else:
+                    logits_BC = net(
+                        torch.from_numpy(ids_BT).to(device, torch.int64),
+                        torch.from_numpy(mask_BT).to(device),
+                    )
         finally:
             if net.divided:
                 net.reshard()  # FSDP2 keeps what the model itself holds for a backward pass

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from howdah.config.model import ModelSection
+from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import ModelFamily, family_of
 from howdah.errors import ConfigError
 
@@ -100,15 +100,25 @@ def divided_axes(family: ModelFamily, names: Iterable[str]) -> dict[str, int]:
     return found
 
 
-def check_divisible(config: Mapping, tensor: int) -> None:
+def check_divisible(config: Mapping, parallel: ParallelSection) -> None:
     """Refuse a model whose layers are not divisible.
 
     Args:
         config: the base's config.json, defaults filled in.
-        tensor: `training.parallel.tensor`.
+        parallel: the configuration's section.
     Raises:
-        ConfigError: it does not divide the heads, or the width of the feed-forward layers.
+        ConfigError: its `tensor` does not divide the heads, or the width of the feed-forward
+            layers; or its `pipeline` is more than there are layers.
     """
+    tensor, layers = parallel.tensor, int(config[family_of(config).keys.layers])
+    if parallel.pipeline > layers:
+        raise ConfigError(
+            "the model has fewer layers than its ranks one after the other",
+            where="training.parallel.pipeline",
+            expected=f"at most {layers}",
+            got=str(parallel.pipeline),
+            remedy="lower it; the ranks beyond it divide the rows",
+        )
     keys = family_of(config).keys
     for what, key in (
         ("attention heads", keys.heads),

@@ -40,7 +40,7 @@ def preview(config: Config, world: int) -> dict:
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
     check_ranks(training.parallel, world)
-    readers = world // training.parallel.tensor  # the other ranks have the same rows
+    readers = world // training.parallel.copies  # the other ranks have the same rows
     check_world(training.global_batch_size, readers)
     multiple = pad_multiple(False, precision_of(config, CPU))
     real = padded = most = 0
@@ -48,7 +48,12 @@ def preview(config: Config, world: int) -> dict:
         range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(readers)
     ):
         rows = planner.rank_rows(0, step, rank, readers)
-        parts = micro_batches(rows, training.per_device_max_tokens, multiple)
+        parts = micro_batches(
+            rows,
+            training.per_device_max_tokens,
+            multiple,
+            least=training.parallel.least_micros,
+        )
         most = max(most, len(parts))
         for part in parts:
             real += int(part.length[part.real].sum())
@@ -100,7 +105,7 @@ def scaling_preview(
         raise ConfigError(
             "larger worlds are predicted for ranks of which each has the whole model",
             where=config.training.parallel.model_key,
-            expected="training.parallel.shard: none or optimizer, and no tensor",
+            expected="training.parallel.shard: none or optimizer, no tensor or pipeline",
             remedy="leave --workers and --network out: the plan shows a rank's state; or predict"
             " with --set training.parallel.shard=none",
         )

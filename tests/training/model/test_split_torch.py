@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.model import ModelSection, ParallelSection, TrainingSection
 from howdah.data.family import DISTILBERT
 from howdah.errors import ConfigError
 from tests.support.threads_torch import in_threads
@@ -21,9 +21,9 @@ LABELS = 3
 NONE = ModelSection(dropout=0.0, attention_dropout=0.0, classifier_dropout=0.0)
 
 
-def weights() -> dict[str, np.ndarray]:
+def weights(config: dict = SHAPE) -> dict[str, np.ndarray]:
     generator = np.random.default_rng(1)
-    shapes = DISTILBERT.encoder_shapes(SHAPE) | DISTILBERT.head_shapes(SHAPE, LABELS)
+    shapes = DISTILBERT.encoder_shapes(config) | DISTILBERT.head_shapes(config, LABELS)
     return {name: generator.normal(0, 0.3, s).astype(np.float32) for name, s in shapes.items()}
 
 
@@ -71,8 +71,8 @@ class _Place:
 
 
 def test_ranks_that_do_not_divide_the_heads_are_refused():
-    parameters.check_divisible(SHAPE, 4)
+    parameters.check_divisible(SHAPE, ParallelSection(tensor=4))
     with pytest.raises(ConfigError) as caught:
-        parameters.check_divisible(SHAPE, 3)
+        parameters.check_divisible(SHAPE, ParallelSection(tensor=3))
     assert caught.value.where == "training.parallel.tensor"
     assert "divisor of 4 (n_heads" in caught.value.expected

@@ -39,6 +39,11 @@ def test_what_tensor_parallel_divides_is_attention_and_feed_forward():
     assert half["moments"] == 2 * half["gradients"] == 2 * half["weights"]
 
 
+def test_the_stage_with_most_is_shown():
+    whole, stages = state(2), [state(2, pipeline=2)["weights"], 4 * (EMBEDDINGS + 3 * LAYER)]
+    assert stages[0] == stages[1] < whole["weights"]
+
+
 def test_what_is_frozen_has_no_gradient():
     frozen = state(2, ModelSection(freeze_embeddings=True), shard="full")
     assert frozen["weights"] == 2 * WEIGHTS
