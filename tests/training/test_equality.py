@@ -252,9 +252,9 @@ def assert_learns(run: Finished, losses: list[float], whole: Finished) -> None:
 
 
 def test_a_run_goes_on_with_divided_parameters(trained):
-    """From a checkpoint of ranks that had all of them; gradients are clipped, dropout is on."""
-    whole = trained("torch", 2, **{"training.max_grad_norm": 0.3})
-    resume = {"checkpoint.resume": whole.checkpoint(MIDDLE), "training.max_grad_norm": 0.3}
+    """From a checkpoint of ranks that had all of them; dropout is on."""
+    whole = trained("torch", 2)
+    resume = {"checkpoint.resume": whole.checkpoint(MIDDLE)}
     full = trained("torch", 2, "torchrun", **FULL, **resume)
     assert full.run_json()["attempts"][-1]["parallel"]["shard"] == "full"
     assert_learns(full, whole.losses()[MIDDLE:], whole)
