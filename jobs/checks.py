@@ -9,13 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.splits import TRAIN
-from howdah.data.family import family_of, hub_config
 from howdah.data.manifest import Dataset, load_dataset
+from howdah.data.modelfiles import base_config
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -27,7 +26,8 @@ from howdah.errors import (
     StorageFull,
 )
 
-__all__ = ["base_config", "batch", "dataset", "free_space", "gathered", "model", "raise_all"]
+__all__ = ["base_config", "batch", "dataset", "free_space", "gathered", "model", "parallel",
+           "raise_all"]  # fmt: skip
 
 Progress = Callable[[str], None]
 _TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
@@ -70,6 +70,19 @@ def batch(config: Config) -> None:
             expected=f"at least {most} ({key}): each rank needs a row of every step",
             got=str(rows),
             remedy=f"raise training.global_batch_size, or set {key} to {rows} or less",
+        )
+
+
+def parallel(config: Config) -> None:
+    """The ranks of a job's agents meet by Horovod (jobs/world.py), which divides no model."""
+    if config.training.parallel.divides_model:
+        raise ConfigError(
+            "jobs on a cluster do not divide a model among their ranks: Horovod connects these,"
+            " and torch.distributed is needed",
+            where=config.training.parallel.model_key,
+            expected="training.parallel.shard: none or optimizer, no tensor or pipeline",
+            remedy="set training.parallel: {shard: optimizer}, or start the ranks with `howdah"
+            " train --launcher torchrun` (torchrun -m training on several machines)",
         )
 
 
@@ -139,20 +152,6 @@ def model(config: Config, progress: Progress) -> None:
             remedy=f"add the missing files: {', '.join(missing)}",
         )
     base_config(base)
-
-
-def base_config(base: str) -> dict[str, Any] | None:
-    """The base model's config.json with defaults; None: it is on the hub and not known.
-
-    Raises:
-        ModelError: its model family is not known.
-    """
-    if "://" in base or os.path.isdir(base):
-        where = storage.join(base, "config.json")
-        fields = storage.read_json(where)
-        family = family_of(fields, where=where)
-        return family.complete({key: value for key, value in fields.items() if value is not None})
-    return hub_config(base)
 
 
 def free_space(config: Config) -> None:

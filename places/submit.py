@@ -152,6 +152,7 @@ def _checked(config: Config, etl: bool, progress: Progress) -> Config:
         lambda: CHECKS[config.job.on](config, etl, progress),
         lambda: _writable(config),
         lambda: checks.batch(config),
+        lambda: checks.parallel(config),
         lambda: making.check(config, progress) if etl else checks.dataset(config),
         lambda: checks.model(config, progress),
         lambda: checks.free_space(config),

@@ -31,7 +31,7 @@ from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
 from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
 from howdah.storage import directories
-from training.comm.backends import implementation
+from training.comm import backends
 from training.comm.base import Waits, rank_lost
 from training.data.shard_files import TRAFFIC
 from training.elastic.control_channel import ENVIRONMENT as CHANNEL
@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         launcher = launchers.started_by(os.environ)
         if launcher is not None and here.size > 1:
             launchers.require_carrier(launcher, config.training.framework, config.training.comm)
+            backends.require_parallel(launcher, config.training)
         env.prepare(config.training.framework, threads=config.training.threads_per_rank)
         if here.rank == 0:  # before its log is put there
             directory, mode = config.run.directory, config.run.mode
@@ -148,7 +149,7 @@ def _import(framework: str) -> None:
     """
     device = _start_framework(framework)
     with contextlib.suppress(ClusterError):  # a world of one needs no Horovod
-        implementation("horovod", framework)  # in the worlds of agents (jobs/world.py)
+        backends.implementation("horovod", framework)  # in the worlds of agents (jobs/world.py)
     devices.require(framework, device)
 
 

@@ -16,6 +16,7 @@ from howdah.config.loader import Config
 from training.checkpoint.read import model_weights
 from training.checkpoint.snapshots import Snapshots
 from training.comm.base import WorldChanged
+from training.comm.groups import Groups
 from training.hooks.conclusion import conclude
 from training.hooks.evaluator import Evaluator
 from training.hooks.resumable import ResumableState
@@ -91,7 +92,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 moments=optimizer.moments,
             )
             saver = CheckpointSaver(job, comm, run, resumable)
-            evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
+            groups = Groups.of(comm, training.parallel)  # each rank has all of the model
+            evaluator = Evaluator(job, groups, run, resumable, saver, forward=forward)
             del tensors  # a second copy of all weights and moments
 
             # ------------------------------------------------------------------------- the steps
@@ -186,7 +188,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             # -------------------------------------------- the best weights: evaluated, exported
             conclude(
                 job,
-                comm,
+                groups,
                 run,
                 resumable,
                 saver,

@@ -15,16 +15,27 @@ from howdah.core.cache import cache_root
 from howdah.core.machine import return_free_memory
 from training.checkpoint.read import MODEL, model_weights
 from training.checkpoint.snapshots import Snapshots
+from training.checkpoint.state import TrainState
 from training.comm.base import WorldChanged
+from training.comm.groups import Groups
+from training.comm.in_step import steps_in_step
+from training.data.readers import Batch
 from training.hooks.conclusion import conclude
 from training.hooks.evaluator import Evaluator
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver
 from training.model import forward_torch, parameters
+from training.model.pipeline_torch import Pipeline
+from training.model.sharded_torch import shard
+from training.model.split_torch import Split
+from training.model.stages import Stage
 from training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from training.optim.flat_torch import Shares, flatten
 from training.optim.gradients_torch import FlatGradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
+from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
+from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
+from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
 from training.prepare import prepare
 from training.process import devices
 from training.resuming import Resumed, resume
@@ -55,12 +66,20 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
             # ------------------------------------------------------------- the state to resume from
-            divided = training.parallel.shard == "optimizer"
+            groups, parallel = Groups.of(comm, training.parallel), training.parallel
+            full = parallel.shard == "full" and comm.size > 1
+            divided = parallel.divides
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory, divided=divided)
             job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
             if net is None:
+                split = stage = pipeline = None
+                if parallel.tensor > 1:
+                    split = Split(job.base.family, groups.model)
+                if parallel.pipeline > 1:
+                    layers = job.model_config[job.base.family.keys.layers]
+                    stage = Stage.of(groups.model.rank, parallel.pipeline, layers)
                 net = forward_torch.build(
                     job.model_config,
                     model_weights(tensors),
@@ -68,19 +87,45 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     training=training,
                     model=config.model,
                     precision=job.precision,
-                    device=device,
+                    device="meta" if full else device,
+                    split=split,
+                    stage=stage,
                 )
+                if stage is not None:
+                    pipeline = Pipeline(
+                        net,
+                        groups.model,
+                        width=job.model_config[job.base.family.keys.width],
+                        classes=len(job.labels),
+                        device=device,
+                    )
+                if full:
+                    shard(net, net.parts(), comm.mesh(device), device)
+                    forward_torch.import_weights(net, model_weights(tensors).items())
                 trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
                 words = job.base.family.word_embeddings
                 _drop_weights(tensors)  # a copy beside the model's
-                weights = flatten(trainable, words=words) if divided else None
-                gradients = FlatGradients(trainable, words=words)
-                forward = forward_torch.forward_fn(net)
-                served = forward_torch.forward_fn(net, as_served=True)
+                flat = parallel.shard == "optimizer"
+                weights = flatten(trainable, words=words) if flat else None
+                if full:
+                    gradients = ShardedGradients(trainable)
+                elif split is not None:
+                    gradients = SplitGradients(trainable, words=words, split=split)
+                elif stage is not None:
+                    gradients = StagedGradients(trainable, words=words, stages=groups.model)
+                else:
+                    gradients = FlatGradients(trainable, words=words)
+                forward = forward_torch.forward_fn(net, pipeline=pipeline)
+                served = forward_torch.forward_fn(net, pipeline=pipeline, as_served=True)
             else:
                 forward_torch.import_weights(net, model_weights(tensors).items())
-            shares = Shares.of(gradients.layout, comm.rank, comm.size) if divided else None
-            if shares is not None:
+            shares = Shares.of(gradients.layout, comm.rank, comm.size) if flat else None
+            spool = training.shard_cache_directory or cache_root()
+            if full:
+                optimizer = ShardedAdamW(
+                    net, trainable, training, job.schedule.peak, directory=spool
+                )
+            elif shares is not None:
                 optimizer = DividedAdamW(
                     trainable,
                     weights,
@@ -88,15 +133,29 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     shares,
                     training,
                     job.schedule.peak,
-                    directory=training.shard_cache_directory or cache_root(),
+                    directory=spool,
+                )
+            elif split is not None:
+                optimizer = SplitAdamW(
+                    trainable,
+                    training,
+                    job.schedule.peak,
+                    split=split,
+                    groups=groups,
+                    directory=spool,
+                )
+            elif stage is not None:
+                optimizer = StagedAdamW(
+                    trainable, training, job.schedule.peak, groups=groups, directory=spool
                 )
             elif optimizer is None:
                 optimizer = WholeAdamW(trainable, training, job.schedule.peak)
             saved = chain(tensors.items(), tensors.rest)
             optimizer.load(saved, state.step - state.skipped_steps)  # every rank enters if divided
-            gradients.arrange(
-                training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
-            )
+            if not full:
+                gradients.arrange(
+                    training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
+                )
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(
                 state,
@@ -106,9 +165,12 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 weights=partial(forward_torch.weights, net),
                 moments=optimizer.moments,
                 collect=optimizer.collect and partial(optimizer.collect, comm),
+                collect_weights=(
+                    None if groups.model is None else partial(optimizer.collect_weights, comm)
+                ),
             )
             saver = CheckpointSaver(job, comm, run, resumable)
-            evaluator = Evaluator(job, comm, run, resumable, saver, forward=forward)
+            evaluator = Evaluator(job, groups, run, resumable, saver, forward=forward)
             del tensors, saved  # a second copy of all weights and moments
             return_free_memory()  # what loading has freed would count for the whole run
 
@@ -123,24 +185,29 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             net.train()
             gradients.zero_()
             loss_sum, counts, ids = torch.zeros((), device=device), np.zeros(3), []
-            source = job.train_source(comm, state)
-            for batch in () if over else source:
-                # -- forward and backward of one micro-batch; no random state outlives it
-                torch.manual_seed(
-                    parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
-                )
+            source = job.train_source(groups.rows, state)
+            waiting: list[Batch] = []
+            # Ranks with the same rows draw alike, but the layers of another stage do not.
+            place = groups.rows.rank + net.stage.number * groups.rows.size
+            seed = partial(_seed, training.seed, state, place)
+            loss_of = partial(_loss, training.label_smoothing_factor, scale)
+            batches = source if groups.model is None else steps_in_step(source, groups.model)
+            for batch in () if over else batches:
+                # -- forward and backward of one micro-batch, or of all of a step where they follow
+                # each other through the ranks
                 ids_BT = torch.from_numpy(batch.ids_BT).to(device, torch.int64)
-                logits_BC = net(ids_BT, torch.from_numpy(batch.mask_BT).to(device))
-                loss_B = F.cross_entropy(
-                    logits_BC,
-                    torch.from_numpy(batch.labels_B).to(device, torch.int64),
-                    label_smoothing=training.label_smoothing_factor,
-                    reduction="none",
-                )
-                weights_B = torch.from_numpy(batch.weights_B).to(device)
-                loss = (loss_B * weights_B).sum() / batch.global_weight
-                (loss * scale.value).backward()
-                loss_sum += loss.detach()
+                with comm.guarded():  # every rank enters where they divide the model
+                    if pipeline is None:
+                        seed(batch)
+                        mask_BT = torch.from_numpy(batch.mask_BT).to(device)
+                        loss = loss_of(net(ids_BT, mask_BT), batch)
+                        loss.backward()
+                        loss_sum += loss.detach()
+                    else:
+                        waiting.append(batch)
+                        if batch.last_of_step:
+                            loss_sum += pipeline.step(waiting, loss_of, seed)
+                            waiting = []
                 counts += (batch.rows.real.sum(), batch.real_tokens, batch.padded_tokens)
                 ids.append(ids_BT)
                 if not batch.last_of_step:
@@ -148,18 +215,20 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
 
                 # -- one small sum for all that ranks must agree on: every rank enters, since the
                 # others would wait in the next collective for one that left the step alone
+                loss = loss_sum.item() / scale.value
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
                 totals = comm.sum(
-                    np.array([loss_sum.item(), stop, worlds.change_wanted, saver.wanted, *counts])
+                    np.array([loss, stop, worlds.change_wanted, saver.wanted, *counts])
                 )
+                totals[[0, 4, 5, 6]] /= groups.copies  # of those who have the same rows
                 if not math.isfinite(totals[0]):
                     raise not_finite("loss", totals[0], state.step)
 
                 # -- the gradient of the global batch: every rank enters with its own, and has the
                 # same sum from here on, or that of its share
-                gradients.reduce_(comm, ids)
+                gradients.reduce_(groups.rows, ids)
                 norm = gradients.norm(comm) / scale.value
                 if not math.isfinite(norm) and not scale.on:
                     raise not_finite("gradient's norm", norm, state.step)
@@ -223,13 +292,33 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             # -------------------------------------------- the best weights: evaluated, exported
             conclude(
                 job,
-                comm,
+                groups,
                 run,
                 resumable,
                 saver,
                 served=served,
                 restore=partial(forward_torch.import_weights, net),
             )
+
+
+def _seed(seed: int, state: TrainState, place: int, batch: Batch) -> None:
+    """Seed a micro-batch's dropout: no random state outlives it."""
+    torch.manual_seed(parameters.dropout_seed(seed, state.step, batch.micro, place))
+
+
+def _loss(
+    label_smoothing: float, scale: LossScale, logits_BC: torch.Tensor, batch: Batch
+) -> torch.Tensor:
+    """The micro-batch's part of the step's loss, times fp16's scale."""
+    device = logits_BC.device
+    loss_B = F.cross_entropy(
+        logits_BC,
+        torch.from_numpy(batch.labels_B).to(device, torch.int64),
+        label_smoothing=label_smoothing,
+        reduction="none",
+    )
+    weights_B = torch.from_numpy(batch.weights_B).to(device)
+    return (loss_B * weights_B).sum() / batch.global_weight * scale.value
 
 
 def _drop_weights(tensors: Resumed) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from howdah.config.loader import Config
+from howdah.config.model import ParallelSection
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
 from howdah.data.manifest import Dataset, load_dataset
@@ -18,6 +19,7 @@ from howdah.errors import ConfigError, DataError
 from training.checkpoint.identity import Identity
 from training.checkpoint.state import TrainState
 from training.comm.base import Comm
+from training.comm.groups import check_ranks
 from training.data.class_weights import class_weights
 from training.data.planner import (
     Planner,
@@ -108,6 +110,7 @@ class Job:
             widest=self.positions,
             pad_id=self.dataset.manifest.tokenizer.pad_id,
             class_weights=self.class_weights,
+            least_micros=training.parallel.least_micros,
             start=start,
             stop_step=self._place(state) + max(0, self.schedule.steps - state.step),
         )
@@ -186,10 +189,15 @@ def prepare(
             job = _joined(config, comm, run, device.gpu, facts, files)
     _warn_of_emulation(job, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
+    parallel, divided = config.training.parallel, ""
+    if parallel.tensor > 1:
+        divided = f", {parallel.tensor} of which divide each layer"
+    elif parallel.pipeline > 1:
+        divided = f", {parallel.pipeline} of which have layers one after the other"
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
-        f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}; {job.precision};"
-        f" word embeddings cross the network {'as rows' if sparse else 'dense'}"
+        f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}{divided};"
+        f" {job.precision}; word embeddings cross the network {'as rows' if sparse else 'dense'}"
     )
     return replace(job, sparse_embeddings=sparse)
 
@@ -276,13 +284,20 @@ def _evaluation_planner(
 
 
 # ------------------------------------------------------------------------------------- the ranks
+def _row_ranks(config: Config, comm: Comm) -> int:
+    """Ranks that divide the rows: the others have those of one of them, and divide the model."""
+    check_ranks(config.training.parallel, comm.size)
+    return comm.size // config.training.parallel.copies
+
+
 def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
     """Every rank must train by the same configuration and on the same kind of device, and have a
     row to train on.
     """
     # By other values of training.parallel they would wait in different collectives, too.
-    own, shard = config_hash(config), config.training.parallel.shard
-    own += "" if shard == "none" else f" with training.parallel.shard {shard}"
+    own, parallel = config_hash(config), config.training.parallel
+    if parallel != ParallelSection():
+        own += f" with training.parallel {parallel.model_dump(exclude_defaults=True)}"
     said = comm.gather_json({"config": own, "device": device.kind})
     hashes = [one["config"] for one in said]
     others = [rank for rank, value in enumerate(hashes) if value != hashes[0]]
@@ -305,7 +320,7 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
             remedy="look at `nvidia-smi` and the framework's build where those ranks run, or set"
             " CUDA_VISIBLE_DEVICES='' on all nodes to train on CPUs",
         )
-    check_world(config.training.global_batch_size, comm.size)
+    check_world(config.training.global_batch_size, _row_ranks(config, comm))
 
 
 def precision_of(config: Config, device: Device) -> str:
@@ -374,11 +389,12 @@ def _open_splits(
 ) -> tuple[dict[str, ShardSet], ShardCache]:
     """The splits to be read, and the cache that they are read through."""
     manifest = dataset.manifest
-    if manifest.rows(TRAIN) < comm.size:
+    ranks = _row_ranks(config, comm)
+    if manifest.rows(TRAIN) < ranks:
         raise DataError(
             "there are fewer rows to train on than ranks",
             where=dataset.path,
-            expected=f"at least {comm.size} rows in train",
+            expected=f"at least {ranks} rows in train",
             got=str(manifest.rows(TRAIN)),
             remedy="start fewer ranks, or make a larger dataset",
         )
@@ -403,7 +419,7 @@ def _open_splits(
         shards.check_room(
             training_planner(config, shards)
             if split == TRAIN
-            else _evaluation_planner(config, shards, shards.lengths, comm.size)
+            else _evaluation_planner(config, shards, shards.lengths, ranks)
         )
     return opened, cache
 
@@ -437,7 +453,10 @@ def _sparse_embeddings(
     for itself, they could wait for each other in different collectives.
     """
     wanted = config.training.sparse_embeddings
-    if comm.size == 1 or config.model.freeze_embeddings:
+    ranks = _row_ranks(config, comm)
+    if ranks == 1 or config.model.freeze_embeddings:
+        return False
+    if config.training.parallel.shard == "full":  # FSDP2 sums all gradients alike
         return False
     if wanted != "auto":
         return {"dense": False, "sparse": True}[wanted]
@@ -445,12 +464,12 @@ def _sparse_embeddings(
     if comm.rank == 0:
         steps = min(4, planner.steps_per_epoch)
         for step in range(steps):
-            rows = planner.rank_rows(0, step, 0, comm.size)
+            rows = planner.rank_rows(0, step, 0, ranks)
             rows = rows.take(rows.real)
             ids = shards.gather(rows.shard, rows.row, rows.length)
             unique += len(np.unique(ids)) / steps
     unique = comm.broadcast_json(unique)
-    return comm.size * unique < 2 * int(base.config[base.family.keys.vocabulary])
+    return ranks * unique < 2 * int(base.config[base.family.keys.vocabulary])
 
 
 # ------------------------------------------------------------------------------ the run itself

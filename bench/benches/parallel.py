@@ -1,9 +1,11 @@
-"""Memory of a rank and time of a step: the optimizer whole, divided (ZeRO-1), and DeepSpeed's.
+"""Memory of a rank and time of a step: the state whole, divided in each way, and DeepSpeed's.
 
 np=2 under torchrun, fp32, DistilBERT's architecture with random weights. BENCH_SIZE: base (67 M
-weights) or large (24 layers of width 1,024, as BERT-large: 335 M). Memory is what no file backs
-(RssAnon), sampled from outside every 20 ms. In theory AdamW's state is 8 bytes a weight, of which a
-rank of N saves all but 1/N.
+weights) or large (24 layers of width 1,024, as BERT-large: 335 M). BENCH_LAYOUTS: names of rows,
+separated by commas; all without it. Memory is what no file backs (RssAnon), sampled from outside
+every 20 ms. In theory a rank saves what training/planning/rank_state.py computes: AdamW's state is
+8 bytes a weight, weights and gradients 8 more; of what is divided a rank of N saves all but 1/N,
+less the largest module that `full` gathers for a moment.
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ from bench.benches.memory import write_base, write_dataset
 from bench.data import LABELS
 from bench.harness import Rounds, report
 from bench.processes import Sampler
+from howdah.config.model import ModelSection, ParallelSection
 from howdah.data.family import DISTILBERT
+from training.planning.rank_state import rank_state
 from training.run.local_dir import RankRecord
 from training.run.metrics_log import read_metrics
 
@@ -31,12 +35,18 @@ ROOT = Path(__file__).resolve().parents[2]
 RANKS, ROWS, LENGTH = 2, 16, 64
 SAVED, STEPS, MORE = 8, 10, 12
 """A checkpoint after step 8, the run's end after 10; a second start goes on to 12."""
-LAYOUTS = {"whole": "none", "divided": "optimizer"}
+LAYOUTS: dict[str, dict] = {
+    "whole": {"shard": "none"},
+    "optimizer": {"shard": "optimizer"},
+    "full": {"shard": "full"},
+    "tensor": {"tensor": 2},
+    "pipeline": {"pipeline": 2},
+}
 STAGES = {"DeepSpeed stage 0": 0, "DeepSpeed ZeRO-1": 1}
 _ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def settings(folder: str, base: str, dataset: str, shard: str) -> dict:
+def settings(folder: str, base: str, dataset: str, parallel: dict) -> dict:
     """The run's configuration."""
     return {
         "run": {"name": "parallel", "directory": folder},
@@ -45,7 +55,7 @@ def settings(folder: str, base: str, dataset: str, shard: str) -> dict:
         "training": {
             "framework": "torch", "precision": "fp32", "global_batch_size": ROWS,
             "per_device_max_tokens": ROWS * LENGTH, "num_train_epochs": 1000,
-            "threads_per_rank": 1, "logging_steps": 1, "parallel": {"shard": shard},
+            "threads_per_rank": 1, "logging_steps": 1, "parallel": parallel,
         },
         "checkpoint": {"every_steps": SAVED, "every_epoch": False},
         "evaluation": {"splits": [], "every_steps": 1000},
@@ -143,21 +153,34 @@ def main() -> None:
         runs |= {
             name: partial(measure_peer, base, dataset, stage) for name, stage in STAGES.items()
         }
+        chosen = os.environ.get("BENCH_LAYOUTS", ",".join(runs)).split(",")
         for number in range(1, rounds + 1):
-            for name, run in runs.items():
+            for name, run in ((name, runs[name]) for name in chosen):
                 found[name] = kept.up_to(number, name, run)
-    theory = 8 * weights * (1 - 1 / RANKS)
-    print(f"\n{size}: {weights / 1e6:,.1f} M weights; in theory {theory / 2**20:,.0f} MiB less\n")
+    states = {
+        name: sum(rank_state(shape, LABELS, ModelSection(), ParallelSection(**own), RANKS).values())
+        for name, own in LAYOUTS.items()
+    }
+    theory = {name: states["whole"] - own for name, own in states.items()}
+    theory["DeepSpeed ZeRO-1"] = theory["optimizer"]
+    print(f"\n{size}: {weights / 1e6:,.1f} M weights, {states['whole'] / 2**20:,.0f} MiB a rank\n")
     print("MiB of ranks 0 / 1 | loading | steps | whole run | resuming | ms a step | ms for a save")
     for name, values in found.items():
         cells = [_mib(_median(values, key)) for key in ("loading", "steps", "run", "resuming")]
         times = [_median(values, key) for key in ("step_ms", "save_ms")]
         cells += ["" if time is None else f"{time:,.0f}" for time in times]
         print(" | ".join([name, *cells]))
-    for one, other in (tuple(LAYOUTS), tuple(STAGES)):
-        pairs = zip(_median(found[one], "steps"), _median(found[other], "steps"), strict=True)
-        said = ", ".join(f"{(a - b) / theory:.2f}" for a, b in pairs)
-        print(f"{other} saves {said} of theory against {one} (bar for ours: 0.9)")
+    whole = dict.fromkeys(LAYOUTS, "whole") | dict.fromkeys(STAGES, next(iter(STAGES)))
+    for name in found:
+        one = whole[name]
+        if name == one or one not in found:
+            continue
+        pairs = zip(_median(found[one], "steps"), _median(found[name], "steps"), strict=True)
+        said = " / ".join(f"{(a - b) / theory[name]:.2f}" for a, b in pairs)
+        print(
+            f"{name} saves {said} of {theory[name] / 2**20:,.0f} MiB in theory"
+            f" against {one} (bar for ours: 0.9)"
+        )
     report("parallel", [], size=size, weights=weights, theory=theory, found=found)
 
 

@@ -10,10 +10,12 @@ import fnmatch
 import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from howdah import storage
 from howdah.core import activity
 from howdah.core.cache import cache_root
+from howdah.data.family import family_of, hub_config
 from howdah.data.manifest import content_hash
 from howdah.errors import HowdahError, ModelError, NotFound
 from howdah.storage import commit
@@ -152,3 +154,17 @@ def _hub_error(name: str, revision: str | None, nearby: str, error: Exception) -
         got=f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
         remedy="check the name and the revision; a private model needs HF_TOKEN",
     )
+
+
+def base_config(base: str) -> dict[str, Any] | None:
+    """The base model's config.json with defaults; None: it is on the hub and not known.
+
+    Raises:
+        ModelError: its model family is not known.
+    """
+    if "://" in base or os.path.isdir(base):
+        where = storage.join(base, "config.json")
+        fields = storage.read_json(where)
+        family = family_of(fields, where=where)
+        return family.complete({key: value for key, value in fields.items() if value is not None})
+    return hub_config(base)

@@ -124,6 +124,7 @@ LATER = {
     "data.split.validation", "data.split.test",
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
+    "training.parallel.tensor", "training.parallel.pipeline",
     "data.max_length",
     "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
     "job.gloo_timeout_seconds",

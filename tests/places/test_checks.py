@@ -9,6 +9,7 @@ import pytest
 from howdah.cli import app, run
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, NotFound
+from jobs import checks
 from places import control, record, settings
 from places import submit as submission
 
@@ -102,6 +103,16 @@ def test_a_ray_of_others_is_joined_with_a_warning(config):
     plan = submission.dry_run(config("ray", ray={"address": "head:6379"}), said.append)
     assert plan["where"] == "Ray, head:6379"
     assert any(line.startswith("WARNING") and "RAY_USE_TLS" in line for line in said)
+
+
+def test_parameters_are_not_divided_among_the_ranks_of_a_job():
+    divided = {"framework": "torch", "parallel": {"shard": "full"}}
+    with pytest.raises(ConfigError) as caught:
+        checks.parallel(loader.from_dict({"training": divided}))
+    assert caught.value.where == "training.parallel.shard: full"
+    assert "howdah train --launcher torchrun" in caught.value.remedy
+    moments_alone = divided | {"parallel": {"shard": "optimizer"}}
+    checks.parallel(loader.from_dict({"training": moments_alone}))
 
 
 def test_what_is_yarn_s_alone_is_refused_and_all_problems_come_at_once(config):

@@ -19,6 +19,7 @@ from training.checkpoint.elastic_state import ElasticState
 from training.checkpoint.read import model_weights
 from training.checkpoint.snapshots import Snapshots
 from training.comm.base import SoloComm
+from training.comm.groups import Groups
 from training.hooks.conclusion import conclude
 from training.hooks.evaluator import Evaluator
 from training.hooks.resumable import ResumableState
@@ -51,6 +52,7 @@ class Training:
         )  # fmt: skip
         assert not values
         self.comm, self.console = SoloComm(), io.StringIO()
+        self.groups = Groups.of(self.comm, config.training.parallel)
         self.run = Run(config, RankEnv(), console=self.console)
         self.run.open()
         self.job = prepare(config, self.comm, self.run, device=CPU)
@@ -69,7 +71,7 @@ class Training:
         )
         self.saver = CheckpointSaver(self.job, self.comm, self.run, self.resumable)
         self.evaluator = Evaluator(
-            self.job, self.comm, self.run, self.resumable, self.saver, forward=self.forward
+            self.job, self.groups, self.run, self.resumable, self.saver, forward=self.forward
         )
         self.due = self.evaluator.due
         self.run.begin(self.state, total_steps=self.job.schedule.steps)
@@ -100,7 +102,7 @@ class Training:
 
     def conclude(self) -> None:
         conclude(
-            self.job, self.comm, self.run, self.resumable, self.saver,
+            self.job, self.groups, self.run, self.resumable, self.saver,
             served=self.forward, restore=self.restore,
         )  # fmt: skip
 

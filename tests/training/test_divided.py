@@ -1,4 +1,4 @@
-"""A run whose optimizer is divided among the ranks, stopped and killed from outside."""
+"""A run whose state is divided among the ranks, stopped and killed from outside."""
 
 from __future__ import annotations
 
@@ -12,13 +12,25 @@ from tests.training.test_faults import finish
 pytestmark = [pytest.mark.mpi, pytest.mark.full]
 
 DIVIDED = {"training.parallel.shard": "optimizer"}
-KINDS = ["torchrun", "mpirun"]
+FULL = {"training.parallel.shard": "full"}
+SPLIT = {"training.parallel.tensor": 2}
+STAGES = {"training.parallel.pipeline": 2}
+LAYOUTS = pytest.mark.parametrize(
+    ("kind", "layout"),
+    [
+        pytest.param("torchrun", DIVIDED, id="torchrun-optimizer"),
+        pytest.param("mpirun", DIVIDED, id="mpirun-optimizer"),
+        pytest.param("torchrun", FULL, id="torchrun-full"),
+        pytest.param("torchrun", SPLIT, id="torchrun-tensor"),
+        pytest.param("torchrun", STAGES, id="torchrun-pipeline"),
+    ],
+)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@LAYOUTS
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_saves_the_step_with_the_moments_of_all_ranks(start, kind, number):
-    job = start("torch", kind, **DIVIDED)
+def test_a_stop_saves_the_step_with_the_moments_of_all_ranks(start, kind, layout, number):
+    job = start("torch", kind, **layout)
     job.wait_for_checkpoint()
     job.process.send_signal(number)
     assert job.end() == {signal.SIGINT: 130, signal.SIGTERM: 143}[number], job.stderr
@@ -30,10 +42,12 @@ def test_a_stop_saves_the_step_with_the_moments_of_all_ranks(start, kind, number
     finish(start, "torch", kind, newest)  # whole again: the checkpoint does not know
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@LAYOUTS
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_rank_s_run_falls_back_on_the_newest_checkpoint_and_says_so(start, kind, rank):
-    job = start("torch", kind, **DIVIDED)
+def test_a_killed_rank_s_run_falls_back_on_the_newest_checkpoint_and_says_so(
+    start, kind, layout, rank
+):
+    job = start("torch", kind, **layout)
     job.wait_for_checkpoint()
     os.kill(job.rank(rank), signal.SIGKILL)
     assert job.end() == 6, job.stderr
@@ -45,7 +59,7 @@ def test_a_killed_rank_s_run_falls_back_on_the_newest_checkpoint_and_says_so(sta
     assert newest % 4 == 0  # saved by rule, not at the end
     if rank == 1:
         said = job.stderr + job.log_of_rank_0()
-        assert "cannot be saved: the optimizer's state is divided among ranks" in said
+        assert "cannot be saved: the state is divided among ranks" in said
         assert f"falls back on the newest checkpoint, step-{newest}" in said
         assert f"step-{newest}" in last
     finish(start, "torch", kind, newest)

@@ -10,6 +10,7 @@ import os
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from howdah import storage
 from tests.runs.training_runs import NO_DROPOUT, Finished, train
@@ -173,7 +174,7 @@ def test_a_divided_optimizer_learns_and_saves_the_same_bit_by_bit(trained):
     """As files too; the run's identity does not name the division."""
     whole = trained("torch", 2)
     divided = trained("torch", 2, "torchrun", **DIVIDED)
-    assert divided.run_json()["attempts"][-1]["parallel"] == {"shard": "optimizer"}
+    assert divided.run_json()["attempts"][-1]["parallel"]["shard"] == "optimizer"
     assert divided.losses() == whole.losses()
     for step in (MIDDLE, STEPS):
         assert_same_bits(whole, divided, step)
@@ -232,6 +233,121 @@ def test_an_earlier_best_step_is_exported_by_a_divided_optimizer_too(trained):
         for run in (whole, divided)
     ]
     assert exports[0] == exports[1]
+
+
+# ------------------------------------------------------- the parameters divided among the ranks
+FULL = {"training.parallel.shard": "full"}
+
+
+def assert_learns(run: Finished, losses: list[float], whole: Finished) -> None:
+    """The losses, and all weights and moments at the end, are those of `whole`."""
+    np.testing.assert_allclose(run.losses(), losses, atol=1e-5, rtol=0)
+    assert_close(whole, run, atol=2e-5)
+    norms = [
+        {line["step"]: line["grad_norm"] for line in read_metrics(one.directory) if "lr" in line}
+        for one in (whole, run)
+    ]
+    assert norms[1]
+    for step, norm in norms[1].items():
+        assert norm == pytest.approx(norms[0][step], rel=1e-4)
+
+
+def test_a_run_goes_on_with_divided_parameters(trained):
+    """From a checkpoint of ranks that had all of them; dropout is on."""
+    whole = trained("torch", 2)
+    resume = {"checkpoint.resume": whole.checkpoint(MIDDLE)}
+    full = trained("torch", 2, "torchrun", **FULL, **resume)
+    assert full.run_json()["attempts"][-1]["parallel"]["shard"] == "full"
+    assert_learns(full, whole.losses()[MIDDLE:], whole)
+    exported = [
+        load_file(os.path.join(run.directory, "export", "model.safetensors"))
+        for run in (whole, full)
+    ]
+    for name, tensor in exported[0].items():
+        np.testing.assert_allclose(exported[1][name], tensor, atol=2e-5, err_msg=name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("embeddings", ["dense", "sparse"])
+@pytest.mark.parametrize("recomputed", [False, True])
+def test_divided_parameters_learn_the_same(trained, embeddings, recomputed):
+    settings = {"training.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3,
+                "training.gradient_checkpointing": recomputed}  # fmt: skip
+    whole, full = (trained("torch", 2, "torchrun", **settings, **d) for d in ({}, FULL))
+    assert_learns(full, whole.losses(), whole)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("before", "first", "after", "second"),
+    [(2, FULL, 2, {}), (2, FULL, 2, DIVIDED), (2, DIVIDED, 2, FULL), (2, FULL, 2, FULL),
+     (3, FULL, 2, FULL), (2, FULL, 3, FULL), (2, FULL, 1, FULL), (1, {}, 2, FULL),
+     (3, FULL, 1, {})],
+)  # fmt: skip
+def test_a_run_with_divided_parameters_goes_on_in_any_layout(trained, before, first, after, second):
+    one = trained("torch", dropout=False)
+    begun = trained("torch", before, "torchrun", dropout=False, **first)
+    resume = {"checkpoint.resume": begun.checkpoint(MIDDLE)}
+    resumed = trained("torch", after, "torchrun", dropout=False, **second, **resume)
+    assert_learns(begun, one.losses(), one)
+    assert_learns(resumed, one.losses()[MIDDLE:], one)
+
+
+@pytest.mark.full
+def test_an_earlier_best_step_is_exported_from_divided_parameters_too(trained):
+    settings = {"evaluation.every_steps": 1, "evaluation.metric": "loss",
+                "training.learning_rate": 0.2}  # fmt: skip
+    whole, full = (trained("torch", 2, "torchrun", **settings, **d) for d in ({}, FULL))
+    assert whole.run_json()["best_step"] == full.run_json()["best_step"] < STEPS
+    ours, other = (run.run_json()["metrics"]["validation"]["loss"] for run in (full, whole))
+    assert ours == pytest.approx(other, abs=1e-4)
+    exported = [
+        load_file(os.path.join(run.directory, "export", "model.safetensors"))
+        for run in (whole, full)
+    ]
+    for name, tensor in exported[0].items():
+        if UNDEFINED not in name:
+            np.testing.assert_allclose(exported[1][name], tensor, atol=1e-4, err_msg=name)
+
+
+# ----------------------------------------------------------- the layers divided among the ranks
+SPLIT = {"training.parallel.tensor": 2}
+STAGES = {"training.parallel.pipeline": 2, "training.parallel.micro_batches": 3}
+SAID = {"tensor": "2 of which divide each layer", "pipeline": "have layers one after the other"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", [SPLIT, STAGES], ids=list(SAID))
+@pytest.mark.parametrize("np_", [2, 4])
+@pytest.mark.parametrize("embeddings", ["dense", "sparse"])
+def test_divided_layers_learn_the_same(trained, layout, np_, embeddings):
+    """With two pairs of ranks the pairs divide the rows."""
+    settings = {"training.sparse_embeddings": embeddings, "training.max_grad_norm": 0.3}
+    one = trained("torch", dropout=False, **settings)
+    split = trained("torch", np_, "torchrun", dropout=False, **settings, **layout)
+    kind = "tensor" if layout is SPLIT else "pipeline"
+    assert SAID[kind] in split.output
+    assert split.run_json()["attempts"][-1]["parallel"][kind] == 2
+    assert_learns(split, one.losses(), one)
+    assert (
+        split.run_json()["metrics"]["validation"]["rows"]
+        == (one.run_json()["metrics"]["validation"]["rows"])
+    )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("before", "first", "after", "second"),
+    [(2, SPLIT, 1, {}), (2, FULL, 2, SPLIT), (2, STAGES, 2, FULL), (4, SPLIT, 2, STAGES),
+     (2, DIVIDED, 4, STAGES), (2, STAGES, 1, {})],
+)  # fmt: skip
+def test_a_run_with_divided_layers_goes_on_in_any_layout(trained, before, first, after, second):
+    one = trained("torch", dropout=False)
+    begun = trained("torch", before, "torchrun", dropout=False, **first)
+    resume = {"checkpoint.resume": begun.checkpoint(MIDDLE)}
+    resumed = trained("torch", after, "torchrun", dropout=False, **second, **resume)
+    assert_learns(begun, one.losses(), one)
+    assert_learns(resumed, one.losses()[MIDDLE:], one)
 
 
 # ------------------------------------------------------------------------ the other framework

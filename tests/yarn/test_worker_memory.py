@@ -30,6 +30,24 @@ def computed(case: Case) -> int:
     ).total
 
 
+def test_a_divided_optimizer_s_rank_has_no_snapshot_and_its_part_of_the_moments():
+    """At two workers: less than measured with `python -m bench parallel` (4.1 copies)."""
+    values = settings(Case(framework="torch", size="base", tokens=1024), "/tmp/x", "base", "set")
+    shape, manifest = DISTILBERT.complete(SHAPES["base"]), Manifest(128)
+    copy = 4 * DISTILBERT.parameters(shape, len(manifest.labels))
+    saved = {}
+    for workers in (2, 4):
+        values["job"] = values.get("job", {}) | {"workers": workers}
+        found = []
+        for shard in ("none", "optimizer"):
+            values["training"]["parallel"] = {"shard": shard}
+            config = from_dict(values)
+            found.append(worker_memory.needed(config, shape, manifest).total)
+        saved[workers] = found[0] - found[1]
+    assert saved[2] == pytest.approx(4 * copy)
+    assert saved[4] == pytest.approx(4.5 * copy)
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize(("size", "tokens"), [("MiniLM", 4096), ("base", 1024)])

@@ -11,12 +11,13 @@ from collections.abc import Callable
 
 from howdah.config import launchers
 from howdah.config.launchers import CommChoice, CommKind, Launcher, either, started_by
-from howdah.errors import ClusterError, UsageError
+from howdah.config.model import TrainingSection
+from howdah.errors import ClusterError, ConfigError, UsageError
 from training.comm.base import Comm, SoloComm, Waits
 from training.comm.connections import Connections
 from training.process.env import rank_env
 
-__all__ = ["COMMS", "carrier", "horovod_installed", "implementation", "init"]
+__all__ = ["COMMS", "carrier", "horovod_installed", "implementation", "init", "require_parallel"]
 
 
 def init(
@@ -71,6 +72,26 @@ def carrier(launcher: Launcher, framework: str, choice: CommChoice = "auto") -> 
     if launcher.comm == "horovod" and framework == "torch" and not horovod_installed(framework):
         return "torch"
     return launcher.comm
+
+
+def require_parallel(launcher: Launcher, training: TrainingSection) -> None:
+    """Refuse a division of the model that the carrier of these ranks cannot do.
+
+    Raises:
+        ConfigError: it needs torch.distributed, and Horovod would carry the collectives.
+    """
+    if not training.parallel.divides_model:
+        return
+    if carrier(launcher, training.framework, training.comm) == "torch":
+        return
+    raise ConfigError(
+        "a model is divided among ranks by torch.distributed, and Horovod connects these",
+        where=training.parallel.model_key,
+        expected="ranks of torch.distributed",
+        got=f"training.comm: {training.comm}, and ranks that {launcher.title} starts",
+        remedy="start them with `howdah train --launcher torchrun`, or set training.comm to torch;"
+        " training.parallel.shard: optimizer works with Horovod too",
+    )
 
 
 def horovod_installed(framework: str) -> bool:

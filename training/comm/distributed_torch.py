@@ -16,6 +16,7 @@ from datetime import timedelta
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from howdah.errors import ClusterError
 from training.comm.base import Comm, RankLost, Waits, lost
@@ -57,6 +58,9 @@ class TorchComm(Comm):
         self._failed = False
         here = rank_env()
         self.rank, self.size = here.rank, here.size
+        self._group: dist.ProcessGroup | None = None  # torch's name for all ranks
+        self._ranks = range(here.size)
+        """The number in the world of each rank of the group."""
         on_gpu = torch.cuda.is_available()
         seconds = _LONGEST_SECONDS if limit is None else limit + _AFTER_OURS_SECONDS * on_gpu
         carriers = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
@@ -83,7 +87,7 @@ class TorchComm(Comm):
     def sum(self, values: np.ndarray) -> np.ndarray:
         tensor = torch.from_numpy(np.array(values, np.float64))
         with self.watch():
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self._group)
         return tensor.numpy()
 
     def gather(self, array: np.ndarray) -> np.ndarray:
@@ -95,7 +99,10 @@ class TorchComm(Comm):
 
     def reduce_gradients(self, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         with self.watch():
-            works = [dist.all_reduce(gradient, async_op=True) for gradient in gradients]
+            works = [
+                dist.all_reduce(gradient, group=self._group, async_op=True)
+                for gradient in gradients
+            ]
             for work in works:
                 work.wait()
             if any(gradient.is_cuda for gradient in gradients):
@@ -113,10 +120,16 @@ class TorchComm(Comm):
         return torch.cat(ids), torch.cat(values).view(-1, width)
 
     def reduce_to(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        self._each(messages, owners, lambda m, owner: dist.reduce(m, dst=owner, async_op=True))
+        def begin(message: torch.Tensor, owner: int) -> dist.Work:
+            return dist.reduce(message, dst=self._ranks[owner], group=self._group, async_op=True)
+
+        self._each(messages, owners, begin)
 
     def broadcast_from(self, messages: Sequence[torch.Tensor], owners: Sequence[int]) -> None:
-        self._each(messages, owners, lambda m, owner: dist.broadcast(m, src=owner, async_op=True))
+        def begin(message: torch.Tensor, owner: int) -> dist.Work:
+            return dist.broadcast(message, src=self._ranks[owner], group=self._group, async_op=True)
+
+        self._each(messages, owners, begin)
 
     def _each(
         self,
@@ -136,15 +149,62 @@ class TorchComm(Comm):
             return
         with self.watch():
             if self.rank == owner:
-                dist.send(message, dst=0)
+                dist.send(message, dst=self._ranks[0], group=self._group)
             elif self.rank == 0:
-                dist.recv(message, src=owner)
+                dist.recv(message, src=self._ranks[owner], group=self._group)
+
+    def mesh(self, device: str) -> DeviceMesh:
+        return init_device_mesh(device, (self.size,))
+
+    def send(self, message: torch.Tensor, to: int) -> Callable[[], None]:
+        message = message.contiguous()
+        with self._typed():
+            work = dist.isend(message, dst=self._ranks[to], group=self._group)
+
+        def finish() -> None:
+            with self.watch():
+                work.wait()
+                if message.is_cuda:  # it must not be changed before
+                    torch.cuda.current_stream().synchronize()
+
+        return finish
+
+    def receive(self, message: torch.Tensor, sender: int) -> None:
+        with self.watch():
+            dist.recv(message, src=self._ranks[sender], group=self._group)
+            if message.is_cuda:
+                torch.cuda.current_stream().synchronize()  # as in reduce_gradients
+
+    def split(self, size: int) -> tuple[Comm, Comm]:
+        count = self.size // size
+        groups = [range(n * size, (n + 1) * size) for n in range(count)]
+        across = [range(place, self.size, size) for place in range(size)]
+        found = []
+        for ranks_of in (across, groups):
+            for ranks in ranks_of:
+                # torch wants every rank to make every group, in the same order.
+                with self.watch():
+                    group = dist.new_group(list(ranks))
+                if self.rank in ranks:
+                    found.append(_Part(self, ranks, group))
+        return found[0], found[1]
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            # gloo's errors have no class of their own; they name the line of gloo's source.
+            if not (isinstance(error, dist.DistBackendError) or "gloo/" in str(error)):
+                raise
+            self._failed = True
+            raise lost(f"rank {self.rank} of {self.size}", str(error)) from error
 
     def _broadcast(self, array: np.ndarray, root: int) -> np.ndarray:
         data = _bytes(array)
         if data.numel():
             with self.watch():
-                dist.broadcast(data, src=root)
+                dist.broadcast(data, src=self._ranks[root], group=self._group)
         return data.numpy().view(array.dtype).reshape(array.shape)
 
     def shutdown(self) -> None:
@@ -186,7 +246,7 @@ class TorchComm(Comm):
         sent[: mine.numel()] = mine
         parts = [mine.new_empty(longest) for _ in sizes]
         with self.watch():
-            dist.all_gather(parts, sent)
+            dist.all_gather(parts, sent, group=self._group)
             if mine.is_cuda:
                 torch.cuda.current_stream().synchronize()  # as in reduce_gradients
         return [part[:size] for part, size in zip(parts, sizes, strict=True)]
@@ -199,6 +259,31 @@ class TorchComm(Comm):
         names = self.gather_json(socket.gethostname())
         mine = names[self.rank]
         return names[: self.rank].count(mine), names.count(mine)
+
+
+class _Part(TorchComm):
+    """Some ranks of a world, numbered in its order."""
+
+    def __init__(self, world: TorchComm, ranks: range, group: dist.ProcessGroup) -> None:
+        Comm.__init__(self, world.waits)
+        self._world, self._ranks, self._group = world, ranks, group
+        self.rank, self.size = ranks.index(world.rank), len(ranks)
+        self.local_rank, self.local_size = self._on_this_node()
+        self.backend = world.backend
+
+    @property
+    def _failed(self) -> bool:
+        return self._world._failed
+
+    @_failed.setter
+    def _failed(self, value: bool) -> None:
+        self._world._failed = value
+
+    def give_up(self) -> None:
+        self._world.give_up()
+
+    def shutdown(self) -> None:
+        """The world's end is its end."""
 
 
 def _bytes(array: np.ndarray) -> torch.Tensor:

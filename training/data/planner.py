@@ -385,7 +385,11 @@ def padded_length(length: int, pad_multiple: int, widest: int | None = None) -> 
 
 
 def micro_batches(
-    rows: Rows, max_tokens: int, pad_multiple: int = 1, widest: int | None = None
+    rows: Rows,
+    max_tokens: int,
+    pad_multiple: int = 1,
+    widest: int | None = None,
+    least: int = 1,
 ) -> list[Rows]:
     """A rank's slice cut into parts of at most `max_tokens` each, padding included.
 
@@ -395,14 +399,16 @@ def micro_batches(
 
     Args:
         widest: positions of the model; None: no limit.
+        least: parts, if there are as many rows.
     Raises:
         ConfigError: a single row exceeds `max_tokens`.
     """
     if not len(rows):
         return []
-    if max_tokens // padded_length(int(rows.length[0]), pad_multiple, widest) >= len(rows):
+    fit = max_tokens // padded_length(int(rows.length[0]), pad_multiple, widest)
+    if least == 1 and fit >= len(rows):
         return [rows]
-    count = len(_cuts(rows, max_tokens, pad_multiple, widest, None))
+    count = max(least, len(_cuts(rows, max_tokens, pad_multiple, widest, None)))
     parts, at = [], 0
     for stop in _cuts(rows, max_tokens, pad_multiple, widest, count):
         parts.append(rows.take(slice(at, stop)))
@@ -416,7 +422,7 @@ def _cuts(
     """Index of the row behind each part's last one.
 
     Args:
-        count: the fewest possible parts, to be made even; None: fill each part, which gives the
+        count: so many parts, to be made even; None: fill each part, which gives the
             fewest. Rows are longest first, so a later part never holds fewer rows than an earlier
             one: from the first part on that can hold the mean, parts are even.
     """

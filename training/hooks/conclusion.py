@@ -12,7 +12,7 @@ from howdah import storage
 from training.checkpoint.manager import load as load_checkpoint
 from training.checkpoint.read import model_weights
 from training.checkpoint.state import TrainState
-from training.comm.base import Comm
+from training.comm.groups import Groups
 from training.evaluation import report
 from training.hooks.evaluator import Forward
 from training.hooks.resumable import ResumableState
@@ -28,7 +28,7 @@ __all__ = ["conclude"]
 
 def conclude(
     job: Job,
-    comm: Comm,
+    groups: Groups,
     run: Run,
     resumable: ResumableState,
     saver: CheckpointSaver,
@@ -43,7 +43,7 @@ def conclude(
         served: inference in float32, as the export is served.
         restore: puts weights, by their plain names, into the model.
     """
-    state = resumable.state
+    state, comm = resumable.state, groups.world
     run.heartbeat.send("concluding")
     best: dict[str, np.ndarray] = {}
     step, epochs = state.step, state.epochs
@@ -65,33 +65,36 @@ def conclude(
     for split in job.config.evaluation.splits:
         if job.has(split):
             with run.heartbeat.during("evaluate"):
-                metrics[split] = _final_evaluation(job, comm, run, split, served)
+                metrics[split] = _final_evaluation(job, groups, run, split, served)
             run.metrics.evaluated(replace(state, step=step, epochs=epochs), split, metrics[split])
+    with run.heartbeat.during("save", "collecting the weights"):
+        weights = resumable.whole_weights()  # every rank enters, where they are divided
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
             run.finish(state, metrics, framework_precision=job.precision)
-            _export(job, run, step, dict(resumable.weights()), metrics)
+            _export(job, run, step, weights(), metrics)
     # Every rank enters. A rank that left now could not train on if rank 0 is lost while it exports.
     comm.barrier()
 
 
 def _final_evaluation(
-    job: Job, comm: Comm, run: Run, split: str, served: Forward
+    job: Job, groups: Groups, run: Run, split: str, served: Forward
 ) -> dict[str, Any]:
     predictions = None
-    if job.config.evaluation.predictions:
+    if job.config.evaluation.predictions and groups.first_copy:
         predictions = storage.join(run.directory, "predictions", split)
-    source = job.eval_source(split, comm, row_ids=predictions is not None)
+    source = job.eval_source(split, groups.rows, row_ids=predictions is not None)
     return evaluation.evaluate(
         served,
         source,
-        comm,
+        groups.rows,
         job.labels,
         predictions,
         run.run_id,
         what=f"evaluating {split}",
         rows=source.planner.rows,
         check=run.check_fence,
+        together=groups.model,
     )
 
 

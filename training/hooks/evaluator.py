@@ -8,7 +8,8 @@ import numpy as np
 
 from howdah.config.splits import VALIDATION
 from training.checkpoint.state import score_of
-from training.comm.base import Comm, lost
+from training.comm.base import lost
+from training.comm.groups import Groups
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver, Evaluated
 from training.prepare import Job
@@ -25,21 +26,21 @@ class Evaluator:
     """Evaluates one world's model during training.
 
     Args:
-        job, comm, run, resumable, saver: of this world.
+        job, groups, run, resumable, saver: of this world.
         forward: inference with the model as it is, in the precision that it trains in.
     """
 
     def __init__(
         self,
         job: Job,
-        comm: Comm,
+        groups: Groups,
         run: Run,
         resumable: ResumableState,
         saver: CheckpointSaver,
         *,
         forward: Forward,
     ) -> None:
-        self._job, self._comm, self._run = job, comm, run
+        self._job, self._groups, self._run = job, groups, run
         self._resumable, self._saver, self._forward = resumable, saver, forward
         resumable.evaluation_due &= job.has(VALIDATION)
 
@@ -69,15 +70,18 @@ class Evaluator:
         """
         run, state, config = self._run, self._resumable.state, self._job.config
         with run.metrics.paused(), run.heartbeat.during("evaluate"):
-            source = self._job.eval_source(VALIDATION, self._comm, config.evaluation.max_rows)
+            source = self._job.eval_source(
+                VALIDATION, self._groups.rows, config.evaluation.max_rows
+            )
             metrics = evaluation.evaluate(
                 self._forward,
                 source,
-                self._comm,
+                self._groups.rows,
                 self._job.labels,
                 what="evaluating validation",
                 rows=source.planner.rows,
                 stop=self._asked_to_stop,
+                together=self._groups.model,
             )
             if metrics is not None:
                 run.metrics.evaluated(state, VALIDATION, metrics)
@@ -98,7 +102,6 @@ class Evaluator:
         if self._run.loss_known:
             # The evaluation cannot be finished: it is begun again in the next world, at once
             # instead of when the rest of its rows would have been computed.
-            raise lost(
-                f"rank {self._comm.rank} of {self._comm.size}", "another rank was lost meanwhile"
-            )
+            world = self._groups.world
+            raise lost(f"rank {world.rank} of {world.size}", "another rank was lost meanwhile")
         return asked

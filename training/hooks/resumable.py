@@ -28,6 +28,8 @@ class ResumableState:
         moments: AdamW's moments, `adam_m/<name>` and `adam_v/<name>`. Likewise.
         collect: where moments are divided among the ranks, in place of `moments`: gives rank 0 the
             tensors of a checkpoint from their weights; every rank enters.
+        collect_weights: where weights are divided too: gives rank 0 all of them from what
+            `weights` gives here; every rank enters.
     """
 
     def __init__(
@@ -40,13 +42,14 @@ class ResumableState:
         weights: Callable[[], Arrays],
         moments: Callable[[], Arrays] | None,
         collect: Callable[[Arrays], dict[str, np.ndarray] | None] | None = None,
+        collect_weights: Callable[[Arrays], dict[str, np.ndarray] | None] | None = None,
     ) -> None:
         self.state = state
         self.evaluation_due = evaluation_due
         """An evaluation of this step is due and not done."""
         self.weights = weights
         self._moments, self._memory, self._snapshots = moments, memory, snapshots
-        self._collect = collect
+        self._collect, self._collect_weights = collect, collect_weights
 
     @property
     def steps_in_epoch(self) -> int:
@@ -62,6 +65,14 @@ class ResumableState:
     def divided(self) -> bool:
         """No rank has the whole state: every rank enters `tensors`."""
         return self._collect is not None
+
+    def whole_weights(self) -> Callable[[], dict[str, np.ndarray]]:
+        """What gives all weights by their plain names, on rank 0. Every rank enters where they are
+        divided among the ranks."""
+        if self._collect_weights is None:
+            return lambda: dict(self.weights())
+        stored = self._collect_weights(self.weights())
+        return lambda: {name: np.asarray(array) for name, array in stored.items()}
 
     def meta(self) -> dict[str, Any]:
         """The state without its tensors, as plain JSON."""

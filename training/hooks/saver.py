@@ -282,10 +282,10 @@ class CheckpointSaver:
             self._run.say(f"step {self._state.step} is saved")
 
     def _fall_back(self) -> None:
-        """In the place of `_save_last_completed`: the moments are divided among ranks that can no
-        longer be asked for them."""
+        """In the place of `_save_last_completed`: moments, or weights too, are divided among ranks
+        that can no longer be asked for them."""
         self._run.say(
-            f"step {self._state.step}, the last one completed, cannot be saved: the optimizer's"
+            f"step {self._state.step}, the last one completed, cannot be saved: the"
             " state is divided among ranks that are not all here (training.parallel.shard);"
             f" the run falls back on the newest checkpoint, {self._newest()}"
         )

@@ -38,6 +38,8 @@ from howdah.errors import (
 from howdah.storage import directories, growing
 from training.checkpoint.fence import FencedOff
 from training.checkpoint.manager import Checkpoints
+from training.comm import backends
+from training.comm.groups import check_ranks
 from training.launch import command as launch_command
 from training.launch.output import Relay
 from training.process import failure
@@ -96,9 +98,12 @@ def train(
             got=str(config.training.global_batch_size),
             remedy="raise it, or start fewer ranks",
         )
+    check_ranks(config.training.parallel, np)
     if np > 1 or hosts is not None:
         training = config.training
-        launchers.require_carrier(launchers.require(launcher), training.framework, training.comm)
+        row = launchers.require(launcher)
+        launchers.require_carrier(row, training.framework, training.comm)
+        backends.require_parallel(row, training)
     directory = config.run.directory
     require_secrets(config, *NEEDED)
     directories.take(directory, config.run.mode, key="run.directory", below=directories.BELOW)

@@ -23,6 +23,10 @@ from howdah.data.family import family_of
 from training.model import parameters
 from training.model.kernels_torch import dropout_factors, linear
 from training.model.parameters import BLOCKED
+from training.model.pipeline_torch import Pipeline
+from training.model.sharded_torch import part_of
+from training.model.split_torch import Split
+from training.model.stages import Stage
 
 __all__ = [
     "FORWARD_PASSES",
@@ -42,6 +46,14 @@ _ACTIVATIONS = {
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class _Node(torch.nn.Module):
+    """A module of the tree that the parameters' names spell: it holds them, and computes what it
+    is given."""
+
+    def forward(self, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
+        return compute(*inputs)
+
+
 class EncoderClassifier(torch.nn.Module):
     """The forward pass "post-norm": a norm behind each sublayer; the head takes the first token.
 
@@ -57,6 +69,8 @@ class EncoderClassifier(torch.nn.Module):
             in float32 inside.
         recompute: compute activations inside layers again in the backward pass, to save memory.
         device: torch's name of the device.
+        split: how layers are divided among ranks; the weights are this rank's parts then.
+        stage: the layers that this rank has; the weights are theirs then.
     """
 
     def __init__(
@@ -69,40 +83,74 @@ class EncoderClassifier(torch.nn.Module):
         compute_dtype: torch.dtype = torch.float32,
         recompute: bool = False,
         device: str = "cpu",
+        split: Split | None = None,
+        stage: Stage | None = None,
     ) -> None:
         super().__init__()
+        self.split = split
+        self.stage = stage or Stage.of(0, 1, config[family_of(config).keys.layers])
         self.config = dict(config)
         self.family = family_of(config)
         self.compute_dtype = compute_dtype
         self.rates = rates
         self._recompute = recompute
-        self._named: dict[str, torch.nn.Parameter] = {}
+        self.divided = False
+        """FSDP2 divides the parameters among the ranks (training/model/sharded_torch.py): every
+        rank enters the forward and the backward pass."""
+        self._places: dict[str, tuple[torch.nn.Module, str]] = {}
         for name, array in weights.items():
             tensor = torch.from_numpy(np.array(array, np.float32)).to(device)
             parameter = torch.nn.Parameter(tensor, requires_grad=name in trainable)
-            _parent_module(self, name).register_parameter(name.rpartition(".")[2], parameter)
-            self._named[name] = parameter
+            module, own = _parent_module(self, name), name.rpartition(".")[2]
+            module.register_parameter(own, parameter)
+            self._places[name] = module, own
 
-    def forward(self, ids_BT: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
-        """Logits [B, C] float32.
+    def _parameter(self, name: str) -> torch.Tensor:
+        """The parameter as it is now: FSDP2 puts the gathered one in the place of its part."""
+        module, own = self._places[name]
+        return getattr(module, own)
+
+    def _within(
+        self, name: str, compute: Callable[..., torch.Tensor], *inputs: torch.Tensor
+    ) -> torch.Tensor:
+        """Compute in the module of this name: what hooks it sees the call, inputs and output."""
+        return self.get_submodule(name.rstrip("."))(compute, *inputs)
+
+    def parts(self) -> list[str]:
+        """The modules that compute one after the other, before the classifier."""
+        layers = range(self.config[self.family.keys.layers])
+        embeddings = self.family.prefix + self.family.embeddings
+        return [embeddings, *(self.family.layer_name(number) for number in layers)]
+
+    def forward(
+        self,
+        ids_BT: torch.Tensor,
+        mask_BT: torch.Tensor,
+        hidden_BTD: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Logits [B, C] float32, or hidden_BTD on a stage that is not the last.
 
         Args:
             ids_BT: int64.
             mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
+            hidden_BTD: what the stage before gives; None: it is the first.
         """
         dropout, _, classifier_dropout = self.rates
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
         # Filled in float32: the conversion to fp16, whose range is smaller, gives -inf.
         blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
-        hidden_BTD = self._dropped(self._embed(ids_BT), dropout)
+        if hidden_BTD is None:
+            embeddings = self.family.prefix + self.family.embeddings
+            hidden_BTD = self._dropped(self._within(embeddings, self._embed, ids_BT), dropout)
         layers = self.config[self.family.keys.layers]
-        for number in range(layers):
+        for number in self.stage.layers:
             name = self.family.layer_name(number)
             layer = partial(self._layer, name, first_only=number == layers - 1)
             if self._recompute and self.training:
-                hidden_BTD = checkpoint(layer, hidden_BTD, blocked_BT, use_reentrant=False)
-            else:
-                hidden_BTD = layer(hidden_BTD, blocked_BT)
+                layer = partial(checkpoint, layer, use_reentrant=False)
+            hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
+        if not self.stage.last:
+            return hidden_BTD
         inner, outer = self.family.head
         first_BD = F.relu(self._linear(hidden_BTD[:, 0], inner))
         logits_BC = self._linear(self._dropped(first_BD, classifier_dropout), outer)
@@ -110,10 +158,12 @@ class EncoderClassifier(torch.nn.Module):
 
     def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
         family = self.family
-        # A sparse gradient holds the rows that a batch touches, not a dense table of zeros.
-        words_BTD = F.embedding(ids_BT, self._named[family.word_embeddings], sparse=True)
+        # A sparse gradient holds the rows that a batch touches, not a dense table of zeros. What is
+        # divided is reduced by FSDP2, which takes dense ones.
+        words = self._parameter(family.word_embeddings)
+        words_BTD = F.embedding(ids_BT, words, sparse=not self.divided)
         first = family.position_offset
-        positions_TD = self._named[family.position_embeddings][first : first + ids_BT.shape[1]]
+        positions_TD = self._parameter(family.position_embeddings)[first : first + ids_BT.shape[1]]
         norm = family.prefix + family.embeddings + family.embeddings_norm
         return self._norm(words_BTD + positions_TD, norm)
 
@@ -122,12 +172,14 @@ class EncoderClassifier(torch.nn.Module):
     ) -> torch.Tensor:
         """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
         part = self.family.layer
+        entered_BTD = self._enter(hidden_BTD)
+        query_BQD = entered_BTD[:, :1] if first_only else entered_BTD
+        attended_BQD = self._attend(query_BQD, entered_BTD, blocked_BT, layer)
         own_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
-        attended_BQD = self._attend(own_BQD, hidden_BTD, blocked_BT, layer)
         own_BQD = self._norm(attended_BQD + own_BQD, layer + part.attention_norm)
-        inner_BQH = self._linear(own_BQD, layer + part.inner)
+        inner_BQH = self._linear(self._enter(own_BQD), layer + part.inner)
         inner_BQH = _ACTIVATIONS[self.config[self.family.activation]](inner_BQH)
-        outer_BQD = self._dropped(self._linear(inner_BQH, layer + part.outer), self.rates[0])
+        outer_BQD = self._dropped(self._joined(inner_BQH, layer + part.outer), self.rates[0])
         return self._norm(outer_BQD + own_BQD, layer + part.output_norm)
 
     def _attend(
@@ -145,12 +197,13 @@ class EncoderClassifier(torch.nn.Module):
             key, value = self._by_head(hidden_BTD, layer, part.key, part.value)
         attend = self._attend_fused if hidden_BTD.is_cuda else self._attend_plainly
         context = attend(query, key, value, blocked_BT).transpose(1, 2)  # [B, Q, heads, D / heads]
-        return self._linear(context.flatten(-2), layer + part.attended)
+        return self._joined(context.flatten(-2), layer + part.attended)
 
     def _by_head(self, x: torch.Tensor, layer: str, *names: str) -> tuple[torch.Tensor, ...]:
         """A projection of x for each name: [B, heads, T, D / heads]."""
         projected = self._linear(x, *(layer + name for name in names))
-        shape = (len(names), self.config[self.family.keys.heads], -1)
+        heads = self.config[self.family.keys.heads]
+        shape = (len(names), heads // (1 if self.split is None else self.split.comm.size), -1)
         # [B, T, names, heads, D / heads] -> [names, B, heads, T, D / heads]
         return projected.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind()
 
@@ -193,12 +246,23 @@ class EncoderClassifier(torch.nn.Module):
     def _linear(self, x: torch.Tensor, *names: str) -> torch.Tensor:
         """The outputs of the linear layers of these names for x, concatenated."""
         weights, biases = (
-            [self._named[f"{name}.{part}"] for name in names] for part in ("weight", "bias")
+            [self._parameter(f"{name}.{part}") for name in names] for part in ("weight", "bias")
         )
-        return linear(x, weights, biases)
+        return linear(x, weights, biases, accumulate=not self.divided)
+
+    def _enter(self, x: torch.Tensor) -> torch.Tensor:
+        """The input of layers of which this rank may have a part."""
+        return x if self.split is None else self.split.enter(x)
+
+    def _joined(self, x: torch.Tensor, name: str) -> torch.Tensor:
+        """A linear layer of whose inputs this rank may have a part."""
+        if self.split is None:
+            return self._linear(x, name)
+        part = F.linear(x, self._parameter(name + ".weight").to(x.dtype))
+        return self.split.leave(part) + self._parameter(name + ".bias").to(x.dtype)
 
     def _norm(self, x: torch.Tensor, name: str) -> torch.Tensor:
-        weight_D, bias_D = self._named[name + ".weight"], self._named[name + ".bias"]
+        weight_D, bias_D = self._parameter(name + ".weight"), self._parameter(name + ".bias")
         if x.is_cuda:  # CUDA's kernel takes no float32 weights for bf16 input
             x = x.float()
         epsilon = self.family.norm_epsilon
@@ -219,7 +283,7 @@ def _parent_module(net: torch.nn.Module, name: str) -> torch.nn.Module:
     module = net
     for part in name.split(".")[:-1]:
         if part not in module._modules:
-            module.add_module(part, torch.nn.Module())
+            module.add_module(part, _Node())
         module = module._modules[part]
     return module
 
@@ -233,6 +297,8 @@ def build(
     model: ModelSection,
     precision: str = "fp32",
     device: str = "cpu",
+    split: Split | None = None,
+    stage: Stage | None = None,
 ) -> EncoderClassifier:
     """The model with the run's dropouts and frozen parts; its parameters are float32.
 
@@ -244,20 +310,31 @@ def build(
         training, model: the configuration's sections.
         precision: fp32, bf16 or fp16, to compute in.
         device: torch's name of the device.
+        split: how layers are divided among ranks; None: this rank has all of each.
+        stage: the layers that this rank has; None: all.
     Raises:
         ModelError: an unknown family, or an activation that it does not have.
         ConfigError: model.freeze_layers exceeds the model's layers.
     """
     family = family_of(base_config)
     family.check_activation(base_config)
+    start = parameters.start_weights(
+        base_config, weights, num_labels=num_labels, seed=training.seed
+    )
+    if split is not None:
+        start = {name: split.own(name, array) for name, array in start.items()}
+    if stage is not None:
+        start = {name: array for name, array in start.items() if stage.has(family, name)}
     return FORWARD_PASSES[family.forward](
         base_config,
-        parameters.start_weights(base_config, weights, num_labels=num_labels, seed=training.seed),
+        start,
         trainable=parameters.trainable_names(base_config, model),
         rates=parameters.dropout_rates(base_config, model),
         compute_dtype=_DTYPES[precision],
         recompute=training.gradient_checkpointing,
         device=device,
+        split=split,
+        stage=stage,
     )
 
 
@@ -271,17 +348,22 @@ def weights(net: torch.nn.Module) -> Iterator[tuple[str, np.ndarray]]:
 
 
 @torch.no_grad()
-def import_weights(net: torch.nn.Module, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
-    """Copy weights into the model in place; names and shapes must be the model's."""
+def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarray]]) -> None:
+    """Copy weights into the model in place, or this rank's part of them; names and shapes must be
+    the model's."""
     own = dict(net.named_parameters())
     for name, array in arrays:
-        own.pop(name).copy_(torch.from_numpy(np.ascontiguousarray(array)))
+        if not net.stage.has(net.family, name):
+            continue
+        here, rows = part_of(own.pop(name))
+        array = array if net.split is None else net.split.own(name, array)
+        here.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
     if own:
         raise KeyError(f"the weights lack {sorted(own)[:5]}")
 
 
 def forward_fn(
-    net: EncoderClassifier, *, as_served: bool = False
+    net: EncoderClassifier, *, as_served: bool = False, pipeline: Pipeline | None = None
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(ids_BT, mask_BT) -> logits_BC float32, without dropout and gradient.
 
@@ -289,6 +371,7 @@ def forward_fn(
         net: the model; its mode is restored after each call.
         as_served: compute in float32, as training/serving/serve.py does, whatever the training
             precision.
+        pipeline: of which `net` is a stage; None: it is the whole model.
     """
     device = next(net.parameters()).device
 
@@ -298,12 +381,18 @@ def forward_fn(
         if as_served:
             net.compute_dtype = torch.float32
         try:
-            with torch.inference_mode():
-                logits_BC = net(
-                    torch.from_numpy(ids_BT).to(device, torch.int64),
-                    torch.from_numpy(mask_BT).to(device),
-                )
+            # What FSDP2 gathers in inference mode could not be used in training afterwards.
+            with torch.no_grad() if net.divided else torch.inference_mode():
+                if pipeline is not None:
+                    logits_BC = pipeline.forward(ids_BT, mask_BT)
+                else:
+                    logits_BC = net(
+                        torch.from_numpy(ids_BT).to(device, torch.int64),
+                        torch.from_numpy(mask_BT).to(device),
+                    )
         finally:
+            if net.divided:
+                net.reshard()  # FSDP2 keeps what the model itself holds for a backward pass
             net.train(training)
             net.compute_dtype = dtype
         return logits_BC.cpu().numpy()

@@ -28,6 +28,8 @@ def linear(
     x: torch.Tensor,
     weights: Sequence[torch.nn.Parameter],
     biases: Sequence[torch.nn.Parameter],
+    *,
+    accumulate: bool = True,
 ) -> torch.Tensor:
     """Several linear layers of the same input in one product.
 
@@ -38,10 +40,12 @@ def linear(
         x: [..., K], of the dtype to compute in.
         weights: [N, K] float32 each.
         biases: [N] float32 each.
+        accumulate: the backward pass may add to `.grad` itself; False where something else takes
+            gradients as they arise (FSDP2).
     Returns:
         [..., sum of N] in x's dtype.
     """
-    if x.dtype == torch.bfloat16 and not x.is_cuda and mkl_product():
+    if accumulate and x.dtype == torch.bfloat16 and not x.is_cuda and mkl_product():
         return _Linear.apply(x, len(weights), *weights, *biases)
     weight, bias = (
         torch.cat([part.to(x.dtype) for part in parts]) if len(parts) > 1 else parts[0].to(x.dtype)

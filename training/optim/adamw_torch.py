@@ -19,7 +19,7 @@ from training.model import parameters
 from training.optim.flat_torch import Shares
 from training.optim.gradients_torch import FlatGradients
 
-__all__ = ["DividedAdamW", "WholeAdamW"]
+__all__ = ["DividedAdamW", "WholeAdamW", "adamw", "set_state", "update"]
 
 _MOMENTS = (("exp_avg", ADAM_M), ("exp_avg_sq", ADAM_V))
 """What torch's AdamW calls its moments, and what a checkpoint does."""
@@ -27,7 +27,7 @@ _MESSAGE, _FETCHED = 2**24, 2**22
 """Elements of a message of weights between nodes, and of one of moments for a checkpoint."""
 
 
-def _adamw(
+def adamw(
     named: Iterable[tuple[str, torch.Tensor]], training: TrainingSection, peak: float
 ) -> torch.optim.AdamW | None:
     """The optimizer of tensors that may be parts of those of these names; None without any."""
@@ -45,12 +45,28 @@ def _adamw(
     )
 
 
-def _step(optimizer: torch.optim.AdamW | None, lr: float) -> None:
+def update(optimizer: torch.optim.AdamW | None, lr: float) -> None:
+    """One step of it, at this learning rate; nothing without an optimizer."""
     if not optimizer:
         return
     for group in optimizer.param_groups:
         group["lr"] = lr
     optimizer.step()
+
+
+def set_state(
+    optimizer: torch.optim.AdamW,
+    parameter: torch.nn.Parameter,
+    updates: int,
+    exp_avg: torch.Tensor,
+    exp_avg_sq: torch.Tensor,
+) -> None:
+    """Set a parameter's state after `updates` updates, without copying the moments."""
+    optimizer.state[parameter] = {
+        "step": _count(updates, parameter.device),
+        "exp_avg": exp_avg,
+        "exp_avg_sq": exp_avg_sq,
+    }
 
 
 def _count(updates: int, device: torch.device) -> torch.Tensor:
@@ -74,22 +90,23 @@ class WholeAdamW:
         self, trainable: Mapping[str, torch.nn.Parameter], training: TrainingSection, peak: float
     ) -> None:
         self._trainable = trainable
-        self._optimizer = _adamw(trainable.items(), training, peak)
+        self._optimizer = adamw(trainable.items(), training, peak)
 
     def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
         """Set the state after `updates` updates; zeros where no moment is saved."""
         saved = dict(saved)
         for name, parameter in self._trainable.items():
-            own = {"step": _count(updates, parameter.device)}
-            for key, prefix in _MOMENTS:
-                own[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            own = []
+            for _, prefix in _MOMENTS:
+                moment = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 if prefix + name in saved:
-                    own[key].copy_(torch.from_numpy(saved[prefix + name]))
-            self._optimizer.state[parameter] = own
+                    moment.copy_(torch.from_numpy(saved[prefix + name]))
+                own.append(moment)
+            set_state(self._optimizer, parameter, updates, *own)
 
     def step(self, lr: float) -> None:
         """Update the weights by their gradients."""
-        _step(self._optimizer, lr)
+        update(self._optimizer, lr)
 
     def share(self, comm: Comm) -> None:
         """Every rank has computed the new weights itself."""
@@ -143,7 +160,7 @@ class DividedAdamW:
                 part.grad = gradients.flat[a:b]
                 self._parts.append((part, slice(a - first, b - first)))
                 named.append((name, part))
-        self._optimizer = _adamw(named, training, peak)
+        self._optimizer = adamw(named, training, peak)
         whole = [self._layout.total]
         self._sent = {
             near: shares.cut(whole, NODE_MESSAGE if near else _MESSAGE) for near in (True, False)
@@ -170,12 +187,11 @@ class DividedAdamW:
                 part = array.reshape(-1)[a - start : b - start]
                 self._moments[key][a - first : b - first].copy_(torch.from_numpy(part))
         for part, place in self._parts:
-            moments = {key: moment[place] for key, moment in self._moments.items()}
-            self._optimizer.state[part] = {"step": _count(updates, part.device), **moments}
+            set_state(self._optimizer, part, updates, *(m[place] for m in self._moments.values()))
 
     def step(self, lr: float) -> None:
         """Update this rank's share of the weights by its gradients."""
-        _step(self._optimizer, lr)
+        update(self._optimizer, lr)
 
     def share(self, comm: Comm) -> None:
         """Send the share's new weights to all ranks. Every rank enters."""

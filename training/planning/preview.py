@@ -11,10 +11,13 @@ from collections.abc import Callable
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import load_dataset
-from howdah.errors import UsageError
+from howdah.data.modelfiles import base_config
+from howdah.errors import ConfigError, UsageError
+from training.comm.groups import check_ranks
 from training.data.planner import check_world, micro_batches, pad_multiple, padded_length
 from training.data.shards import ShardSet, node_cache
 from training.optim.schedule import Schedule
+from training.planning.rank_state import rank_state
 from training.prepare import precision_of, training_planner
 from training.process.devices import CPU
 
@@ -22,7 +25,8 @@ _SAMPLED_STEPS = 500
 
 
 def preview(config: Config, world: int) -> dict:
-    """Rows, steps, tokens, padding, micro-batches and learning rate of a run on `world` ranks.
+    """Rows, steps, tokens, padding, micro-batches and learning rate of a run on `world` ranks, and
+    the bytes of weights, gradients and moments on each as training.parallel divides them.
 
     Padding (for a CPU) and micro-batches are those of the first 500 steps at most.
 
@@ -31,22 +35,35 @@ def preview(config: Config, world: int) -> dict:
         DataError: no dataset, or it is not whole.
     """
     training = config.training
-    check_world(training.global_batch_size, world)
     dataset = load_dataset(config.data.dataset)
     shards = ShardSet(dataset, TRAIN, cache=node_cache(training))
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
+    check_ranks(training.parallel, world)
+    readers = world // training.parallel.copies  # the other ranks have the same rows
+    check_world(training.global_batch_size, readers)
     multiple = pad_multiple(False, precision_of(config, CPU))
     real = padded = most = 0
     for step, rank in itertools.product(
-        range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
+        range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(readers)
     ):
-        rows = planner.rank_rows(0, step, rank, world)
-        parts = micro_batches(rows, training.per_device_max_tokens, multiple)
+        rows = planner.rank_rows(0, step, rank, readers)
+        parts = micro_batches(
+            rows,
+            training.per_device_max_tokens,
+            multiple,
+            least=training.parallel.least_micros,
+        )
         most = max(most, len(parts))
         for part in parts:
             real += int(part.length[part.real].sum())
             padded += padded_length(int(part.length.max()), multiple) * len(part)
+    base = base_config(config.model.base)
+    state = None  # on the hub: a plan does not ask it
+    if base is not None:
+        state = rank_state(
+            base, len(dataset.manifest.labels), config.model, training.parallel, world
+        )
     return {
         "dataset": dataset.path,
         "labels": dataset.manifest.labels,
@@ -54,7 +71,7 @@ def preview(config: Config, world: int) -> dict:
         "tokens_per_epoch": sum(entry.tokens for entry in shards.entries),
         "world_size": world,
         "global_batch_size": training.global_batch_size,
-        "rows_per_rank": -(-training.global_batch_size // world),
+        "rows_per_rank": -(-training.global_batch_size // readers),
         "micro_batches_per_step": most,
         "padding_ratio": round(padded / real, 4),
         "steps_per_epoch": planner.steps_per_epoch,
@@ -62,6 +79,7 @@ def preview(config: Config, world: int) -> dict:
         "warmup_steps": schedule.warmup,
         "peak_learning_rate": schedule.peak,
         "plan": planner.plan_hash,
+        "state_bytes_per_rank": state,
     }
 
 
@@ -78,10 +96,19 @@ def scaling_preview(
 
     Raises:
         UsageError: `workers` or `network` is malformed.
+        ConfigError: the ranks divide the model.
         TrainingError: training fails here.
     """
     from training.planning import calibrate, scaling
 
+    if config.training.parallel.divides_model:
+        raise ConfigError(
+            "larger worlds are predicted for ranks of which each has the whole model",
+            where=config.training.parallel.model_key,
+            expected="training.parallel.shard: none or optimizer, no tensor or pipeline",
+            remedy="leave --workers and --network out: the plan shows a rank's state; or predict"
+            " with --set training.parallel.shard=none",
+        )
     speed = scaling.bits_per_second(network)
     worlds = _worlds(workers)
     found = calibrate.measure(config, progress)

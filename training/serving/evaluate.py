@@ -17,6 +17,7 @@ from howdah.core import activity
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import DataError, HowdahError, ModelError
 from training.comm.base import Comm, SoloComm
+from training.comm.in_step import InStep
 from training.data.planner import Planner, PlanSpec, pad_multiple
 from training.data.readers import Batch, BatchSource
 from training.data.shards import ShardSet, node_cache
@@ -44,6 +45,7 @@ def evaluate(
     rows: int | None = None,
     stop: Callable[[], bool] | None = None,
     check: Callable[[], None] = lambda: None,
+    together: Comm | None = None,
 ) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
 
@@ -56,6 +58,7 @@ def evaluate(
         what, rows: for the progress shown to users: the split, and its rows over all ranks.
         stop: called after each batch; True: this rank was asked to stop. None: it never is.
         check: called before predictions are written; raises where this process must not write.
+        together: all ranks of it enter each call of `forward`; None: each rank calls it alone.
     Returns:
         The result of `classification_metrics`, equal on all ranks; None where a rank was asked to
         stop before the end.
@@ -63,12 +66,19 @@ def evaluate(
         DataError, ModelError: no rows, or logits with NaN or infinity; on all ranks alike.
     """
     tally = Tally(label_names)
+    asked = stop or (lambda: False)
+    in_step = None if together is None else InStep(source, together, asked)
     with contextlib.ExitStack() as stack:
         part = None
         if predictions_dir is not None:
             part = stack.enter_context(PredictionPart(label_names, run_id))
         with activity.doing("evaluate", what, total=rows, unit="rows"):
-            stopped = _forward_all(forward, source, tally, part, stop or (lambda: False))
+            if in_step is None:
+                stopped = _forward_all(forward, source, tally, part, asked)
+            else:
+                with together.guarded():
+                    _forward_all(forward, in_step, tally, part, None)
+                stopped = in_step.stopped
         # Every rank enters, also one that was not asked to stop: it must not enter the sums alone.
         if stop is not None and comm.agree(stopped):
             return None
@@ -96,24 +106,28 @@ def _forward_all(
     source: Iterable[Batch],
     tally: Tally,
     part: PredictionPart | None,
-    stop: Callable[[], bool],
+    stop: Callable[[], bool] | None,
 ) -> bool:
-    """Put all rows into the tally and the predictions; whether it was stopped before the end."""
+    """Put all rows into the tally and the predictions; whether it was stopped before the end.
+
+    Args:
+        stop: as `evaluate`; None: `source` ends on all ranks together, and none leaves a batch out.
+    """
     for batch in source:
         # Rows of all ranks: an evaluation has no class weights.
         done = int(batch.global_weight) if batch.last_of_step else 0
         real_B = batch.weights_B > 0
-        if not real_B.any():
+        if stop is not None and not real_B.any():
             activity.advanced(done)
             continue
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
         labels_B = np.asarray(batch.labels_B, np.int64)
         tally.add(labels_B[real_B], logits_BC[real_B])
         activity.advanced(done)
-        if part is not None:  # row_ids parses every record
+        if part is not None and real_B.any():  # row_ids parses every record
             ids = [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
             part.add(ids, labels_B[real_B], logits_BC[real_B])
-        if stop():
+        if stop is not None and stop():
             return True
     return False
 

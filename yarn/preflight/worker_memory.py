@@ -20,6 +20,7 @@ __all__ = ["Needed", "needed"]
 _FLOAT = 4
 _COPY = 3
 """A copy of the state: weights and AdamW's two moments."""
+_MOMENTS = 2
 
 
 @dataclass(frozen=True)
@@ -76,9 +77,13 @@ def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -
     """
     factors = _FACTORS[config.training.framework]
     model = family_of(base).parameters(base, len(manifest.labels)) * _FLOAT
+    copies = factors.copies
+    if config.training.parallel.shard == "optimizer":
+        # Rank 0 has its part of the moments, and no snapshot: a checkpoint goes through its disk.
+        copies -= _COPY + _MOMENTS * (1 - 1 / config.job.fewest)
     parts = {
         "the framework": factors.runtime,
-        "weights, gradients, moments and a checkpoint": round(factors.copies * model),
+        "weights, gradients, moments and a checkpoint": round(copies * model),
     }
     if config.job.elastic:
         parts["an elastic job's copy"] = _COPY * model

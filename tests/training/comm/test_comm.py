@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from howdah.config.launchers import LAUNCHERS
+from howdah.config.model import TrainingSection
 from howdah.doctor import packages
 from howdah.errors import ClusterError, ConfigError
 from tests.runs.training_runs import LAUNCH_SECONDS, ROOT, launcher
@@ -133,6 +134,20 @@ def test_what_carries_sums(monkeypatch, launcher, framework, choice, there, carr
             backends.carrier(LAUNCHERS[launcher], framework, choice)
     else:
         assert backends.carrier(LAUNCHERS[launcher], framework, choice) == carrier
+
+
+@pytest.mark.parametrize("choice", ["auto", "horovod", "torch"])
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_parameters_are_divided_over_torch_distributed_alone(monkeypatch, launcher, choice):
+    monkeypatch.setattr(backends, "horovod_installed", lambda framework: True)
+    training = TrainingSection(framework="torch", comm=choice, parallel={"shard": "full"})
+    if choice == "torch" or (launcher, choice) == ("torchrun", "auto"):
+        backends.require_parallel(LAUNCHERS[launcher], training)
+        return
+    with pytest.raises(ConfigError) as caught:
+        backends.require_parallel(LAUNCHERS[launcher], training)
+    if launcher != "torchrun":  # there Horovod itself is refused
+        assert "--launcher torchrun" in caught.value.remedy
 
 
 # -------------------------------------------------------------------------------------- messages

@@ -1,0 +1,95 @@
+"""The stages of a model on ranks, which are threads here, against the whole model."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from howdah.config.model import TrainingSection
+from tests.support.threads_torch import in_threads
+from tests.training.model.test_split_torch import LABELS, NONE, SHAPE, weights
+from training.comm.base import Comm
+from training.model import forward_torch
+from training.model.pipeline_torch import Pipeline
+from training.model.stages import Stage, order
+from training.optim.staged_adamw_torch import StagedGradients
+
+DEEP = SHAPE | {"n_layers": 4}
+WIDTHS = (7, 5, 5, 3, 2)
+"""Tokens of each micro-batch: they differ."""
+
+
+def batches() -> list[SimpleNamespace]:
+    generator = np.random.default_rng(2)
+    found = []
+    for width in WIDTHS:
+        ids_BT = generator.integers(0, 40, (2, width))
+        found.append(SimpleNamespace(ids_BT=ids_BT, mask_BT=np.ones_like(ids_BT)))
+    return found
+
+
+def loss_of(logits_BC: torch.Tensor, batch: object) -> torch.Tensor:
+    return logits_BC.square().sum()
+
+
+def passes(comm: Comm | None) -> tuple[float, dict[str, np.ndarray], float, np.ndarray]:
+    """(sum of the losses, gradients by name, their norm, logits) of a rank; None: of the whole."""
+    count = 1 if comm is None else comm.size
+    stage = Stage.of(0 if comm is None else comm.rank, count, DEEP["n_layers"])
+    net = forward_torch.build(
+        DEEP, weights(DEEP), num_labels=LABELS, training=TrainingSection(), model=NONE, stage=stage
+    )
+    named = dict(net.named_parameters())
+    if comm is None:
+        losses = [
+            loss_of(net(torch.from_numpy(one.ids_BT), torch.from_numpy(one.mask_BT)), one)
+            for one in batches()
+        ]
+        total = torch.stack(losses).sum()
+        total.backward()
+        grads = {n: p.grad.to_dense() if p.grad.is_sparse else p.grad for n, p in named.items()}
+        norm = torch.stack([grad.norm() for grad in grads.values()]).norm()
+        forward = forward_torch.forward_fn(net)
+    else:
+        words = net.family.word_embeddings
+        gradients = StagedGradients(named, words=words, stages=comm)
+        pipeline = Pipeline(net, comm, width=DEEP["dim"], classes=LABELS, device="cpu")
+        total = pipeline.step(batches(), loss_of, lambda batch: None)
+        grads = {name: parameter.grad for name, parameter in named.items()}
+        norm = gradients.norm(comm)
+        forward = forward_torch.forward_fn(net, pipeline=pipeline)
+    logits_BC = forward(batches()[0].ids_BT, batches()[0].mask_BT)
+    return total.item(), {n: g.numpy() for n, g in grads.items()}, float(norm), logits_BC
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_stages_compute_what_the_whole_model_does(size):
+    loss, whole, norm, logits_BC = passes(None)
+    ranks = in_threads(size, passes)
+    assert [rank[0] for rank in ranks[:-1]] == [0.0] * (size - 1)
+    assert ranks[-1][0] == pytest.approx(size * loss, rel=1e-5)
+    held = [name for rank in ranks for name in rank[1]]
+    assert sorted(held) == sorted(whole)  # each on one of them
+    for _, grads, own_norm, own_logits_BC in ranks:
+        assert own_norm == pytest.approx(norm, rel=1e-5)
+        np.testing.assert_allclose(own_logits_BC, logits_BC, rtol=1e-4, atol=1e-5)
+        for name, grad in grads.items():
+            np.testing.assert_allclose(grad, whole[name], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+@pytest.mark.parametrize("stages", range(1, 6))
+@pytest.mark.parametrize("micros", range(1, 8))
+def test_one_forward_one_backward(stages, micros):
+    for number in range(stages):
+        passes = order(Stage.of(number, stages, stages), micros)
+        for kind in ("forward", "backward"):
+            assert [n for k, n in passes if k == kind] == list(range(micros))
+        kept = most = 0
+        for kind, _ in passes:
+            kept += 1 if kind == "forward" else -1
+            most = max(most, kept)
+            assert kept >= 0
+        assert most == min(stages - number, micros)  # activations that are held at a time

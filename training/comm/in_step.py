@@ -1,0 +1,73 @@
+"""Batches for a model whose passes every rank enters: each rank has as many as the others.
+
+Where parameters are divided among the ranks (training.parallel.shard: full), a forward or backward
+pass is a collective. Rows are of different lengths, so ranks have different numbers of
+micro-batches: one that has no more of them computes a filler of weight 0 while others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from training.comm.base import Comm
+from training.data.readers import Batch
+
+__all__ = ["InStep", "steps_in_step"]
+
+
+def steps_in_step(source: Iterable[Batch], comm: Comm) -> Iterator[Batch]:
+    """The micro-batches of training, each step with those of the rank that has most. Every rank
+    enters, once a step."""
+    most = 0
+    for batch in source:
+        if batch.micro == 0:
+            most = int(comm.gather(np.array([batch.micros])).max())
+        yield replace(batch, micros=most)
+        if batch.last_of_step:
+            for number in range(batch.micros, most):
+                yield replace(_filler(batch), micro=number, micros=most)
+
+
+class InStep:
+    """The batches of an evaluation, and fillers until no rank has more. Every rank enters, while
+    it iterates.
+
+    Args:
+        source: this rank's.
+        stop: whether this rank was asked to stop; asked before each batch.
+    """
+
+    def __init__(self, source: Iterable[Batch], comm: Comm, stop: Callable[[], bool]) -> None:
+        self._source, self._comm, self._stop = source, comm, stop
+        self.stopped = False
+        """Some rank was asked to stop: the same on all of them after the iteration."""
+
+    def __iter__(self) -> Iterator[Batch]:
+        filler = None
+        own = iter(self._source)
+        while True:
+            batch = next(own, None)
+            going, stops = self._comm.sum(np.array([batch is not None, self._stop()], float))
+            self.stopped = stops > 0
+            if self.stopped or not going:
+                return
+            if batch is not None:
+                filler = _filler(batch)
+            yield batch or filler
+
+
+def _filler(batch: Batch) -> Batch:
+    """One token of one row, of weight 0."""
+    return replace(
+        batch,
+        ids_BT=batch.ids_BT[:1, :1],
+        mask_BT=np.ones_like(batch.mask_BT[:1, :1]),
+        labels_B=batch.labels_B[:1],
+        weights_B=np.zeros_like(batch.weights_B[:1]),
+        real_tokens=0,
+        padded_tokens=1,
+        rows=batch.rows.take(slice(0, 0)),
+    )

@@ -1,0 +1,180 @@
+"""Gradients and AdamW of a model whose parameters FSDP2 divides among the ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import torch
+
+from howdah.config.model import TrainingSection
+from training.checkpoint.read import ADAM_M, ADAM_V, MODEL
+from training.checkpoint.stored import Spool, StoredArray
+from training.comm.base import Comm
+from training.model.sharded_torch import part_of, rows_of
+from training.optim.adamw_torch import adamw, set_state, update
+
+__all__ = ["ShardedAdamW", "ShardedGradients"]
+
+_FETCHED = 2**22
+"""Elements of a message of a checkpoint's tensor."""
+
+
+class ShardedGradients:
+    """The gradients, summed over all ranks as the backward pass goes on; each rank has its rows.
+
+    Args:
+        named: trainable parameters by name.
+    """
+
+    def __init__(self, named: Mapping[str, torch.nn.Parameter]) -> None:
+        self._named = named
+
+    def zero_(self) -> None:
+        """Drop the gradients: their memory is free until the backward pass makes new ones."""
+        for parameter in self._named.values():
+            parameter.grad = None
+
+    def reduce_(self, comm: Comm, ids: list[torch.Tensor]) -> None:
+        """They are summed already."""
+
+    def norm(self, comm: Comm) -> float:
+        """Global L2 norm. Every rank enters, with the squares of its rows."""
+        own = [torch.dot(part, part) for part in self._parts()]
+        square = torch.stack(own).double().sum().item() if own else 0.0
+        total = float(comm.sum(np.array([square]))[0])
+        return math.sqrt(total) if total >= 0 else total
+
+    def scale_(self, factor: float) -> None:
+        """Multiply this rank's gradients by `factor`."""
+        for part in self._parts() if factor != 1.0 else ():
+            part.mul_(factor)
+
+    def _parts(self) -> list[torch.Tensor]:
+        grads = (parameter.grad for parameter in self._named.values())
+        parts = (part_of(grad)[0].view(-1) for grad in grads if grad is not None)
+        return [part for part in parts if part.numel()]
+
+
+class ShardedAdamW:
+    """Each rank has weights and moments of its rows, and updates those.
+
+    Args:
+        net: the model.
+        trainable: its parameters that training changes, by name.
+        training, peak: as WholeAdamW.
+        directory: on a local disk, for rank 0's copy of the state while a checkpoint is written.
+    """
+
+    moments: None = None
+    """No rank has all of them: `collect`."""
+
+    def __init__(
+        self,
+        net: torch.nn.Module,
+        trainable: Mapping[str, torch.nn.Parameter],
+        training: TrainingSection,
+        peak: float,
+        *,
+        directory: str,
+    ) -> None:
+        self._net, self._trainable, self._directory = net, trainable, directory
+        named = [(name, part_of(parameter)[0]) for name, parameter in trainable.items()]
+        self._parts = {name: torch.nn.Parameter(part) for name, part in named if part.numel()}
+        self._moments = {
+            prefix: {name: torch.zeros_like(part) for name, part in named}
+            for prefix in (ADAM_M, ADAM_V)
+        }
+        self._optimizer = adamw(self._parts.items(), training, peak)
+
+    def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
+        """Set the state after `updates` updates; zeros where no moment is saved.
+
+        Args:
+            saved: whole tensors, of which this rank keeps its rows, one after the other.
+        """
+        for moments in self._moments.values():
+            for moment in moments.values():
+                moment.zero_()
+        for full_name, array in saved:
+            prefix, _, name = full_name.partition("/")
+            moment = self._moments.get(prefix + "/", {}).get(name)
+            if moment is not None:
+                _, rows = part_of(self._trainable[name])
+                moment.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
+        for name, part in self._parts.items():
+            set_state(self._optimizer, part, updates, *(m[name] for m in self._moments.values()))
+
+    def step(self, lr: float) -> None:
+        """Update this rank's rows by their gradients."""
+        for name, part in self._parts.items():
+            parameter = self._trainable[name]
+            # FSDP2 may have moved the rows since.
+            part.data = part_of(parameter)[0]
+            part.grad = None if parameter.grad is None else part_of(parameter.grad)[0]
+        update(self._optimizer, lr)
+        for part in self._parts.values():
+            part.grad = None  # its memory is free with the parameter's
+
+    def share(self, comm: Comm) -> None:
+        """The next pass gathers the new weights."""
+
+    def collect(
+        self, comm: Comm, weights: Iterable[tuple[str, np.ndarray]] = ()
+    ) -> dict[str, StoredArray] | None:
+        """Weights and moments of all ranks, in a file of rank 0's disk. Every rank enters.
+
+        One message is in memory at a time.
+
+        Args:
+            weights: ignored: no rank has them all.
+        Returns:
+            By name, as in a checkpoint; None on other ranks.
+        Raises:
+            StorageError: on rank 0, which has entered all collectives nevertheless: its disk is
+                full or fails.
+        """
+        held = self._weights()
+        for prefix, moments in self._moments.items():
+            held |= {prefix + name: (name, moment) for name, moment in moments.items()}
+        return self._collected(comm, held)
+
+    def collect_weights(
+        self, comm: Comm, weights: Iterable[tuple[str, np.ndarray]] = ()
+    ) -> dict[str, StoredArray] | None:
+        """The weights alone, by their plain names; otherwise as `collect`."""
+        found = self._collected(comm, self._weights())
+        return found and {name.removeprefix(MODEL): array for name, array in found.items()}
+
+    def _weights(self) -> dict[str, tuple[str, torch.Tensor]]:
+        return {MODEL + n: (n, part_of(p)[0]) for n, p in self._net.named_parameters()}
+
+    def _collected(
+        self, comm: Comm, held: Mapping[str, tuple[str, torch.Tensor]]
+    ) -> dict[str, StoredArray] | None:
+        """
+        Args:
+            held: {name in a checkpoint: (the parameter's name, this rank's rows)}.
+        """
+        spool = Spool(self._directory) if comm.rank == 0 else None
+        shapes = {name: tuple(p.shape) for name, p in self._net.named_parameters()}
+        buffer, found = torch.empty(_FETCHED), {}
+        for full_name, (name, part) in held.items():
+            shape, begun = shapes[name], 0 if spool is None else spool.size
+            row = math.prod(shape[1:])
+            for owner in range(comm.size):
+                first, end = rows_of(shape[0], owner, comm.size)
+                for start in range(0, (end - first) * row, _FETCHED):
+                    message = buffer[: min(_FETCHED, (end - first) * row - start)]
+                    if owner == comm.rank:
+                        message.copy_(part.reshape(-1)[start : start + message.numel()])
+                    comm.fetch(message, owner)
+                    if spool is not None:
+                        spool.add(message.numpy())
+            if spool is not None:
+                found[full_name] = spool.at(begun, np.dtype("<f4"), shape)
+        if spool is None:
+            return None
+        spool.check()
+        return found
