@@ -221,7 +221,8 @@ def _official(tmp_path):
     rows += [
         ("t-one", long, "a", "test", "x"), ("t-two", long, "a", "test", "x"),
         ("near", long + "!", "b", "train", "u1"), ("near2", long + "?", "a", "train", "u2"),
-        ("exact", sentences(140)[120], "b", "train", "u3"), ("none", "a row of no split", "a", "", "u4"),
+        ("exact", sentences(140)[120], "b", "train", "u3"),
+        ("none", "a row of no split", "a", "", "u4"),
     ]  # fmt: skip
     header = ("key", "text", "label", "kind", "user")
     return write_csv(tmp_path / "rows.csv", rows, header=header)
