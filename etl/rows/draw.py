@@ -29,7 +29,6 @@ _BINS = 4_096
 class Stratum:
     """Units that are divided among themselves: those of a class, or all."""
 
-    rows: int
     wanted: Mapping[Split, float]
     """{test, validation: rows}, of the splits that are drawn."""
     units: int
@@ -84,17 +83,14 @@ def draw(
     sizes = {split: getattr(options, split) for split in (TEST, VALIDATION) if split in drawn}
     sizes = {split: size for split, size in sizes.items() if size}
     _refuse_too_few(sizes, total)
-    rows_of = {stratum: of for stratum, (of, _) in counts.items()}
+    goals = wanted(sizes, {stratum: of for stratum, (of, _) in counts.items()}, total)
     strata = {
         stratum: Stratum(
-            rows=of,
             units=number,
-            wanted=goals,
+            wanted=goals[stratum],
             fills=options.stratify is not None and of >= options.stratify,
         )
-        for (stratum, (of, number)), goals in zip(
-            counts.items(), wanted(sizes, rows_of, total).values(), strict=True
-        )
+        for stratum, (of, number) in counts.items()
     }
     if not strata:
         return rows.withColumn("split", F.coalesce(given, F.lit(TRAIN)))

@@ -55,7 +55,7 @@ def of_groups(
     """
     duplicates = F.concat(F.lit(_DUPLICATES), F.col("group"))
     keyed = F.transform(GROUPS, lambda value: F.concat(F.lit(_KEYED), value))
-    own = F.when(F.size(GROUPS) > 0, keyed[0]).otherwise(duplicates)
+    own = F.coalesce(F.get(keyed, F.lit(0)), duplicates)
     rows = rows.withColumn("unit", own).withColumn("node", F.xxhash64("unit")).persist()
     temporary.append(rows)
     kept = rows.where(F.col("reason").isNull())

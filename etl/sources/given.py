@@ -29,7 +29,7 @@ from etl.sources import hive
 from etl.sources import source as sources
 from etl.sources.source import Source
 from howdah.config.data import DataSection
-from howdah.config.split_options import SplitOptions
+from howdah.config.split_options import SplitOptions, SplitTime, is_number
 from howdah.config.splits import Split
 from howdah.errors import ConfigError
 from howdah.storage import Entry
@@ -139,6 +139,7 @@ def mapped(
         made[GROUPS] = F.filter(F.array(*values), lambda value: value.isNotNull())
     if options.time.column is not None:
         column, kind = find(options.time.column, "data.split.time.column")
+        _refuse_other_cuts(options.time, kind)
         made[MOMENT] = _moment(column, kind)
         reason = F.when(made[MOMENT].isNull(), BAD_TIME)
         shown = F.substring(column.cast("string"), 1, _DETAIL)
@@ -163,9 +164,7 @@ def _moment(column: Column, kind: DataType) -> Column:
     if isinstance(kind, NumericType):
         number = column.cast("double")
         return F.when(~F.isnan(number), number)
-    if isinstance(kind, DateType | TimestampType):
-        return F.unix_micros(column.cast("timestamp")).cast("double")
-    if isinstance(kind, TimestampNTZType):  # as UTC, the session's zone
+    if isinstance(kind, DateType | TimestampType | TimestampNTZType):  # in the session's zone, UTC
         return F.unix_micros(column.cast("timestamp")).cast("double")
     if isinstance(kind, StringType | VarcharType | CharType):
         text = F.trim(column)
@@ -179,6 +178,21 @@ def _moment(column: Column, kind: DataType) -> Column:
         got=kind.simpleString(),
         remedy="name another column",
     )
+
+
+def _refuse_other_cuts(time: SplitTime, kind: DataType) -> None:
+    """A date as the cut of a column of numbers would send all rows to one side."""
+    if isinstance(kind, StringType | VarcharType | CharType):
+        return  # each text is a number or a date by itself
+    for key, cut in time.cuts.items():
+        if is_number(cut) != isinstance(kind, NumericType):
+            raise ConfigError(
+                "a cut point is of another type than its column",
+                where=f"data.split.time.{key}",
+                expected="a number" if isinstance(kind, NumericType) else "a date or time",
+                got=f"{cut!r}; column {time.column} is {kind.simpleString()}",
+                remedy="write it as the column has it",
+            )
 
 
 def only(rows: DataFrame) -> list[str]:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from howdah.config.splits import SPLIT_WORDS, TEST, TRAIN, VALIDATION, Split
 from howdah.config.types import Section, Source
 
-__all__ = ["MOST_FOLDS", "SplitOptions", "SplitSources", "SplitTime", "moment"]
+__all__ = ["MOST_FOLDS", "SplitOptions", "SplitSources", "SplitTime", "is_number", "moment"]
 
 MOST_FOLDS = 20
 """Parts that `data.split.fold` may divide the clusters into."""
@@ -32,6 +32,13 @@ Size = Annotated[int | float, Field(ge=0), AfterValidator(_size)]
 """Of a split: a fraction below 1 (float), or rows (int)."""
 
 
+def is_number(text: str) -> bool:
+    """True where `moment` takes a text for a number, not for a date or time."""
+    with contextlib.suppress(ValueError):
+        return math.isfinite(float(text))
+    return False
+
+
 def moment(text: str) -> float:
     """A moment as a number: a number as it is, a date or time of ISO 8601 as microseconds since
     1970 (UTC where it names no zone). Below 2^53 in size, so exact.
@@ -39,9 +46,8 @@ def moment(text: str) -> float:
     >>> moment("1970-01-02") == moment("1970-01-02T00:00:00+00:00") == 86_400_000_000
     True
     """
-    with contextlib.suppress(ValueError):
-        if math.isfinite(number := float(text)):
-            return number
+    if is_number(text):
+        return float(text)
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
@@ -75,6 +81,12 @@ class SplitTime(Section):
     test_from: str | None = None
     """Rows from this date, time or number on go to test; null: the newest `test`."""
 
+    @property
+    def cuts(self) -> dict[str, str]:
+        """{key: cut point} of those that are given."""
+        both = {"validation_from": self.validation_from, "test_from": self.test_from}
+        return {key: cut for key, cut in both.items() if cut is not None}
+
     @field_validator("validation_from", "test_from", mode="before")
     @classmethod
     def _as_text(cls, value: Any) -> Any:
@@ -94,10 +106,10 @@ class SplitTime(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> SplitTime:
-        cuts = (self.validation_from, self.test_from)
-        if self.column is None and any(cut is not None for cut in cuts):
+        if self.column is None and self.cuts:
             raise ValueError("validation_from and test_from need column")
-        if None not in cuts and moment(cuts[0]) > moment(cuts[1]):
+        cuts = list(self.cuts.values())
+        if len(cuts) == 2 and moment(cuts[0]) > moment(cuts[1]):
             raise ValueError(
                 f"validation_from ({cuts[0]}) must not be later than test_from ({cuts[1]})"
             )
