@@ -82,7 +82,7 @@ def draw(
     total = sum(of for of, _ in counts.values())
     sizes = {split: getattr(options, split) for split in (TEST, VALIDATION) if split in drawn}
     sizes = {split: size for split, size in sizes.items() if size}
-    _refuse_too_few(sizes, total)
+    refuse_too_few(sizes, total)
     goals = wanted(sizes, {stratum: of for stratum, (of, _) in counts.items()}, total)
     strata = {
         stratum: Stratum(
@@ -101,7 +101,15 @@ def draw(
     return rows.join(assigned, "group", "left").withColumn("split", split).drop("drawn")
 
 
-def _refuse_too_few(sizes: Mapping[Split, float], total: int) -> None:
+def refuse_too_few(sizes: Mapping[Split, float], total: int) -> None:
+    """Raise if nothing would be left for train.
+
+    Args:
+        sizes: {split: a fraction below 1, or rows}.
+
+    Raises:
+        DataError: with the sizes and the rows.
+    """
     asked = sum(size if size >= 1 else size * total for size in sizes.values())
     if total and asked >= total:
         said = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
@@ -238,6 +246,8 @@ def newest(rows: DataFrame, column: str, count: float) -> float | None:
             if newer + found["n"] >= count:
                 break
             newer, after = newer + found["n"], found["low"]
+        else:
+            return after  # fewer rows than asked for
         low, high = found["low"], found["high"]
     if low is None or after is None:
         return low

@@ -8,7 +8,7 @@ from hashlib import sha256
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from etl.rows.draw import draw, newest
+from etl.rows.draw import draw, newest, refuse_too_few
 from etl.sources.given import GIVEN, MOMENT
 from howdah import redact
 from howdah.config.split_options import SplitOptions, moment
@@ -111,11 +111,13 @@ def _cuts(rows: DataFrame, options: SplitOptions) -> dict[str, float]:
         TEST: (options.time.test_from, options.test),
         VALIDATION: (options.time.validation_from, options.validation),
     }
+    refuse_too_few({split: size for split, (begin, size) in asked.items() if not begin}, total)
     for split, (begin, size) in asked.items():
         if begin is not None:
             cuts[split] = moment(begin)
         elif size:
-            cut = newest(left, MOMENT, size if size >= 1 else size * total)
+            count = size if size >= 1 else size * total
+            cut = newest(left, MOMENT, count)
             cuts |= {} if cut is None else {split: cut}
         if split in cuts:
             left = left.where(F.col(MOMENT) < cuts[split])

@@ -131,7 +131,8 @@ def mapped(
         value = F.trim(key(options.column, "data.split.column"))
         made[GIVEN], unknown = _split_of(value, options)
         reason = F.when(unknown, BAD_SPLIT)
-        detail = F.when(unknown, F.coalesce(F.substring(value, 1, _DETAIL), F.lit("no split")))
+        shown = F.when(value != "", F.substring(value, 1, _DETAIL))
+        detail = F.when(unknown, F.coalesce(shown, F.lit("no split")))
     elif options.given:
         made[GIVEN] = nothing if split is None else F.lit(split)
     if options.group:
