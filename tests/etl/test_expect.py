@@ -98,10 +98,13 @@ def test_the_version_before_is_the_newest_older_one(tmp_path, tiny_model_dir):
 def test_a_version_that_misses_one_is_not_committed(spark, tmp_path, tiny_model_dir):
     texts = sentences(160)
 
-    def config(count, **expected):
+    sources = {}
+    for count in (80, 90, 120):
         rows = [(text, "a" if n < count else "b") for n, text in enumerate(texts)]
-        source = write_csv(tmp_path / f"{count}.csv", rows)
-        return make_config(tmp_path, tiny_model_dir, source=source, expect=expected)
+        sources[count] = write_csv(tmp_path / f"{count}.csv", rows)
+
+    def config(count, **expected):
+        return make_config(tmp_path, tiny_model_dir, source=sources[count], expect=expected)
 
     bounds = {"min_rows": 100, "max_shift": {"labels": 0.1, "rejects": 0.1}}
     first, lines = run(config(80, **bounds))
