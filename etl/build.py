@@ -11,16 +11,15 @@ from functools import partial
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from etl.rows import dedup, gate, labels, leakage
-from etl.rows.split import split_column
-from etl.sources import reading
+from etl.rows import dedup, gate, labels, leakage, split, units
+from etl.sources import given, reading
 from etl.sources.source import Source
 from etl.workspace.scratch import Scratch
 from etl.write import adopt, shards
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.data.encode import Encoder
-from howdah.errors import DataError
+from howdah.errors import ConfigError, DataError
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
 
@@ -80,17 +79,27 @@ def from_text(
     with translated(f"read the source {source.name}", DataError):
         at_gate, lines = _gate_counts(gated, data)
     read = sum(at_gate.values())
+    _refuse_splits(gated, at_gate, data)
     names = _labels_at_gate(at_gate, source, data, progress)
 
+    passed = gated.where(F.col("reason").isNull()).drop("reason", "detail", "breaks")
+    passed, official = split.given_by(passed, data.split)
     found = dedup.deduplicate(
-        gated.where(F.col("reason").isNull()).select("id", "text", "label", "key"),
+        passed,
         data.dedup,
         scratch,
         kept,
         driver_edges=data.spark.driver_edges,
+        whole=official is not None and data.split.time.column is None,
         progress=progress,
     )
-    final = found.rows.withColumn("split", split_column("group", data.split)).persist()
+    rows, joined = found.rows, None
+    if data.split.group:
+        joined = units.of_groups(
+            rows, scratch, kept, driver_edges=data.spark.driver_edges, progress=progress
+        )
+        rows = joined.rows
+    final = split.assign(rows, data.split, official, kept).persist()
     kept.append(final)
 
     counts = at_gate + _counts(final, "reason", "label")
@@ -103,8 +112,11 @@ def from_text(
         "capped_buckets": found.capped_buckets,
         "capped_entries": found.capped_entries,
         "largest_group": found.largest_group,
+        "noisy_clusters": found.noisy_clusters,
+        "noisy_texts": found.noisy_texts,
         **data.dedup.model_dump(),
     }
+    _split_quality(quality, data, official, joined, final, progress)
     progress(
         f"kept {quality['kept']:,} rows; dropped "
         + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
@@ -112,7 +124,10 @@ def from_text(
     _warn_capped(found, data, progress)
     if strays is not None:
         quality["csv"] = _csv_quality(data, lines, strays, progress)
-
+    if alike := labels.similar(names):
+        quality["similar_labels"] = alike
+        said = "; ".join(", ".join(map(repr, group)) for group in alike[:5])
+        progress(f"labels that differ in case or composition alone are classes each: {said}")
     columns = ("id", "text", "label", "reason", "detail")
     rejected = (
         gated.where(F.col("reason").isNotNull())
@@ -132,12 +147,41 @@ def from_text(
     )
 
 
+def _split_quality(
+    quality: dict,
+    data: DataSection,
+    official: split.Given | None,
+    joined: units.Units | None,
+    final: DataFrame,
+    progress: Callable[[str], None],
+) -> None:
+    """Add what the data says of the splits, and how far groups are joined."""
+    found = {} if official is None else official.as_quality()
+    if official is not None:
+        given = ", ".join(f"{name} {count:,}" for name, count in official.rows.items())
+        progress(f"splits given by the data: {given} rows")
+        copies = quality["drops"].get("held_out_copy", 0)
+        if copies:
+            progress(f"{copies:,} rows are left out: copies of rows of test or validation")
+    if joined is not None:
+        found["groups"] = {"joined": joined.joined, "largest": joined.largest}
+        if official is not None:
+            names = final.where(F.col("reason").isNull()).groupBy("group")
+            both = names.agg((F.min("split") != F.max("split")).alias("both")).where("both")
+            found["groups"]["in_several_splits"] = both.count()
+            if both := found["groups"]["in_several_splits"]:
+                progress(f"{both:,} groups have rows in several of the splits that the data gives")
+    if found:
+        quality["split"] = found
+
+
 def _gate(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """The source's rows, cleaned and judged: `gate.SCHEMA`."""
     work = partial(
         gate.clean_batches, clean=data.clean, quality=data.quality, labels=labels.mapping(data)
     )
-    return reading.read(spark, source, data).mapInArrow(crossing(work), gate.SCHEMA)
+    more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
+    return reading.read(spark, source, data).mapInArrow(crossing(work), gate.SCHEMA + more)
 
 
 def _labels_at_gate(
@@ -161,6 +205,23 @@ def _labels_at_gate(
     labels.refuse_unknown(data, unknown)
     _refuse_rejects(read, _drops(at_gate), data)
     return labels.names(data, passed)
+
+
+def _refuse_splits(gated: DataFrame, at_gate: Counter, data: DataSection) -> None:
+    """Fail on values of data.split.column that name no split, unless such rows are rejected."""
+    count = _drops(at_gate)[given.BAD_SPLIT]
+    if not count or data.split.unknown == "reject":
+        return
+    bad = gated.where(F.col("reason") == given.BAD_SPLIT).groupBy("detail").count()
+    worst = bad.orderBy(F.col("count").desc(), "detail").limit(5).collect()
+    raise DataError(
+        "the source has rows whose split is not known",
+        where=f"data.split.column: {data.split.column}",
+        expected=", ".join(data.split.words),
+        got=f"{count:,} rows: "
+        + ", ".join(f"{row['detail']!r} ({row['count']:,} rows)" for row in worst),
+        remedy="list the values in data.split.values, or set data.split.unknown: reject",
+    )
 
 
 def _warn_capped(
@@ -219,6 +280,13 @@ def from_records(
         DataError: a truncated or altered shard, a missing feature, unknown labels, no record.
     """
     data = config.data
+    if keys := data.split.of_texts:
+        raise ConfigError(
+            "the splits of records can only be drawn by their ids",
+            where="data.split." + ", data.split.".join(keys),
+            expected="fractions, or 'train', 'validation' and 'test' in the files' names",
+            remedy="leave these keys out, or give the texts as the source",
+        )
     rows = adopt.read_records(spark, source, data, encoder, _numbered(data)).persist()
     kept.append(rows)
     with translated(f"read the records {source.name}", DataError):

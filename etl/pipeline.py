@@ -10,10 +10,9 @@ from pyspark.sql import SparkSession
 
 from etl import report
 from etl.build import Kept
-from etl.sources import hive
-from etl.sources import source as sources
+from etl.sources import given
 from etl.sources.source import Source
-from etl.version import Task, write_files
+from etl.version import Task, expectations, write_files
 from etl.workspace import credentials
 from etl.workspace.scratch import Scratch
 from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
@@ -50,7 +49,8 @@ tests/etl/test_version.py has the defaults of this format.
 signature are near duplicates in buckets of any size; a CSV with an unclosed quote is refused.
 3: the hash is of the keys that differ from their default, and of the order of a mapping `labels`.
 4: near duplicates by words and pairs of words, from a similarity of 0.7, characters in scripts
-without blanks; bands by the threshold.
+without blanks; bands by the threshold. Labels: NaN is none, JSON's 1.0 is 1, a partition directory's 01 stays 01, the order of "01" and
+"1" is fixed; blanks at the ends of `data.labels` do not count.
 """
 
 _NOT_HASHED = frozenset(
@@ -59,6 +59,8 @@ _NOT_HASHED = frozenset(
         "source", "dataset", "mode", "spark",
         # What is read of a table or query is in the source's identity.
         "partitions", "query_file", "rejects_table",
+        # What a version must have is judged when it is made.
+        "expect",
     }
 )  # fmt: skip
 """Keys of `data` that change no byte of the dataset, or are hashed as the source's identity."""
@@ -93,6 +95,7 @@ class EtlResult:
             "rows": {name: self.manifest.rows(name) for name in self.manifest.splits},
             "labels": self.manifest.labels,
             "drops": self.manifest.quality.get("drops", {}),
+            "expectations": self.manifest.quality.get("expectations"),
             "report": self.report_path,
             "application": self.application,
             "ui": self.ui,
@@ -151,7 +154,7 @@ def run(
                 if started and not is_local_master(data.spark.master):
                     _size(spark, config, source, progress)
                 if source.kind == "hive":
-                    source = hive.resolved(spark, source, data)
+                    source = given.resolved(spark, source, data)
                     there = _unchanged(config, source, encoder, progress)
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
                 result = there or _make(spark, config, source, encoder, application, progress)
@@ -197,7 +200,7 @@ def prepare(
             got=config.data.dataset,
             remedy="give a path that all executors reach: a directory, hdfs://",
         )
-    source = sources.resolve(config.data)
+    source = given.resolve(config.data)
     encoder = encoder or Encoder.load(config.model.base, config.model.revision)
     there = None
     if source.identity is not None:
@@ -239,7 +242,9 @@ def _unchanged(
     if not storage.exists(storage.join(version, MANIFEST)):
         return None
     progress(f"unchanged: {version}")
-    return committed(version, unchanged=True)
+    found = committed(version, unchanged=True)
+    expectations(config, found.manifest, progress)  # other ones may have been asked of it
+    return found
 
 
 def committed(version: str, *, unchanged: bool) -> EtlResult:

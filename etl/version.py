@@ -10,21 +10,26 @@ from datetime import UTC, datetime
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl import build, report
+from etl import build, expect, report
 from etl.build import Built, Kept
 from etl.rows import split
-from etl.sources import hive
-from etl.sources import source as sources
+from etl.sources import given
 from etl.sources.source import Source
 from etl.workspace import credentials
 from etl.workspace.scratch import Scratch
 from etl.write import hive as hive_write
 from etl.write import shards
-from howdah import __version__, redact
+from howdah import __version__, redact, storage
 from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
 from howdah.data.encode import Encoder
-from howdah.data.manifest import DatasetManifest, RecordEntry, ShardEntry, TokenizerEntry
+from howdah.data.manifest import (
+    DatasetManifest,
+    RecordEntry,
+    ShardEntry,
+    TokenizerEntry,
+    version_before,
+)
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
 from howdah.errors import DataError
 
@@ -65,6 +70,10 @@ def write_files(
     )
     splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
     built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
+    # before anything is written outside the version's directory
+    judged = expectations(task.config, _manifest(task, built, layout, splits), task.progress)
+    if judged is not None:
+        built.quality["expectations"] = judged
     _write_rejects(task, built, token, keeper)
     built.quality["labels_without_training_rows"] = [
         name for n, name in enumerate(built.labels) if (TRAIN, n) not in table
@@ -75,6 +84,26 @@ def write_files(
     manifest = _manifest(task, built, layout, splits)
     report.write(task.directory, manifest, built)
     return manifest
+
+
+def expectations(
+    config: Config, manifest: DatasetManifest, progress: Callable[[str], None]
+) -> dict | None:
+    """What `data.expect` asks of a version and what was found; None: it asks nothing.
+
+    Raises:
+        ExpectationsFailed: something is not met.
+    """
+    options = config.data.expect
+    if not options.asks:
+        return None
+    parent = version_before(config.data.dataset, manifest) if options.max_shift.asks else None
+    found = expect.judge(manifest, options, parent)
+    for one in found:
+        if one.found is None:
+            progress(f"data.expect.{one.key} is not judged: {one.detail}")
+    expect.refuse(found, storage.join(config.data.dataset, f"v={manifest.dataset_hash}"))
+    return expect.as_quality(found, parent)
 
 
 def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
@@ -151,9 +180,10 @@ def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -
     if missing := built.quality["labels_without_training_rows"]:
         task.progress("no training rows for " + ", ".join(missing))
     wanted = task.config.data.split
-    for name, fraction in ((VALIDATION, wanted.validation), (TEST, wanted.tested)):
-        if fraction and name not in splits:
-            task.progress(f"the {name} split is empty: too few rows for {fraction:.0%}")
+    for name, size in ((VALIDATION, wanted.validation), (TEST, wanted.tested)):
+        if size and name not in splits:
+            said = f"{size:.0%}" if size < 1 else f"{size:,} rows"
+            task.progress(f"the {name} split is empty: too few rows for {said}")
 
 
 def _manifest(
@@ -224,9 +254,9 @@ def _refuse_empty_train(table: Table, built: Built) -> None:
 def _refuse_changed(spark: SparkSession, config: Config, source: Source) -> None:
     """What was hashed must be what was read: files may not have changed since."""
     if source.kind == "hive":
-        now = hive.resolved(spark, source, config.data).identity
+        now = given.resolved(spark, source, config.data).identity
     elif source.files:
-        now = sources.resolve(config.data).identity
+        now = given.resolve(config.data).identity
     else:
         return
     if now != source.identity:

@@ -110,6 +110,10 @@ class DataError(HowdahError):
     exit_code = 3
 
 
+class ExpectationsFailed(DataError):
+    """A new dataset version is not what `data.expect` asks for; `problems` has each bound."""
+
+
 class ModelError(HowdahError):
     """A base model or an export cannot be used."""
 

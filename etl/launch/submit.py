@@ -97,6 +97,7 @@ def _refuse_local_paths(config: Config) -> None:
     keys = {"data.dataset": data.dataset}
     if data.source and data.format != "hive":
         keys["data.source"] = data.source
+        keys |= {f"data.split.sources.{k}": v for k, v in data.split.sources.given.items()}
     if data.query_file and data.spark.deploy_mode == "cluster":
         keys["data.query_file"] = data.query_file
     cluster_paths.refuse_local(keys)

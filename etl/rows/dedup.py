@@ -1,19 +1,31 @@
 """Exact and near duplicates, and the groups that must not cross a split.
 
 Exact: by the cleaned text's key. Near: by `etl/rows/near.py`.
+
+Where the data gives rows their splits (`given`), copies cannot all go to one split. A copy of a
+test row is removed from train and validation, one of a validation row from train: held_out_copy.
+What is like a row of test by being in one cluster with it, or in one bucket that was too large to
+compare, is such a copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, assert_never
 
-from pyspark.sql import DataFrame, Window
+from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
 from etl.rows import near
+from etl.sources.given import GIVEN
 from etl.workspace.scratch import Scratch
-from howdah.config.data import DedupOptions
+from howdah.config.data import ConflictOptions, DedupOptions
+from howdah.config.splits import TEST, VALIDATION
+
+_OPEN = 2
+_RANKS = {TEST: 0, VALIDATION: 1}
+"""Which rows of a cluster stay where the data gives their splits: those of the lowest rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +33,15 @@ class Deduplicated:
     """Rows with their fate: `reason`/`detail` for those removed, `group` for those kept."""
 
     rows: DataFrame
-    """id, text, label, key, reason, detail, group"""
+    """id, text, label, key, reason, detail, group, and what else the rows had"""
     near_clusters: int
     """Clusters of at least two different texts."""
     largest_cluster: int
     """Different texts of the largest one."""
+    noisy_clusters: int
+    """Clusters whose texts have different labels, a sign of wrong labels."""
+    noisy_texts: int
+    """Different texts in those clusters."""
     capped_buckets: int
     """LSH buckets with more different signatures than max_bucket_size."""
     capped_entries: int
@@ -41,80 +57,188 @@ def deduplicate(
     temporary: list[DataFrame],
     *,
     driver_edges: int,
+    whole: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Deduplicated:
     """Find duplicates among the rows that passed the gate.
 
     Args:
-        rows: id, text, label, key; each id once.
+        rows: id, text, label, key; each id once. Other columns are kept as they are; of them
+            `given` is the split that the data gives a row, or null.
         options: `data.dedup`.
         scratch: for intermediate data.
         temporary: data frames persisted on the way are appended; the caller unpersists them.
         driver_edges: edges between near duplicates that the driver joins by itself.
+        whole: given test and validation sets keep their own duplicates and conflicts.
         progress: gets a line where joining them takes rounds.
 
     The first of a cluster by id is kept: the outcome depends on the rows alone, never on their
-    partitions. The same text under different labels is rejected whole (label_conflict). Near
-    duplicates under different labels are kept once a label, in the same group.
+    partitions. The same text under different labels is judged by `options.conflict`: by default it
+    is rejected whole (label_conflict). Near duplicates under different labels are kept once a
+    label, in the same group.
     """
-    # Windows, not joins with aggregates: a join would hold the plan of its rows twice, and Spark
-    # writes the plan of each action, with those of all cached frames in it, as text.
-    same = Window.partitionBy("key")
-    judged = rows.select(
-        "*",
-        F.min("id").over(same).alias("first"),
-        (F.min("label").over(same) != F.max("label").over(same)).alias("conflict"),
-        F.concat_ws(", ", F.sort_array(F.collect_set("label").over(same))).alias("labels"),
-    ).persist()
+    judged = _judged(rows, options.conflict, whole).persist()
     temporary.append(judged)
-    unique = judged.where(~F.col("conflict") & (F.col("id") == F.col("first")))
+    lone = judged.where(~F.col("conflict") & ~F.col("copy"))
+    unique = lone.where(F.col("id") == F.col("first"))
     if options.near:
         found = near.find(
             unique, options, scratch, temporary, driver_edges=driver_edges, progress=progress
         )
     else:
         found = near.none(unique)
-    alike = found.rows
-    clusters, largest = _sizes(alike, "cluster")
-    largest_group = _sizes(alike, "group")[1] if found.capped_buckets else largest
-    # (id of a text's first row, cluster, group, label), then the first id of cluster and label
-    labelled = alike.join(unique.select("id", "label"), "id")
-    survivor = F.min("id").over(Window.partitionBy("cluster", "label")).alias("survivor")
-    survivors = labelled.select(F.col("id").alias("first"), "group", survivor)
-    marked = judged.join(survivors, "first", "left")
-    conflict = F.col("conflict")
-    exact = (F.col("id") != F.col("first")) & F.lit(options.exact)
-    like = F.col("survivor").isNotNull() & (F.col("first") != F.col("survivor"))
-    reason = (
-        F.when(conflict, "label_conflict")
-        .when(exact, "exact_duplicate")
-        .when(like, "near_duplicate")
-    )
-    detail = (
-        F.when(conflict, F.concat(F.lit("labels: "), F.col("labels")))
-        .when(exact, F.concat(F.lit("same text as "), F.col("first")))
-        .when(like, F.concat(F.lit("like "), F.col("survivor")))
-    )
+    alike = found.rows.withColumnRenamed("id", "first")
+    # (own, first, cluster, group, label, rank) of the first row of each text and label
+    owners = lone.where(F.col("id") == F.col("own")).select("own", "first", "label", "rank")
+    labelled = alike.join(owners, "first")
+    sizes = _sizes(labelled, "cluster")
+    largest_group = _sizes(labelled, "group").largest if found.capped_buckets else sizes.largest
+    window = Window.partitionBy("cluster", "label", "rank")
+    survivors = labelled.withColumn("survivor", F.min("own").over(window))
+    held = F.lit(None).cast("string")
+    if GIVEN in rows.columns:
+        # Aggregated, not a window: a group may be a large part of the rows.
+        groups = labelled.where(F.col("rank") < _OPEN).groupBy("group")
+        first = F.struct("rank", "own", F.col("cluster").alias("of"))
+        best = groups.agg(F.min(first).alias("best"))
+        survivors = survivors.join(best, "group", "left")
+        held = F.when(F.col("best.rank") < F.col("rank"), _held_by(F.col("best")))
+    survivors = survivors.select("own", "group", "survivor", held.alias("held"))
+    marked = judged.join(survivors, "own", "left")
     return Deduplicated(
-        rows=marked.select(
-            "id",
-            "text",
-            "label",
-            "key",
-            reason.alias("reason"),
-            detail.alias("detail"),
-            F.coalesce("group", "first").alias("group"),
-        ),
-        near_clusters=clusters,
-        largest_cluster=largest,
+        rows=_fates(marked, rows.columns, options, whole),
+        near_clusters=sizes.count,
+        largest_cluster=sizes.largest,
+        noisy_clusters=sizes.noisy,
+        noisy_texts=sizes.noisy_members,
         capped_buckets=found.capped_buckets,
         capped_entries=found.capped_entries,
         largest_group=largest_group,
     )
 
 
-def _sizes(alike: DataFrame, column: str) -> tuple[int, int]:
-    """How many of the sets named in a column have two members or more, and the largest's size."""
-    sizes = alike.groupBy(column).count().where(F.col("count") > 1)
-    count, most = sizes.agg(F.count("*"), F.max("count")).first()
-    return count, most or 1
+def _split_of(rank: Column) -> Column:
+    split = F.lit(None).cast("string")
+    for name, number in _RANKS.items():
+        split = F.when(rank == number, name).otherwise(split)
+    return split
+
+
+def _held_by(best: Column) -> Column:
+    """Detail: which row of which split is like this one, or may be."""
+    name = F.concat(best["own"], F.lit(" of "), _split_of(best["rank"]))
+    may_be = F.concat(F.lit("in a bucket too large to compare with "), name)
+    return F.when(best["of"] == F.col("cluster"), F.concat(F.lit("like "), name)).otherwise(may_be)
+
+
+def _fates(
+    marked: DataFrame, columns: Sequence[str], options: DedupOptions, whole: bool
+) -> DataFrame:
+    """The rows with reason, detail and group, from `_judged` and the clusters."""
+    conflict, copy, held = F.col("conflict"), F.col("copy"), F.col("held")
+    exact = (F.col("id") != F.col("own")) & F.lit(options.exact)
+    like = F.col("survivor").isNotNull() & (F.col("own") != F.col("survivor"))
+    if whole:
+        open_ = F.col("rank") == _OPEN
+        exact, like = exact & open_, like & open_
+    if GIVEN not in columns:
+        held = F.lit(None).cast("string")
+    reason = (
+        F.when(copy, "held_out_copy")
+        .when(conflict, "label_conflict")
+        .when(held.isNotNull(), "held_out_copy")
+        .when(exact, "exact_duplicate")
+        .when(like, "near_duplicate")
+    )
+    same = F.concat(F.lit("same text as "), F.coalesce("first", F.lit("rejected rows")))
+    detail = (
+        F.when(copy, F.concat(same, F.lit(" of "), _split_of(F.col("best_rank"))))
+        .when(conflict, F.concat(F.lit("labels: "), F.col("labels")))
+        .when(held.isNotNull(), held)
+        .when(exact, F.concat(F.lit("same text as "), F.col("own")))
+        .when(like, F.concat(F.lit("like "), F.col("survivor")))
+    )
+    return marked.select(
+        *columns,
+        reason.alias("reason"),
+        detail.alias("detail"),
+        F.coalesce("group", "first", "id").alias("group"),
+    )
+
+
+def _judged(rows: DataFrame, conflict: ConflictOptions, whole: bool) -> DataFrame:
+    """The rows with what those of the same text say of them:
+
+    rank      by the split that the data gives
+    copy      of a row of a lower rank, that is in test or validation
+    conflict  with other labels, and out
+    labels    of the text
+    first     the text's first row that is neither; null where there is none
+    own       its first row with the same label
+    """
+    # Windows, not joins with aggregates: a join would hold the plan of its rows twice, and Spark
+    # writes the plan of each action, with those of all cached frames in it, as text.
+    text = Window.partitionBy("key")
+    rank = best = F.lit(_OPEN)
+    same = ["key"]
+    if GIVEN in rows.columns:
+        for split, number in _RANKS.items():
+            rank = F.when(F.col(GIVEN) == split, number).otherwise(rank)
+        best = F.min("rank").over(text)
+        same = ["key", "rank"]
+    rows = rows.withColumn("rank", rank)
+    out = _conflict(conflict, Window.partitionBy(*same), Window.partitionBy(*same, "label"))
+    if whole:
+        out = out & (F.col("rank") == _OPEN)
+    names = F.collect_set("label").over(Window.partitionBy(*same))
+    rows = rows.select(
+        "*",
+        best.alias("best_rank"),
+        (F.col("rank") > best).alias("copy"),
+        out.alias("conflict"),
+        F.concat_ws(", ", F.sort_array(names)).alias("labels"),
+    )
+    stays = F.when(~F.col("conflict") & ~F.col("copy"), F.col("id"))
+    first = F.min(stays).over(text)
+    if conflict.policy == "keep" or whole:
+        own = F.min(stays).over(Window.partitionBy("key", "label"))
+    else:
+        own = first
+    return rows.select("*", first.alias("first"), F.coalesce(own, "id").alias("own"))
+
+
+def _conflict(options: ConflictOptions, same: WindowSpec, label: WindowSpec) -> Column:
+    """True for rows that are rejected since others of the same text have another label."""
+    if options.policy == "reject":
+        return F.min("label").over(same) != F.max("label").over(same)
+    if options.policy == "majority":
+        share = F.count("*").over(label) / F.count("*").over(same)
+        return share < options.share
+    if options.policy == "keep":
+        return F.lit(False)
+    assert_never(options.policy)
+
+
+class _Sizes(NamedTuple):
+    """Of sets with two members or more: how many, the largest's size (1 if there is none), how
+    many have several labels, and the members of those."""
+
+    count: int
+    largest: int
+    noisy: int
+    noisy_members: int
+
+
+def _sizes(labelled: DataFrame, column: str) -> _Sizes:
+    """Of the sets of texts named in a column."""
+    texts = F.count(F.when(F.col("own") == F.col("first"), 1))  # not its other labels
+    sizes = labelled.groupBy(column).agg(
+        texts.alias("n"), (F.min("label") != F.max("label")).alias("noisy")
+    )
+    noisy = F.when(F.col("noisy"), F.col("n"))
+    count, most, clusters, texts = (
+        sizes.where(F.col("n") > 1)
+        .agg(F.count("*"), F.max("n"), F.count(noisy), F.sum(noisy))
+        .first()
+    )
+    return _Sizes(count, most or 1, clusters, texts or 0)

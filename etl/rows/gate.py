@@ -24,17 +24,22 @@ REASONS = (
     "too_short",
     "too_long",
     "bad_label",
+    "bad_split",
+    "bad_time",
     "label_conflict",
+    "held_out_copy",
     "exact_duplicate",
     "near_duplicate",
 )
-DUPLICATES = ("exact_duplicate", "near_duplicate")
+DUPLICATES = ("held_out_copy", "exact_duplicate", "near_duplicate")
 DETAIL_CHARACTERS = 200
 
 SCHEMA = (
     "id string, text string, label string, reason string, detail string, key string, breaks int"
 )
 """`key` of the rows that pass, and the line breaks that their texts had before cleaning."""
+
+_READ = ["text", "label", "reason", "detail"]
 
 # UTF-8 read as Latin-1 or Windows-1252. Only what right texts do not hold: capitals and accented
 # letters do come before quotation marks and no-break spaces in French, German and Portuguese.
@@ -120,9 +125,11 @@ def clean_batches(
     quality: QualityOptions,
     labels: dict[str, str] | None,
 ) -> Iterator[pa.RecordBatch]:
-    """mapInArrow: (id, text, label, reason, detail) -> SCHEMA; earlier reasons are kept."""
+    """mapInArrow: (id, text, label, reason, detail, more...) -> SCHEMA and those columns as they
+    are; earlier reasons are kept."""
     for batch in batches:
-        columns = batch.to_pydict()
+        columns = batch.select(_READ).to_pydict()
+        more = [name for name in batch.schema.names if name != "id" and name not in _READ]
         out: dict[str, list] = {name: [] for name in ("text", "label", "reason", "detail", "key")}
         breaks: list[int] = []
         for text, label, reason, detail in zip(
@@ -138,6 +145,11 @@ def clean_batches(
             breaks.append(0 if verdict.reason else line_breaks(text or ""))
         strings = (pa.array(out[name], pa.string()) for name in out)
         yield pa.RecordBatch.from_arrays(
-            [batch.column("id"), *strings, pa.array(breaks, pa.int32())],
-            names=["id", *out, "breaks"],
+            [
+                batch.column("id"),
+                *strings,
+                pa.array(breaks, pa.int32()),
+                *(batch.column(name) for name in more),
+            ],
+            names=["id", *out, "breaks", *more],
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Iterable, Mapping
 
 from howdah.config.data import DataSection
 from howdah.errors import DataError
@@ -12,12 +13,15 @@ MOST_LABELS = 10_000
 
 
 def mapping(data: DataSection) -> dict[str, str] | None:
-    """{value in the source: label name} of the config, or None where every value is a label."""
+    """{value in the source: label name} of the config, or None where every value is a label.
+
+    Without blanks at the ends of values, as the gate compares them.
+    """
     if data.labels is None:
         return None
     if isinstance(data.labels, dict):
-        return dict(data.labels)
-    return {name: name for name in data.labels}
+        return {value.strip(): name for value, name in data.labels.items()}
+    return {name.strip(): name.strip() for name in data.labels}
 
 
 def names(data: DataSection, found: Mapping[str, int]) -> list[str]:
@@ -33,7 +37,7 @@ def names(data: DataSection, found: Mapping[str, int]) -> list[str]:
     if known is not None:
         ordered = list(dict.fromkeys(known.values()))
     elif all(_is_whole(name) for name in found):
-        ordered = sorted(found, key=int)  # "2" before "10"
+        ordered = sorted(found, key=lambda name: (int(name), name))  # "2" before "10"; "01", "1"
     else:
         ordered = sorted(found)
     present = [name for name in ordered if found.get(name)]
@@ -63,6 +67,18 @@ def refuse_too_many(data: DataSection, count: int, *examples: str | None) -> Non
             got=f"{count:,}, such as {', '.join(repr(value)[:80] for value in examples)}",
             remedy="check data.columns.label",
         )
+
+
+def similar(names: Iterable[str]) -> list[list[str]]:
+    """Names that differ in case or in how Unicode composes their letters alone.
+
+    >>> similar(["Sports", "World", "sports"])
+    [['Sports', 'sports']]
+    """
+    alike: dict[str, list[str]] = {}
+    for name in names:
+        alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+    return [group for group in alike.values() if len(group) > 1]
 
 
 def refuse_unknown(data: DataSection, unknown: Mapping[str, int]) -> None:

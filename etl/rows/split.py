@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import sha256
 
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from howdah.config.data import SplitOptions
-from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
+from etl.rows.draw import draw, newest, refuse_too_few
+from etl.sources.given import GIVEN, MOMENT
+from howdah import redact
+from howdah.config.split_options import SplitOptions, moment
+from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION, Split
 
 _HEX_DIGITS = 12
 _ALL = 16**_HEX_DIGITS
@@ -19,19 +23,125 @@ _FOLD_RULE = (
     " validation if w < (1 + validation * N) * 16^12; else train"
 )
 
+_SIZED_RULE = (
+    "units in the order of SHA-256('<seed>:<unit>'), within each class if stratified: the first"
+    " are test, the next validation, to within a unit of their sizes; units larger than a split are"
+    " last"
+)
+_DUPLICATES = (
+    "group of duplicates (the smallest row id in it): a cluster, or clusters that an LSH bucket too"
+    " large to compare all its members puts together"
+)
+
 
 def rule(options: SplitOptions) -> dict:
     """The rule as the manifest states it, so that another program can repeat it."""
     folded = options.part is not None
-    fractions = {"fold": options.fold} if folded else {TEST: options.test}
+    sized = bool(options.in_rows or options.stratify)
+    by = _DUPLICATES
+    if options.group:
+        by += f"; joined with the rows that have the same {' or '.join(options.group)}"
+    given = {}
+    if options.given:
+        own = options.model_dump(
+            mode="json", include={"column", "values", "sources", "time"}, exclude_defaults=True
+        )
+        given = {"given": redact.plain(own), "drawn": "splits that the data does not give"}
     return {
-        "by": "group of duplicates (the smallest row id in it): a cluster, or clusters that an LSH"
-        " bucket too large to compare all its members puts together",
-        "rule": _FOLD_RULE if folded else _RULE,
+        "by": by,
+        "rule": _FOLD_RULE if folded else _SIZED_RULE if sized else _RULE,
         "seed": options.seed,
         VALIDATION: options.validation,
-        **fractions,
+        **({"fold": options.fold} if folded else {TEST: options.test}),
+        **({"stratify": options.stratify} if options.stratify else {}),
+        **given,
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the data says of the splits of the rows that passed the gate."""
+
+    rows: dict[str, int]
+    """{split: rows}, those without one in train."""
+    drawn: list[Split]
+    """Test and validation, if the data does not give them and they are wanted."""
+    cuts: dict[str, float]
+    """{split: the moment from which on rows are its own}."""
+
+    def as_quality(self) -> dict:
+        """For the manifest."""
+        cuts = {"from": self.cuts} if self.cuts else {}
+        return {"given": self.rows, "drawn": self.drawn, **cuts}
+
+
+def given_by(rows: DataFrame, options: SplitOptions) -> tuple[DataFrame, Given | None]:
+    """(the rows, with their `given` split by time if that gives it; what is given).
+
+    Args:
+        rows: rows that passed the gate, with the columns `given.columns`.
+    """
+    if not options.given:
+        return rows, None
+    cuts = {}
+    if options.time.column is not None:
+        cuts = _cuts(rows, options)
+        split = F.lit(TRAIN)
+        for name in (VALIDATION, TEST):
+            if name in cuts:
+                split = F.when(F.col(MOMENT) >= cuts[name], name).otherwise(split)
+        rows = rows.withColumn(GIVEN, split)
+    split = F.coalesce(GIVEN, F.lit(TRAIN)).alias("split")
+    counts = {r["split"]: r["count"] for r in rows.groupBy(split).count().collect()}
+    drawn = [
+        split
+        for split, size in ((TEST, options.test), (VALIDATION, options.validation))
+        if size and split not in counts and options.time.column is None
+    ]
+    found = {split: counts[split] for split in SPLITS if split in counts}
+    return rows, Given(rows=found, drawn=drawn, cuts=cuts)
+
+
+def _cuts(rows: DataFrame, options: SplitOptions) -> dict[str, float]:
+    """{split: its first moment}: as configured, or so that its rows are the newest left."""
+    total = rows.count()
+    cuts: dict[str, float] = {}
+    left = rows
+    asked = {
+        TEST: (options.time.test_from, options.test),
+        VALIDATION: (options.time.validation_from, options.validation),
+    }
+    refuse_too_few({split: size for split, (begin, size) in asked.items() if not begin}, total)
+    for split, (begin, size) in asked.items():
+        if begin is not None:
+            cuts[split] = moment(begin)
+        elif size:
+            count = size if size >= 1 else size * total
+            cut = newest(left, MOMENT, count)
+            cuts |= {} if cut is None else {split: cut}
+        if split in cuts:
+            left = left.where(F.col(MOMENT) < cuts[split])
+    return cuts
+
+
+def assign(
+    rows: DataFrame, options: SplitOptions, given: Given | None, temporary: list[DataFrame]
+) -> DataFrame:
+    """The rows with the column `split`: as the data gives it, else by their group.
+
+    Args:
+        rows: label, reason, group, and `given` where the data gives splits.
+        temporary: data frames persisted on the way are appended; the caller unpersists them.
+    """
+    drawn: list[Split] = [TEST, VALIDATION] if given is None else given.drawn
+    if drawn and (options.in_rows or options.stratify):
+        return draw(rows, options, drawn, temporary)
+    if given is None:
+        return rows.withColumn("split", split_column("group", options))
+    none = {split: 0.0 for split in (TEST, VALIDATION) if split not in drawn}
+    own = split_column("group", options.model_copy(update=none))
+    split = F.when(F.col(GIVEN).isin(TEST, VALIDATION), F.col(GIVEN)).otherwise(own)
+    return rows.withColumn("split", split)
 
 
 def split_column(cluster: str, options: SplitOptions) -> Column:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import difflib
+import functools
 from collections.abc import Callable
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
@@ -12,18 +13,22 @@ from pyspark.sql.types import (
     BooleanType,
     CharType,
     DataType,
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
     IntegralType,
     StringType,
     StructType,
+    TimestampNTZType,
+    TimestampType,
     VarcharType,
 )
 
-from etl.sources import headers, hive
+from etl.sources import given, headers, hive
 from etl.sources.source import Kind, Source, ending
 from howdah.config.data import CsvOptions, DataSection
+from howdah.config.splits import Split
 from howdah.errors import ConfigError, DataError
 from howdah.spark import csv_quotes
 from howdah.spark.csv_quotes import Strays
@@ -43,7 +48,11 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         DataError: no such table, a missing column, a column of another type, an unreadable file.
     """
     with translated(f"read the source {source.name}", DataError):
-        return with_ids(_mapped(_TABLES[source.kind](spark, source, data), source, data))
+        rows = [
+            _mapped(_TABLES[part.kind](spark, part, own), part, own, split)
+            for split, part, own in given.each(source, data)
+        ]
+        return with_ids(functools.reduce(DataFrame.unionByName, rows))
 
 
 # ---------------------------------------------------------------------------------------- CSV
@@ -51,7 +60,7 @@ def check_quotes(spark: SparkSession, source: Source, options: CsvOptions) -> St
     """Refuse CSV files in which an unclosed quote swallows lines; see `csv_quotes.check`."""
     _refuse_encoding(options)
     with translated(f"read the source {source.name}", DataError):
-        paths = [entry.path for entry in source.files]
+        paths = [entry.path for entry in given.files(source)]
         return csv_quotes.check(spark, paths, options, _delimiter(source, options))
 
 
@@ -134,7 +143,14 @@ def _parquet(spark: SparkSession, source: Source, data: DataSection) -> DataFram
     reader = spark.read
     if source.root:
         reader = reader.option("basePath", spark_path(source.root))
-    return reader.parquet(*[spark_path(entry.path) for entry in source.files])
+    # label=01 in a directory's name is a text: as a number it would be 1
+    inference = "spark.sql.sources.partitionColumnTypeInference.enabled"
+    before = spark.conf.get(inference)
+    spark.conf.set(inference, "false")
+    try:
+        return reader.parquet(*[spark_path(entry.path) for entry in source.files])
+    finally:
+        spark.conf.set(inference, before)
 
 
 _TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = {
@@ -147,21 +163,37 @@ _TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = 
 
 
 # ------------------------------------------------------------------------------------- columns
-def _mapped(table: DataFrame, source: Source, data: DataSection) -> DataFrame:
-    """key, text, label, reason, detail of a table by `data.columns`."""
+def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | None) -> DataFrame:
+    """key, text, label, reason, detail, `given.columns` of a table by `data.columns`.
+
+    Args:
+        split: that of an official set, whose source this is.
+    """
     columns = data.columns
     texts = [_text(table, source, name, f"data.columns.text: {name}") for name in columns.text]
     label = _key(table, source, columns.label, f"data.columns.label: {columns.label}")
+    if source.kind == "jsonl":
+        label = _without_point(label, data)
     nothing = F.lit(None).cast("string")
     key = nothing
     reason = detail = nothing
     if columns.id is not None:
-        key = _key(table, source, columns.id, f"data.columns.id: {columns.id}")
+        key = _id(table, source, columns.id, f"data.columns.id: {columns.id}")
         reason = F.when(key.isNull() | (F.trim(key) == ""), "no_id")
+        if split is not None:  # keys are often row numbers, in each source from 0
+            key = F.concat(F.lit(f"{split}:"), key)
+    more, no_split, why = given.mapped(
+        data.split,
+        split,
+        lambda name, where: _find(table, source, name, f"{where}: {name}"),
+        lambda name, where: _id(table, source, name, f"{where}: {name}"),
+    )
+    detail = F.when(reason.isNull(), why)
+    reason = F.coalesce(reason, no_split)
     if CORRUPT in table.columns and isinstance(table.schema[CORRUPT].dataType, StringType):
         broken = F.col(CORRUPT).isNotNull()
         reason = F.when(broken, "malformed").otherwise(reason)
-        detail = F.when(broken, F.substring(CORRUPT, 1, _DETAIL))
+        detail = F.when(broken, F.substring(CORRUPT, 1, _DETAIL)).otherwise(detail)
         # Spark refuses queries over the corrupt column alone; caching is its documented way out.
     return table.select(
         key.alias("key"),
@@ -169,6 +201,7 @@ def _mapped(table: DataFrame, source: Source, data: DataSection) -> DataFrame:
         label.alias("label"),
         reason.alias("reason"),
         detail.alias("detail"),
+        *(column.alias(name) for name, column in more.items()),
     )
 
 
@@ -202,13 +235,45 @@ def _text(table: DataFrame, source: Source, name: str, where: str) -> Column:
 
 
 def _key(table: DataFrame, source: Source, name: str, where: str) -> Column:
+    """A column of names or numbers as text: whole numbers without a point, of any size."""
     column, kind = _find(table, source, name, where)
-    if isinstance(kind, FloatType | DoubleType | DecimalType):
+    if isinstance(kind, DecimalType):  # unsigned 64-bit integers of Parquet are such
+        if kind.scale <= 0:
+            return column.cast("string")
         whole = column == F.floor(column)
-        return F.when(whole, column.cast("bigint").cast("string")).otherwise(column.cast("string"))
+        return F.when(whole, F.floor(column).cast("string")).otherwise(column.cast("string"))
+    if isinstance(kind, FloatType | DoubleType):
+        whole = column == F.floor(column)
+        text = F.when(whole, column.cast("bigint").cast("string"))
+        return F.when(~F.isnan(column), text.otherwise(column.cast("string")))
     if not isinstance(kind, StringType | VarcharType | CharType | IntegralType | BooleanType):
         raise _wrong_type(source, where, "a string or a number", kind)
     return column.cast("string")
+
+
+def _id(table: DataFrame, source: Source, name: str, where: str) -> Column:
+    """`_key`, and dates and times as ISO 8601 (in UTC, where the type knows a zone)."""
+    column, kind = _find(table, source, name, where)
+    if isinstance(kind, DateType):
+        return column.cast("string")
+    if isinstance(kind, TimestampNTZType):
+        return F.translate(column.cast("string"), " ", "T")
+    if isinstance(kind, TimestampType):
+        utc = F.to_utc_timestamp(column, F.current_timezone()).cast("string")
+        return F.concat(F.translate(utc, " ", "T"), F.lit("Z"))
+    return _key(table, source, name, where)
+
+
+def _without_point(label: Column, data: DataSection) -> Column:
+    """JSON's number 1.0 as 1, as in other kinds of source: JSON knows one kind of number.
+
+    Spark reads JSON's numbers and texts as texts, so "1.0" becomes 1 as well; values that
+    data.labels lists stay as they are.
+    """
+    listed = [name.strip() for name in data.labels or ()]
+    return F.when(F.trim(label).isin(listed), label).otherwise(
+        F.regexp_replace(label, r"^\s*(-?\d+)\.0+\s*$", "$1")
+    )
 
 
 def _wrong_type(source: Source, where: str, expected: str, kind: DataType) -> DataError:
@@ -224,12 +289,15 @@ def _wrong_type(source: Source, where: str, expected: str, kind: DataType) -> Da
 def with_ids(rows: DataFrame) -> DataFrame:
     """Give each row its id: the source's key, else hash(source text, occurrence).
 
-    Rows of the same text differ in nothing but the label, and are numbered in its order: the ids
+    Rows of the same text differ in nothing but the label (and what the source says of their
+    split), and are numbered in its order: the ids
     are the same under any partitioning. A key that comes again is rejected (duplicate_id).
     """
     digest = F.sha2(F.coalesce("text", F.lit("")), 256)
     rows = rows.withColumn("_group", F.coalesce("key", digest)).withColumn("_digest", digest)
-    order = Window.partitionBy("_group").orderBy("_digest", F.coalesce("label", F.lit("")))
+    more = given.only(rows)
+    label = F.coalesce("label", F.lit(""))
+    order = Window.partitionBy("_group").orderBy("_digest", label, *more)
     rows = rows.withColumn("_n", F.row_number().over(order))
     again = F.col("key").isNotNull() & (F.col("_n") > 1)
     made = F.substring(
@@ -242,4 +310,5 @@ def with_ids(rows: DataFrame) -> DataFrame:
         "label",
         F.coalesce("reason", F.when(again, "duplicate_id")).alias("reason"),
         F.coalesce("detail", F.when(again, F.concat(F.lit("key "), "key"))).alias("detail"),
+        *more,
     )

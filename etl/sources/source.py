@@ -46,6 +46,8 @@ class Source:
     """SQL that takes the place of a table."""
     identity: dict[str, Any] | None = None
     """JSON; None for a table, whose state only Spark knows."""
+    parts: dict[str, Source] = field(default_factory=dict)
+    """{split: source of an official set}; etl/sources/given.py fills it."""
 
 
 def resolve(data: DataSection) -> Source:

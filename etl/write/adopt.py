@@ -21,7 +21,7 @@ from etl.sources.source import Source
 from etl.write.shards import ids_type
 from howdah import storage
 from howdah.config.data import DataSection, TfrecordColumns
-from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
+from howdah.config.splits import SPLIT_WORDS, TRAIN
 from howdah.data.encode import Encoder
 from howdah.data.record import Columns, RecordLayout, decode_example, ids_dtype_for, read_frames
 from howdah.errors import DataError
@@ -42,16 +42,6 @@ _ARROW = pa.schema(
     ]
 )
 _BATCH_ROWS = 2_000
-_SPLIT_WORDS: dict[str, Split] = {
-    "train": TRAIN,
-    "training": TRAIN,
-    "validation": VALIDATION,
-    "valid": VALIDATION,
-    "val": VALIDATION,
-    "dev": VALIDATION,
-    "test": TEST,
-    "eval": TEST,
-}
 _WORD = re.compile(r"[A-Za-z]+")
 
 
@@ -62,7 +52,7 @@ def split_of_name(path: str) -> str | None:
     'train'
     """
     for part in (storage.name(path), storage.name(storage.parent(path))):
-        found = {_SPLIT_WORDS[w] for w in _WORD.findall(part.lower()) if w in _SPLIT_WORDS}
+        found = {SPLIT_WORDS[w] for w in _WORD.findall(part.lower()) if w in SPLIT_WORDS}
         if len(found) == 1:
             return found.pop()
     return None

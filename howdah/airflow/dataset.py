@@ -15,7 +15,7 @@ from howdah.airflow import failures  # noqa: E402
 from howdah.airflow.operators import HowdahOperator  # noqa: E402
 from howdah.config.splits import TRAIN  # noqa: E402
 
-__all__ = ["DatasetOperator", "shortcomings"]
+__all__ = ["DatasetOperator", "expected", "shortcomings"]
 
 
 class DatasetOperator(HowdahOperator):
@@ -48,6 +48,8 @@ class DatasetOperator(HowdahOperator):
             self.log.info("  %s: %s rows", split, f"{rows:,}")
         for reason, rows in sorted(made["drops"].items(), key=lambda item: -item[1]):
             self.log.info("  dropped, %s: %s rows", reason, f"{rows:,}")
+        for line in expected(made):
+            self.log.info("  %s", line)
         self.log.info("labels: %s", ", ".join(made["labels"]))
         self.log.info("report: %s", made["report"])
         problems = shortcomings(made, config)
@@ -63,6 +65,17 @@ class DatasetOperator(HowdahOperator):
             )
         small = {key: made[key] for key in ("dataset", "rows", "drops", "report")}
         return {**small, "state": state}
+
+
+def expected(made: Mapping[str, Any]) -> list[str]:
+    """What `data.expect` asked of the version, and the figures that were found."""
+    judged = made.get("expectations") or {"found": []}
+    lines = []
+    for one in judged["found"]:
+        found = "not judged" if one["found"] is None else f"{one['found']:g}"
+        bound = "at least" if one["key"].startswith("min_") else "at most"
+        lines.append(f"expected, {one['key']}: {bound} {one['bound']:g}, {found} ({one['detail']})")
+    return lines
 
 
 def shortcomings(made: Mapping[str, Any], config: Mapping[str, Any]) -> list[dict[str, Any]]:

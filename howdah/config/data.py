@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from howdah.config.split_options import MOST_FOLDS, SplitOptions
 from howdah.config.types import (
     AnyPath,
     Bytes,
-    Fraction,
     Mode,
     Query,
     Queue,
@@ -21,24 +21,24 @@ from howdah.config.types import (
     SparkMaster,
     Table,
     User,
+    number_as_text,
 )
 
 __all__ = [
     "MOST_FOLDS",
     "CleanOptions",
     "Columns",
+    "ConflictOptions",
     "CsvOptions",
     "DataSection",
     "DedupOptions",
+    "ExpectOptions",
+    "ExpectShift",
     "QualityOptions",
     "SparkOptions",
     "SplitOptions",
     "TfrecordColumns",
 ]
-
-
-MOST_FOLDS = 20
-"""Parts that `data.split.fold` may divide the clusters into."""
 
 
 class Columns(Section):
@@ -135,6 +135,46 @@ class QualityOptions(Section):
         return self
 
 
+class ConflictOptions(Section):
+    policy: Literal["reject", "majority", "keep"] = "reject"
+    """The same text under several labels: reject all of its rows; keep those of the label that
+    `share` of them have; or keep it once a label, in one split."""
+    share: float = Field(default=0.9, gt=0.5, le=1.0)
+    """With `majority`: a text without such a label is rejected whole."""
+
+
+class ExpectShift(Section):
+    labels: float | None = Field(default=None, gt=0.0, le=1.0)
+    """Largest total variation distance (0 to 1) of the labels' shares from those of the version
+    before."""
+    length: float | None = Field(default=None, gt=0.0, le=1.0)
+    """The same of the texts' lengths in tokens, in bins of 8."""
+    rejects: float | None = Field(default=None, gt=0.0, le=1.0)
+    """The same of the shares of rows kept and dropped by reason."""
+
+    @property
+    def asks(self) -> bool:
+        """Anything is expected."""
+        return self != ExpectShift()
+
+
+class ExpectOptions(Section):
+    min_rows: int | None = Field(default=None, ge=1)
+    """Fewest rows of all splits; below it the ETL fails and commits nothing, as for all that is
+    expected (exit code 3)."""
+    min_rows_per_class: int | None = Field(default=None, ge=1)
+    """Fewest rows of each label in all splits."""
+    max_duplicates: float | None = Field(default=None, ge=0.0, le=1.0)
+    """Largest share of the rows read that are dropped as duplicates."""
+    max_shift: ExpectShift = ExpectShift()
+    """Against the newest version of `dataset` before; the first one has none."""
+
+    @property
+    def asks(self) -> bool:
+        """Anything is expected."""
+        return self != ExpectOptions()
+
+
 class DedupOptions(Section):
     exact: bool = True
     """Remove rows whose cleaned text is the same."""
@@ -150,6 +190,8 @@ class DedupOptions(Section):
     similarity is `threshold`."""
     threshold: float = Field(default=0.7, gt=0.0, le=1.0)
     """Estimated Jaccard similarity from which two texts are near duplicates."""
+    conflict: ConflictOptions = ConflictOptions()
+    """The same text under several labels."""
     max_bucket_size: int = Field(default=1_000, ge=2)
     """Up to this many signatures of an LSH bucket are all compared with each other. In a larger
     bucket this many are compared with all; the others stay in one split, and are reported."""
@@ -172,6 +214,11 @@ class DedupOptions(Section):
             default=1,
         )
         return self.num_permutations // rows, rows
+
+    @field_validator("conflict", mode="before")
+    @classmethod
+    def _policy_alone(cls, value: Any) -> Any:
+        return {"policy": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _finds_what_is_asked(self) -> DedupOptions:
@@ -200,48 +247,6 @@ _LEAST_FOUND_ABOVE = 0.9
 def _found(similarity: float, bands: int, rows: int) -> float:
     """Share of pairs of this Jaccard similarity that meet in a bucket."""
     return 1 - (1 - similarity**rows) ** bands
-
-
-class SplitOptions(Section):
-    validation: Fraction = 0.1
-    """Fraction of duplicate clusters that go to validation."""
-    test: Fraction = 0.1
-    """Fraction of duplicate clusters that go to test."""
-    seed: int = Field(default=13, ge=0)
-    """Seed of the split's hash."""
-    fold: str | None = Field(default=None, pattern=r"^[1-9]\d*/[1-9]\d*$")
-    """K/N: the test split is part K of N (2 to 20) of the duplicate clusters, each of which is in
-    one part; `test` is not used then. `howdah crossval` sets it. null: no folds."""
-
-    @property
-    def part(self) -> tuple[int, int] | None:
-        """(K, N) of `fold`."""
-        if self.fold is None:
-            return None
-        number, _, count = self.fold.partition("/")
-        return int(number), int(count)
-
-    @property
-    def tested(self) -> float:
-        """The fraction of clusters in the test split."""
-        return self.test if self.part is None else 1 / self.part[1]
-
-    @model_validator(mode="after")
-    def _leaves_train(self) -> SplitOptions:
-        if self.part is None:
-            if self.validation + self.test >= 1.0:
-                raise ValueError("validation + test must stay below 1")
-            return self
-        number, count = self.part
-        if not 2 <= count <= MOST_FOLDS or number > count:
-            raise ValueError(
-                f"fold must be K/N with 2 <= N <= {MOST_FOLDS} and K <= N; got {self.fold}"
-            )
-        if self.validation + 1 / count >= 1.0:
-            raise ValueError(
-                f"validation ({self.validation:g}) + one fold of {count} must stay below 1"
-            )
-        return self
 
 
 class TfrecordColumns(Section):
@@ -332,6 +337,8 @@ class DataSection(Section):
     """Removal of duplicates."""
     split: SplitOptions = SplitOptions()
     """Train/validation/test split."""
+    expect: ExpectOptions = ExpectOptions()
+    """What a new version must have to be committed."""
     balance: Literal["none", "downsample", "upsample"] = "none"
     """Drop or repeat rows of the training split to reach `balance_ratio`."""
     balance_ratio: float = Field(default=1.0, ge=1.0)
@@ -361,6 +368,31 @@ class DataSection(Section):
                 " FILE PACKAGE ...` writes that corpus as Parquet, for data.source"
             )
         return {key: value for key, value in raw.items() if key != "docstring_packages"}
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _labels_as_text(cls, value: Any) -> Any:
+        # YAML reads [0, 1] and {1: World} as numbers, and yes and no as booleans
+        if not isinstance(value, list | dict):
+            return value
+        each = [*value, *value.values()] if isinstance(value, dict) else value
+        if any(isinstance(one, bool) for one in each):
+            raise ValueError("true and false are no labels in YAML: write them in quotes")
+        if isinstance(value, dict):
+            return {number_as_text(key): number_as_text(name) for key, name in value.items()}
+        return [number_as_text(name) for name in value]
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_once(
+        cls, value: list[str] | dict[str, str] | None
+    ) -> list[str] | dict[str, str] | None:
+        keys = [key.strip() for key in value or ()]
+        if twice := sorted({key for key in keys if keys.count(key) > 1}):
+            raise ValueError(
+                f"labels lists {', '.join(map(repr, twice))} twice; blanks at the ends do not count"
+            )
+        return value
 
     @field_validator("partitions", mode="before")
     @classmethod

@@ -412,6 +412,7 @@ class Config(Section):
         if (
             self.evaluation.metric != "loss"
             and self.data.split.validation == 0
+            and not self.data.split.given
             and (training.early_stopping.patience is not None)
         ):
             raise ValueError("training.early_stopping needs data.split.validation above 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-__all__ = ["SPLITS", "TEST", "TRAIN", "VALIDATION", "HeldOut", "Split"]
+__all__ = ["SPLITS", "SPLIT_WORDS", "TEST", "TRAIN", "VALIDATION", "HeldOut", "Split"]
 
 Split = Literal["train", "validation", "test"]
 HeldOut = Literal["validation", "test"]
@@ -12,3 +12,15 @@ HeldOut = Literal["validation", "test"]
 
 SPLITS: tuple[Split, ...] = get_args(Split)
 TRAIN, VALIDATION, TEST = SPLITS
+
+SPLIT_WORDS: dict[str, Split] = {
+    "train": TRAIN,
+    "training": TRAIN,
+    "validation": VALIDATION,
+    "valid": VALIDATION,
+    "val": VALIDATION,
+    "dev": VALIDATION,
+    "test": TEST,
+    "eval": TEST,
+}
+"""Words of other data sets and writers for the splits."""

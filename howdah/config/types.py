@@ -17,7 +17,8 @@ __all__ = [
     "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Mode", "Model", "Names", "Query",
     "Queue",
     "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
-    "Variable", "named_by", "parse_bytes", "parse_mode", "problem_of",
+    "Variable", "named_by",
+    "number_as_text", "parse_bytes", "parse_mode", "problem_of",
 ]  # fmt: skip
 
 
@@ -47,6 +48,17 @@ def parse_bytes(value: Any) -> Any:
     if text.isdigit():
         return int(text)
     raise ValueError(f"a size needs a number and a unit of B, KiB, MiB, GiB, TiB; got {value!r}")
+
+
+def number_as_text(value: Any) -> Any:
+    """A number that YAML made of a text, as that text; a whole number without a point.
+
+    >>> number_as_text(1), number_as_text(1.0), number_as_text(True)
+    ('1', '1', True)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return str(int(value)) if value == value and float(value).is_integer() else str(value)
 
 
 _Modes = Literal["0700", "0710", "0711", "0750", "0751", "0755", "0770", "0771", "0775"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -149,13 +150,7 @@ def load_dataset(path: str) -> Dataset:
         raise DataError(
             "there is no dataset", where=path, remedy="run `howdah etl`, or correct data.dataset"
         ) from None
-    versions = [
-        _load_version(child.path)
-        for child in children
-        if child.is_dir
-        and child.name.startswith("v=")
-        and storage.exists(storage.join(child.path, MANIFEST))
-    ]
+    versions = _versions(children)
     if not versions:
         raise DataError(
             "the directory holds no dataset: a dataset without manifest does not exist",
@@ -165,6 +160,23 @@ def load_dataset(path: str) -> Dataset:
             remedy="run `howdah etl`; it removes the files of an interrupted one",
         )
     return max(versions, key=lambda version: version.manifest.created)
+
+
+def version_before(root: str, manifest: DatasetManifest) -> Dataset | None:
+    """The newest version below a dataset's root that was made before this one, if there is any."""
+    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
+    older = [one for one in versions if one.manifest.created < manifest.created]
+    return max(older, key=lambda version: version.manifest.created, default=None)
+
+
+def _versions(children: Iterable[storage.Entry]) -> list[Dataset]:
+    return [
+        _load_version(child.path)
+        for child in children
+        if child.is_dir
+        and child.name.startswith("v=")
+        and storage.exists(storage.join(child.path, MANIFEST))
+    ]
 
 
 def _load_version(path: str) -> Dataset:

@@ -38,6 +38,23 @@ def test_the_datasets_figures_are_returned(caplog):
     assert run(None)["state"] == "as it is"
 
 
+def test_what_was_expected_of_the_dataset_is_logged_with_its_figures(caplog):
+    caplog.set_level("INFO")
+    found = [
+        {"key": "min_rows", "bound": 50, "found": 100, "met": True, "detail": "in all splits"},
+        {
+            "key": "max_shift.labels",
+            "bound": 0.1,
+            "found": None,
+            "met": True,
+            "detail": "no parent",
+        },
+    ]
+    assert run(made(expectations={"parent": None, "found": found}))["state"] == "written"
+    assert "expected, min_rows: at least 50, 100 (in all splits)" in caplog.text
+    assert "max_shift.labels: at most 0.1, not judged (no parent)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("changes", "gate", "said"),
     [

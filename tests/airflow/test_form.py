@@ -122,6 +122,7 @@ LATER = {
     "data.balance_ratio", "data.partitions", "data.query_file",  # with other keys
     "data.dedup.num_permutations", "data.dedup.bands", "data.dedup.ngram",
     "data.split.validation", "data.split.test",
+    "data.split.time.validation_from", "data.split.time.test_from",
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
     "training.parallel.tensor", "training.parallel.pipeline",

@@ -1,15 +1,18 @@
 """Sources: each format gives the same rows, and each bad one is refused with its reason."""
 
+import datetime
 import gzip
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from etl.sources import hive, reading
+from etl.sources import given, hive, reading
 from etl.sources import source as sources
 from howdah.config import loader as config_module
+from howdah.config.split_options import moment
 from howdah.errors import ConfigError, DataError
 
 ROWS = [
@@ -35,7 +38,7 @@ def csv_text(rows, delimiter=","):
 def read(spark, **data):
     data.setdefault("columns", {"id": "key"})
     settings = section(**data)
-    table = reading.read(spark, sources.resolve(settings), settings)
+    table = reading.read(spark, given.resolve(settings), settings)
     return sorted(tuple(row) for row in table.collect())
 
 
@@ -123,15 +126,87 @@ def test_broken_rows_and_keys_get_a_reason(spark, tmp_path):
 
 @pytest.mark.spark
 def test_several_text_columns_and_partition_columns(spark, tmp_path):
-    for label in "xy":
+    for label in ("01", "7"):  # a directory's name is a text
         place = tmp_path / "t" / f"label={label}"
         place.mkdir(parents=True)
         pq.write_table(pa.table({"a": ["one", None], "b": ["two", label]}), place / "p.parquet")
     columns = {"text": ["a", "b"], "separator": " / "}
     rows = read(spark, source=str(tmp_path / "t"), columns=columns)
     assert sorted(row[1:3] for row in rows) == [
-        ("one / two", "x"), ("one / two", "y"), ("x", "x"), ("y", "y"),
+        ("01", "01"), ("7", "7"), ("one / two", "01"), ("one / two", "7"),
     ]  # fmt: skip
+
+
+@pytest.mark.spark
+def test_keys_of_any_type_are_texts(spark, tmp_path):
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, 600_000)
+    columns = {
+        "big": pa.array([2**64 - 1, 7, 8], pa.uint64()),
+        "decimal": pa.array([Decimal(10**29), Decimal(1), Decimal("-3")], pa.decimal128(38, 0)),
+        "price": pa.array([Decimal("1.00"), Decimal("2.50"), None], pa.decimal128(10, 2)),
+        "day": pa.array([datetime.date(2026, 1, 2)] * 3),
+        "utc": pa.array([at.replace(tzinfo=datetime.UTC)] * 3, pa.timestamp("us", "UTC")),
+        "local": pa.array([at.replace(microsecond=0)] * 3, pa.timestamp("us")),
+        "label": pa.array([1.0, float("nan"), 0.5]),
+        "text": ["one", "two", "three"],
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+
+    def keys(name):
+        rows = read(spark, source=str(tmp_path / "a.parquet"), columns={"id": name})
+        return {row[1]: row[0] for row in rows}, {row[1]: row[2] for row in rows}
+
+    ids, found = keys("big")
+    assert ids == {"one": "18446744073709551615", "two": "7", "three": "8"}
+    assert found == {"one": "1", "two": None, "three": "0.5"}  # NaN is no label
+    assert keys("decimal")[0] == {"one": str(10**29), "two": "1", "three": "-3"}
+    prices = keys("price")[0]
+    assert prices["one"] == "1" and prices["two"] == "2.50"
+    first = {name: min(keys(name)[0].values()) for name in ("day", "utc", "local")}
+    assert first == {
+        "day": "2026-01-02", "utc": "2026-01-02T03:04:05.6Z", "local": "2026-01-02T03:04:05",
+    }  # fmt: skip
+    with pytest.raises(DataError, match="another type"):
+        read(spark, source=str(tmp_path / "a.parquet"), columns={"id": "big", "label": "day"})
+
+    numbers = ("1", "1.0", '"2.0"', "1.5")
+    lines = [f'{{"key": {n}, "text": "x", "label": {label}}}' for n, label in enumerate(numbers)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    rows = read(spark, source=str(tmp_path / "a.jsonl"))
+    assert [row[2] for row in rows] == ["1", "1", "2", "1.5"]
+    rows = read(spark, source=str(tmp_path / "a.jsonl"), labels=["1", "2.0"])
+    assert [row[2] for row in rows] == ["1", "1", "2.0", "1.5"]
+
+
+@pytest.mark.spark
+def test_what_a_source_says_of_splits_groups_and_times(spark, tmp_path):
+    header = ("key", "text", "label", "kind", "user", "at")
+    rows = [
+        ("a", "one", "x", "Train", "u1", "2026-01-02"), ("b", "two", "x", " dev", "", "12.5"),
+        ("c", "three", "x", "later", "u2", "2026-01-02T00:00:01Z"),
+        ("d", "four", "x", "", "u1", "no"),
+    ]  # fmt: skip
+    (tmp_path / "a.csv").write_text(csv_text([header, *rows]))
+    (tmp_path / "t.csv").write_text(csv_text([header, rows[0]]))
+    source = str(tmp_path / "a.csv")
+    got = read(spark, source=source, split={"column": "kind", "group": ["user", "label"]})
+    assert [row[3:6] for row in got] == [
+        (None, None, "train"), (None, None, "validation"),
+        ("bad_split", "later", None), ("bad_split", "no split", None),
+    ]  # fmt: skip
+    assert [row[6] for row in got[:2]] == [["user=u1", "label=x"], ["label=x"]]
+    got = read(spark, source=source, split={"time": {"column": "at"}})
+    day = moment("2026-01-02")
+    assert [row[5] for row in got] == [None] * 4  # by its cut, which is found later
+    assert [row[6] for row in got] == [day, 12.5, day + 1e6, None]
+    assert got[3][3:5] == ("bad_time", "no")
+    got = read(spark, source=source, split={"sources": {"test": str(tmp_path / "t.csv")}})
+    assert [(row[0], row[5]) for row in got] == [
+        ("a", None), ("b", None), ("c", None), ("d", None), ("test:a", "test"),
+    ]  # fmt: skip
+    (tmp_path / "t.jsonl").write_text("{}")
+    with pytest.raises(ConfigError, match="another kind"):
+        read(spark, source=source, split={"sources": {"test": str(tmp_path / "t.jsonl")}})
 
 
 # ----------------------------------------------------------------------------------- bad input

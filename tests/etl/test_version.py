@@ -38,10 +38,16 @@ DEFAULTS = {
         "leakage_similarity": 0.6, "max_leakage": None,
     },
     "dedup": {
-        "exact": True, "near": True, "ngram": "auto", "num_permutations": 128, "bands": "auto",
-        "threshold": 0.7, "max_bucket_size": 1000,
+        "exact": True, "near": True, "ngram": "auto", "num_permutations": 128,
+        "bands": "auto",
+        "threshold": 0.7, "conflict": {"policy": "reject", "share": 0.9}, "max_bucket_size": 1000,
     },
-    "split": {"validation": 0.1, "test": 0.1, "seed": 13, "fold": None},
+    "split": {
+        "validation": 0.1, "test": 0.1, "seed": 13, "fold": None,
+        "column": None, "values": {}, "unknown": "fail", "group": [], "stratify": None,
+        "sources": {"validation": None, "test": None},
+        "time": {"column": None, "validation_from": None, "test_from": None},
+    },
     "balance": "none",
     "balance_ratio": 1.0,
     "shuffle_seed": 17,
@@ -113,7 +119,10 @@ OTHERS = {
     "unknown_label": "reject", "num_permutations": 64, "bands": 64, "threshold": 0.8, "ngram": 5,
     "leakage_similarity": 0.5, "max_leakage": 0.1,
     "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4,
+    "column": "kind", "unknown": "reject", "group": ["user"], "stratify": 5, "policy": "keep",
+    "share": 0.8, "sources.validation": "v.csv", "sources.test": "t.csv",
 }  # fmt: skip
+WITH_ANOTHER = {"validation_from", "test_from"}  # and split.values: they need a column
 HASHED = {name: value for name, value in DEFAULTS.items() if name != "etl_format"}
 
 
@@ -124,17 +133,32 @@ def nested(path: tuple[str, ...], value) -> dict:
 
 
 @pytest.mark.parametrize(
-    ("path", "default"), [pytest.param(*x, id=x[0][-1]) for x in leaves(HASHED)]
+    ("path", "default"),
+    [pytest.param(*x, id=x[0][-1]) for x in leaves(HASHED) if x[0][-1] not in WITH_ANOTHER],
 )
 def test_a_value_that_is_not_the_default_makes_a_new_version(path, default):
-    if path[-1] in OTHERS:
-        other = OTHERS[path[-1]]
+    if (named := ".".join(path[-2:])) in OTHERS or path[-1] in OTHERS:
+        other = OTHERS.get(named, OTHERS.get(path[-1]))
     elif isinstance(default, bool):
         other = not default
     else:
         other = default + ("x" if isinstance(default, str) else 1)
     assert version(nested(path, other)) != version()
     assert version(nested(path, default)) == version()  # given by name, or not at all
+
+
+def test_keys_that_need_another_one_make_a_new_version_too():
+    for column, more in (
+        ({"column": "kind"}, {"values": {"a": "train"}}),
+        ({"time": {"column": "at"}}, {"time": {"column": "at", "test_from": "2026-01-01"}}),
+        ({"time": {"column": "at"}}, {"time": {"column": "at", "validation_from": "7"}}),
+    ):
+        assert version({"split": {**column, **more}}) != version({"split": column}) != version()
+
+
+def test_a_size_of_none_hashes_as_before_sizes_could_be_rows():
+    assert version({"split": {"validation": 0}}) == version({"split": {"validation": 0.0}})
+    assert version({"split": {"test": 1000}}) != version()
 
 
 def test_the_defaults_that_are_not_hashed_are_those_of_this_format():
@@ -160,6 +184,7 @@ def test_the_order_in_which_keys_are_given_does_not_count_but_that_of_labels_doe
 def test_where_it_goes_and_how_spark_runs_make_no_new_version():
     given = {"dataset": "elsewhere", "mode": "0755", "spark": {"master": "yarn"}, "source": "b.csv"}
     assert version(given) == version()
+    assert version({"expect": {"min_rows": 7}}) == version()
 
 
 def test_a_version_of_an_earlier_format_is_another_one(monkeypatch):

@@ -206,3 +206,59 @@ def test_clusters_joined_on_the_executors_make_the_same_version(spark, tmp_path,
         e.crc32c for e in result.manifest.splits["train"]
     ]
     assert not [e.name for e in storage.list_dir(again.path) if e.is_dir and e.name != "rejects"]
+
+
+# ---------------------------------------------------------------------------- labels and splits
+@pytest.mark.parametrize("policy", ["majority", pytest.param("keep", marks=pytest.mark.full)])
+def test_what_the_same_text_under_several_labels_is(spark, tmp_path, policy):
+    often, twice = " ".join(_words(1)), " ".join(_words(2))
+    near = " ".join([*_words(1)[:-1], "changed"])
+    rows = [(f"o{n}", often, "a") for n in range(9)] + [("o9", often, "b")]
+    rows += [("t0", twice, "a"), ("t1", twice, "b"), ("near", near, "c")]
+    options = DedupOptions(conflict={"policy": policy, "share": 0.9})
+    fates, found = _fates(spark, rows, options, tmp_path)
+    assert fates["o0"] == (None, None, "near") and fates["o8"][0] == "exact_duplicate"
+    # near has another label than o0
+    assert (found.noisy_clusters, found.noisy_texts, found.largest_cluster) == (1, 2, 2)
+    if policy == "majority":
+        assert fates["o9"][:2] == ("label_conflict", "labels: a, b")
+        assert fates["t0"][0] == fates["t1"][0] == "label_conflict"  # half of them is no majority
+        return
+    kept = sorted(name for name, (reason, _, _) in fates.items() if reason is None)
+    assert kept == ["near", "o0", "o9", "t0", "t1"]
+    assert {fates[name][2] for name in ("near", "o0", "o9")} == {"near"}
+    assert fates["t0"][2] == fates["t1"][2] == "t0"
+
+
+@pytest.mark.parametrize("official", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_a_copy_of_a_held_out_row_leaves_train_and_not_the_other_way(spark, tmp_path, official):
+    one, two = _words(1), _words(2)
+    rows = [
+        ("a-train", one, "a", "train"), ("b-test", one, "b", "test"), ("c-test", one, "a", "test"),
+        ("d-test", [*one[:-1], "x"], "a", "test"), ("e-near", [*one[:-1], "y"], "a", None),
+        ("f-val", two, "a", "validation"), ("g-near", [*two[:-1], "y"], "a", "train"),
+        ("h-alone", _words(3), "a", None),
+    ]  # fmt: skip
+    table = []
+    for name, words, label, given in rows:
+        text = " ".join(words)
+        table.append((name, text, label, text_key(text), given))
+    schema = "id string, text string, label string, key string, given string"
+    frame = spark.createDataFrame(table, schema).repartition(3)
+
+    options = DedupOptions() if official else DedupOptions(conflict="keep")
+    temporary = []
+    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
+        found = dedup.deduplicate(
+            frame, options, scratch, temporary, driver_edges=99, whole=official
+        )
+        got = {r["id"]: (r["reason"], r["detail"]) for r in found.rows.collect()}
+    for each in temporary:
+        each.unpersist()
+    assert got["a-train"] == ("held_out_copy", "same text as b-test of test")
+    assert got["e-near"] == ("held_out_copy", "like b-test of test")
+    assert got["g-near"] == ("held_out_copy", "like f-val of validation")
+    for name in ("b-test", "c-test", "f-val", "h-alone"):
+        assert got[name] == (None, None), name
+    # an official set keeps its copies; by time, test is cleaned like any other rows
+    assert got["d-test"] == ((None, None) if official else ("near_duplicate", "like c-test"))

@@ -74,6 +74,22 @@ def test_label_order():
     assert labels.names(mapped, {"x": 1, "y": 1}) == ["x", "y"]
 
 
+def test_names_of_one_number_have_one_order_and_similar_ones_are_named():
+    found = ["1", "01", "10", "2"]
+    assert labels.names(DataSection(), dict.fromkeys(found, 1)) == ["01", "1", "2", "10"]
+    assert labels.names(DataSection(), dict.fromkeys(found[::-1], 1)) == ["01", "1", "2", "10"]
+    alike = labels.similar(["Sports", "World", "sports", "caf\u00e9", "cafe\u0301"])
+    assert alike == [["Sports", "sports"], ["caf\u00e9", "cafe\u0301"]]
+
+
+def test_labels_of_the_configuration_are_texts_without_blanks_at_their_ends():
+    assert labels.mapping(DataSection(labels=[0, 1.0, "a "])) == {"0": "0", "1": "1", "a": "a"}
+    assert labels.mapping(DataSection(labels={1: "x", " b": 2})) == {"1": "x", "b": "2"}
+    for names, said in (([True, False], "in quotes"), (["a", " a"], "twice"), ([None], "string")):
+        with pytest.raises(ValueError, match=said):
+            DataSection(labels=names)
+
+
 def test_labels_that_make_no_classifier():
     with pytest.raises(DataError, match="at least two labels"):
         labels.names(DataSection(), {"only": 5})

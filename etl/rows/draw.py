@@ -1,0 +1,255 @@
+"""Draw splits of a given size, or of each class its share, in whole units.
+
+A unit is what must stay together: a cluster of duplicates, or what `etl/rows/units.py` joins. Units
+are ordered by a hash of their names, and the first of them that have as many rows as wanted are
+test, those after them validation. Rows are counted inside buckets of the hash, on top of the rows
+of the buckets before, so that no task sorts a whole class: the way of `etl/write/shards.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from etl.sources.given import GIVEN
+from howdah.config.split_options import SplitOptions
+from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
+from howdah.errors import DataError
+
+ROWS_PER_BUCKET = 50_000
+_HEX_DIGITS = 24
+_BINS = 4_096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stratum:
+    """Units that are divided among themselves: those of a class, or all."""
+
+    wanted: Mapping[Split, float]
+    """{test, validation: rows}, of the splits that are drawn."""
+    units: int
+    fills: bool
+    """Each split gets a unit, where there are as many."""
+
+    @property
+    def limit(self) -> int:
+        """Rows from which a unit comes after all smaller ones: it would fill a small split."""
+        return math.ceil(max([1.0, *self.wanted.values()]))
+
+    @property
+    def first(self) -> list[Split]:
+        """Splits of the first units."""
+        splits = [*self.wanted, TRAIN]
+        return splits if self.fills and self.units >= len(splits) else []
+
+
+def wanted(
+    sizes: Mapping[Split, float], strata: Mapping[int, int], total: int
+) -> dict[int, dict[Split, float]]:
+    """{stratum: {split: rows}}; a size is a fraction below 1, or rows of all strata together.
+
+    >>> wanted({"test": 30, "validation": 0.1}, {0: 100, 1: 200}, 300)[1]
+    {'test': 20.0, 'validation': 20.0}
+    """
+    share = {split: size if size < 1 else size / total for split, size in sizes.items()}
+    return {n: {split: part * rows for split, part in share.items()} for n, rows in strata.items()}
+
+
+def draw(
+    rows: DataFrame, options: SplitOptions, drawn: list[Split], temporary: list[DataFrame]
+) -> DataFrame:
+    """`rows` with the column `split`.
+
+    Args:
+        rows: label, reason, group, and `given` where the data gives splits. Of rows with a reason
+            the split means nothing.
+        drawn: splits that the data does not give: test, validation or both.
+        temporary: data frames persisted on the way are appended; the caller unpersists them.
+
+    Raises:
+        DataError: more rows are asked for than there are.
+    """
+    given = F.col(GIVEN) if GIVEN in rows.columns else F.lit(None).cast("string")
+    open_ = rows.where(F.col("reason").isNull() & (given.isNull() | (given == TRAIN)))
+    units = _units(open_, options).persist()
+    temporary.append(units)
+    found = units.groupBy("stratum").agg(F.sum("rows").alias("rows"), F.count("*").alias("units"))
+    counts = {r["stratum"]: (r["rows"], r["units"]) for r in found.collect()}
+    total = sum(of for of, _ in counts.values())
+    sizes = {split: getattr(options, split) for split in (TEST, VALIDATION) if split in drawn}
+    sizes = {split: size for split, size in sizes.items() if size}
+    refuse_too_few(sizes, total)
+    goals = wanted(sizes, {stratum: of for stratum, (of, _) in counts.items()}, total)
+    strata = {
+        stratum: Stratum(
+            units=number,
+            wanted=goals[stratum],
+            fills=options.stratify is not None and of >= options.stratify,
+        )
+        for stratum, (of, number) in counts.items()
+    }
+    if not strata:
+        return rows.withColumn("split", F.coalesce(given, F.lit(TRAIN)))
+    assigned = _assigned(_ranked(units, strata), strata)
+    split = F.when(given.isin(TEST, VALIDATION), given).otherwise(
+        F.coalesce(F.col("drawn"), F.lit(TRAIN))
+    )
+    return rows.join(assigned, "group", "left").withColumn("split", split).drop("drawn")
+
+
+def refuse_too_few(sizes: Mapping[Split, float], total: int) -> None:
+    """Raise if nothing would be left for train.
+
+    Args:
+        sizes: {split: a fraction below 1, or rows}.
+
+    Raises:
+        DataError: with the sizes and the rows.
+    """
+    asked = sum(size if size >= 1 else size * total for size in sizes.values())
+    if total and asked >= total:
+        said = ", ".join(f"{split} {size:,}" for split, size in sizes.items())
+        raise DataError(
+            "validation and test take all rows",
+            where="data.split." + " and data.split.".join(sizes),
+            expected=f"fewer than the {total:,} rows to divide",
+            got=said,
+            remedy="lower them, or give more rows",
+        )
+
+
+def _units(rows: DataFrame, options: SplitOptions) -> DataFrame:
+    """(group, order, rows, stratum) of each unit: a stratum for the class that is rarest in it."""
+    stratum = F.lit(0)
+    if options.stratify is not None:
+        counts = {r["label"]: r["count"] for r in rows.groupBy("label").count().collect()}
+        rare = sorted(counts, key=lambda label: (counts[label], label))
+        numbers = rows.sparkSession.createDataFrame(
+            [(label, n) for n, label in enumerate(rare)], "label string, number int"
+        )
+        rows = rows.join(F.broadcast(numbers), "label")
+        stratum = F.min("number")
+    units = rows.groupBy("group").agg(F.count("*").alias("rows"), stratum.alias("stratum"))
+    order = F.sha2(F.concat(F.lit(f"{options.seed}:"), F.col("group")), 256)
+    return units.withColumn("order", F.substring(order, 1, _HEX_DIGITS))
+
+
+def digits(units: int) -> int:
+    """Hex digits of the hash that name a bucket, so that it has some ROWS_PER_BUCKET units.
+
+    >>> digits(50_000), digits(50_001), digits(100_000_000)
+    (0, 1, 3)
+    """
+    return max(0, math.ceil(math.log(max(1.0, units / ROWS_PER_BUCKET), 16)))
+
+
+def _ranked(units: DataFrame, strata: Mapping[int, Stratum]) -> DataFrame:
+    """The units with `start`, the rows before them in their stratum, and `place`, the units."""
+    spark = units.sparkSession
+    table = [(n, one.limit, digits(one.units)) for n, one in strata.items()]
+    table = F.broadcast(spark.createDataFrame(table, "stratum int, most bigint, digits int"))
+    placed = units.join(table, "stratum").select(
+        "group",
+        "rows",
+        "stratum",
+        "order",
+        (F.col("rows") > F.col("most")).alias("large"),
+        F.expr("substring(order, 1, digits)").alias("bucket"),
+    )
+    keys = ["stratum", "large", "bucket"]
+    counts = placed.groupBy(*keys).agg(F.sum("rows").alias("rows"), F.count("*").alias("units"))
+    before: dict[int, tuple[int, int]] = {}
+    offsets = []
+    for *key, rows, number in sorted(tuple(r) for r in counts.collect()):
+        start, place = before.get(key[0], (0, 0))
+        offsets.append((*key, start, place))
+        before[key[0]] = (start + rows, place + number)
+    schema = "stratum int, large boolean, bucket string, rows_before bigint, units_before bigint"
+    inside = Window.partitionBy(*keys).orderBy("order", "group")
+    earlier = inside.rowsBetween(Window.unboundedPreceding, -1)
+    ranked = placed.select(
+        "*",
+        F.coalesce(F.sum("rows").over(earlier), F.lit(0)).alias("inside"),
+        (F.row_number().over(inside) - 1).alias("number"),
+    ).join(F.broadcast(spark.createDataFrame(offsets, schema)), keys)
+    return ranked.select(
+        "group",
+        "rows",
+        "stratum",
+        (F.col("rows_before") + F.col("inside")).alias("start"),
+        (F.col("units_before") + F.col("number")).alias("place"),
+    )
+
+
+def _assigned(ranked: DataFrame, strata: Mapping[int, Stratum]) -> DataFrame:
+    """(group, drawn) of the ranked units."""
+    firsts: dict[int, dict[int, int]] = {}
+    if any(one.first for one in strata.values()):
+        few = ranked.where(F.col("place") < 3).select("stratum", "place", "rows")
+        for row in few.collect():
+            firsts.setdefault(row["stratum"], {})[row["place"]] = row["rows"]
+    table = [
+        (number, one.first, *ends(one, firsts.get(number, {}))) for number, one in strata.items()
+    ]
+    schema = "stratum int, first array<string>, taken bigint, test_end double, end double"
+    table = F.broadcast(ranked.sparkSession.createDataFrame(table, schema))
+    rows = ranked.join(table, "stratum")
+    middle = F.col("start") - F.col("taken") + F.col("rows") / 2
+    place = F.col("place").cast("int")
+    drawn = (
+        F.when(place < F.size("first"), F.get("first", place))
+        .when(middle < F.col("test_end"), TEST)
+        .when(middle < F.col("end"), VALIDATION)
+        .otherwise(TRAIN)
+    )
+    return rows.select("group", drawn.alias("drawn"))
+
+
+def ends(stratum: Stratum, rows: Mapping[int, int]) -> tuple[int, float, float]:
+    """(rows of the units that are assigned first, where test ends after them, where validation
+    does): a split gets the units whose middle lies in its part.
+
+    Args:
+        rows: {place: rows} of the first units.
+    """
+    taken = {split: rows[place] for place, split in enumerate(stratum.first)}
+    test = max(0.0, stratum.wanted.get(TEST, 0.0) - taken.get(TEST, 0))
+    validation = max(0.0, stratum.wanted.get(VALIDATION, 0.0) - taken.get(VALIDATION, 0))
+    return sum(taken.values()), test, test + validation
+
+
+# --------------------------------------------------------------------------------- by time
+def newest(rows: DataFrame, column: str, count: float) -> float | None:
+    """The moment from which on rows are the newest `count`, or as near as whole moments come.
+
+    Args:
+        rows: the rows to choose from; at least one is taken if there is any.
+        column: a column of numbers.
+        count: rows.
+
+    Exact, with `_BINS` counts at once on the driver. None: there are no rows.
+    """
+    newer, after = 0, None
+    low, high = rows.agg(F.min(column), F.max(column)).first()
+    while low is not None and low < high:
+        width = (high - low) / _BINS
+        number = F.least(F.floor((F.col(column) - low) / width), F.lit(_BINS - 1))
+        inside = rows.where((F.col(column) >= low) & (F.col(column) <= high))
+        bins = inside.groupBy(number.alias("bin")).agg(
+            F.count("*").alias("n"), F.min(column).alias("low"), F.max(column).alias("high")
+        )
+        for found in sorted(bins.collect(), key=lambda one: -one["bin"]):
+            if newer + found["n"] >= count:
+                break
+            newer, after = newer + found["n"], found["low"]
+        else:
+            return after  # fewer rows than asked for
+        low, high = found["low"], found["high"]
+    if low is None or after is None:
+        return low
+    whole = rows.where(F.col(column) == low).count()
+    return low if newer + whole - count < count - newer else after
