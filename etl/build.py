@@ -12,20 +12,24 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from etl.rows import dedup, gate, labels
+from etl.rows import images as image_rows
 from etl.rows.split import split_column
-from etl.sources import reading
+from etl.sources import images, reading
 from etl.sources.source import Source
 from etl.workspace.scratch import Scratch
 from etl.write import adopt, shards
-from howdah.config.data import DataSection
+from howdah.config.data import DataSection, DedupOptions
 from howdah.config.model import Config
 from howdah.data.encode import Encoder
+from howdah.data.images import ImageEncoder
 from howdah.errors import DataError
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
 
 SAMPLES = 3
 _SAMPLE_CHARACTERS = 400
+_BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
+"""Most images, and bytes of their pixels, in one Arrow batch."""
 
 
 @dataclass(kw_only=True)
@@ -80,21 +84,8 @@ def from_text(
     read = sum(at_gate.values())
     names = _labels_at_gate(at_gate, source, data, progress)
 
-    found = dedup.deduplicate(
-        gated.where(F.col("reason").isNull()).select("id", "text", "label", "key"),
-        data.dedup,
-        scratch,
-        kept,
-        driver_edges=data.spark.driver_edges,
-        progress=progress,
-    )
-    final = found.rows.withColumn("split", split_column("group", data.split)).persist()
-    kept.append(final)
-
-    counts = at_gate + _counts(final, "reason", "label")
-    drops = _drops(counts)
-    _refuse_rejects(read, drops, data)
-    quality = _quality(read, counts)
+    found, final = _divided(gated, data.dedup, data, kept, progress, scratch=scratch)
+    quality = _judged(read, at_gate + _counts(final, "reason", "label"), data, progress)
     quality["near_duplicates"] = {
         "clusters": found.near_clusters,
         "largest_cluster": found.largest_cluster,
@@ -103,20 +94,11 @@ def from_text(
         "largest_group": found.largest_group,
         **data.dedup.model_dump(),
     }
-    progress(
-        f"kept {quality['kept']:,} rows; dropped "
-        + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
-    )
     _warn_capped(found, data, progress)
     if strays is not None:
         quality["csv"] = _csv_quality(data, lines, strays, progress)
 
-    columns = ("id", "text", "label", "reason", "detail")
-    rejected = (
-        gated.where(F.col("reason").isNotNull())
-        .select(*columns)
-        .unionByName(final.where(F.col("reason").isNotNull()).select(*columns))
-    )
+    rejected = _rejected(gated, final)
     good = final.where(F.col("reason").isNull())
     return Built(
         encoded=shards.encode(good, encoder, names, data.max_length),
@@ -125,6 +107,108 @@ def from_text(
         quality=quality,
         samples=_samples(good, "label"),
         reject_samples=_samples(rejected, "reason"),
+    )
+
+
+def from_images(
+    spark: SparkSession,
+    source: Source,
+    config: Config,
+    encoder: ImageEncoder,
+    kept: Kept,
+    progress: Callable[[str], None],
+    *,
+    scratch: Scratch,
+) -> Built:
+    """Rows of images: read, decode, gate, de-duplicate, split.
+
+    Duplicates are images of equal pixels once resized: the model cannot tell them apart.
+
+    Raises:
+        DataError: an empty source, unknown labels, too many rejected rows.
+    """
+    data = config.data
+    # An Arrow batch of Spark's 10,000 rows could be gigabytes of pixels.
+    batch = max(1, min(_BATCH_IMAGES, _BATCH_BYTES // encoder.image.values))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(batch))
+    files = spark.sparkContext.broadcast((encoder.files, encoder.source, encoder.hash))
+    work = partial(
+        image_rows.decode_batches, files=files, options=data.image, labels=labels.mapping(data)
+    )
+    rows = images.read(spark, source, data)
+    gated = rows.mapInArrow(crossing(work), image_rows.SCHEMA).persist()
+    kept.append(gated)
+    with translated(f"read the source {source.name}", DataError):
+        at_gate = _counts(gated, "reason", "label")
+    read = sum(at_gate.values())
+    names = _labels_at_gate(at_gate, source, data, progress)
+    # What is alike in looks but not in its pixels is not looked for: data.dedup.near is for texts.
+    exact = data.dedup.model_copy(update={"near": False})
+    _, final = _divided(gated, exact, data, kept, progress, scratch=scratch)
+    quality = _judged(read, at_gate + _counts(final, "reason", "label"), data, progress)
+    rejected = _rejected(gated, final)
+    numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
+    good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
+    encoded = (
+        good.join(F.broadcast(numbers), "label")
+        .join(gated.select("id", "pixels"), "id")
+        .select(
+            "id", "split", F.col("number").alias("label"), F.col("pixels").alias("ids"),
+            F.lit(encoder.tokens).alias("length"),
+        )
+    )  # fmt: skip
+    return Built(
+        encoded=encoded,
+        rejected=rejected,
+        labels=names,
+        quality=quality,
+        samples=_samples(good, "label"),
+        reject_samples=_samples(rejected, "reason"),
+    )
+
+
+def _divided(
+    gated: DataFrame,
+    options: DedupOptions,
+    data: DataSection,
+    kept: Kept,
+    progress: Callable[[str], None],
+    *,
+    scratch: Scratch,
+) -> tuple[dedup.Deduplicated, DataFrame]:
+    """What passed the gate without duplicates, and the same with each row's split, persisted."""
+    found = dedup.deduplicate(
+        gated.where(F.col("reason").isNull()).select("id", "text", "label", "key"),
+        options,
+        scratch,
+        kept,
+        driver_edges=data.spark.driver_edges,
+        progress=progress,
+    )
+    final = found.rows.withColumn("split", split_column("group", data.split)).persist()
+    kept.append(final)
+    return found, final
+
+
+def _judged(read: int, counts: Counter, data: DataSection, progress: Callable[[str], None]) -> dict:
+    """What the manifest says of the rows, unless too many are rejected."""
+    drops = _drops(counts)
+    _refuse_rejects(read, drops, data)
+    quality = _quality(read, counts)
+    progress(
+        f"kept {quality['kept']:,} rows; dropped "
+        + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
+    )
+    return quality
+
+
+def _rejected(gated: DataFrame, final: DataFrame) -> DataFrame:
+    """id, text, label, reason, detail of the rows that the gate or de-duplication took out."""
+    columns = ("id", "text", "label", "reason", "detail")
+    return (
+        gated.where(F.col("reason").isNotNull())
+        .select(*columns)
+        .unionByName(final.where(F.col("reason").isNotNull()).select(*columns))
     )
 
 

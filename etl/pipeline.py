@@ -19,7 +19,7 @@ from etl.workspace.scratch import Scratch
 from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
 from howdah import storage
 from howdah.config.model import Config
-from howdah.data.encode import Encoder
+from howdah.data.inputs import ENCODERS, AnyEncoder
 from howdah.data.manifest import (
     MANIFEST,
     DatasetManifest,
@@ -95,7 +95,7 @@ def run(
     config: Config,
     *,
     progress: Progress,
-    encoder: Encoder | None = None,
+    encoder: AnyEncoder | None = None,
     ready: Callable[[Application], None] | None = None,
 ) -> EtlResult:
     """Make the dataset that the config describes, unless it is there: the driver's whole work.
@@ -154,8 +154,8 @@ def run(
 
 
 def prepare(
-    config: Config, progress: Progress, encoder: Encoder | None = None
-) -> tuple[Source, Encoder, EtlResult | None]:
+    config: Config, progress: Progress, encoder: AnyEncoder | None = None
+) -> tuple[Source, AnyEncoder, EtlResult | None]:
     """(source, encoder, the dataset if it is there already): what needs no Spark.
 
     Raises:
@@ -169,14 +169,15 @@ def prepare(
             remedy="give a path that all executors reach: a directory, hdfs://",
         )
     source = sources.resolve(config.data)
-    encoder = encoder or Encoder.load(config.model.base, config.model.revision)
+    kind = ENCODERS[config.data.kind]
+    encoder = encoder or kind.load(config.model.base, config.model.revision)
     there = None
     if source.identity is not None:
         there = _unchanged(config, source, encoder, progress)
     return source, encoder, there
 
 
-def dataset_hash(config: Config, source: Source, encoder: Encoder) -> str:
+def dataset_hash(config: Config, source: Source, encoder: AnyEncoder) -> str:
     """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format.
 
     Of the data config the keys whose values differ from their default, so that a new key leaves
@@ -202,7 +203,7 @@ def _version(config: Config, hash_: str) -> str:
 
 
 def _unchanged(
-    config: Config, source: Source, encoder: Encoder, progress: Progress
+    config: Config, source: Source, encoder: AnyEncoder, progress: Progress
 ) -> EtlResult | None:
     hash_ = dataset_hash(config, source, encoder)
     version = _version(config, hash_)
@@ -239,7 +240,7 @@ def _make(
     spark: SparkSession,
     config: Config,
     source: Source,
-    encoder: Encoder,
+    encoder: AnyEncoder,
     application: str | None,
     progress: Progress,
 ) -> EtlResult:

@@ -129,7 +129,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 torch.manual_seed(
                     parameters.dropout_seed(training.seed, state.step, batch.micro, comm.rank)
                 )
-                ids_BT = torch.from_numpy(batch.ids_BT).to(device, torch.int64)
+                ids_BT = forward_torch.on_device(batch.ids_BT, device)
                 logits_BC = net(ids_BT, torch.from_numpy(batch.mask_BT).to(device))
                 loss_B = F.cross_entropy(
                     logits_BC,

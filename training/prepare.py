@@ -437,7 +437,7 @@ def _sparse_embeddings(
     for itself, they could wait for each other in different collectives.
     """
     wanted = config.training.sparse_embeddings
-    if comm.size == 1 or config.model.freeze_embeddings:
+    if comm.size == 1 or config.model.freeze_embeddings or base.family.kind == "image":
         return False
     if wanted != "auto":
         return {"dense": False, "sparse": True}[wanted]

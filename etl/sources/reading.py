@@ -43,7 +43,12 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         DataError: no such table, a missing column, a column of another type, an unreadable file.
     """
     with translated(f"read the source {source.name}", DataError):
-        return with_ids(_mapped(_TABLES[source.kind](spark, source, data), source, data))
+        return with_ids(_mapped(table(spark, source, data), source, data))
+
+
+def table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """The source's own columns."""
+    return _TABLES[source.kind](spark, source, data)
 
 
 # ---------------------------------------------------------------------------------------- CSV
@@ -143,7 +148,8 @@ _TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = 
     "parquet": _parquet,
     "hive": hive.read,
 }
-"""Kinds of source that are a table with named columns. The other one: etl/write/adopt.py."""
+"""Kinds of source that are a table with named columns. The others: etl/write/adopt.py,
+etl/sources/images.py."""
 
 
 # ------------------------------------------------------------------------------------- columns
@@ -151,12 +157,12 @@ def _mapped(table: DataFrame, source: Source, data: DataSection) -> DataFrame:
     """key, text, label, reason, detail of a table by `data.columns`."""
     columns = data.columns
     texts = [_text(table, source, name, f"data.columns.text: {name}") for name in columns.text]
-    label = _key(table, source, columns.label, f"data.columns.label: {columns.label}")
+    label = key_column(table, source, columns.label, f"data.columns.label: {columns.label}")
     nothing = F.lit(None).cast("string")
     key = nothing
     reason = detail = nothing
     if columns.id is not None:
-        key = _key(table, source, columns.id, f"data.columns.id: {columns.id}")
+        key = key_column(table, source, columns.id, f"data.columns.id: {columns.id}")
         reason = F.when(key.isNull() | (F.trim(key) == ""), "no_id")
     if CORRUPT in table.columns and isinstance(table.schema[CORRUPT].dataType, StringType):
         broken = F.col(CORRUPT).isNotNull()
@@ -172,7 +178,8 @@ def _mapped(table: DataFrame, source: Source, data: DataSection) -> DataFrame:
     )
 
 
-def _find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Column, DataType]:
+def find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Column, DataType]:
+    """A column of the source, or a field of a struct, and its type; DataError: there is none."""
     for item in table.schema.fields:
         if item.name == name:
             return F.col(f"`{name}`"), item.dataType
@@ -195,14 +202,15 @@ def _find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Colu
 
 
 def _text(table: DataFrame, source: Source, name: str, where: str) -> Column:
-    column, kind = _find(table, source, name, where)
+    column, kind = find(table, source, name, where)
     if not isinstance(kind, StringType | VarcharType | CharType):
         raise _wrong_type(source, where, "a text column (string)", kind)
     return column
 
 
-def _key(table: DataFrame, source: Source, name: str, where: str) -> Column:
-    column, kind = _find(table, source, name, where)
+def key_column(table: DataFrame, source: Source, name: str, where: str) -> Column:
+    """A column of labels or keys as text; DataError: it is missing, or of another type."""
+    column, kind = find(table, source, name, where)
     if isinstance(kind, FloatType | DoubleType | DecimalType):
         whole = column == F.floor(column)
         return F.when(whole, column.cast("bigint").cast("string")).otherwise(column.cast("string"))
@@ -221,13 +229,17 @@ def _wrong_type(source: Source, where: str, expected: str, kind: DataType) -> Da
     )
 
 
-def with_ids(rows: DataFrame) -> DataFrame:
-    """Give each row its id: the source's key, else hash(source text, occurrence).
+def with_ids(rows: DataFrame, *, content: str = "text") -> DataFrame:
+    """Give each row its id: the source's key, else hash(source text or image, occurrence).
 
-    Rows of the same text differ in nothing but the label, and are numbered in its order: the ids
+    Args:
+        content: the column that is hashed; where it is another one than the text, it is kept.
+
+    Rows of the same content differ in nothing but the label, and are numbered in its order: the ids
     are the same under any partitioning. A key that comes again is rejected (duplicate_id).
     """
-    digest = F.sha2(F.coalesce("text", F.lit("")), 256)
+    nothing = F.lit("") if content == "text" else F.lit("").cast("binary")
+    digest = F.sha2(F.coalesce(content, nothing), 256)
     rows = rows.withColumn("_group", F.coalesce("key", digest)).withColumn("_digest", digest)
     order = Window.partitionBy("_group").orderBy("_digest", F.coalesce("label", F.lit("")))
     rows = rows.withColumn("_n", F.row_number().over(order))
@@ -242,4 +254,5 @@ def with_ids(rows: DataFrame) -> DataFrame:
         "label",
         F.coalesce("reason", F.when(again, "duplicate_id")).alias("reason"),
         F.coalesce("detail", F.when(again, F.concat(F.lit("key "), "key"))).alias("detail"),
+        *([] if content == "text" else [content]),
     )

@@ -30,12 +30,17 @@ __all__ = [
     "CsvOptions",
     "DataSection",
     "DedupOptions",
+    "ImageOptions",
+    "InputKind",
     "QualityOptions",
     "SparkOptions",
     "SplitOptions",
     "TfrecordColumns",
 ]
 
+
+InputKind = Literal["text", "image"]
+"""What a row is, before it has become numbers."""
 
 MOST_FOLDS = 20
 """Parts that `data.split.fold` may divide the clusters into."""
@@ -52,6 +57,8 @@ class Columns(Section):
     """Column of the row's key; null: the id is a hash of the source text and its occurrence."""
     separator: str = " "
     """Separator of joined text columns."""
+    image: str = "image"
+    """Column of the image files' bytes, with `kind: image`; image.bytes: a field of a struct."""
 
     @field_validator("text", mode="before")
     @classmethod
@@ -146,6 +153,18 @@ class DedupOptions(Section):
                 f" ({self.bands})"
             )
         return self
+
+
+class ImageOptions(Section):
+    """Which images are rows (`kind: image`). The model's preprocessor_config.json gives the size
+    that they are resized to."""
+
+    min_side: int = Field(default=8, ge=1)
+    """Reject images of fewer pixels in width or height (too_small)."""
+    max_pixels: int = Field(default=50_000_000, ge=1, le=1_000_000_000)
+    """Reject images of more pixels (too_large), by their header, before they are decoded."""
+    max_bytes: Bytes = 64 * 2**20
+    """Reject larger image files (too_large), e.g. 64 MiB."""
 
 
 class SplitOptions(Section):
@@ -245,6 +264,9 @@ class SparkOptions(Section):
 
 
 class DataSection(Section):
+    kind: InputKind = "text"
+    """What the rows are. image: a directory <label>/<image file>, or Parquet with a column of image
+    files' bytes; a vision transformer is trained on them, with training.framework torch."""
     source: Source | None = None
     """Source of the rows: a file, a directory or a pattern; with `format: hive` a table name."""
     partitions: dict[str, list[str]] | None = None
@@ -274,6 +296,8 @@ class DataSection(Section):
     """Cleaning steps."""
     quality: QualityOptions = QualityOptions()
     """Quality gate."""
+    image: ImageOptions = ImageOptions()
+    """Quality gate of images."""
     dedup: DedupOptions = DedupOptions()
     """Removal of duplicates."""
     split: SplitOptions = SplitOptions()
@@ -327,3 +351,22 @@ class DataSection(Section):
         if self.query_file is not None and (self.source or self.partitions):
             raise ValueError("query_file replaces source and partitions: give one")
         return self
+
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self) -> DataSection:
+        others = {"text": ("image",), "image": _OF_TEXTS}[self.kind]
+        default = DataSection.model_construct()
+        given = [name for name in others if getattr(self, name) != getattr(default, name)]
+        if given:
+            keys = ", ".join(f"data.{name}" for name in given)
+            raise ValueError(f"data.kind {self.kind} has no use for {keys}: leave it out")
+        if self.kind == "image" and self.format not in ("auto", "parquet"):
+            raise ValueError(
+                f"data.format {self.format} is not for images: give a directory"
+                " <label>/<image file> or Parquet files, with data.format auto or parquet"
+            )
+        return self
+
+
+_OF_TEXTS = ("csv", "tfrecord", "max_length", "clean", "record_layout")
+"""Keys of `data` that say how texts are read, cleaned and stored."""

@@ -14,8 +14,9 @@ from typing import TextIO
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
-from howdah.errors import DataError
+from howdah.errors import DataError, UsageError
 from training.prediction.classify import classify
+from training.prediction.images import predict_image_lines, predict_images
 from training.prediction.rows import (
     Row,
     as_json,
@@ -24,7 +25,7 @@ from training.prediction.rows import (
     read_rows,
     source_files,
 )
-from training.serving.serve import open_model
+from training.serving.serve import kind_of, open_model
 
 __all__ = ["choose_columns", "predict", "predict_lines"]
 
@@ -53,7 +54,7 @@ def predict(
     Args:
         model: an export or a run directory, on any storage.
         source: a file, a pattern or a directory of .csv, .jsonl or .parquet; or a table's name,
-            which Spark reads.
+            which Spark reads. For a model of images: training/prediction/images.py.
         output: .parquet, .jsonl or .csv file with id, label, scores and run id; with Spark a
             directory of such files, or table:NAME, a Hive table. It appears whole at the end or not
             at all.
@@ -76,6 +77,28 @@ def predict(
         AlreadyExists: the output exists.
     """
     config = config or Config()
+    if kind_of(model) == "image":
+        if master is not None or output.startswith("table:"):
+            raise UsageError(
+                "images are predicted in this process, not with Spark",
+                where=f"model {model}",
+                expected="a source of image files or Parquet, and an output file",
+                got=f"master {master}" if master is not None else output,
+                remedy="leave --master out, and give a file as --output; several machines can each"
+                " take a part of the files",
+            )
+        return predict_images(
+            model,
+            source,
+            output,
+            image_column=_one_column(text_columns),
+            id_column=id_column,
+            options=config.data.image,
+            framework=framework,
+            threads=threads,
+            overwrite=overwrite,
+            progress=progress,
+        )
     csv_options = csv_options or config.data.csv
     if master is not None or _is_table(source) or output.startswith("table:"):
         from training.prediction.spark import predict_spark
@@ -130,6 +153,15 @@ def predict(
     }
 
 
+def _one_column(columns: Sequence[str] | None) -> str | None:
+    if columns and len(columns) > 1:
+        raise UsageError(
+            "a row has one image", where="--text-column", got=", ".join(columns),
+            remedy="name the column of the images",
+        )  # fmt: skip
+    return columns[0] if columns else None
+
+
 def _is_table(source: str) -> bool:
     """Whether it is a table: no directory part, no known suffix, no such file."""
     bare = _TABLE.fullmatch(source) is not None and format_of(source) is None
@@ -148,7 +180,8 @@ def choose_columns(
 
 # -------------------------------------------------------------------------------------- stdin
 def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | None = None) -> int:
-    """Classify lines as they arrive; writes a JSON object per line at once.
+    """Classify lines as they arrive; writes a JSON object per line at once. Lines of a model of
+    images are paths of image files.
 
     Lines that can be read without waiting are classified together: a pipe is fast, and a user who
     types gets an answer to each line.
@@ -159,6 +192,8 @@ def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | No
     Returns:
         The number of lines.
     """
+    if kind_of(model) == "image":
+        return predict_image_lines(model, lines, out, framework=framework)
     served = open_model(model, framework=framework)
     number = 0
     for batch in _waiting_lines(lines):
