@@ -275,8 +275,9 @@ class DataSection(Section):
     """File (any storage) with one SELECT whose rows are the source, with `format: hive`."""
     rejects_table: Table | None = None
     """Hive table for a copy of the rejected rows, a partition (`dataset`) for each version."""
-    format: Literal["auto", "csv", "jsonl", "parquet", "hive", "tfrecord"] = "auto"
-    """Format of the source; auto: by the file name's extension."""
+    format: Literal["auto", "csv", "jsonl", "parquet", "hive", "tfrecord", "image"] = "auto"
+    """Format of the source; auto: by the file name's extension. image: image files, with
+    `kind: image`."""
     dataset: AnyPath = "dataset"
     """Dataset directory, to write to and to train from, with versions v=<hash>."""
     mode: Mode = "0750"
@@ -354,16 +355,19 @@ class DataSection(Section):
 
     @model_validator(mode="after")
     def _keys_of_the_kind(self) -> DataSection:
-        others = {"text": ("image",), "image": _OF_TEXTS}[self.kind]
-        default = DataSection.model_construct()
-        given = [name for name in others if getattr(self, name) != getattr(default, name)]
+        if self.kind == "text":
+            if self.format == "image":
+                raise ValueError("data.format image needs data.kind: image")
+            return self
+        changed = self.model_dump(include=set(_OF_TEXTS), exclude_defaults=True)
+        given = [name for name in _OF_TEXTS if changed.get(name) not in (None, {})]
         if given:
             keys = ", ".join(f"data.{name}" for name in given)
-            raise ValueError(f"data.kind {self.kind} has no use for {keys}: leave it out")
-        if self.kind == "image" and self.format not in ("auto", "parquet"):
+            raise ValueError(f"data.kind image has no use for {keys}: leave it out")
+        if self.format not in ("auto", "parquet", "image"):
             raise ValueError(
                 f"data.format {self.format} is not for images: give a directory"
-                " <label>/<image file> or Parquet files, with data.format auto or parquet"
+                " <label>/<image file> or Parquet files, with data.format auto, image or parquet"
             )
         return self
 

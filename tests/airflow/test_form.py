@@ -123,7 +123,7 @@ LATER = {
     "data.dedup.num_permutations", "data.dedup.bands", "data.split.validation", "data.split.test",
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
-    "data.max_length",
+    "data.max_length", "data.kind", "data.format",
     "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
     "job.gloo_timeout_seconds",
     "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",

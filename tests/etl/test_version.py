@@ -20,7 +20,7 @@ ENCODER = SimpleNamespace(hash="tokenizer")
 DEFAULTS = {
     "etl_format": 3,
     "format": "auto",
-    "columns": {"text": ["text"], "label": "label", "id": None, "separator": " "},
+    "columns": {"text": ["text"], "label": "label", "id": None, "separator": " ", "image": "image"},
     "csv": {
         "header": True, "names": None, "delimiter": ",", "quote": '"', "escape": None,
         "encoding": "UTF-8", "multiline": True, "max_line_breaks": 1000,
@@ -41,6 +41,8 @@ DEFAULTS = {
         "threshold": 0.8, "max_bucket_size": 1000,
     },
     "split": {"validation": 0.1, "test": 0.1, "seed": 13, "fold": None},
+    "kind": "text",
+    "image": {"min_side": 8, "max_pixels": 50_000_000, "max_bytes": 64 * 2**20},
     "balance": "none",
     "balance_ratio": 1.0,
     "shuffle_seed": 17,
@@ -110,7 +112,7 @@ OTHERS = {
     "encoding": "latin-1", "attention_mask": "mask", "labels": ["a", "b"], "num_shards": 4,
     "balance": "upsample", "compression": "gzip", "record_layout": "int64_list",
     "unknown_label": "reject", "num_permutations": 64, "bands": 32, "threshold": 0.7,
-    "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4,
+    "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4, "kind": "image",
 }  # fmt: skip
 HASHED = {name: value for name, value in DEFAULTS.items() if name != "etl_format"}
 
