@@ -161,8 +161,9 @@ class ImageOptions(Section):
 
     min_side: int = Field(default=8, ge=1)
     """Reject images of fewer pixels in width or height (too_small)."""
-    max_pixels: int = Field(default=50_000_000, ge=1, le=1_000_000_000)
-    """Reject images of more pixels (too_large), by their header, before they are decoded."""
+    max_pixels: int = Field(default=50_000_000, ge=1, le=178_956_970)
+    """Reject images of more pixels (too_large), by their header, before they are decoded. At most
+    Pillow's own limit."""
     max_bytes: Bytes = 64 * 2**20
     """Reject larger image files (too_large), e.g. 64 MiB."""
 

@@ -108,6 +108,11 @@ class DatasetManifest(_Frozen):
         """What the rows are (data.kind)."""
         return "text" if self.record.image is None else "image"
 
+    @property
+    def fixed_length(self) -> int | None:
+        """Tokens of every row, where all have as many: nothing is padded. None: they differ."""
+        return None if self.record.image is None else self.max_length
+
     def rows(self, split: str) -> int:
         """Rows of a split (0 for one that is not there)."""
         return sum(shard.rows for shard in self.splits.get(split, []))

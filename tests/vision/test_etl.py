@@ -64,7 +64,8 @@ def folder(tmp_path_factory):
     (above / "truncated.png").write_bytes(whole[: len(whole) // 2])
     (above / "notes.txt").write_text("no image")
     (above / "empty.png").write_bytes(b"")
-    (above / "bomb.png").write_bytes(bomb(60_000, 60_000))
+    (above / "bomb.png").write_bytes(bomb(10_000, 10_000))
+    (above / "larger.png").write_bytes(bomb(60_000, 60_000))  # above Pillow's own limit
     (above / "tiny.png").write_bytes(png(np.zeros((4, 30), np.uint8)))
     (above / "huge.png").write_bytes(png(rng.integers(0, 256, (200, 200, 3), dtype=np.uint8)))
     shutil.copy(above / "0000.png", above / "again.png")
@@ -105,7 +106,7 @@ def rows_of(result):
 def test_what_is_no_image_is_rejected_with_its_reason(made):
     result, _ = made
     assert result.manifest.quality["drops"] == {
-        "empty": 1, "undecodable": 2, "too_small": 1, "too_large": 2, "bad_label": 1,
+        "empty": 1, "undecodable": 2, "too_small": 1, "too_large": 3, "bad_label": 1,
         "label_conflict": 2, "exact_duplicate": 1,
     }  # fmt: skip
     rejects = pa.concat_tables(
@@ -113,8 +114,9 @@ def test_what_is_no_image_is_rejected_with_its_reason(made):
         for name in result.manifest.quality["reject_files"]
     ).to_pylist()
     found = {row["text"]: (row["reason"], row["detail"]) for row in rejects}
-    assert found["above/bomb.png"] == ("too_large", "60000 x 60000 pixels")
+    assert found["above/bomb.png"] == ("too_large", "10000 x 10000 pixels")
     assert found["above/tiny.png"] == ("too_small", "30 x 4 pixels")
+    assert found["above/larger.png"][0] == "too_large"
     assert found["above/empty.png"][0] == "empty" and found["above/huge.png"][0] == "too_large"
     assert found["above/truncated.png"][0] == found["above/notes.txt"][0] == "undecodable"
     assert found["outside.png"] == ("bad_label", "no label")

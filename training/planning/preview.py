@@ -37,16 +37,17 @@ def preview(config: Config, world: int) -> dict:
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
     multiple = pad_multiple(False, precision_of(config, CPU))
+    widest = dataset.manifest.fixed_length
     real = padded = most = 0
     for step, rank in itertools.product(
         range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(world)
     ):
         rows = planner.rank_rows(0, step, rank, world)
-        parts = micro_batches(rows, training.per_device_max_tokens, multiple)
+        parts = micro_batches(rows, training.per_device_max_tokens, multiple, widest)
         most = max(most, len(parts))
         for part in parts:
             real += int(part.length[part.real].sum())
-            padded += padded_length(int(part.length.max()), multiple) * len(part)
+            padded += padded_length(int(part.length.max()), multiple, widest) * len(part)
     return {
         "dataset": dataset.path,
         "labels": dataset.manifest.labels,
