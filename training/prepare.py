@@ -186,10 +186,15 @@ def prepare(
             job = _joined(config, comm, run, device.gpu, facts, files)
     _warn_of_emulation(job, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
+    words = job.base.family.kind == "text"
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
-        f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}; {job.precision};"
-        f" word embeddings cross the network {'as rows' if sparse else 'dense'}"
+        f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}; {job.precision}"
+        + (
+            f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
+            if words
+            else ""
+        )
     )
     return replace(job, sparse_embeddings=sparse)
 

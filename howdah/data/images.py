@@ -133,7 +133,7 @@ class ImageEncoder:
         height, width = self.image.height, self.image.width
         if image.size != (width, height):
             image = image.resize((width, height), resample=self._resample)
-        return np.asarray(image, np.uint8).reshape(-1)
+        return np.array(image, np.uint8).reshape(-1)
 
     def _json(self, name: str) -> dict:
         if name not in self.files:

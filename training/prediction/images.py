@@ -17,7 +17,7 @@ from howdah.config.data import ImageOptions
 from howdah.data.images import UnusableImage
 from howdah.errors import DataError, HowdahError, NotFound, UsageError
 from training.prediction.rows import Prediction, as_json, format_of, open_output
-from training.serving.serve import ServedModel, open_model
+from training.serving.serve import ServedModel
 
 __all__ = ["ImageRow", "classify_images", "predict_image_lines", "predict_images"]
 
@@ -61,6 +61,7 @@ def classify_images(
 
 
 def predict_images(
+    served: ServedModel,
     model: str,
     source: str,
     output: str,
@@ -68,26 +69,23 @@ def predict_images(
     image_column: str | None = None,
     id_column: str | None = None,
     options: ImageOptions | None = None,
-    framework: str | None = None,
-    threads: int | None = None,
     overwrite: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict:
     """Classify all images of `source`, in order, in bounded memory; `predict` for images.
 
     Args:
+        model: where it was opened from, for the summary.
         source: an image file, a pattern, a directory (searched below, too), or .parquet file(s).
         image_column: column of the files' bytes in Parquet; None: that of the training data.
         id_column: column of the row's key; None: the training data's, if the source has it, else
             the row's number. An image file's id is its path below the source.
     Raises:
         DataError: no rows, a missing column, a broken Parquet file.
-        ModelError: no model.
         AlreadyExists: the output exists.
     """
     options = options or ImageOptions()
     files, root = _files(source)
-    served = open_model(model, framework=framework, threads=threads)
     columns = served.columns
     column, key = image_column or columns.image, id_column or columns.id
     counts: Counter[str] = Counter()
@@ -114,15 +112,13 @@ def predict_images(
     }
 
 
-def predict_image_lines(
-    model: str, lines: TextIO, out: TextIO, *, framework: str | None = None
-) -> int:
+def predict_image_lines(served: ServedModel, lines: TextIO, out: TextIO) -> int:
     """Classify the image files whose paths are the lines; a JSON object per line, at once.
 
     Returns:
         The number of lines.
     """
-    served, options, number = open_model(model, framework=framework), ImageOptions(), 0
+    options, number = ImageOptions(), 0
     for line in lines:
         path = line.rstrip("\r\n")
         [found] = classify_images(served, [_file(path, path, options)], options)

@@ -25,7 +25,7 @@ from training.prediction.rows import (
     read_rows,
     source_files,
 )
-from training.serving.serve import kind_of, open_model
+from training.serving.serve import open_model
 
 __all__ = ["choose_columns", "predict", "predict_lines"]
 
@@ -77,28 +77,6 @@ def predict(
         AlreadyExists: the output exists.
     """
     config = config or Config()
-    if kind_of(model) == "image":
-        if master is not None or output.startswith("table:"):
-            raise UsageError(
-                "images are predicted in this process, not with Spark",
-                where=f"model {model}",
-                expected="a source of image files or Parquet, and an output file",
-                got=f"master {master}" if master is not None else output,
-                remedy="leave --master out, and give a file as --output; several machines can each"
-                " take a part of the files",
-            )
-        return predict_images(
-            model,
-            source,
-            output,
-            image_column=_one_column(text_columns),
-            id_column=id_column,
-            options=config.data.image,
-            framework=framework,
-            threads=threads,
-            overwrite=overwrite,
-            progress=progress,
-        )
     csv_options = csv_options or config.data.csv
     if master is not None or _is_table(source) or output.startswith("table:"):
         from training.prediction.spark import predict_spark
@@ -120,8 +98,20 @@ def predict(
             overwrite=overwrite,
             progress=progress,
         )
-    files = source_files(source)
     served = open_model(model, framework=framework, threads=threads)
+    if served.kind == "image":
+        return predict_images(
+            served,
+            model,
+            source,
+            output,
+            image_column=_one_column(text_columns),
+            id_column=id_column,
+            options=config.data.image,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    files = source_files(source)
     columns = choose_columns(served.columns, text_columns, id_column)
     counts: Counter[str] = Counter()
     rows = errors = 0
@@ -192,9 +182,9 @@ def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | No
     Returns:
         The number of lines.
     """
-    if kind_of(model) == "image":
-        return predict_image_lines(model, lines, out, framework=framework)
     served = open_model(model, framework=framework)
+    if served.kind == "image":
+        return predict_image_lines(served, lines, out)
     number = 0
     for batch in _waiting_lines(lines):
         rows = []

@@ -20,7 +20,7 @@ from howdah.config.data import CleanOptions, Columns, InputKind
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data import modelfiles
 from howdah.data.clean import clean_text
-from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES, family_of
+from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
 from training.data.planner import pad_multiple, padded_length
@@ -31,7 +31,7 @@ from training.process.quiet import starting_tensorflow
 from training.serving.export import INFO, resolve_export
 
 __all__ = [
-    "EXPORT_PATTERNS", "FRAMEWORKS", "ServedModel", "choose_framework", "kind_of", "open_model",
+    "EXPORT_PATTERNS", "FRAMEWORKS", "ServedModel", "choose_framework", "open_model",
 ]  # fmt: skip
 
 FRAMEWORKS = ("torch", "tensorflow")
@@ -197,18 +197,6 @@ def open_model(
         positions=limit,
         kind=base.family.kind,
     )
-
-
-def kind_of(model: str) -> InputKind:
-    """What a model classifies, by its config.json alone.
-
-    Args:
-        model: an export, a run directory or a published model.
-    Raises:
-        ModelError: no model, or one of an unknown family.
-    """
-    path = storage.join(resolve_export(model), "config.json")
-    return family_of(storage.read_json(path), where=path).kind
 
 
 def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
