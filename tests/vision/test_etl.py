@@ -174,6 +174,7 @@ def table(folder, tmp_path_factory):
     return place / "rows.parquet"
 
 
+@pytest.mark.full
 def test_parquet_gives_the_same_rows_as_the_folder(made, spark, tmp_path, table, base):
     columns = {"image": "image.bytes", "id": "key"}
     config = make_config(tmp_path, base, source=str(table), columns=columns, **OPTIONS)

@@ -34,11 +34,11 @@ def run(tmp_path_factory):
             "model": {"base": base},
             "training": {
                 "framework": "torch", "precision": "fp32", "threads_per_rank": 1,
-                "global_batch_size": 24, "per_device_max_tokens": 128, "max_steps": 40,
+                "global_batch_size": 24, "per_device_max_tokens": 128, "max_steps": 30,
                 "learning_rate": 3e-3, "logging_steps": 1,
             },
-            "checkpoint": {"every_steps": 20},
-            "evaluation": {"every_steps": 20, "metric": "accuracy"},
+            "checkpoint": {"every_steps": 15},
+            "evaluation": {"every_steps": 15, "metric": "accuracy"},
             "tracking": {"tensorboard": False},
         }
     )  # fmt: skip
@@ -60,7 +60,7 @@ def test_it_learns_and_counts_tokens_of_patches(run):
     assert found["status"] == "finished" and found["metrics"]["test"]["accuracy"] > 0.9
     assert load_dataset(config.data.dataset).manifest.max_length == 5
     steps = [line for line in read_metrics(config.run.directory) if "split" not in line]
-    assert len(steps) == 40 and steps[-1]["loss"] < steps[0]["loss"]
+    assert len(steps) == 30 and steps[-1]["loss"] < steps[0]["loss"]
     card = Path(config.run.directory, "export", "README.md").read_text("utf-8")
     assert "image-classification" in card and "ViT image classifier with 2 classes" in card
     assert "tokens" not in card and "cleaning" not in card
