@@ -12,13 +12,15 @@ from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
 from etl.rows import dedup, gate, labels, leakage, split, units
-from etl.sources import given, reading
+from etl.rows import images as image_rows
+from etl.sources import given, images, reading
 from etl.sources.source import Source
 from etl.workspace.scratch import Scratch
 from etl.write import adopt, shards
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.data.encode import Encoder
+from howdah.data.images import ImageEncoder
 from howdah.errors import ConfigError, DataError
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
@@ -27,6 +29,8 @@ SAMPLES = 3
 _SAMPLE_CHARACTERS = 400
 _MOST_COUNTED = 4 * labels.MOST_LABELS
 """Pairs of a reason and a label that the driver takes in; each is some 500 bytes there."""
+_BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
+"""Most images, and bytes of their pixels, in one Arrow batch."""
 
 
 @dataclass(kw_only=True)
@@ -103,9 +107,7 @@ def from_text(
     kept.append(final)
 
     counts = at_gate + _counts(final, "reason", "label")
-    drops = _drops(counts)
-    _refuse_rejects(read, drops, data)
-    quality = _quality(read, counts)
+    quality = _judged(read, counts, data, progress)
     quality["near_duplicates"] = {
         "clusters": found.near_clusters,
         "largest_cluster": found.largest_cluster,
@@ -117,10 +119,6 @@ def from_text(
         **data.dedup.model_dump(),
     }
     _split_quality(quality, data, official, joined, final, progress)
-    progress(
-        f"kept {quality['kept']:,} rows; dropped "
-        + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
-    )
     _warn_capped(found, data, progress)
     if strays is not None:
         quality["csv"] = _csv_quality(data, lines, strays, progress)
@@ -128,12 +126,7 @@ def from_text(
         quality["similar_labels"] = alike
         said = "; ".join(", ".join(map(repr, group)) for group in alike[:5])
         progress(f"labels that differ in case or composition alone are classes each: {said}")
-    columns = ("id", "text", "label", "reason", "detail")
-    rejected = (
-        gated.where(F.col("reason").isNotNull())
-        .select(*columns)
-        .unionByName(final.where(F.col("reason").isNotNull()).select(*columns))
-    )
+    rejected = _rejected(gated, final)
     good = final.where(F.col("reason").isNull())
     if data.quality.leakage_sample:
         quality["leakage"] = _leakage(good, data, progress)
@@ -173,6 +166,101 @@ def _split_quality(
                 progress(f"{both:,} groups have rows in several of the splits that the data gives")
     if found:
         quality["split"] = found
+
+
+def from_images(
+    spark: SparkSession,
+    source: Source,
+    config: Config,
+    encoder: ImageEncoder,
+    kept: Kept,
+    progress: Callable[[str], None],
+    *,
+    scratch: Scratch,
+) -> Built:
+    """Rows of images: read, decode, gate, de-duplicate, split.
+
+    Duplicates are images of equal pixels once resized: the model cannot tell them apart.
+
+    Raises:
+        DataError: an empty source, unknown labels, too many rejected rows.
+    """
+    data = config.data
+    if keys := data.split.of_texts:
+        raise ConfigError(
+            "the splits of images can only be drawn",
+            where="data.split." + ", data.split.".join(keys),
+            expected="fractions or numbers of rows",
+            remedy="leave these keys out",
+        )
+    # An Arrow batch of Spark's 10,000 rows could be gigabytes of pixels.
+    batch = max(1, min(_BATCH_IMAGES, _BATCH_BYTES // encoder.image.values))
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(batch))
+    files = spark.sparkContext.broadcast((encoder.files, encoder.source, encoder.hash))
+    work = partial(
+        image_rows.decode_batches, files=files, options=data.image, labels=labels.mapping(data)
+    )
+    rows = images.read(spark, source, data)
+    gated = rows.mapInArrow(crossing(work), image_rows.SCHEMA).persist()
+    kept.append(gated)
+    with translated(f"read the source {source.name}", DataError):
+        at_gate = _counts(gated, "reason", "label")
+    read = sum(at_gate.values())
+    names = _labels_at_gate(at_gate, source, data, progress)
+    # What is alike in looks but not in its pixels is not looked for: data.dedup.near is for texts.
+    exact = data.dedup.model_copy(update={"near": False})
+    found = dedup.deduplicate(
+        gated.where(F.col("reason").isNull()).select("id", "text", "label", "key"),
+        exact,
+        scratch,
+        kept,
+        driver_edges=data.spark.driver_edges,
+        progress=progress,
+    )
+    final = split.assign(found.rows, data.split, None, kept).persist()
+    kept.append(final)
+    quality = _judged(read, at_gate + _counts(final, "reason", "label"), data, progress)
+    rejected = _rejected(gated, final)
+    numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
+    good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
+    encoded = (
+        good.join(F.broadcast(numbers), "label")
+        .join(gated.select("id", "pixels"), "id")
+        .select(
+            "id", "split", F.col("number").alias("label"), F.col("pixels").alias("ids"),
+            F.lit(encoder.tokens).alias("length"),
+        )
+    )  # fmt: skip
+    return Built(
+        encoded=encoded,
+        rejected=rejected,
+        labels=names,
+        quality=quality,
+        samples=_samples(good, "label"),
+        reject_samples=_samples(rejected, "reason"),
+    )
+
+
+def _judged(read: int, counts: Counter, data: DataSection, progress: Callable[[str], None]) -> dict:
+    """What the manifest says of the rows, unless too many are rejected."""
+    drops = _drops(counts)
+    _refuse_rejects(read, drops, data)
+    quality = _quality(read, counts)
+    progress(
+        f"kept {quality['kept']:,} rows; dropped "
+        + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
+    )
+    return quality
+
+
+def _rejected(gated: DataFrame, final: DataFrame) -> DataFrame:
+    """id, text, label, reason, detail of the rows that the gate or de-duplication took out."""
+    columns = ("id", "text", "label", "reason", "detail")
+    return (
+        gated.where(F.col("reason").isNotNull())
+        .select(*columns)
+        .unionByName(final.where(F.col("reason").isNotNull()).select(*columns))
+    )
 
 
 def _gate(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:

@@ -18,7 +18,7 @@ from etl.workspace.scratch import Scratch
 from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
 from howdah import storage
 from howdah.config.model import Config
-from howdah.data.encode import Encoder
+from howdah.data.inputs import ENCODERS, AnyEncoder
 from howdah.data.manifest import (
     MANIFEST,
     DatasetManifest,
@@ -49,8 +49,9 @@ tests/etl/test_version.py has the defaults of this format.
 signature are near duplicates in buckets of any size; a CSV with an unclosed quote is refused.
 3: the hash is of the keys that differ from their default, and of the order of a mapping `labels`.
 4: near duplicates by words and pairs of words, from a similarity of 0.7, characters in scripts
-without blanks; bands by the threshold. Labels: NaN is none, JSON's 1.0 is 1, a partition directory's 01 stays 01, the order of "01" and
-"1" is fixed; blanks at the ends of `data.labels` do not count.
+without blanks; bands by the threshold. Labels: NaN is none, JSON's 1.0 is 1, a partition
+directory's 01 stays 01, the order of "01" and "1" is fixed; blanks at the ends of `data.labels` do
+not count.
 """
 
 _NOT_HASHED = frozenset(
@@ -106,7 +107,7 @@ def run(
     config: Config,
     *,
     progress: Progress,
-    encoder: Encoder | None = None,
+    encoder: AnyEncoder | None = None,
     ready: Callable[[Application], None] | None = None,
 ) -> EtlResult:
     """Make the dataset that the config describes, unless it is there: the driver's whole work.
@@ -186,8 +187,8 @@ def needs_hive(config: Config) -> bool:
 
 
 def prepare(
-    config: Config, progress: Progress, encoder: Encoder | None = None
-) -> tuple[Source, Encoder, EtlResult | None]:
+    config: Config, progress: Progress, encoder: AnyEncoder | None = None
+) -> tuple[Source, AnyEncoder, EtlResult | None]:
     """(source, encoder, the dataset if it is there already): what needs no Spark.
 
     Raises:
@@ -201,14 +202,15 @@ def prepare(
             remedy="give a path that all executors reach: a directory, hdfs://",
         )
     source = given.resolve(config.data)
-    encoder = encoder or Encoder.load(config.model.base, config.model.revision)
+    kind = ENCODERS[config.data.kind]
+    encoder = encoder or kind.load(config.model.base, config.model.revision)
     there = None
     if source.identity is not None:
         there = _unchanged(config, source, encoder, progress)
     return source, encoder, there
 
 
-def dataset_hash(config: Config, source: Source, encoder: Encoder) -> str:
+def dataset_hash(config: Config, source: Source, encoder: AnyEncoder) -> str:
     """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format.
 
     Of the data config the keys whose values differ from their default, so that a new key leaves
@@ -234,7 +236,7 @@ def _version(config: Config, hash_: str) -> str:
 
 
 def _unchanged(
-    config: Config, source: Source, encoder: Encoder, progress: Progress
+    config: Config, source: Source, encoder: AnyEncoder, progress: Progress
 ) -> EtlResult | None:
     hash_ = dataset_hash(config, source, encoder)
     version = _version(config, hash_)
@@ -273,7 +275,7 @@ def _make(
     spark: SparkSession,
     config: Config,
     source: Source,
-    encoder: Encoder,
+    encoder: AnyEncoder,
     application: str | None,
     progress: Progress,
 ) -> EtlResult:

@@ -52,6 +52,7 @@ def contents(manifest: DatasetManifest, built: Built) -> dict:
         "source": {"kind": manifest.source["kind"], "name": manifest.source["name"]},
         "tokenizer": manifest.tokenizer.model_dump(),
         "max_length": manifest.max_length,
+        "image": manifest.record.image and manifest.record.image.model_dump(),
         "labels": manifest.labels,
         "splits": splits,
         "quality": quality,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -22,7 +23,8 @@ from etl.write import shards
 from howdah import __version__, redact, storage
 from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
-from howdah.data.encode import Encoder
+from howdah.data.images import ImageEncoder
+from howdah.data.inputs import AnyEncoder
 from howdah.data.manifest import (
     DatasetManifest,
     RecordEntry,
@@ -44,10 +46,34 @@ class Task:
     spark: SparkSession
     config: Config
     source: Source
-    encoder: Encoder
+    encoder: AnyEncoder
     progress: Callable[[str], None]
     hash: str
     directory: str
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest row that the dataset may hold."""
+        images = isinstance(self.encoder, ImageEncoder)
+        return self.encoder.tokens if images else self.config.data.max_length
+
+    @property
+    def layout(self) -> RecordLayout:
+        """How rows are stored."""
+        if isinstance(self.encoder, ImageEncoder):
+            return RecordLayout(
+                ids_dtype="uint8",
+                columns=Columns(input_ids="image", length=None),
+                image=self.encoder.image,
+                image_tokens=self.encoder.tokens,
+            )
+        as_bytes = ids_dtype_for(self.encoder.vocab_size)
+        return RecordLayout(
+            ids_dtype={"int64_list": "int64_list", "bytes": as_bytes}[
+                self.config.data.record_layout
+            ],
+            columns=Columns(),
+        )
 
 
 def write_files(
@@ -61,15 +87,10 @@ def write_files(
     began = time.monotonic()
     built = _build(task, scratch, kept)
     encoded, table = _balanced(task, built, kept)
-    data = task.config.data
-    layout = RecordLayout(
-        ids_dtype={"int64_list": "int64_list", "bytes": ids_dtype_for(task.encoder.vocab_size)}[
-            data.record_layout
-        ],
-        columns=Columns(),
-    )
+    layout = task.layout
     splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
-    built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
+    if layout.image is None:
+        built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
     # before anything is written outside the version's directory
     judged = expectations(task.config, _manifest(task, built, layout, splits), task.progress)
     if judged is not None:
@@ -111,6 +132,8 @@ def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
     given = (task.spark, task.source, task.config, task.encoder, kept, task.progress)
     if task.source.kind == "tfrecord":
         return build.from_records(*given)
+    if task.config.data.kind == "image":
+        return build.from_images(*given, scratch=scratch)
     return build.from_text(*given, scratch=scratch)
 
 
@@ -119,7 +142,7 @@ def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
     data = task.config.data
     encoded = built.encoded.persist()
     kept.append(encoded)
-    table = _table(encoded, data.max_length)
+    table = _table(encoded, task.longest)
     _refuse_empty_train(table, built)
     if data.balance == "none":
         return encoded, table
@@ -133,7 +156,7 @@ def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
         encoded, data.balance, data.balance_ratio, counts, data.shuffle_seed
     ).persist()
     kept.append(balanced)
-    return balanced, _table(balanced, data.max_length)
+    return balanced, _table(balanced, task.longest)
 
 
 def _write_shards(
@@ -150,19 +173,29 @@ def _write_shards(
         totals: {split: (rows, tokens)}.
     """
     data = task.config.data
+    a_token = layout.itemsize or 3
+    if layout.image is not None:
+        a_token = layout.image.values / layout.image_tokens
     plan = shards.plan_shards(
         totals,
         shard_bytes=data.shard_bytes,
         num_shards=data.num_shards,
-        bytes_per_token=layout.itemsize or 3,
+        bytes_per_token=a_token,
     )
     placed = shards.place(encoded, plan, data.shuffle_seed)
     splits = shards.write(
-        placed, task.directory, token, plan, layout, data.compression, task.encoder.vocab_size,
+        placed, task.directory, token, plan, layout, data.compression, _stored(task, layout),
         keeper.secrets(task.progress),
     )  # fmt: skip
     task.progress(f"wrote {sum(len(s) for s in splits.values())} shards")
     return splits
+
+
+def _stored(task: Task, layout: RecordLayout) -> np.dtype:
+    """Type of the ids, or pixels, of encoded rows."""
+    if layout.image is not None:
+        return np.dtype(np.uint8)
+    return shards.ids_type(task.encoder.vocab_size)
 
 
 def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Keeper) -> None:
@@ -195,7 +228,7 @@ def _manifest(
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
         etl_version=__version__,
         labels=built.labels,
-        max_length=data.max_length,
+        max_length=task.longest,
         tokenizer=TokenizerEntry(
             hash=encoder.hash,
             vocab_size=encoder.vocab_size,
@@ -204,8 +237,9 @@ def _manifest(
         ),
         record=RecordEntry(
             ids_dtype=layout.ids_dtype,
-            columns={k: k for k in ("input_ids", "length", "label", "id")},
+            columns={key: name for key, name in vars(layout.columns).items() if name is not None},
             compression=data.compression,
+            image=layout.image,
         ),
         splits=splits,
         source=redact.plain(
@@ -219,7 +253,7 @@ def _manifest(
         ),
         seed=data.shuffle_seed,
         split_rule=split.rule(data.split),
-        cleaning=data.clean.model_dump(),
+        cleaning=data.clean.model_dump() if layout.image is None else {},
         quality=built.quality,
     )
 

@@ -195,7 +195,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             for batch in () if over else batches:
                 # -- forward and backward of one micro-batch, or of all of a step where they follow
                 # each other through the ranks
-                ids_BT = torch.from_numpy(batch.ids_BT).to(device, torch.int64)
+                ids_BT = forward_torch.on_device(batch.ids_BT, device)
                 with comm.guarded():  # every rank enters where they divide the model
                     if pipeline is None:
                         seed(batch)

@@ -194,10 +194,16 @@ def prepare(
         divided = f", {parallel.tensor} of which divide each layer"
     elif parallel.pipeline > 1:
         divided = f", {parallel.pipeline} of which have layers one after the other"
+    words = job.base.family.kind == "text"
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
         f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}{divided};"
-        f" {job.precision}; word embeddings cross the network {'as rows' if sparse else 'dense'}"
+        f" {job.precision}"
+        + (
+            f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
+            if words
+            else ""
+        )
     )
     return replace(job, sparse_embeddings=sparse)
 
@@ -454,7 +460,7 @@ def _sparse_embeddings(
     """
     wanted = config.training.sparse_embeddings
     ranks = _row_ranks(config, comm)
-    if ranks == 1 or config.model.freeze_embeddings:
+    if ranks == 1 or config.model.freeze_embeddings or base.family.kind == "image":
         return False
     if config.training.parallel.shard == "full":  # FSDP2 sums all gradients alike
         return False

@@ -11,7 +11,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config
-from howdah.data.encode import Encoder
+from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset
 from howdah.errors import ModelError
 from training.comm.base import Comm
@@ -65,9 +65,26 @@ def broadcast_files(files: dict[str, bytes], comm: Comm, root: int) -> dict[str,
 
 
 def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
-    manifest = dataset.manifest
-    encoder = Encoder(base.tokenizer_files, base.source)
+    manifest, family = dataset.manifest, base.family
+    if family.kind != manifest.kind or config.training.framework not in family.frameworks:
+        raise ModelError(
+            f"the base model, a {family.title}, does not fit the dataset or the framework",
+            where=base.source,
+            expected=f"rows of {family.kind}s, and {' or '.join(family.frameworks)}",
+            got=f"rows of {manifest.kind}s ({dataset.path}), {config.training.framework}",
+            remedy="set model.base, data.kind and training.framework to what belongs together, and"
+            " run `howdah etl` again",
+        )
+    encoder = encoder_of_model(base.config, base.tokenizer_files, base.source)
     if encoder.hash != manifest.tokenizer.hash:
+        if family.kind == "image":
+            raise ModelError(
+                "the base model prepares images in another way than the dataset's",
+                where=base.source,
+                expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
+                got=encoder.hash,
+                remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
+            )
         raise ModelError(
             "the base model's tokenizer is not the dataset's: its ids mean other words",
             where=base.source,
@@ -75,8 +92,8 @@ def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
             got=f"tokenizer {encoder.hash}",
             remedy="set model.base to the dataset's base, or run `howdah etl` with this one",
         )
-    vocabulary, longest = base.family.keys.vocabulary, base.family.longest(base.config)
-    if base.config[vocabulary] < manifest.tokenizer.vocab_size:
+    vocabulary, longest = family.keys.vocabulary, family.longest(base.config)
+    if family.kind == "text" and base.config[vocabulary] < manifest.tokenizer.vocab_size:
         raise ModelError(
             "the base model has fewer embeddings than its tokenizer has words",
             where=base.source,

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from howdah import storage
 from howdah.config import loader as config_module
-from howdah.data.encode import Encoder
+from howdah.data.inputs import ENCODERS
 from howdah.errors import HowdahError, StorageError
 from howdah.spark.shipping import RUN
 
@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
         result = run(
             config,
             progress=state.progress,
-            encoder=Encoder(files, config.model.base),
+            encoder=ENCODERS[config.data.kind](files, config.model.base),
             ready=state.application,
         )
         answer, code = {"path": result.path, "unchanged": result.unchanged}, 0

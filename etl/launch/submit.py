@@ -24,7 +24,7 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.model import Config
 from howdah.core.child import Child
-from howdah.data.encode import Encoder
+from howdah.data.inputs import AnyEncoder
 from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, StorageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
@@ -104,7 +104,7 @@ def _refuse_local_paths(config: Config) -> None:
 
 
 # ---------------------------------------------------------------- a cluster's own PySpark, here
-def _under(home: str, config: Config, encoder: Encoder, progress: Progress) -> EtlResult:
+def _under(home: str, config: Config, encoder: AnyEncoder, progress: Progress) -> EtlResult:
     """Run the driver in a process that imports the Python side of the Spark at `home`."""
     with tempfile.TemporaryDirectory(prefix="howdah-etl-") as directory:
         _describe(directory, config, encoder)
@@ -149,7 +149,7 @@ def _environ(home: str, *, python: bool = False) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------- on the cluster
-def _on_cluster(home: str, config: Config, encoder: Encoder, progress: Progress) -> EtlResult:
+def _on_cluster(home: str, config: Config, encoder: AnyEncoder, progress: Progress) -> EtlResult:
     """Submit the driver as a YARN application, show what it does, and bring its answer."""
     shipment = shipping.ship(config, "etl", progress)
     token = secrets.token_hex(6)
@@ -341,7 +341,7 @@ def _cause(hadoop: Hadoop, submitted: _Submitted, config: Config) -> str | None:
 
 
 # ------------------------------------------------------------------------------------- helpers
-def _describe(directory: str, config: Config, encoder: Encoder) -> None:
+def _describe(directory: str, config: Config, encoder: AnyEncoder) -> None:
     """Put what the driver needs into its directory."""
     text = config_module.dump_yaml(config)
     storage.make_dirs(directory, mode=PRIVATE)  # Spark's settings may hold secrets

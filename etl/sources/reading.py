@@ -55,6 +55,11 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         return with_ids(functools.reduce(DataFrame.unionByName, rows))
 
 
+def table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """The source's own columns."""
+    return _TABLES[source.kind](spark, source, data)
+
+
 # ---------------------------------------------------------------------------------------- CSV
 def check_quotes(spark: SparkSession, source: Source, options: CsvOptions) -> Strays:
     """Refuse CSV files in which an unclosed quote swallows lines; see `csv_quotes.check`."""
@@ -159,7 +164,8 @@ _TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = 
     "parquet": _parquet,
     "hive": hive.read,
 }
-"""Kinds of source that are a table with named columns. The other one: etl/write/adopt.py."""
+"""Kinds of source that are a table with named columns. The others: etl/write/adopt.py,
+etl/sources/images.py."""
 
 
 # ------------------------------------------------------------------------------------- columns
@@ -171,7 +177,7 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
     """
     columns = data.columns
     texts = [_text(table, source, name, f"data.columns.text: {name}") for name in columns.text]
-    label = _key(table, source, columns.label, f"data.columns.label: {columns.label}")
+    label = key_column(table, source, columns.label, f"data.columns.label: {columns.label}")
     if source.kind == "jsonl":
         label = _without_point(label, data)
     nothing = F.lit(None).cast("string")
@@ -185,7 +191,7 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
     more, no_split, why = given.mapped(
         data.split,
         split,
-        lambda name, where: _find(table, source, name, f"{where}: {name}"),
+        lambda name, where: find(table, source, name, f"{where}: {name}"),
         lambda name, where: _id(table, source, name, f"{where}: {name}"),
     )
     detail = F.when(reason.isNull(), why)
@@ -205,7 +211,8 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
     )
 
 
-def _find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Column, DataType]:
+def find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Column, DataType]:
+    """A column of the source, or a field of a struct, and its type; DataError: there is none."""
     for item in table.schema.fields:
         if item.name == name:
             return F.col(f"`{name}`"), item.dataType
@@ -228,15 +235,19 @@ def _find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Colu
 
 
 def _text(table: DataFrame, source: Source, name: str, where: str) -> Column:
-    column, kind = _find(table, source, name, where)
+    column, kind = find(table, source, name, where)
     if not isinstance(kind, StringType | VarcharType | CharType):
         raise _wrong_type(source, where, "a text column (string)", kind)
     return column
 
 
-def _key(table: DataFrame, source: Source, name: str, where: str) -> Column:
-    """A column of names or numbers as text: whole numbers without a point, of any size."""
-    column, kind = _find(table, source, name, where)
+def key_column(table: DataFrame, source: Source, name: str, where: str) -> Column:
+    """A column of names or numbers as text: whole numbers without a point, of any size.
+
+    Raises:
+        DataError: it is missing, or of another type.
+    """
+    column, kind = find(table, source, name, where)
     if isinstance(kind, DecimalType):  # unsigned 64-bit integers of Parquet are such
         if kind.scale <= 0:
             return column.cast("string")
@@ -252,8 +263,8 @@ def _key(table: DataFrame, source: Source, name: str, where: str) -> Column:
 
 
 def _id(table: DataFrame, source: Source, name: str, where: str) -> Column:
-    """`_key`, and dates and times as ISO 8601 (in UTC, where the type knows a zone)."""
-    column, kind = _find(table, source, name, where)
+    """`key_column`, and dates and times as ISO 8601 (in UTC, where the type knows a zone)."""
+    column, kind = find(table, source, name, where)
     if isinstance(kind, DateType):
         return column.cast("string")
     if isinstance(kind, TimestampNTZType):
@@ -261,7 +272,7 @@ def _id(table: DataFrame, source: Source, name: str, where: str) -> Column:
     if isinstance(kind, TimestampType):
         utc = F.to_utc_timestamp(column, F.current_timezone()).cast("string")
         return F.concat(F.translate(utc, " ", "T"), F.lit("Z"))
-    return _key(table, source, name, where)
+    return key_column(table, source, name, where)
 
 
 def _without_point(label: Column, data: DataSection) -> Column:
@@ -286,14 +297,18 @@ def _wrong_type(source: Source, where: str, expected: str, kind: DataType) -> Da
     )
 
 
-def with_ids(rows: DataFrame) -> DataFrame:
-    """Give each row its id: the source's key, else hash(source text, occurrence).
+def with_ids(rows: DataFrame, *, content: str = "text") -> DataFrame:
+    """Give each row its id: the source's key, else hash(source text or image, occurrence).
 
-    Rows of the same text differ in nothing but the label (and what the source says of their
+    Args:
+        content: the column that is hashed; where it is another one than the text, it is kept.
+
+    Rows of the same content differ in nothing but the label (and what the source says of their
     split), and are numbered in its order: the ids
     are the same under any partitioning. A key that comes again is rejected (duplicate_id).
     """
-    digest = F.sha2(F.coalesce("text", F.lit("")), 256)
+    nothing = F.lit("") if content == "text" else F.lit("").cast("binary")
+    digest = F.sha2(F.coalesce(content, nothing), 256)
     rows = rows.withColumn("_group", F.coalesce("key", digest)).withColumn("_digest", digest)
     more = given.only(rows)
     label = F.coalesce("label", F.lit(""))
@@ -311,4 +326,5 @@ def with_ids(rows: DataFrame) -> DataFrame:
         F.coalesce("reason", F.when(again, "duplicate_id")).alias("reason"),
         F.coalesce("detail", F.when(again, F.concat(F.lit("key "), "key"))).alias("detail"),
         *more,
+        *([] if content == "text" else [content]),
     )

@@ -15,7 +15,7 @@ from howdah.config.data import DataSection
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 
-Kind = Literal["csv", "jsonl", "parquet", "hive", "tfrecord"]
+Kind = Literal["csv", "jsonl", "parquet", "hive", "tfrecord", "image"]
 
 _REMOVED = "docstrings:"
 _ENDINGS: dict[str, Kind] = {
@@ -85,8 +85,9 @@ def resolve(data: DataSection) -> Source:
             )
         return Source(kind="hive", name=data.source)
     root, entries = _files(data.source)
-    kind = data.format if data.format != "auto" else _kind(data.source, entries)
-    files = [entry for entry in entries if entry.size > 0]
+    kind = _kind_of(data, entries)
+    # An empty image file is a row that is rejected; an empty file of rows has none.
+    files = [entry for entry in entries if entry.size > 0 or kind == "image"]
     if not files:
         raise DataError(
             "the source is empty",
@@ -158,6 +159,23 @@ def ending(name: str) -> str:
     for compressed in _COMPRESSED:
         name = name.removesuffix(compressed)
     return "." + name.rpartition(".")[2] if "." in name else ""
+
+
+def _kind_of(data: DataSection, entries: list[Entry]) -> Kind:
+    if data.format != "auto":
+        return data.format
+    if data.kind == "image":
+        parquet = [ending(entry.name) == ".parquet" for entry in entries]
+        if any(parquet) and not all(parquet):
+            raise ConfigError(
+                "the source holds Parquet files and others",
+                where=data.source,
+                expected="Parquet files with a column of images, or image files <label>/<file>",
+                got=", ".join(entry.name for entry in entries[:5]),
+                remedy="narrow data.source to one kind, e.g. DIR/*.parquet",
+            )
+        return "parquet" if any(parquet) else "image"
+    return _kind(data.source, entries)
 
 
 def _kind(source: str, entries: list[Entry]) -> Kind:

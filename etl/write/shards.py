@@ -103,7 +103,7 @@ def plan_shards(
     *,
     shard_bytes: int,
     num_shards: int | None,
-    bytes_per_token: int,
+    bytes_per_token: float,
 ) -> dict[str, SplitSize]:
     """How many shards each split gets, from {split: (rows, tokens)}.
 
@@ -233,12 +233,13 @@ def write(
     plan: dict[str, SplitSize],
     layout: RecordLayout,
     compression: str,
-    vocab_size: int,
+    stored: np.dtype,
     secrets: credentials.Secrets | None = None,
 ) -> dict[str, list[ShardEntry]]:
     """Write all shards into a version directory and check that what was written is all of it.
 
     Args:
+        stored: type of the ids in the rows.
         secrets: the tokens that the tasks write with, where not their container's own.
     Raises:
         DataError: a shard is missing, there twice, or another size on storage than was written.
@@ -249,7 +250,7 @@ def write(
         token=token,
         layout=layout,
         compression=compression,
-        dtype=ids_type(vocab_size).str,
+        dtype=stored.str,
     )
     sorted_rows = spread(placed, plan).sortWithinPartitions("split", "shard", "rank")
     entries: dict[str, dict[int, ShardEntry]] = {split: {} for split in plan}

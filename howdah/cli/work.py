@@ -312,16 +312,18 @@ def predict(
     model: Annotated[
         str, typer.Option(help="Published model, export or run directory (any storage).")
     ],
-    source: Annotated[str | None, typer.Option(help="CSV, JSON lines or Parquet file(s).")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="CSV, JSON lines or Parquet file(s), or images.")
+    ] = None,
     output: Annotated[
         str | None, typer.Option(help=".parquet, .jsonl or .csv file, or table:NAME (Hive).")
     ] = None,
     stdin: Annotated[
-        bool, typer.Option("--stdin", help="One text a line, JSON lines out.")
+        bool, typer.Option("--stdin", help="One text (or image file) a line, JSON lines out.")
     ] = False,
     text_column: Annotated[
         list[str] | None,
-        typer.Option(help="Column(s) of the text; none: those it was trained on."),
+        typer.Option(help="Column(s) of the text, or of the image; none: as it was trained."),
     ] = None,
     id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
     master: Annotated[

@@ -34,11 +34,17 @@ __all__ = [
     "DedupOptions",
     "ExpectOptions",
     "ExpectShift",
+    "ImageOptions",
+    "InputKind",
     "QualityOptions",
     "SparkOptions",
     "SplitOptions",
     "TfrecordColumns",
 ]
+
+
+InputKind = Literal["text", "image"]
+"""What a row is, before it has become numbers."""
 
 
 class Columns(Section):
@@ -52,6 +58,8 @@ class Columns(Section):
     """Column of the row's key; null: the id is a hash of the source text and its occurrence."""
     separator: str = " "
     """Separator of joined text columns."""
+    image: str = "image"
+    """Column of the image files' bytes, with `kind: image`; image.bytes: a field of a struct."""
 
     @field_validator("text", mode="before")
     @classmethod
@@ -249,6 +257,19 @@ def _found(similarity: float, bands: int, rows: int) -> float:
     return 1 - (1 - similarity**rows) ** bands
 
 
+class ImageOptions(Section):
+    """Which images are rows (`kind: image`). The model's preprocessor_config.json gives the size
+    that they are resized to."""
+
+    min_side: int = Field(default=8, ge=1)
+    """Reject images of fewer pixels in width or height (too_small)."""
+    max_pixels: int = Field(default=50_000_000, ge=1, le=178_956_970)
+    """Reject images of more pixels (too_large), by their header, before they are decoded. At most
+    Pillow's own limit."""
+    max_bytes: Bytes = 64 * 2**20
+    """Reject larger image files (too_large), e.g. 64 MiB."""
+
+
 class TfrecordColumns(Section):
     """Feature names of records by another writer (`format: tfrecord`)."""
 
@@ -304,6 +325,9 @@ class SparkOptions(Section):
 
 
 class DataSection(Section):
+    kind: InputKind = "text"
+    """What the rows are. image: a directory <label>/<image file>, or Parquet with a column of image
+    files' bytes; a vision transformer is trained on them, with training.framework torch."""
     source: Source | None = None
     """Source of the rows: a file, a directory or a pattern; with `format: hive` a table name."""
     partitions: dict[str, list[str]] | None = None
@@ -312,8 +336,9 @@ class DataSection(Section):
     """File (any storage) with one SELECT whose rows are the source, with `format: hive`."""
     rejects_table: Table | None = None
     """Hive table for a copy of the rejected rows, a partition (`dataset`) for each version."""
-    format: Literal["auto", "csv", "jsonl", "parquet", "hive", "tfrecord"] = "auto"
-    """Format of the source; auto: by the file name's extension."""
+    format: Literal["auto", "csv", "jsonl", "parquet", "hive", "tfrecord", "image"] = "auto"
+    """Format of the source; auto: by the file name's extension. image: image files, with
+    `kind: image`."""
     dataset: AnyPath = "dataset"
     """Dataset directory, to write to and to train from, with versions v=<hash>."""
     mode: Mode = "0750"
@@ -333,6 +358,8 @@ class DataSection(Section):
     """Cleaning steps."""
     quality: QualityOptions = QualityOptions()
     """Quality gate."""
+    image: ImageOptions = ImageOptions()
+    """Quality gate of images."""
     dedup: DedupOptions = DedupOptions()
     """Removal of duplicates."""
     split: SplitOptions = SplitOptions()
@@ -413,3 +440,25 @@ class DataSection(Section):
         if self.query_file is not None and (self.source or self.partitions):
             raise ValueError("query_file replaces source and partitions: give one")
         return self
+
+    @model_validator(mode="after")
+    def _keys_of_the_kind(self) -> DataSection:
+        if self.kind == "text":
+            if self.format == "image":
+                raise ValueError("data.format image needs data.kind: image")
+            return self
+        changed = self.model_dump(include=set(_OF_TEXTS), exclude_defaults=True)
+        given = [name for name in _OF_TEXTS if changed.get(name) not in (None, {})]
+        if given:
+            keys = ", ".join(f"data.{name}" for name in given)
+            raise ValueError(f"data.kind image has no use for {keys}: leave it out")
+        if self.format not in ("auto", "parquet", "image"):
+            raise ValueError(
+                f"data.format {self.format} is not for images: give a directory"
+                " <label>/<image file> or Parquet files, with data.format auto, image or parquet"
+            )
+        return self
+
+
+_OF_TEXTS = ("csv", "tfrecord", "max_length", "clean", "record_layout")
+"""Keys of `data` that say how texts are read, cleaned and stored."""

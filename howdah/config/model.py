@@ -364,6 +364,16 @@ class Config(Section):
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
         training = self.training
+        if self.data.kind == "image" and training.framework != "torch":
+            raise ValueError(
+                "data.kind image trains a vision transformer, which training.framework torch alone"
+                f" has; set training.framework to torch (got {training.framework})"
+            )
+        if self.data.kind == "image" and self.gate.min_over_baseline is not None:
+            raise ValueError(
+                "gate.min_over_baseline is for texts: `howdah baseline` has no model of images;"
+                " leave it out, or set gate.minimum"
+            )
         if training.comm == "torch" and training.framework != "torch":
             raise ValueError(
                 "training.comm torch (torch.distributed) works with training.framework torch only;"
@@ -404,7 +414,9 @@ class Config(Section):
             raise ValueError(
                 "training.gradient_checkpointing works with training.framework torch only"
             )
-        if training.per_device_max_tokens < self.data.max_length:
+        # The tokens of an image follow from the model; training compares them with the dataset's.
+        longest = self.data.max_length if self.data.kind == "text" else 0
+        if training.per_device_max_tokens < longest:
             raise ValueError(
                 f"training.per_device_max_tokens ({training.per_device_max_tokens}) must hold one"
                 f" row of data.max_length ({self.data.max_length})"

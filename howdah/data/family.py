@@ -2,25 +2,35 @@
 
 A new family is a record in FAMILIES and a forward pass in training/model/forward_torch.py and in
 training/model/forward_tf.py. Tensors have the names of Hugging Face's torch classifiers
-(`...ForSequenceClassification`). It is in the core because ETL, training and yarn read it.
+(`...ForSequenceClassification`, `...ForImageClassification`). It is in the core because ETL,
+training and yarn read it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from howdah.data.family_record import (
+    DropoutKeys,
+    ImageFamily,
+    LayerNames,
+    ModelFamily,
+    SizeKeys,
+    TokenizerKind,
+)
 from howdah.errors import ModelError
 
 __all__ = [
     "DISTILBERT",
     "FAMILIES",
+    "IMAGE_FILES",
     "TOKENIZERS",
     "TOKENIZER_FILES",
+    "VIT",
     "WORDPIECE",
     "DropoutKeys",
+    "ImageFamily",
     "LayerNames",
     "ModelFamily",
     "SizeKeys",
@@ -29,218 +39,6 @@ __all__ = [
     "hub_config",
     "known_titles",
 ]
-
-Shapes = dict[str, tuple[int, ...]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SizeKeys:
-    """The keys of config.json that give a model's sizes."""
-
-    width: str
-    """Elements of a token's vector between layers."""
-    inner: str
-    """Width of the feed-forward layers."""
-    heads: str
-    layers: str
-    vocabulary: str
-    """Rows of the table of word embeddings."""
-    positions: str
-    """Rows of the table of position embeddings."""
-
-    def all(self) -> tuple[str, ...]:
-        """Every key."""
-        return (
-            self.width, self.inner, self.heads, self.layers, self.vocabulary, self.positions,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class DropoutKeys:
-    """The keys of config.json that give the rates of dropout."""
-
-    hidden: str
-    attention: str
-    """Dropout of the attention weights."""
-    classifier: str
-    """Dropout before the last layer of the classifier."""
-
-    def all(self) -> tuple[str, str, str]:
-        """Every key, in the order of training.parameters.dropout_rates."""
-        return self.hidden, self.attention, self.classifier
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerNames:
-    """The modules of one transformer layer, by their names below the layer's."""
-
-    query: str
-    key: str
-    value: str
-    attended: str
-    """Projection of the heads' output."""
-    attention_norm: str
-    inner: str
-    outer: str
-    output_norm: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerKind:
-    """A kind of tokenizer, which several families may have."""
-
-    algorithm: str
-    """`model.type` of tokenizer.json."""
-    files: tuple[str, ...]
-    """Names of its possible files."""
-    vocabularies: tuple[str, ...]
-    """Files of which at least one must exist."""
-    pad_token: str
-    """Padding token if tokenizer_config.json names none."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelFamily:
-    """Models that differ only in sizes and weights."""
-
-    model_type: str
-    """`model_type` in config.json."""
-    title: str
-    """Name in messages."""
-    architecture: str
-    """Class of its classifier in transformers."""
-    forward: str
-    """Name of its forward pass in training/model/forward_*.py."""
-
-    # -- config.json
-    defaults: Mapping[str, Any]
-    """Values of the keys that a config.json leaves out."""
-    keys: SizeKeys
-    dropouts: DropoutKeys
-    activation: str
-    """The key of the feed-forward layers' activation."""
-    activations: tuple[str, ...]
-    """The values of that key that the models support."""
-    norm_epsilon: float
-    """Of every LayerNorm."""
-    position_offset: int = 0
-    """Rows at the start of the position table that no token uses."""
-
-    # -- tensors
-    prefix: str
-    """Prefix of the encoder's tensors in a classifier; a bare encoder's file has no prefix."""
-    encoder: tuple[str, ...]
-    """Prefixes of the encoder's tensors, below `prefix`."""
-    embeddings: str
-    """Below `prefix`, as all names of the encoder."""
-    word_table: str
-    """Below `embeddings`, as the two that follow."""
-    position_table: str
-    embeddings_norm: str
-    layers: str
-    """Followed by a layer's number and a dot."""
-    layer: LayerNames
-    head: tuple[str, ...]
-    """Linear layers of the classifier: width to width, the last one width to labels."""
-    other_heads: tuple[str, ...]
-    """Modules of other tasks in a pretrained file, ignored without a warning."""
-
-    # -- tokenizer
-    tokenizer: TokenizerKind
-    tokenizer_class: str
-    """Class in transformers, for exports whose tokenizer_config.json names none."""
-    inputs: tuple[str, ...]
-    """The parts of a tokenizer's output that the forward pass takes, for exports."""
-
-    # -- the hub
-    hub_owner: str
-    hub_models: Mapping[str, Mapping[str, Any]]
-    """{name: the keys of its config.json that differ from `defaults`}."""
-
-    def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json with the family's defaults for what it leaves out."""
-        return {**self.defaults, **config}
-
-    def longest(self, config: Mapping) -> int:
-        """Most tokens of a row."""
-        return int(config[self.keys.positions]) - self.position_offset
-
-    def check_activation(self, config: Mapping) -> None:
-        """Refuse a base model whose activation is not supported.
-
-        Raises:
-            ModelError: it is none of `activations`.
-        """
-        if config[self.activation] not in self.activations:
-            raise ModelError(
-                "the base model's activation is not known",
-                where=f"config.json: {self.activation}",
-                expected=" or ".join(self.activations),
-                got=str(config[self.activation]),
-            )
-
-    @property
-    def word_embeddings(self) -> str:
-        """Name of the table of word embeddings."""
-        return f"{self.prefix}{self.embeddings}{self.word_table}.weight"
-
-    @property
-    def position_embeddings(self) -> str:
-        """Name of the table of position embeddings."""
-        return f"{self.prefix}{self.embeddings}{self.position_table}.weight"
-
-    def layer_name(self, number: int) -> str:
-        """Prefix of the names of a layer's tensors, with its final dot."""
-        return f"{self.prefix}{self.layers}{number}."
-
-    @property
-    def head_names(self) -> tuple[str, ...]:
-        """Names of the classifier's tensors."""
-        return tuple(f"{name}.{kind}" for name in self.head for kind in ("weight", "bias"))
-
-    def encoder_shapes(self, config: Mapping) -> Shapes:
-        """Name -> shape of every tensor of the encoder, in the order of the model."""
-        keys, part = self.keys, self.layer
-        width, inner = config[keys.width], config[keys.inner]
-        shapes: Shapes = {
-            self.word_embeddings: (config[keys.vocabulary], width),
-            self.position_embeddings: (config[keys.positions], width),
-        } | _norm(self.prefix + self.embeddings + self.embeddings_norm, width)
-        for number in range(config[keys.layers]):
-            name = self.layer_name(number)
-            for projection in (part.query, part.key, part.value, part.attended):
-                shapes |= _linear(name + projection, width, width)
-            shapes |= _norm(name + part.attention_norm, width)
-            shapes |= _linear(name + part.inner, width, inner)
-            shapes |= _linear(name + part.outer, inner, width)
-            shapes |= _norm(name + part.output_norm, width)
-        return shapes
-
-    def head_shapes(self, config: Mapping, num_labels: int) -> Shapes:
-        """Name -> shape of the classifier's tensors."""
-        width = config[self.keys.width]
-        shapes: Shapes = {}
-        for name in self.head:
-            shapes |= _linear(name, width, num_labels if name == self.head[-1] else width)
-        return shapes
-
-    def parameters(self, config: Mapping, num_labels: int) -> int:
-        """Parameters of the encoder and a classifier.
-
-        Args:
-            config: config.json, complete.
-            num_labels: classes.
-        """
-        shapes = self.encoder_shapes(config) | self.head_shapes(config, num_labels)
-        return sum(math.prod(shape) for shape in shapes.values())
-
-
-def _linear(name: str, inputs: int, outputs: int) -> Shapes:
-    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
-
-
-def _norm(name: str, width: int) -> Shapes:
-    return {f"{name}.weight": (width,), f"{name}.bias": (width,)}
 
 
 # ------------------------------------------------------------------------------- the records
@@ -326,11 +124,87 @@ DISTILBERT = ModelFamily(
     },
 )
 
-FAMILIES: dict[str, ModelFamily] = {family.model_type: family for family in (DISTILBERT,)}
+VIT = ImageFamily(
+    model_type="vit",
+    title="ViT",
+    architecture="ViTForImageClassification",
+    forward="vision",
+    frameworks=("torch",),
+    # Source: transformers' ViTConfig. Its classifier has no dropout; ours has one if it is asked.
+    defaults={
+        "attention_probs_dropout_prob": 0.0,
+        "classifier_dropout_prob": 0.0,
+        "hidden_act": "gelu",
+        "hidden_dropout_prob": 0.0,
+        "hidden_size": 768,
+        "image_size": 224,
+        "initializer_range": 0.02,
+        "intermediate_size": 3072,
+        "layer_norm_eps": 1e-12,
+        "model_type": "vit",
+        "num_attention_heads": 12,
+        "num_channels": 3,
+        "num_hidden_layers": 12,
+        "patch_size": 16,
+        "qkv_bias": True,
+    },
+    keys=SizeKeys(
+        width="hidden_size",
+        inner="intermediate_size",
+        heads="num_attention_heads",
+        layers="num_hidden_layers",
+        vocabulary="",
+        positions="",
+    ),
+    dropouts=DropoutKeys(
+        hidden="hidden_dropout_prob",
+        attention="attention_probs_dropout_prob",
+        classifier="classifier_dropout_prob",
+    ),
+    activation="hidden_act",
+    activations=("gelu", "gelu_new", "relu", "silu"),
+    norm_epsilon=1e-12,
+    # Source: transformers' ViTForImageClassification.
+    prefix="vit.",
+    encoder=("embeddings.", "encoder.", "layernorm."),
+    embeddings="embeddings.",
+    position_table="position_embeddings",
+    layers="encoder.layer.",
+    layer=LayerNames(
+        query="attention.attention.query",
+        key="attention.attention.key",
+        value="attention.attention.value",
+        attended="attention.output.dense",
+        attention_norm="layernorm_before",
+        inner="intermediate.dense",
+        outer="output.dense",
+        output_norm="layernorm_after",
+    ),
+    head=("classifier",),
+    other_heads=("pooler.", "decoder.", "embeddings.mask_token"),
+    image_size="image_size",
+    patch_size="patch_size",
+    channels="num_channels",
+    class_token="cls_token",
+    projection="patch_embeddings.projection",
+    final_norm="layernorm",
+    epsilon_key="layer_norm_eps",
+    fixed={"qkv_bias": True, "num_channels": 3},
+    hub_owner="google",
+    hub_models={
+        "vit-base-patch16-224": {},
+        "vit-base-patch16-224-in21k": {},
+        "vit-base-patch32-384": {"image_size": 384, "patch_size": 32},
+    },
+)
+
+FAMILIES: dict[str, ModelFamily] = {family.model_type: family for family in (DISTILBERT, VIT)}
 """By model_type."""
 
 TOKENIZERS: dict[str, TokenizerKind] = {
-    family.tokenizer.algorithm: family.tokenizer for family in FAMILIES.values()
+    family.tokenizer.algorithm: family.tokenizer
+    for family in FAMILIES.values()
+    if family.kind == "text"
 }
 """By algorithm."""
 
@@ -338,6 +212,9 @@ TOKENIZER_FILES: tuple[str, ...] = tuple(
     dict.fromkeys(name for kind in TOKENIZERS.values() for name in kind.files)
 )
 """Files that a tokenizer of some family may consist of."""
+
+IMAGE_FILES: tuple[str, ...] = ("preprocessor_config.json",)
+"""What an image family's model has in place of a tokenizer."""
 
 
 def family_of(config: object, *, where: str = "config.json") -> ModelFamily:

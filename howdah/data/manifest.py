@@ -11,6 +11,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from howdah import storage
+from howdah.config.data import InputKind
 from howdah.errors import DataError, NotFound
 
 SCHEMA_VERSION = 1
@@ -42,23 +43,38 @@ class ShardEntry(_Frozen):
 
 
 class TokenizerEntry(_Frozen):
-    """The tokenizer that made the ids."""
+    """The encoder that made the ids: a tokenizer, or an image processor."""
 
     hash: str
-    """Encoder.hash"""
+    """Encoder.hash, ImageEncoder.hash"""
     vocab_size: int
     pad_id: int
     source: str
     """The base model it was taken from."""
 
 
+class ImageEntry(_Frozen):
+    """The shape of every image of a dataset: rows of pixels, each with its channels."""
+
+    height: int
+    width: int
+    channels: int
+
+    @property
+    def values(self) -> int:
+        """Bytes of an image."""
+        return self.height * self.width * self.channels
+
+
 class RecordEntry(_Frozen):
     """How a record is laid out (record.RecordLayout)."""
 
-    ids_dtype: Literal["uint16", "uint32", "int64_list"]
+    ids_dtype: Literal["uint8", "uint16", "uint32", "int64_list"]
     columns: dict[str, str]
     """{input_ids|length|label|id: feature name}."""
     compression: Literal["none", "gzip"] = "none"
+    image: ImageEntry | None = None
+    """Rows are images of this shape, their pixels in place of token ids; null: texts."""
 
 
 class DatasetManifest(_Frozen):
@@ -73,6 +89,7 @@ class DatasetManifest(_Frozen):
     labels: list[str]
     """Label names by number."""
     max_length: int
+    """Tokens of the longest row that may occur; of an image dataset, of every row."""
     tokenizer: TokenizerEntry
     record: RecordEntry
     splits: dict[str, list[ShardEntry]]
@@ -86,6 +103,16 @@ class DatasetManifest(_Frozen):
     """data.clean as it was applied; serving must apply the same."""
     quality: dict[str, Any] = {}
     """Counts: read, kept, drops by reason, duplicate clusters, capped buckets, truncated rows."""
+
+    @property
+    def kind(self) -> InputKind:
+        """What the rows are (data.kind)."""
+        return "text" if self.record.image is None else "image"
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Tokens of every row, where all have as many: nothing is padded. None: they differ."""
+        return None if self.record.image is None else self.max_length
 
     def rows(self, split: str) -> int:
         """Rows of a split (0 for one that is not there)."""

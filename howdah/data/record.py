@@ -58,11 +58,11 @@ from howdah.core.protobuf_wire import (
     signed,
     varint,
 )
-from howdah.data.manifest import ShardEntry
+from howdah.data.manifest import ImageEntry, ShardEntry
 from howdah.data.shard_index import ShardIndex
 from howdah.errors import DataError
 
-IdsDtype = Literal["uint16", "uint32", "int64_list"]
+IdsDtype = Literal["uint8", "uint16", "uint32", "int64_list"]
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 HISTOGRAM_BIN = 8
@@ -82,20 +82,33 @@ class Columns:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordLayout:
-    """How a row is stored in a record: ids as little-endian bytes, or as an int64_list."""
+    """How a row is stored in a record: ids as little-endian bytes, or as an int64_list.
+
+    An image's pixels take the place of the ids (uint8, row after row, a pixel's channels together).
+    """
 
     ids_dtype: IdsDtype = "uint16"
     columns: Columns = field(default_factory=Columns)
+    image: ImageEntry | None = None
+    """The shape of every row, if they are images."""
+    image_tokens: int = 0
+    """Tokens of every image in the model, which the index has as the rows' length."""
 
     @property
     def itemsize(self) -> int:
         """Bytes of one id (0 for int64_list, whose ids have no fixed size)."""
-        return {"uint16": 2, "uint32": 4, "int64_list": 0}[self.ids_dtype]
+        return {"uint8": 1, "uint16": 2, "uint32": 4, "int64_list": 0}[self.ids_dtype]
+
+    @property
+    def row_values(self) -> int | None:
+        """Values of each row; None: as many as it has tokens."""
+        return None if self.image is None else self.image.values
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One decoded record: ids int32[T], label number, row id (empty where there is none)."""
+    """One decoded record: ids int32[T] (of an image, its pixels), label number, row id (empty where
+    there is none)."""
 
     input_ids: np.ndarray
     label: int
@@ -428,7 +441,10 @@ class ShardWriter:
         sizes = accumulate(map(len, frames), initial=self._offsets[-1])
         next(sizes)  # the last write has stored this offset
         self._offsets.extend(sizes)
-        self._lengths.extend(map(len, input_ids))
+        if self._layout.image is None:
+            self._lengths.extend(map(len, input_ids))
+        else:
+            self._lengths.extend([self._layout.image_tokens] * len(input_ids))
         self._labels.extend(map(int, labels))
         self._emit(b"".join(frames))
 

@@ -49,7 +49,7 @@ class Kind:
 
 KINDS: dict[str, Kind] = {
     # No pyspark: the Spark that starts a container brings its own version.
-    "etl": Kind(roots=(*CORE, "pandas", "pyarrow")),
+    "etl": Kind(roots=(*CORE, "pandas", "pillow", "pyarrow")),
     # Not compressed: gzip takes minutes for gigabytes, the network seconds.
     "tensorflow": Kind(
         roots=(*_JOB, "tensorflow", "tf-keras"),

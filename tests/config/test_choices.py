@@ -67,7 +67,7 @@ def test_each_choice_is_handled_and_an_unknown_one_is_an_error(use, known):
 
 
 def test_each_kind_of_source_is_read_by_its_own_reader():
-    others = {"tfrecord"}  # etl/write/adopt.py
+    others = {"tfrecord", "image"}  # etl/write/adopt.py, etl/sources/images.py
     assert set(reading._TABLES) | others == set(get_args(sources.Kind))
     assert set(choices(DataSection, "format")) == {"auto", *get_args(sources.Kind)}
 

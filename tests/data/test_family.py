@@ -60,8 +60,8 @@ def test_a_family_that_is_not_known_is_refused_with_the_known_ones(config):
     with pytest.raises(ModelError) as caught:
         family_of(config, where="a/config.json")
     assert caught.value.where == "a/config.json"
-    assert caught.value.expected == "model_type distilbert"
-    assert "DistilBERT, e.g. distilbert-base-uncased" in caught.value.remedy
+    assert caught.value.expected == "model_type distilbert or vit"
+    assert "DistilBERT or ViT, e.g. distilbert-base-uncased" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,8 @@ def test_each_way_to_a_model_refuses_such_a_family(use, tmp_path, tiny_model_dir
     path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "bert"} | labels))
     with pytest.raises(ModelError, match="family that is not known") as caught:
         use(str(tmp_path))
-    assert (caught.value.expected, caught.value.got) == ("model_type distilbert", "model_type bert")
+    assert caught.value.expected == "model_type distilbert or vit"
+    assert caught.value.got == "model_type bert"
 
 
 # ----------------------------------------------------------- one with other names, all the way

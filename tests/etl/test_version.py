@@ -20,7 +20,7 @@ ENCODER = SimpleNamespace(hash="tokenizer")
 DEFAULTS = {
     "etl_format": 4,
     "format": "auto",
-    "columns": {"text": ["text"], "label": "label", "id": None, "separator": " "},
+    "columns": {"text": ["text"], "label": "label", "id": None, "separator": " ", "image": "image"},
     "csv": {
         "header": True, "names": None, "delimiter": ",", "quote": '"', "escape": None,
         "encoding": "UTF-8", "multiline": True, "max_line_breaks": 1000,
@@ -48,6 +48,8 @@ DEFAULTS = {
         "sources": {"validation": None, "test": None},
         "time": {"column": None, "validation_from": None, "test_from": None},
     },
+    "kind": "text",
+    "image": {"min_side": 8, "max_pixels": 50_000_000, "max_bytes": 64 * 2**20},
     "balance": "none",
     "balance_ratio": 1.0,
     "shuffle_seed": 17,
@@ -121,6 +123,7 @@ OTHERS = {
     "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4,
     "column": "kind", "unknown": "reject", "group": ["user"], "stratify": 5, "policy": "keep",
     "share": 0.8, "sources.validation": "v.csv", "sources.test": "t.csv",
+    "kind": "image",
 }  # fmt: skip
 WITH_ANOTHER = {"validation_from", "test_from"}  # and split.values: they need a column
 HASHED = {name: value for name, value in DEFAULTS.items() if name != "etl_format"}

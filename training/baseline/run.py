@@ -17,6 +17,7 @@ from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import Dataset, load_dataset
+from howdah.errors import ConfigError
 from howdah.models import baseline as results
 from howdah.storage import directories
 from training.baseline import local, mllib
@@ -48,6 +49,14 @@ def measure_baseline(
     """
     metrics.require(config.evaluation.metric)
     dataset = _dataset(config)
+    if dataset.manifest.kind != "text":
+        raise ConfigError(
+            "the baseline counts words, and the dataset holds images",
+            where=dataset.path,
+            expected="a dataset of texts",
+            got=f"a dataset of {dataset.manifest.kind}s",
+            remedy="compare an image model with gate.minimum or the published model",
+        )
     directory = output or config.run.directory
     key = "--output" if output else "run.directory"
     directories.take(directory, config.run.mode, key=key)

@@ -36,9 +36,9 @@ _BLOCK_ROWS = 512
 class Batch:
     """A micro-batch of this rank. B rows, T tokens.
 
-    ids_BT, mask_BT int32; labels_B int32; weights_B float32 (the class's weight; 0 for a filler
-    row). The step's loss is the sum of weight * loss over all ranks and micro-batches, divided by
-    `global_weight`.
+    ids_BT, mask_BT int32 (of images ids_BT is uint8 [B, values]: their pixels); labels_B int32;
+    weights_B float32 (the class's weight; 0 for a filler row). The step's loss is the sum of
+    weight * loss over all ranks and micro-batches, divided by `global_weight`.
     """
 
     ids_BT: np.ndarray
@@ -54,7 +54,7 @@ class Batch:
     """This is micro-batch `micro` of `micros` of this rank's step."""
     real_tokens: int
     padded_tokens: int
-    """B * T."""
+    """B * T, tokens of images included."""
     rows: Rows = field(repr=False)
     shards: ShardSet = field(repr=False)
 
@@ -182,8 +182,11 @@ class BatchSource:
         if self.world > 1:
             mine = [rows.take(slice(self.rank, None, self.world)) for rows in whole]
         real = Rows.joined([rows.without_fillers() for rows in mine])
-        # [sum of lengths], one row after the other; int32[N]
-        ids = self.shards.gather(real.shard, real.row, real.length, self._urgent)
+        pixels = self.shards.layout.image is not None
+        if pixels:
+            ids = self.shards.gather_images(real.shard, real.row, self._urgent)
+        else:  # [sum of lengths], one row after the other; int32[N]
+            ids = self.shards.gather(real.shard, real.row, real.length, self._urgent)
         labels = self.shards.labels_of(real.shard, real.row)
         row_at = token_at = 0
         out = []
@@ -195,7 +198,10 @@ class BatchSource:
             for number, part in enumerate(parts):
                 count = int(part.real.sum())  # fillers come last
                 tokens = int(part.length[:count].sum())
-                ids_BT, mask_BT = self._padded(part, count, ids[token_at : token_at + tokens])
+                if pixels:
+                    ids_BT, mask_BT = _filled(part, count, ids[row_at : row_at + count])
+                else:
+                    ids_BT, mask_BT = self._padded(part, count, ids[token_at : token_at + tokens])
                 labels_B = np.zeros(len(part), dtype=np.int32)
                 labels_B[:count] = labels[row_at : row_at + count]
                 row_at, token_at = row_at + count, token_at + tokens
@@ -210,7 +216,7 @@ class BatchSource:
                     micro=number,
                     micros=len(parts),
                     real_tokens=tokens,
-                    padded_tokens=ids_BT.size,
+                    padded_tokens=mask_BT.size,
                     rows=part,
                     shards=self.shards,
                 )
@@ -323,3 +329,15 @@ class BatchSource:
                 prefetcher.close()
             thread.join()
             self.shards.release()  # also where the consumer stopped before the end
+
+
+def _filled(rows: Rows, count: int, pixels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Pixels uint8[B, values] and mask_BT of images, all of one length; fillers are black.
+
+    Args:
+        count: rows that are no fillers.
+        pixels: uint8[count, values].
+    """
+    images = np.zeros((len(rows), pixels.shape[1]), np.uint8)
+    images[:count] = pixels
+    return images, np.ones((len(rows), int(rows.length[0])), np.int32)

@@ -43,7 +43,12 @@ _ROOM_SECONDS = 300.0
 def layout_of(dataset: Dataset) -> RecordLayout:
     """The record layout in a dataset's manifest."""
     record = dataset.manifest.record
-    return RecordLayout(ids_dtype=record.ids_dtype, columns=Columns(**record.columns))
+    return RecordLayout(
+        ids_dtype=record.ids_dtype,
+        columns=Columns(**record.columns),
+        image=record.image,
+        image_tokens=dataset.manifest.max_length if record.image is not None else 0,
+    )
 
 
 def node_cache(training: TrainingSection) -> ShardCache:
@@ -159,7 +164,10 @@ class ShardSet:
         rows = len(self._indexes[number])
         for row in {0, rows - 1}:
             one = np.array([row])
-            ids = self._ids_at(number, mapped, one, self.lengths[number][one])
+            if self.layout.image is not None:
+                ids = self._pixels_at(number, mapped, one).reshape(-1)
+            else:
+                ids = self._ids_at(number, mapped, one, self.lengths[number][one])
             if not np.array_equal(ids, self._decode(number, mapped, row).input_ids):
                 return False
         return True
@@ -234,6 +242,29 @@ class ShardSet:
                 out[to] = np.concatenate(rows)
         self.release(unread_for=_KEEP_READS)
         return out
+
+    def gather_images(
+        self, shard: np.ndarray, row: np.ndarray, urgent: Callable[[], bool] = lambda: True
+    ) -> np.ndarray:
+        """`gather` of an image dataset: pixels uint8[N, height * width * channels]."""
+        out = np.empty((len(row), self.layout.image.values), np.uint8)
+        self._reads += 1
+        for number, mapped in self._open(np.unique(shard).tolist(), urgent).items():
+            here = np.flatnonzero(shard == number)
+            if self._fast[number]:
+                out[here] = self._pixels_at(number, mapped, row[here])
+                continue
+            for at in here.tolist():
+                out[at] = self._decode(number, mapped, int(row[at])).input_ids
+        self.release(unread_for=_KEEP_READS)
+        return out
+
+    def _pixels_at(self, number: int, mapped: MappedShard, row: np.ndarray) -> np.ndarray:
+        """uint8[n, values]: the pixels of rows of one shard, from where our writer puts them."""
+        values = self.layout.image.values
+        ends = self._indexes[number].offsets[row + 1] - FOOTER_BYTES  # int64[n]: byte offsets
+        stream = np.frombuffer(mapped.data, np.uint8)
+        return np.stack([stream[end - values : end] for end in ends.tolist()])
 
     def _ids_at(
         self, number: int, mapped: MappedShard, row: np.ndarray, length: np.ndarray

@@ -18,6 +18,7 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
         from training.serving.serve import open_model
 
         self._served = open_model(context.artifacts["export"])
+        self._served.require("text", where="MLflow", remedy="use `howdah predict` for images")
 
     def predict(self, context, model_input: pd.DataFrame, params=None) -> pd.DataFrame:
         """Classify a table with the column `text`; a row without a usable text has an error.

@@ -47,6 +47,7 @@ class Classifier:
         from training.serving.serve import open_model
 
         self._served = open_model(path, threads=threads)
+        self._served.require("text", where="Ray Serve", remedy="use `howdah predict` for images")
         # Ray calls methods in several threads; the tokenizer's truncation is a state of it.
         self._lock = threading.Lock()
 

@@ -31,9 +31,11 @@ from training.model.stages import Stage
 __all__ = [
     "FORWARD_PASSES",
     "EncoderClassifier",
+    "VisionClassifier",
     "build",
     "forward_fn",
     "import_weights",
+    "on_device",
     "weights",
 ]
 
@@ -265,7 +267,7 @@ class EncoderClassifier(torch.nn.Module):
         weight_D, bias_D = self._parameter(name + ".weight"), self._parameter(name + ".bias")
         if x.is_cuda:  # CUDA's kernel takes no float32 weights for bf16 input
             x = x.float()
-        epsilon = self.family.norm_epsilon
+        epsilon = self.family.epsilon(self.config)
         return F.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon).to(self.compute_dtype)
 
     def _dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
@@ -274,7 +276,81 @@ class EncoderClassifier(torch.nn.Module):
         return F.dropout(x, rate) if x.is_cuda else x * dropout_factors(x, rate)
 
 
-FORWARD_PASSES: dict[str, type[EncoderClassifier]] = {"post-norm": EncoderClassifier}
+class VisionClassifier(EncoderClassifier):
+    """The forward pass "vision": patches of pixels, a norm before each sublayer and behind the last
+    layer; the head takes the class token.
+
+    Source: transformers' `modeling_vit.py`. Config has the image processor's image_mean and
+    image_std too (training/model/pretrained.py).
+    """
+
+    def forward(self, pixels_BN: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
+        """Logits [B, C] float32.
+
+        Args:
+            pixels_BN: uint8, an image in each row: N = height * width * channels.
+            mask_BT: not read: every token of an image is one.
+        """
+        dropout, _, classifier_dropout = self.rates
+        hidden_BTD = self._dropped(self._embed(pixels_BN), dropout)
+        open_BT = torch.zeros(
+            hidden_BTD.shape[:2], device=hidden_BTD.device, dtype=self.compute_dtype
+        )
+        layers = self.config[self.family.keys.layers]
+        for number in range(layers):
+            name = self.family.layer_name(number)
+            layer = partial(self._layer, name, first_only=number == layers - 1)
+            if self._recompute and self.training:
+                hidden_BTD = checkpoint(layer, hidden_BTD, open_BT, use_reentrant=False)
+            else:
+                hidden_BTD = layer(hidden_BTD, open_BT)
+        first_BD = self._norm(hidden_BTD[:, 0], self.family.prefix + self.family.final_norm)
+        (head,) = self.family.head
+        return self._linear(self._dropped(first_BD, classifier_dropout), head).float()
+
+    def _embed(self, pixels_BN: torch.Tensor) -> torch.Tensor:
+        family, config = self.family, self.config
+        side, patch = config[family.image_size], config[family.patch_size]
+        across, channels = side // patch, config[family.channels]
+        mean_C, std_C = (
+            torch.tensor(config[key], device=pixels_BN.device)
+            for key in ("image_mean", "image_std")
+        )
+        pixels = (pixels_BN.view(-1, side, side, channels).float() / 255 - mean_C) / std_C
+        # A convolution whose stride is its width: one product of the patches, [channels, y, x] each
+        patches = pixels.view(-1, across, patch, across, patch, channels).permute(0, 1, 3, 5, 2, 4)
+        name = family.prefix + family.embeddings
+        weight = self._named[f"{name}{family.projection}.weight"].flatten(1)
+        patches_BTD = F.linear(
+            patches.reshape(-1, across * across, weight.shape[1]).to(self.compute_dtype),
+            weight.to(self.compute_dtype),
+            self._named[f"{name}{family.projection}.bias"].to(self.compute_dtype),
+        )
+        first_11D = self._named[name + family.class_token].to(self.compute_dtype)
+        tokens_BTD = torch.cat([first_11D.expand(len(patches_BTD), -1, -1), patches_BTD], dim=1)
+        return tokens_BTD + self._named[family.position_embeddings].to(self.compute_dtype)
+
+    def _layer(
+        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, *, first_only: bool
+    ) -> torch.Tensor:
+        """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
+        part, dropout = self.family.layer, self.rates[0]
+        normed_BTD = self._norm(hidden_BTD, layer + part.attention_norm)
+        own_BQD = normed_BTD[:, :1] if first_only else normed_BTD
+        attended_BQD = self._attend(own_BQD, normed_BTD, blocked_BT, layer)
+        hidden_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
+        hidden_BQD = self._dropped(attended_BQD, dropout) + hidden_BQD
+        inner_BQH = self._linear(
+            self._norm(hidden_BQD, layer + part.output_norm), layer + part.inner
+        )
+        inner_BQH = _ACTIVATIONS[self.config[self.family.activation]](inner_BQH)
+        return self._dropped(self._linear(inner_BQH, layer + part.outer), dropout) + hidden_BQD
+
+
+FORWARD_PASSES: dict[str, type[EncoderClassifier]] = {
+    "post-norm": EncoderClassifier,
+    "vision": VisionClassifier,
+}
 """By ModelFamily.forward (howdah/data/family.py)."""
 
 
@@ -362,6 +438,12 @@ def import_weights(net: EncoderClassifier, arrays: Iterable[tuple[str, np.ndarra
         raise KeyError(f"the weights lack {sorted(own)[:5]}")
 
 
+def on_device(ids_BT: np.ndarray, device: str | torch.device) -> torch.Tensor:
+    """A batch's rows as the model takes them: token ids int64, pixels uint8."""
+    dtype = torch.uint8 if ids_BT.dtype == np.uint8 else torch.int64
+    return torch.from_numpy(ids_BT).to(device, dtype)
+
+
 def forward_fn(
     net: EncoderClassifier, *, as_served: bool = False, pipeline: Pipeline | None = None
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
@@ -387,7 +469,7 @@ def forward_fn(
                     logits_BC = pipeline.forward(ids_BT, mask_BT)
                 else:
                     logits_BC = net(
-                        torch.from_numpy(ids_BT).to(device, torch.int64),
+                        on_device(ids_BT, device),
                         torch.from_numpy(mask_BT).to(device),
                     )
         finally:

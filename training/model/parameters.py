@@ -136,7 +136,8 @@ def check_divisible(config: Mapping, parallel: ParallelSection) -> None:
 
 def decays(name: str) -> bool:
     """Whether weight decay applies: to all tensors but biases and LayerNorm."""
-    return not name.endswith(".bias") and "layer_norm" not in name and "LayerNorm" not in name
+    lower = name.lower()
+    return not lower.endswith(".bias") and "layer_norm" not in lower and "layernorm" not in lower
 
 
 def dropout_rates(config: Mapping, model: ModelSection) -> tuple[float, float, float]:

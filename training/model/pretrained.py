@@ -17,7 +17,15 @@ import numpy as np
 
 from howdah import storage
 from howdah.data import modelfiles
-from howdah.data.family import FAMILIES, TOKENIZER_FILES, ModelFamily, family_of, known_titles
+from howdah.data.family import (
+    FAMILIES,
+    IMAGE_FILES,
+    TOKENIZER_FILES,
+    ModelFamily,
+    family_of,
+    known_titles,
+)
+from howdah.data.images import ImageEncoder
 from howdah.errors import ModelError
 from training.checkpoint.tensors import read_header
 
@@ -32,7 +40,10 @@ _PICKLES = (
     "flax_model.msgpack",
 )
 # Only these files are fetched from the hub: no pickle reaches the disk.
-_PATTERNS = ["config.json", "model*.safetensors", _WEIGHTS_INDEX, *TOKENIZER_FILES, "howdah.json"]
+_PATTERNS = [
+    "config.json", "model*.safetensors", _WEIGHTS_INDEX, *TOKENIZER_FILES, *IMAGE_FILES,
+    "howdah.json",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -40,11 +51,12 @@ class BaseModel:
     """A base model in memory."""
 
     config: dict
-    """config.json, the family's defaults filled in."""
+    """config.json, the family's defaults filled in; of an image model also image_mean and
+    image_std of its preprocessor_config.json, which the forward pass needs."""
     weights: dict[str, np.ndarray]
     """float32 arrays by Hugging Face's torch names; the head's only where the labels agree."""
     tokenizer_files: dict[str, bytes]
-    """The tokenizer's files by name."""
+    """The tokenizer's files by name; of an image model its preprocessor_config.json."""
     hash: str
     """SHA-256 over config.json and the weight files, 16 hex digits."""
     source: str
@@ -82,6 +94,15 @@ def load_base(
     raw_config = _read(directory, "config.json", base, expected)
     family, config = _checked_config(raw_config, base)
     digest = hashlib.sha256(raw_config)
+    tokenizer_files = {
+        name: storage.read_bytes(storage.join(directory, name))
+        for name in {"text": TOKENIZER_FILES, "image": IMAGE_FILES}[family.kind]
+        if storage.exists(storage.join(directory, name))
+    }
+    if family.kind == "image":  # before the weights: their shapes follow from these sizes
+        encoder = ImageEncoder.of_model(config, tokenizer_files, base)
+        config |= {"image_mean": encoder.mean, "image_std": encoder.std}
+        digest.update(json.dumps([encoder.mean, encoder.std]).encode())
     found: dict[str, np.ndarray] = {}
     formats: set[str] = set()
     for file_name, data in _weight_files(directory, base):
@@ -94,12 +115,8 @@ def load_base(
     refused = _head_notes(head, family, config, label_names)
     if label_names is not None and not refused:
         weights.update(head)
-    tokenizer_files = {
-        name: storage.read_bytes(storage.join(directory, name))
-        for name in TOKENIZER_FILES
-        if storage.exists(storage.join(directory, name))
-    }
-    _check_tokenizer(tokenizer_files, family, config, base)
+    if family.kind == "text":
+        _check_tokenizer(tokenizer_files, family, config, base)
     return BaseModel(
         config=config,
         weights=weights,
@@ -186,7 +203,9 @@ def _checked_config(raw: bytes, base: str) -> tuple[ModelFamily, dict]:
         raise ModelError("config.json is not JSON", where=where, got=str(error)) from None
     family = family_of(given, where=where)
     keys, config = family.keys, family.complete(given)
-    bad = [name for name in keys.all() if not isinstance(config[name], int) or config[name] < 1]
+    bad = [
+        name for name in family.size_keys if not isinstance(config[name], int) or config[name] < 1
+    ]
     if bad:
         raise ModelError(
             "config.json has sizes that no model can have",

@@ -72,9 +72,10 @@ class Sizes:
         """Tokens of a rank's rows, padding included."""
         maximum = self._config.training.per_device_max_tokens
         multiple = pad_multiple(False, precision_of(self._config, CPU))
+        widest = self._dataset.manifest.fixed_length
         return sum(
-            padded_length(int(part.length.max()), multiple) * len(part)
-            for part in micro_batches(rows, maximum, multiple)
+            padded_length(int(part.length.max()), multiple, widest) * len(part)
+            for part in micro_batches(rows, maximum, multiple, widest)
         )
 
     def work(self, world: int, steps: range = range(_SAMPLED_STEPS)) -> Work:

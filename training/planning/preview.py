@@ -43,6 +43,7 @@ def preview(config: Config, world: int) -> dict:
     readers = world // training.parallel.copies  # the other ranks have the same rows
     check_world(training.global_batch_size, readers)
     multiple = pad_multiple(False, precision_of(config, CPU))
+    widest = dataset.manifest.fixed_length
     real = padded = most = 0
     for step, rank in itertools.product(
         range(min(_SAMPLED_STEPS, planner.steps_per_epoch)), range(readers)
@@ -52,12 +53,13 @@ def preview(config: Config, world: int) -> dict:
             rows,
             training.per_device_max_tokens,
             multiple,
+            widest,
             least=training.parallel.least_micros,
         )
         most = max(most, len(parts))
         for part in parts:
             real += int(part.length[part.real].sum())
-            padded += padded_length(int(part.length.max()), multiple) * len(part)
+            padded += padded_length(int(part.length.max()), multiple, widest) * len(part)
     base = base_config(config.model.base)
     state = None  # on the hub: a plan does not ask it
     if base is not None:

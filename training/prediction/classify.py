@@ -12,7 +12,11 @@ def classify(served: ServedModel, rows: Sequence[Row]) -> list[Prediction]:
     """Predictions of rows, in their order; a row without a usable text gets an error.
 
     A text that is empty after cleaning is not classified: the model would return its prior.
+
+    Raises:
+        UsageError: the model classifies images.
     """
+    served.require("text", where="model", remedy="`howdah predict --source DIR` classifies images")
     out: list[Prediction | None] = [None] * len(rows)
     texts, numbers = [], []
     for number, row in enumerate(rows):

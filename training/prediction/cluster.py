@@ -17,7 +17,7 @@ from howdah.config.data import SparkOptions
 from howdah.data import modelfiles
 from howdah.data.family import family_of
 from howdah.data.manifest import content_hash
-from howdah.errors import ConfigError, ModelError
+from howdah.errors import ConfigError, ModelError, UsageError
 from training.checkpoint.tensors import read_header
 from training.prediction.executor import ModelLocation
 from training.serving.export import INFO, resolve_export
@@ -110,6 +110,7 @@ def find_model(model: str) -> Model:
         model: an export, a run directory or a published model.
     Raises:
         ModelError: no model, an unknown family, or broken safetensors headers.
+        UsageError: it is a model of images.
     """
     path = resolve_export(model)
     found = {
@@ -123,6 +124,15 @@ def find_model(model: str) -> Model:
     config_path = storage.join(path, "config.json")
     config = storage.read_json(config_path)
     family = family_of(config, where=config_path)
+    if family.kind != "text":
+        raise UsageError(
+            f"{family.kind}s are predicted in one process, not with Spark",
+            where=path,
+            expected="a model of texts",
+            got=f"a {family.title}",
+            remedy="leave --master out, and give files as --source and --output; several machines"
+            " can each take a part of the files",
+        )
     state = [path, [[e.name, e.size, str(e.modified)] for _, e in sorted(found.items())]]
     return Model(
         path=path,

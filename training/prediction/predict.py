@@ -14,8 +14,9 @@ from typing import TextIO
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
-from howdah.errors import DataError
+from howdah.errors import DataError, UsageError
 from training.prediction.classify import classify
+from training.prediction.images import predict_image_lines, predict_images
 from training.prediction.rows import (
     Row,
     as_json,
@@ -53,7 +54,7 @@ def predict(
     Args:
         model: an export or a run directory, on any storage.
         source: a file, a pattern or a directory of .csv, .jsonl or .parquet; or a table's name,
-            which Spark reads.
+            which Spark reads. For a model of images: training/prediction/images.py.
         output: .parquet, .jsonl or .csv file with id, label, scores and run id; with Spark a
             directory of such files, or table:NAME, a Hive table. It appears whole at the end or not
             at all.
@@ -97,8 +98,20 @@ def predict(
             overwrite=overwrite,
             progress=progress,
         )
-    files = source_files(source)
     served = open_model(model, framework=framework, threads=threads)
+    if served.kind == "image":
+        return predict_images(
+            served,
+            model,
+            source,
+            output,
+            image_column=_one_column(text_columns),
+            id_column=id_column,
+            options=config.data.image,
+            overwrite=overwrite,
+            progress=progress,
+        )
+    files = source_files(source)
     columns = choose_columns(served.columns, text_columns, id_column)
     counts: Counter[str] = Counter()
     rows = errors = 0
@@ -130,6 +143,15 @@ def predict(
     }
 
 
+def _one_column(columns: Sequence[str] | None) -> str | None:
+    if columns and len(columns) > 1:
+        raise UsageError(
+            "a row has one image", where="--text-column", got=", ".join(columns),
+            remedy="name the column of the images",
+        )  # fmt: skip
+    return columns[0] if columns else None
+
+
 def _is_table(source: str) -> bool:
     """Whether it is a table: no directory part, no known suffix, no such file."""
     bare = _TABLE.fullmatch(source) is not None and format_of(source) is None
@@ -148,7 +170,8 @@ def choose_columns(
 
 # -------------------------------------------------------------------------------------- stdin
 def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | None = None) -> int:
-    """Classify lines as they arrive; writes a JSON object per line at once.
+    """Classify lines as they arrive; writes a JSON object per line at once. Lines of a model of
+    images are paths of image files.
 
     Lines that can be read without waiting are classified together: a pipe is fast, and a user who
     types gets an answer to each line.
@@ -160,6 +183,8 @@ def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | No
         The number of lines.
     """
     served = open_model(model, framework=framework)
+    if served.kind == "image":
+        return predict_image_lines(served, lines, out)
     number = 0
     for batch in _waiting_lines(lines):
         rows = []

@@ -314,9 +314,11 @@ def _check_fit(served: ServedModel, dataset: Dataset) -> None:
         )
     if served.encoder.hash != manifest.tokenizer.hash:
         raise ModelError(
-            "the model's tokenizer is not the dataset's: the same ids are other words",
+            "the model's tokenizer is not the dataset's: the same ids are other words"
+            if served.kind == "text"
+            else "the model's images are not prepared as the dataset's are",
             where=served.path,
-            expected=f"tokenizer {manifest.tokenizer.hash} ({manifest.tokenizer.source})",
-            got=f"tokenizer {served.encoder.hash}",
+            expected=f"{manifest.tokenizer.hash} ({manifest.tokenizer.source})",
+            got=served.encoder.hash,
             remedy="run `howdah etl` with the model's base as model.base",
         )

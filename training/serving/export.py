@@ -1,4 +1,5 @@
-"""Export: a Hugging Face directory that `transformers.pipeline("text-classification")` loads.
+"""Export: a Hugging Face directory that `transformers.pipeline` loads, for text-classification or
+image-classification.
 
 The bytes are the same for both frameworks: safetensors under Hugging Face's torch names, the
 tokenizer's files, a model card filled from the run, and howdah.json with the run's id and how its
@@ -20,7 +21,7 @@ import numpy as np
 from howdah import storage
 from howdah.config.loader import Config, load
 from howdah.config.metric_table import METRICS
-from howdah.data.family import ModelFamily, family_of
+from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
 from howdah.models import registry as models
@@ -145,12 +146,8 @@ def _files(
     described["weights_sha256"] = sha256
     files = dict(tokenizer_files)
     family = family_of(base_config)
-    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
-    settings.setdefault("tokenizer_class", family.tokenizer_class)
-    # A tokenizer of another class could return inputs that the forward pass does not take.
-    settings["model_input_names"] = list(family.inputs)
-    settings["model_max_length"] = info.max_length
-    files["tokenizer_config.json"] = _json(settings)
+    if family.kind == "text":
+        files["tokenizer_config.json"] = _tokenizer_config(files, family, info)
     files["config.json"] = _json(_config(base_config, family, label_names))
     files[_WEIGHTS] = data
     files["README.md"] = _model_card(info, family, label_names, sha256).encode("utf-8")
@@ -158,10 +155,21 @@ def _files(
     return files
 
 
+def _tokenizer_config(files: Mapping[str, bytes], family: ModelFamily, info: RunInfo) -> bytes:
+    settings = json.loads(files.get("tokenizer_config.json", b"{}"))
+    settings.setdefault("tokenizer_class", family.tokenizer_class)
+    # A tokenizer of another class could return inputs that the forward pass does not take.
+    settings["model_input_names"] = list(family.inputs)
+    settings["model_max_length"] = info.max_length
+    return _json(settings)
+
+
 def _config(
     base_config: Mapping[str, Any], family: ModelFamily, label_names: Sequence[str]
 ) -> dict[str, Any]:
     dropped = ("_name_or_path", "transformers_version", "torch_dtype", "tie_weights_")
+    if isinstance(family, ImageFamily):  # preprocessor_config.json has them
+        dropped += family.added
     config = {key: value for key, value in base_config.items() if key not in dropped}
     return config | {
         "architectures": [family.architecture],

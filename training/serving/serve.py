@@ -1,4 +1,4 @@
-"""Opens an export to classify with: cleaning, encoder, forward pass.
+"""Opens an export to classify with: cleaning, encoder, forward pass; of texts or of images.
 
 `howdah evaluate` and `howdah predict` use it, so that texts are cleaned, truncated and encoded as
 the training data was.
@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
-from howdah.config.data import CleanOptions, Columns
+from howdah.config.data import CleanOptions, Columns, InputKind
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data import modelfiles
 from howdah.data.clean import clean_text
-from howdah.data.encode import Encoder
-from howdah.data.family import TOKENIZER_FILES
+from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
+from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
 from training.data.planner import pad_multiple, padded_length
 from training.evaluation.metrics import softmax
@@ -30,10 +30,12 @@ from training.process import env
 from training.process.quiet import starting_tensorflow
 from training.serving.export import INFO, resolve_export
 
-__all__ = ["EXPORT_PATTERNS", "FRAMEWORKS", "ServedModel", "choose_framework", "open_model"]
+__all__ = [
+    "EXPORT_PATTERNS", "FRAMEWORKS", "ServedModel", "choose_framework", "open_model",
+]  # fmt: skip
 
 FRAMEWORKS = ("torch", "tensorflow")
-EXPORT_PATTERNS = ["config.json", "model*.safetensors*", *TOKENIZER_FILES, INFO]
+EXPORT_PATTERNS = ["config.json", "model*.safetensors*", *TOKENIZER_FILES, *IMAGE_FILES, INFO]
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
@@ -57,13 +59,41 @@ class ServedModel:
     """The cleaning of the training data; all off for a foreign model."""
     columns: Columns
     """The columns that the training texts were made from."""
-    encoder: Encoder
+    encoder: AnyEncoder
     gpu: bool
     """Whether it runs on a GPU."""
     forward: Forward
-    """(ids_BT int32, mask_BT int32) -> logits_BC float32, without dropout."""
+    """(ids_BT int32, mask_BT int32) -> logits_BC float32, without dropout; of images pixels uint8
+    [B, values] in place of the ids."""
     positions: int
     """The model's positions: no batch is wider."""
+    kind: InputKind = "text"
+    """What it classifies."""
+
+    def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
+        """Refuse a model of another kind of rows.
+
+        Raises:
+            UsageError: it classifies something else.
+        """
+        if self.kind != kind:
+            raise UsageError(
+                f"the model classifies {self.kind}s, not {kind}s",
+                where=f"{where}: {self.path}",
+                expected=f"a model of {kind}s",
+                got=f"a model of {self.kind}s",
+                remedy=remedy,
+            )
+
+    def image_scores(self, pixels: Sequence[np.ndarray]) -> np.ndarray:
+        """Probabilities float32 [N, C] of decoded images (ImageEncoder.decode), in their order."""
+        scores_NC = np.zeros((len(pixels), len(self.labels)), np.float32)
+        most = max(1, _BATCH_TOKENS // self.positions)
+        for start in range(0, len(pixels), most):
+            images = np.stack(pixels[start : start + most])
+            mask_BT = np.ones((len(images), self.positions), np.int32)
+            scores_NC[start : start + most] = softmax(self.forward(images, mask_BT))
+        return scores_NC
 
     def clean_text(self, text: str) -> str:
         """The text, cleaned as by the ETL."""
@@ -130,15 +160,24 @@ def open_model(
             expected=", ".join(missing),
             remedy="give an export, not a base model",
         )
-    limit = base.family.longest(base.config)
-    encoder = Encoder.load(local)
-    if info.get("tokenizer_hash", encoder.hash) != encoder.hash:
+    if chosen not in base.family.frameworks:
         raise ModelError(
-            "the export's tokenizer is not the one that the model was trained with",
+            f"a {base.family.title} does not run with {chosen}",
             where=directory,
-            expected=f"tokenizer {info['tokenizer_hash']}",
+            expected=" or ".join(base.family.frameworks),
+            got=chosen,
+            remedy=f"leave --framework out, or install {base.family.frameworks[0]}",
+        )
+    limit = base.family.longest(base.config)
+    encoder = encoder_of_model(base.config, base.tokenizer_files, local)
+    if info.get("tokenizer_hash", encoder.hash) != encoder.hash:
+        part = {"text": "tokenizer", "image": "image processor"}[base.family.kind]
+        raise ModelError(
+            f"the export's {part} is not the one that the model was trained with",
+            where=directory,
+            expected=info["tokenizer_hash"],
             got=encoder.hash,
-            remedy="restore the tokenizer's files, or export the run again",
+            remedy="restore the export's files, or export the run again",
         )
     forward, gpu = _forward(chosen, base.config, base.weights, len(labels))
     return ServedModel(
@@ -156,6 +195,7 @@ def open_model(
         gpu=gpu,
         forward=forward,
         positions=limit,
+        kind=base.family.kind,
     )
 
 

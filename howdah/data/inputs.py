@@ -1,0 +1,38 @@
+"""What rows are made of: the encoder of each kind (data.kind), text or image.
+
+Both have files, source, hash, vocab_size and pad_id, so that dataset, manifest and checks need not
+know which one it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from howdah.config.data import InputKind
+from howdah.data.encode import Encoder
+from howdah.data.family import family_of
+from howdah.data.images import ImageEncoder
+
+__all__ = ["ENCODERS", "AnyEncoder", "encoder_of_model"]
+
+AnyEncoder = Encoder | ImageEncoder
+
+ENCODERS: dict[InputKind, type[Encoder] | type[ImageEncoder]] = {
+    "text": Encoder,
+    "image": ImageEncoder,
+}
+"""By kind."""
+
+
+def encoder_of_model(config: Mapping, files: Mapping[str, bytes], source: str) -> AnyEncoder:
+    """The encoder of a loaded model.
+
+    Args:
+        config: its config.json.
+        files: its tokenizer's or image processor's files by name.
+    Raises:
+        ModelError: the files are missing or cannot be used.
+    """
+    if family_of(config).kind == "image":
+        return ImageEncoder.of_model(config, files, source)
+    return Encoder(dict(files), source)

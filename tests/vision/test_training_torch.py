@@ -1,0 +1,108 @@
+"""One rank on a small dataset of images: trained, exported, evaluated again, predicted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from howdah.config.loader import dump_yaml, from_dict
+from howdah.data.manifest import load_dataset
+from tests import ROOT
+from tests.support.images import build_images, png, write_shapes
+from tools.demo.images import write_vit
+from training.run.metrics_log import read_metrics
+
+LIMIT = 200  # seconds; detects a hang
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(place, configuration) of a finished run."""
+    place = tmp_path_factory.mktemp("vision")
+    base, data = str(place / "vit"), str(place / "dataset")
+    write_vit(base, side=16, patch=8, width=32, layers=2)
+    build_images(data, base, {"train": 100, "validation": 20, "test": 30})
+    config = from_dict(
+        {
+            "run": {"directory": str(place / "run")},
+            "data": {"kind": "image", "dataset": data},
+            "model": {"base": base},
+            "training": {
+                "framework": "torch", "precision": "fp32", "threads_per_rank": 1,
+                "global_batch_size": 24, "per_device_max_tokens": 128, "max_steps": 30,
+                "learning_rate": 3e-3, "logging_steps": 1,
+            },
+            "checkpoint": {"every_steps": 15},
+            "evaluation": {"every_steps": 15, "metric": "accuracy"},
+            "tracking": {"tensorboard": False},
+        }
+    )  # fmt: skip
+    path = place / "run.yaml"
+    path.write_text(dump_yaml(config))
+    done = subprocess.run(
+        [sys.executable, "-m", "training", "--config", str(path)],
+        capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return place, config
+
+
+def test_it_learns_and_counts_tokens_of_patches(run):
+    _, config = run
+    with open(os.path.join(config.run.directory, "run.json"), encoding="utf-8") as file:
+        found = json.load(file)
+    assert found["status"] == "finished" and found["metrics"]["test"]["accuracy"] > 0.9
+    assert load_dataset(config.data.dataset).manifest.max_length == 5
+    steps = [line for line in read_metrics(config.run.directory) if "split" not in line]
+    assert len(steps) == 30 and steps[-1]["loss"] < steps[0]["loss"]
+    card = Path(config.run.directory, "export", "README.md").read_text("utf-8")
+    assert "image-classification" in card and "ViT image classifier with 2 classes" in card
+    assert "tokens" not in card and "cleaning" not in card
+
+
+def test_an_export_predicts_files_and_names_what_is_none(run, tmp_path):
+    from training.prediction.predict import predict
+
+    _, config = run
+    write_shapes(str(tmp_path / "new"), 8, seed=5)
+    (tmp_path / "new" / "broken.png").write_bytes(png_of_half())
+    out = str(tmp_path / "out.jsonl")
+    summary = predict(config.run.directory, str(tmp_path / "new"), out, threads=1)
+    assert (summary["rows"], summary["errors"]) == (9, 1)
+    with open(out, encoding="utf-8") as file:
+        rows = {row["id"]: row for row in map(json.loads, file)}
+    assert rows.pop("broken.png")["error"].startswith("undecodable")
+    assert all(row["label"] == key.split("/")[0] for key, row in rows.items())
+
+
+def png_of_half() -> bytes:
+    """The first half of an image file."""
+    import numpy as np
+
+    whole = png(np.zeros((64, 64), np.uint8))
+    return whole[: len(whole) // 2]
+
+
+def test_an_evaluation_of_the_export_gives_the_run_s_metrics(run):
+    from training.serving.evaluate import evaluate_run
+
+    _, config = run
+    found = evaluate_run(config)
+    with open(os.path.join(config.run.directory, "run.json"), encoding="utf-8") as file:
+        assert found["loss"] == pytest.approx(json.load(file)["metrics"]["test"]["loss"], abs=1e-6)
+
+
+def test_texts_are_not_given_to_a_model_of_images(run):
+    from howdah.errors import UsageError
+    from training.prediction.classify import classify
+    from training.prediction.rows import Row
+    from training.serving.serve import open_model
+
+    with pytest.raises(UsageError, match="classifies images, not texts"):
+        classify(open_model(run[1].run.directory, threads=1), [Row("0", "a text")])
