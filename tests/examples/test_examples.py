@@ -183,17 +183,18 @@ def test_ray_starts_the_group_again_after_a_killed_rank(config):
 @pytest.mark.full
 @pytest.mark.mpi
 def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
-    """Few rows are learnt by heart at a high rate, and the loss on validation rises."""
-    rates = {"training.learning_rate": {"choices": [1e-7, 1e-2]}}
-    tune = {"space": rates, "trials": 6, "metric": "loss", "seed": 1, "reduction_factor": 2}
-    path = config(**{"training.max_steps": 160, "evaluation.every_steps": 20})
+    """Few rows are learnt by heart at a high rate, and the loss on validation rises: by this seed
+    the third trial of four has it."""
+    rates = {"training.learning_rate": {"choices": [1e-2, 1e-7]}}
+    tune = {"space": rates, "trials": 4, "metric": "loss", "seed": 1, "reduction_factor": 2}
+    path = config(**{"training.max_steps": 600, "evaluation.every_steps": 50})
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tune": tune}))
     with Example("ray_tune", path) as example:
         code, output = example.end()
     assert code == 0, output
     study = path.parent / "run"
     made = json.loads((study / "best.json").read_text())
-    runs = [json.loads((study / f"trials/{n}/run.json").read_text()) for n in range(6)]
+    runs = [json.loads((study / f"trials/{n}/run.json").read_text()) for n in range(4)]
     finished = [run["metrics"]["validation"]["loss"] for run in runs if run["status"] == "finished"]
     pruned = [n for n, run in enumerate(runs) if run["status"] == "interrupted"]
     assert made["best"]["value"] == min(finished)
@@ -201,10 +202,10 @@ def test_ray_tune_runs_the_same_space_and_prunes_in_good_order(config):
     assert made["trials"] == {
         "waiting": 0, "running": 0, "failed": 0, "finished": len(finished), "pruned": len(pruned),
     }  # fmt: skip
-    assert pruned and len(finished) + len(pruned) == 6
+    assert (pruned, len(finished)) == ([2], 3)
     for number in pruned:
         saved = Checkpoints(str(study / f"trials/{number}/checkpoints")).list()
-        assert saved and saved[0].step < 160
+        assert saved and saved[0].step < 600
     assert (study / "study.html").exists()
 
 

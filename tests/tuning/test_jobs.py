@@ -41,12 +41,14 @@ class JobStudies(Studies):
     def wait_until_nothing_is_left(self) -> None:
         wait_until(lambda: not self.living(), 60)
 
+    def status_of_job(self, number: int) -> dict:
+        return storage.read_json(status_path(str(self.trial(number))))
+
     def rank(self, number: int) -> int:
         """Process of the only rank of a trial's job."""
 
         def pid() -> int | None:
-            (one,) = storage.read_json(status_path(str(self.trial(number))))["ranks"]
-            return one["pid"]
+            return next((one["pid"] for one in self.status_of_job(number)["ranks"]), None)
 
         return wait_until(pid)
 
@@ -122,7 +124,7 @@ def test_a_stop_saves_and_ends_the_jobs_and_the_same_command_goes_on(studies, on
     assert study.lease(0, 1)["state"] == "released"
     (saved,) = study.steps_saved(0)[:1]
     again = study.start()
-    wait_until(lambda: "resumed_at_step" in study.run_json(0)["attempts"][-1], 240)
+    wait_until(lambda: "resumed_at_step" in (*study.run_json(0)["attempts"], {}, {})[1], 240)
     assert study.run_json(0)["attempts"][1]["resumed_at_step"] == saved
     again.process.send_signal(number)
     again.end()
@@ -136,7 +138,7 @@ def test_a_second_signal_kills_the_jobs_without_saving(studies, on):
     study.wait_for_checkpoint(0)
     os.kill(study.rank(0), signal.SIGSTOP)  # it can save nothing
     worker.process.send_signal(signal.SIGINT)
-    wait_until(lambda: (study.trial(0) / "yarn" / "requests").exists(), 60)
+    wait_until(lambda: study.status_of_job(0)["state"] == "stopping")
     worker.process.send_signal(signal.SIGINT)
     assert worker.end() == 130, worker.said()
     study.wait_until_nothing_is_left()
