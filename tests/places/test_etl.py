@@ -1,8 +1,10 @@
 """A job that makes its dataset first, in the Spark application that then trains on it."""
 
+import contextlib
 import json
 import os
 
+import psutil
 import pytest
 
 from tests.places.test_places import ENDLESS, check_state
@@ -48,7 +50,12 @@ def versions(one):
 
 def gateways(processes):
     """The JVMs that a Python driver has started: one for each Spark application."""
-    return [process for process in processes if "pyspark-shell" in process.cmdline()]
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):  # short-lived ones; a zombie is one, too
+            if "pyspark-shell" in process.cmdline():
+                found.append(process)
+    return found
 
 
 @pytest.mark.parametrize(
