@@ -114,6 +114,7 @@ def test_no_task_ranks_a_whole_class(spark):
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_a_size_in_rows_is_met_to_within_a_group(spark):
     options = SplitOptions(validation=100, test=333)
     rows = [*_rows(), *[("a", None, "large")] * 700, ("a", "too_short", "z")]
@@ -130,6 +131,7 @@ def test_a_size_in_rows_is_met_to_within_a_group(spark):
 
 
 @pytest.mark.spark
+@pytest.mark.full
 def test_the_newest_rows_are_found_without_sorting_all(spark):
     dice = random.Random(5)
     values = [float(dice.randrange(200)) for _ in range(900)] + [1e15 + n / 8 for n in range(100)]
@@ -200,8 +202,7 @@ def test_users_threads_and_duplicates_are_joined_like_by_a_union_find(
             got.setdefault(group, set()).add(name)
     assert sorted(map(sorted, got.values())) == sorted(map(sorted, expected.values()))
     assert found.largest == max(map(len, got.values())) and found.joined > 20
-    # a unit is named by the smallest of its first values: by rows, not by how it is found
-    names = {}
+    names = {}  # a unit is named by the smallest of its rows' first values
     for name, reason, copy, values in rows:
         if reason is None:
             first = f"g:{values[0]}" if values else f"d:{copy}"
