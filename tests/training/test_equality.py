@@ -307,7 +307,9 @@ def test_an_earlier_best_step_is_exported_from_divided_parameters_too(trained):
     ]
     for name, tensor in exported[0].items():
         if UNDEFINED not in name:
-            np.testing.assert_allclose(exported[1][name], tensor, atol=1e-4, err_msg=name)
+            # AdamW divides by a gradient's size: of gradients that are all but 0, the rounding of
+            # another order of sums is seen. A hundredth of one step of this rate.
+            np.testing.assert_allclose(exported[1][name], tensor, atol=2e-3, err_msg=name)
 
 
 # ----------------------------------------------------------- the layers divided among the ranks
