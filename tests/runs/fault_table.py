@@ -75,13 +75,18 @@ def load():
 
 
 def write():
-    """Put what is known into docs/faults.md."""
-    lines = [
-        f"| {row.framework} | {row.fault} | {_known(row.repeated)} | {_known(row.again_seconds)}"
-        f" | {_known(row.whole_seconds)} | {row.state} | {_known(row.left)} |\n"
-        for row in sorted(load(), key=lambda row: (row.framework, row.fault))
-    ]
-    PAGE.write_text(HEAD.format(**SETTINGS) + "".join(lines))
+    """Put what is known into docs/faults.md; rows there that no run here has measured stay."""
+    lines = {}
+    for line in PAGE.read_text().splitlines() if PAGE.exists() else []:
+        cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
+        if line.startswith("| ") and len(cells) == 7 and cells[0] != "framework":
+            lines[cells[0], cells[1]] = line
+    for row in load():
+        figures = map(_known, (row.repeated, row.again_seconds, row.whole_seconds))
+        cells = (row.framework, row.fault, *figures, row.state, _known(row.left))
+        lines[row.framework, row.fault] = f"| {' | '.join(cells)} |"
+    table = "".join(f"{lines[name]}\n" for name in sorted(lines))
+    PAGE.write_text(HEAD.format(**SETTINGS) + table)
 
 
 def _known(value):
