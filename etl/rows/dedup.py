@@ -17,7 +17,7 @@ from typing import NamedTuple, assert_never
 from pyspark.sql import Column, DataFrame, Window, WindowSpec
 from pyspark.sql import functions as F
 
-from etl.rows import near
+from etl.rows import leaders, near
 from etl.sources.given import GIVEN
 from etl.workspace.scratch import Scratch
 from howdah.config.data import ConflictOptions, DedupOptions
@@ -72,10 +72,10 @@ def deduplicate(
         whole: given test and validation sets keep their own duplicates and conflicts.
         progress: gets a line where joining them takes rounds.
 
-    The first of a cluster by id is kept: the outcome depends on the rows alone, never on their
-    partitions. The same text under different labels is judged by `options.conflict`: by default it
-    is rejected whole (label_conflict). Near duplicates under different labels are kept once a
-    label, in the same group.
+    The first of a cluster by id is kept, and those that are like no kept one (`leaders.py`): the
+    outcome depends on the rows alone, never on their partitions. The same text under different
+    labels is judged by `options.conflict`: by default it is rejected whole (label_conflict). Near
+    duplicates under different labels are kept once a label, in the same group.
     """
     judged = _judged(rows, options.conflict, whole).persist()
     temporary.append(judged)
@@ -93,8 +93,9 @@ def deduplicate(
     labelled = alike.join(owners, "first")
     sizes = _sizes(labelled, "cluster")
     largest_group = _sizes(labelled, "group").largest if found.capped_buckets else sizes.largest
-    window = Window.partitionBy("cluster", "label", "rank")
-    survivors = labelled.withColumn("survivor", F.min("own").over(window))
+    alone = ["cluster", "label", "rank"]
+    kept = leaders.survivors(labelled.select("own", "signature", *alone), alone, options.threshold)
+    survivors = labelled.drop("signature").join(kept, "own")
     held = F.lit(None).cast("string")
     if GIVEN in rows.columns:
         # Aggregated, not a window: a group may be a large part of the rows.

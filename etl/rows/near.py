@@ -43,8 +43,8 @@ class Near:
     """What was found among the different texts."""
 
     rows: DataFrame
-    """id, cluster, group: rows that are in a cluster or group with others. Both are named by the
-    smallest id in them."""
+    """id, signature, cluster, group: rows that are in a cluster or group with others. Both of these
+    are named by the smallest id in them."""
     capped_buckets: int = 0
     """LSH buckets with more than max_bucket_size different signatures."""
     capped_entries: int = 0
@@ -53,7 +53,7 @@ class Near:
 
 def none(rows: DataFrame) -> Near:
     """No near duplicates: they were not looked for."""
-    schema = "id string, cluster string, group string"
+    schema = "id string, signature binary, cluster string, group string"
     return Near(rows=rows.sparkSession.createDataFrame([], schema))
 
 
@@ -106,13 +106,13 @@ def find(
         members = members.withColumn("group", F.col("root"))
     else:
         members = _grouped(members, loose, join)
-    named = members.join(signed.select("id", "node"), "node")
+    named = members.join(signed.select("id", "node", "signature"), "node")
     cluster = F.min("id").over(Window.partitionBy("root")).alias("cluster")
     if loose is None:
-        rows = named.select("id", cluster).withColumn("group", F.col("cluster"))
+        rows = named.select("id", "signature", cluster).withColumn("group", F.col("cluster"))
     else:
         group = F.min("id").over(Window.partitionBy("group")).alias("group")
-        rows = named.select("id", cluster, group)
+        rows = named.select("id", "signature", cluster, group)
     return Near(
         rows=scratch.keep(rows, f"{directory}/found"),
         capped_buckets=buckets,

@@ -138,6 +138,31 @@ def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path):
         assert fates[f"r{n:02d}"][2] == f"r{whole.get(n, n):02d}"
 
 
+def test_of_a_chain_of_edits_those_stay_that_are_like_none_that_stays(spark, tmp_path):
+    words = _words(1, 40)
+    texts = []
+    for n in range(40):  # each is like its neighbours; the first and the last share no word
+        texts.append(" ".join([f"new{k}" for k in range(n)] + words[n:]))
+    rows = [(f"r{n:02d}", text, "a") for n, text in enumerate(texts)]
+    fates, found = _fates(spark, rows, DedupOptions(), tmp_path)
+    assert (found.near_clusters, found.largest_cluster) == (1, 40)
+    assert {group for _, _, group in fates.values()} == {"r00"}  # one split for all
+    kept = [int(name[1:]) for name, (reason, _, _) in fates.items() if reason is None]
+    signature = minhash.signatures(texts, "auto", 128)
+
+    def like(a, b):
+        return (signature[a] == signature[b]).mean() >= 0.7
+
+    assert 3 < len(kept) < 20
+    assert not any(like(a, b) for a in kept for b in kept if a < b)
+    for name, (reason, detail, _) in fates.items():
+        if reason is not None:
+            leader = int(detail.removeprefix("like r"))
+            assert reason == "near_duplicate" and leader in kept and like(int(name[1:]), leader)
+    again, _ = _fates(spark, rows[::-1], DedupOptions(), tmp_path, partitions=1)
+    assert again == fates
+
+
 def _plain_components(edges):
     """{node: smallest node of its component}, by a union-find in plain Python."""
     parent = {}
