@@ -193,8 +193,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             loss_of = partial(_loss, training.label_smoothing_factor, scale)
             batches = source if groups.model is None else steps_in_step(source, groups.model)
             for batch in () if over else batches:
-                # -- forward and backward of one micro-batch, or of all of a step where they follow
-                # each other through the ranks
+                # -- forward and backward of one micro-batch; no random state outlives it
+                # (of all of a step at once, where they follow each other through the ranks)
                 ids_BT = forward_torch.on_device(batch.ids_BT, device)
                 with comm.guarded():  # every rank enters where they divide the model
                     if pipeline is None:

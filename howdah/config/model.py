@@ -397,6 +397,11 @@ class Config(Section):
                 f" {training.parallel.shard}: the ranks that divide the layers would each divide"
                 " their parts' state once more. Choose one of them"
             )
+        if training.parallel.copies > 1 and self.data.kind == "image":
+            raise ValueError(
+                f"{key} divides the layers of models of texts; for images choose"
+                " training.parallel.shard"
+            )
         if training.parallel.tensor > 1 and training.parallel.pipeline > 1:
             raise ValueError(
                 f"{key} is not built together with training.parallel.pipeline"

@@ -71,6 +71,10 @@ def test_a_value_of_no_fitting_type_is_one_problem(tmp_path):
             "not built together with training.parallel.shard optimizer",
         ),
         (
+            "data: {kind: image}\ntraining: {framework: torch, parallel: {tensor: 2}}",
+            "for images choose training.parallel.shard",
+        ),
+        (
             "training: {framework: torch, parallel: {pipeline: 2, tensor: 2}}",
             "not built together with training.parallel.pipeline 2",
         ),

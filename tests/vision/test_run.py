@@ -84,6 +84,18 @@ def trained(digits) -> Finished:
     return train(digits, "torchrun")
 
 
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_a_divided_state_learns_the_same(digits, trained, shard):
+    """ZeRO-1 has the bits; FSDP2's sums have another order."""
+    place, _ = digits
+    settings = {"training.parallel.shard": shard, "run.directory": str(place / f"run-{shard}")}
+    found = train(digits, "torchrun", **settings).run_json()["metrics"]["test"]
+    expected = trained.run_json()["metrics"]["test"]
+    if shard == "optimizer":
+        assert found == expected
+    assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=0.02)
+
+
 def test_two_ranks_learn_the_digits(trained):
     found = trained.run_json()
     assert found["status"] == "finished"

@@ -292,7 +292,8 @@ class VisionClassifier(EncoderClassifier):
             mask_BT: not read: every token of an image is one.
         """
         dropout, _, classifier_dropout = self.rates
-        hidden_BTD = self._dropped(self._embed(pixels_BN), dropout)
+        embeddings = self.family.prefix + self.family.embeddings
+        hidden_BTD = self._dropped(self._within(embeddings, self._embed, pixels_BN), dropout)
         open_BT = torch.zeros(
             hidden_BTD.shape[:2], device=hidden_BTD.device, dtype=self.compute_dtype
         )
@@ -301,9 +302,8 @@ class VisionClassifier(EncoderClassifier):
             name = self.family.layer_name(number)
             layer = partial(self._layer, name, first_only=number == layers - 1)
             if self._recompute and self.training:
-                hidden_BTD = checkpoint(layer, hidden_BTD, open_BT, use_reentrant=False)
-            else:
-                hidden_BTD = layer(hidden_BTD, open_BT)
+                layer = partial(checkpoint, layer, use_reentrant=False)
+            hidden_BTD = self._within(name, layer, hidden_BTD, open_BT)
         first_BD = self._norm(hidden_BTD[:, 0], self.family.prefix + self.family.final_norm)
         (head,) = self.family.head
         return self._linear(self._dropped(first_BD, classifier_dropout), head).float()
@@ -320,15 +320,15 @@ class VisionClassifier(EncoderClassifier):
         # A convolution whose stride is its width: one product of the patches, [channels, y, x] each
         patches = pixels.view(-1, across, patch, across, patch, channels).permute(0, 1, 3, 5, 2, 4)
         name = family.prefix + family.embeddings
-        weight = self._named[f"{name}{family.projection}.weight"].flatten(1)
+        weight = self._parameter(f"{name}{family.projection}.weight").flatten(1)
         patches_BTD = F.linear(
             patches.reshape(-1, across * across, weight.shape[1]).to(self.compute_dtype),
             weight.to(self.compute_dtype),
-            self._named[f"{name}{family.projection}.bias"].to(self.compute_dtype),
+            self._parameter(f"{name}{family.projection}.bias").to(self.compute_dtype),
         )
-        first_11D = self._named[name + family.class_token].to(self.compute_dtype)
+        first_11D = self._parameter(name + family.class_token).to(self.compute_dtype)
         tokens_BTD = torch.cat([first_11D.expand(len(patches_BTD), -1, -1), patches_BTD], dim=1)
-        return tokens_BTD + self._named[family.position_embeddings].to(self.compute_dtype)
+        return tokens_BTD + self._parameter(family.position_embeddings).to(self.compute_dtype)
 
     def _layer(
         self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, *, first_only: bool
