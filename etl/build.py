@@ -8,9 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from pyspark.sql import DataFrame, SparkSession, Window
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from etl import counting
 from etl.rows import dedup, gate, labels, leakage, split, units
 from etl.rows import images as image_rows
 from etl.sources import given, images, reading
@@ -25,10 +26,6 @@ from howdah.errors import ConfigError, DataError
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
 
-SAMPLES = 3
-_SAMPLE_CHARACTERS = 400
-_MOST_COUNTED = 4 * labels.MOST_LABELS
-"""Pairs of a reason and a label that the driver takes in; each is some 500 bytes there."""
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
 """Most images, and bytes of their pixels, in one Arrow batch."""
 
@@ -81,7 +78,7 @@ def from_text(
     gated = _gate(spark, source, data).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
-        at_gate, lines = _gate_counts(gated, data)
+        at_gate, lines = counting.at_gate(gated, data)
     read = sum(at_gate.values())
     _refuse_splits(gated, at_gate, data)
     names = _labels_at_gate(at_gate, source, data, progress)
@@ -106,8 +103,8 @@ def from_text(
     final = split.assign(rows, data.split, official, kept).persist()
     kept.append(final)
 
-    counts = at_gate + _counts(final, "reason", "label")
-    quality = _judged(read, counts, data, progress)
+    counts = at_gate + counting.by(final, "reason", "label")
+    quality = counting.judged(read, counts, data, progress)
     quality["near_duplicates"] = {
         "clusters": found.near_clusters,
         "largest_cluster": found.largest_cluster,
@@ -135,8 +132,8 @@ def from_text(
         rejected=rejected,
         labels=names,
         quality=quality,
-        samples=_samples(good, "label"),
-        reject_samples=_samples(rejected, "reason"),
+        samples=counting.samples(good, "label"),
+        reject_samples=counting.samples(rejected, "reason"),
     )
 
 
@@ -186,13 +183,12 @@ def from_images(
         DataError: an empty source, unknown labels, too many rejected rows.
     """
     data = config.data
-    if keys := data.split.of_texts:
-        raise ConfigError(
-            "the splits of images can only be drawn",
-            where="data.split." + ", data.split.".join(keys),
-            expected="fractions or numbers of rows",
-            remedy="leave these keys out",
-        )
+    _refuse_given_splits(
+        data,
+        "the splits of images can only be drawn",
+        expected="fractions or numbers of rows",
+        remedy="leave these keys out",
+    )
     # An Arrow batch of Spark's 10,000 rows could be gigabytes of pixels.
     batch = max(1, min(_BATCH_IMAGES, _BATCH_BYTES // encoder.image.values))
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(batch))
@@ -204,7 +200,7 @@ def from_images(
     gated = rows.mapInArrow(crossing(work), image_rows.SCHEMA).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
-        at_gate = _counts(gated, "reason", "label")
+        at_gate = counting.by(gated, "reason", "label")
     read = sum(at_gate.values())
     names = _labels_at_gate(at_gate, source, data, progress)
     # What is alike in looks but not in its pixels is not looked for: data.dedup.near is for texts.
@@ -219,7 +215,7 @@ def from_images(
     )
     final = split.assign(found.rows, data.split, None, kept).persist()
     kept.append(final)
-    quality = _judged(read, at_gate + _counts(final, "reason", "label"), data, progress)
+    quality = counting.judged(read, at_gate + counting.by(final, "reason", "label"), data, progress)
     rejected = _rejected(gated, final)
     numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
     good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
@@ -236,21 +232,9 @@ def from_images(
         rejected=rejected,
         labels=names,
         quality=quality,
-        samples=_samples(good, "label"),
-        reject_samples=_samples(rejected, "reason"),
+        samples=counting.samples(good, "label"),
+        reject_samples=counting.samples(rejected, "reason"),
     )
-
-
-def _judged(read: int, counts: Counter, data: DataSection, progress: Callable[[str], None]) -> dict:
-    """What the manifest says of the rows, unless too many are rejected."""
-    drops = _drops(counts)
-    _refuse_rejects(read, drops, data)
-    quality = _quality(read, counts)
-    progress(
-        f"kept {quality['kept']:,} rows; dropped "
-        + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
-    )
-    return quality
 
 
 def _rejected(gated: DataFrame, final: DataFrame) -> DataFrame:
@@ -289,15 +273,26 @@ def _labels_at_gate(
             unknown[label.strip()] += count
     read = sum(at_gate.values())
     progress(f"read {read:,} rows, {sum(passed.values()):,} passed the gate")
-    _refuse_empty(read, source)
+    counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
-    _refuse_rejects(read, _drops(at_gate), data)
+    counting.refuse_rejects(read, counting.drops_of(at_gate), data)
     return labels.names(data, passed)
+
+
+def _refuse_given_splits(data: DataSection, what: str, *, expected: str, remedy: str) -> None:
+    """Fail on keys of data.split that only rows of text have columns for."""
+    if keys := data.split.of_texts:
+        raise ConfigError(
+            what,
+            where="data.split." + ", data.split.".join(keys),
+            expected=expected,
+            remedy=remedy,
+        )
 
 
 def _refuse_splits(gated: DataFrame, at_gate: Counter, data: DataSection) -> None:
     """Fail on values of data.split.column that name no split, unless such rows are rejected."""
-    count = _drops(at_gate)[given.BAD_SPLIT]
+    count = counting.drops_of(at_gate)[given.BAD_SPLIT]
     if not count or data.split.unknown == "reject":
         return
     bad = gated.where(F.col("reason") == given.BAD_SPLIT).groupBy("detail").count()
@@ -368,23 +363,22 @@ def from_records(
         DataError: a truncated or altered shard, a missing feature, unknown labels, no record.
     """
     data = config.data
-    if keys := data.split.of_texts:
-        raise ConfigError(
-            "the splits of records can only be drawn by their ids",
-            where="data.split." + ", data.split.".join(keys),
-            expected="fractions, or 'train', 'validation' and 'test' in the files' names",
-            remedy="leave these keys out, or give the texts as the source",
-        )
+    _refuse_given_splits(
+        data,
+        "the splits of records can only be drawn by their ids",
+        expected="fractions, or 'train', 'validation' and 'test' in the files' names",
+        remedy="leave these keys out, or give the texts as the source",
+    )
     rows = adopt.read_records(spark, source, data, encoder, _numbered(data)).persist()
     kept.append(rows)
     with translated(f"read the records {source.name}", DataError):
-        counts = _counts(rows, "reason", "label")
+        counts = counting.by(rows, "reason", "label")
     read = sum(counts.values())
-    _refuse_empty(read, source)
+    counting.refuse_empty(read, source)
     passed = Counter({label: n for (reason, label), n in counts.items() if reason is None})
     unknown = Counter({label: n for (reason, label), n in counts.items() if reason == "bad_label"})
     labels.refuse_unknown(data, unknown)
-    _refuse_rejects(read, _drops(counts), data)
+    counting.refuse_rejects(read, counting.drops_of(counts), data)
     names = labels.names(data, passed)
     progress(f"read {read:,} records, {sum(passed.values()):,} passed")
     numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
@@ -396,7 +390,7 @@ def from_records(
             "id", nothing.alias("text"), "label", "reason", "detail"
         ),
         labels=names,
-        quality=_quality(read, counts),
+        quality=counting.quality_of(read, counts),
     )
 
 
@@ -405,57 +399,6 @@ def _numbered(data: DataSection) -> dict[str, str] | None:
     if isinstance(data.labels, list):
         return {str(number): name for number, name in enumerate(data.labels)}
     return labels.mapping(data)
-
-
-def _counts(frame: DataFrame, *columns: str) -> Counter:
-    rows = frame.groupBy(*columns).count().collect()
-    return Counter({tuple(row[c] for c in columns): row["count"] for row in rows})
-
-
-def _gate_counts(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[int, int, str]]]:
-    """({(reason, label): rows}, a list of (texts with line breaks, most in one, its id)).
-
-    Raises:
-        DataError: so many labels that the column can be none of labels; they are not collected.
-    """
-    found = gated.groupBy("reason", "label").agg(
-        F.count("*").alias("count"),
-        F.count(F.when(F.col("breaks") > 0, 1)).alias("broken"),
-        F.max("breaks").alias("most"),
-        F.max_by("id", F.struct("breaks", "id")).alias("worst"),
-    )
-    rows = found.limit(_MOST_COUNTED + 1).collect()
-    if len(rows) > _MOST_COUNTED:
-        labels.refuse_too_many(
-            data,
-            *gated.where(F.col("reason").isNull())
-            .agg(F.approx_count_distinct("label"), F.min("label"), F.max("label"))
-            .first(),
-        )
-        # The labels of rejected rows are of use only where they are frequent.
-        frequent = (
-            found.where(F.col("reason").isNotNull())
-            .orderBy(F.desc("count"), "reason", "label")
-            .limit(labels.MOST_LABELS)
-            .select(
-                F.col("reason").alias("r"), F.col("label").alias("l"), F.lit(True).alias("often")
-            )
-        )
-        same = F.col("reason").eqNullSafe(F.col("r")) & F.col("label").eqNullSafe(F.col("l"))
-        shown = F.col("reason").isNull() | F.col("often").isNotNull()
-        rows = (
-            found.join(F.broadcast(frequent), same, "left")
-            .groupBy("reason", F.when(shown, F.col("label")).alias("label"))
-            .agg(
-                F.sum("count").alias("count"),
-                F.sum("broken").alias("broken"),
-                F.max("most").alias("most"),
-                F.max_by("worst", F.struct("most", "worst")).alias("worst"),
-            )
-            .collect()
-        )
-    counts = Counter({(row["reason"], row["label"]): row["count"] for row in rows})
-    return counts, [(row["broken"], row["most"], row["worst"]) for row in rows if row["broken"]]
 
 
 def _csv_quality(
@@ -486,72 +429,3 @@ def _csv_quality(
         "stray_quotes": strays.fields,
         "stray_quotes_at": strays.where,
     }
-
-
-def _drops(counts: Counter) -> Counter[str]:
-    """reason -> rows, of (reason or None, label) -> rows."""
-    drops: Counter[str] = Counter()
-    for (reason, _), count in counts.items():
-        if reason is not None:
-            drops[reason] += count
-    return drops
-
-
-def _quality(read: int, counts: Counter) -> dict:
-    """What the manifest says of any source: rows read, kept and dropped."""
-    drops = _drops(counts)
-    return {
-        "read": read,
-        "kept": read - sum(drops.values()),
-        "drops": {reason: drops[reason] for reason in gate.REASONS if drops[reason]},
-        "drops_by_label": _drops_by_label(counts),
-    }
-
-
-def _drops_by_label(counts: Counter) -> dict[str, dict[str, int]]:
-    """{label: {reason: rows}}, both sorted."""
-    dropped = Counter()
-    for (reason, label), count in counts.items():
-        if reason is not None:
-            dropped[label or "", reason] += count
-    out: dict[str, dict[str, int]] = {}
-    for (label, reason), count in sorted(dropped.items()):
-        out.setdefault(label, {})[reason] = count
-    # A column of free text given as the label column would fill the manifest: keep the worst.
-    worst = sorted(out, key=lambda label: -sum(out[label].values()))[:100]
-    return {label: out[label] for label in sorted(worst)}
-
-
-def _samples(rows: DataFrame, column: str) -> dict[str, list[str]]:
-    order = Window.partitionBy(column).orderBy(F.sha2("id", 256))
-    few = rows.withColumn("_n", F.row_number().over(order)).where(F.col("_n") <= SAMPLES)
-    text = F.substring(F.coalesce("text", F.lit("")), 1, _SAMPLE_CHARACTERS).alias("text")
-    out: dict[str, list[str]] = {}
-    for row in few.select(column, "_n", text).orderBy(column, "_n").limit(300).collect():
-        out.setdefault(row[column], []).append(row["text"])
-    return out
-
-
-def _refuse_empty(read: int, source: Source) -> None:
-    if read == 0:
-        raise DataError(
-            "the source is empty",
-            where=source.name,
-            expected="at least one row",
-            got="0 rows",
-            remedy="check data.source; with data.csv.header the first line is no row",
-        )
-
-
-def _refuse_rejects(read: int, drops: Counter[str], data: DataSection) -> None:
-    counted = {r: n for r, n in drops.items() if n and r not in gate.DUPLICATES}
-    rejected = sum(counted.values())
-    if read and rejected / read > data.quality.max_reject_fraction:
-        raise DataError(
-            "too many rows are rejected",
-            where="data.quality.max_reject_fraction",
-            expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
-            got=f"{rejected:,} rows: "
-            + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
-            remedy="fix the source or the column mapping, or raise the fraction",
-        )

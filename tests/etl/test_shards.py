@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from pyspark.sql import functions as F
 
-from etl import build
+from etl import counting
 from etl.rows import labels
 from etl.write import shards
 from etl.write.shards import SplitSize
@@ -87,20 +87,20 @@ def _gated(spark, rows):
 
 def test_a_column_of_texts_for_labels_is_refused_without_collecting_it(spark, monkeypatch):
     monkeypatch.setattr(labels, "MOST_LABELS", 50)
-    monkeypatch.setattr(build, "_MOST_COUNTED", 200)
+    monkeypatch.setattr(counting, "_MOST_COUNTED", 200)
     gated = _gated(spark, [(None, f"some text {n}") for n in range(1_000)])
     with pytest.raises(DataError, match="too many values to be one") as caught:
-        build._gate_counts(gated, DataSection())
+        counting.at_gate(gated, DataSection())
     assert "'some text 0', 'some text 999'" in caught.value.got
 
 
 def test_of_many_labels_of_rejected_rows_the_frequent_ones_are_told(spark, monkeypatch):
     monkeypatch.setattr(labels, "MOST_LABELS", 5)
-    monkeypatch.setattr(build, "_MOST_COUNTED", 20)
+    monkeypatch.setattr(counting, "_MOST_COUNTED", 20)
     rows = [(None, "ab"[n % 2]) for n in range(40)]
     rows += [("bad_label", f"other {n}") for n in range(100)]
     rows += [("bad_label", "often")] * 7 + [("too_short", None)] * 3
-    counts, lines = build._gate_counts(_gated(spark, rows), DataSection())
+    counts, lines = counting.at_gate(_gated(spark, rows), DataSection())
     assert (counts[None, "a"], counts[None, "b"], counts["bad_label", "often"]) == (20, 20, 7)
     assert counts["too_short", None] == 3 and lines == []
     assert sum(n for (reason, _), n in counts.items() if reason == "bad_label") == 107

@@ -1,0 +1,155 @@
+"""What is counted of rows on their way to a dataset, and what too few or too many of them fail."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from etl.rows import gate, labels
+from etl.sources.source import Source
+from howdah.config.data import DataSection
+from howdah.errors import DataError
+
+SAMPLES = 3
+_SAMPLE_CHARACTERS = 400
+_MOST_COUNTED = 4 * labels.MOST_LABELS
+"""Pairs of a reason and a label that the driver takes in; each is some 500 bytes there."""
+
+
+def by(frame: DataFrame, *columns: str) -> Counter:
+    """{values of the columns: rows}."""
+    rows = frame.groupBy(*columns).count().collect()
+    return Counter({tuple(row[c] for c in columns): row["count"] for row in rows})
+
+
+def at_gate(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[int, int, str]]]:
+    """({(reason, label): rows}, a list of (texts with line breaks, most in one, its id)).
+
+    Raises:
+        DataError: so many labels that the column can be none of labels; they are not collected.
+    """
+    found = gated.groupBy("reason", "label").agg(
+        F.count("*").alias("count"),
+        F.count(F.when(F.col("breaks") > 0, 1)).alias("broken"),
+        F.max("breaks").alias("most"),
+        F.max_by("id", F.struct("breaks", "id")).alias("worst"),
+    )
+    rows = found.limit(_MOST_COUNTED + 1).collect()
+    if len(rows) > _MOST_COUNTED:
+        labels.refuse_too_many(
+            data,
+            *gated.where(F.col("reason").isNull())
+            .agg(F.approx_count_distinct("label"), F.min("label"), F.max("label"))
+            .first(),
+        )
+        # The labels of rejected rows are of use only where they are frequent.
+        frequent = (
+            found.where(F.col("reason").isNotNull())
+            .orderBy(F.desc("count"), "reason", "label")
+            .limit(labels.MOST_LABELS)
+            .select(
+                F.col("reason").alias("r"), F.col("label").alias("l"), F.lit(True).alias("often")
+            )
+        )
+        same = F.col("reason").eqNullSafe(F.col("r")) & F.col("label").eqNullSafe(F.col("l"))
+        shown = F.col("reason").isNull() | F.col("often").isNotNull()
+        rows = (
+            found.join(F.broadcast(frequent), same, "left")
+            .groupBy("reason", F.when(shown, F.col("label")).alias("label"))
+            .agg(
+                F.sum("count").alias("count"),
+                F.sum("broken").alias("broken"),
+                F.max("most").alias("most"),
+                F.max_by("worst", F.struct("most", "worst")).alias("worst"),
+            )
+            .collect()
+        )
+    counts = Counter({(row["reason"], row["label"]): row["count"] for row in rows})
+    return counts, [(row["broken"], row["most"], row["worst"]) for row in rows if row["broken"]]
+
+
+def judged(read: int, counts: Counter, data: DataSection, progress: Callable[[str], None]) -> dict:
+    """What the manifest says of the rows, unless too many are rejected."""
+    drops = drops_of(counts)
+    refuse_rejects(read, drops, data)
+    quality = quality_of(read, counts)
+    progress(
+        f"kept {quality['kept']:,} rows; dropped "
+        + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
+    )
+    return quality
+
+
+def drops_of(counts: Counter) -> Counter[str]:
+    """reason -> rows, of (reason or None, label) -> rows."""
+    drops: Counter[str] = Counter()
+    for (reason, _), count in counts.items():
+        if reason is not None:
+            drops[reason] += count
+    return drops
+
+
+def quality_of(read: int, counts: Counter) -> dict:
+    """What the manifest says of any source: rows read, kept and dropped."""
+    drops = drops_of(counts)
+    return {
+        "read": read,
+        "kept": read - sum(drops.values()),
+        "drops": {reason: drops[reason] for reason in gate.REASONS if drops[reason]},
+        "drops_by_label": _drops_by_label(counts),
+    }
+
+
+def _drops_by_label(counts: Counter) -> dict[str, dict[str, int]]:
+    """{label: {reason: rows}}, both sorted."""
+    dropped = Counter()
+    for (reason, label), count in counts.items():
+        if reason is not None:
+            dropped[label or "", reason] += count
+    out: dict[str, dict[str, int]] = {}
+    for (label, reason), count in sorted(dropped.items()):
+        out.setdefault(label, {})[reason] = count
+    # A column of free text given as the label column would fill the manifest: keep the worst.
+    worst = sorted(out, key=lambda label: -sum(out[label].values()))[:100]
+    return {label: out[label] for label in sorted(worst)}
+
+
+def samples(rows: DataFrame, column: str) -> dict[str, list[str]]:
+    """{value of the column: the beginnings of a few of its texts}, the same in every run."""
+    order = Window.partitionBy(column).orderBy(F.sha2("id", 256))
+    few = rows.withColumn("_n", F.row_number().over(order)).where(F.col("_n") <= SAMPLES)
+    text = F.substring(F.coalesce("text", F.lit("")), 1, _SAMPLE_CHARACTERS).alias("text")
+    out: dict[str, list[str]] = {}
+    for row in few.select(column, "_n", text).orderBy(column, "_n").limit(300).collect():
+        out.setdefault(row[column], []).append(row["text"])
+    return out
+
+
+def refuse_empty(read: int, source: Source) -> None:
+    """Fail where the source has no row."""
+    if read == 0:
+        raise DataError(
+            "the source is empty",
+            where=source.name,
+            expected="at least one row",
+            got="0 rows",
+            remedy="check data.source; with data.csv.header the first line is no row",
+        )
+
+
+def refuse_rejects(read: int, drops: Counter[str], data: DataSection) -> None:
+    """Fail where more rows are rejected than data.quality.max_reject_fraction, duplicates aside."""
+    counted = {r: n for r, n in drops.items() if n and r not in gate.DUPLICATES}
+    rejected = sum(counted.values())
+    if read and rejected / read > data.quality.max_reject_fraction:
+        raise DataError(
+            "too many rows are rejected",
+            where="data.quality.max_reject_fraction",
+            expected=f"at most {data.quality.max_reject_fraction:.0%} of {read:,} rows",
+            got=f"{rejected:,} rows: "
+            + ", ".join(f"{n:,} {r}" for r, n in sorted(counted.items(), key=lambda x: -x[1])),
+            remedy="fix the source or the column mapping, or raise the fraction",
+        )
