@@ -10,7 +10,7 @@ import torch
 
 from howdah.config.model import TrainingSection
 from training.checkpoint.read import MODEL
-from training.checkpoint.stored import Spool, StoredArray
+from training.checkpoint.stored import StoredArray, spooled
 from training.comm.base import Comm
 from training.comm.groups import Groups
 from training.model.split_torch import Split
@@ -92,15 +92,8 @@ class SplitAdamW(WholeAdamW):
         """
         if not self._gives:
             return None
-        spool = Spool(self._directory) if comm.rank == 0 else None
-        found = {}
-        for name, array in self._joined([*weights, *self.moments()]):
-            if spool is not None:
-                found[name] = spool.add(array)
-        if spool is None:
-            return None
-        spool.check()
-        return found
+        arrays = self._joined([*weights, *self.moments()])
+        return spooled(self._directory, arrays, keeps=comm.rank == 0)
 
     def _joined(self, arrays: Iterable[tuple[str, np.ndarray]]) -> Iterator[tuple[str, np.ndarray]]:
         """The whole tensors, on rank 0. Every rank of its group enters."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
 
 from howdah.config.model import TrainingSection
 from training.checkpoint.read import MODEL
-from training.checkpoint.stored import Spool, StoredArray
+from training.checkpoint.stored import StoredArray, spooled
 from training.comm.base import Comm
 from training.comm.groups import Groups
 from training.optim.adamw_torch import WholeAdamW
@@ -95,21 +95,18 @@ class StagedAdamW(WholeAdamW):
     def _collected(self, comm: Comm, own: dict[str, np.ndarray]) -> dict[str, StoredArray] | None:
         if not self._gives:
             return None
-        spool = Spool(self._directory) if comm.rank == 0 else None
+        return spooled(self._directory, self._gathered(own), keeps=comm.rank == 0)
+
+    def _gathered(self, own: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+        """All stages' arrays, on rank 0. Every stage enters."""
         # Weights first, as every checkpoint has them.
         places = self._stages.gather_json({name: list(array.shape) for name, array in own.items()})
         groups: dict[bool, list[tuple[str, list[int], int]]] = {True: [], False: []}
         for owner, shapes in enumerate(places):
             for name, shape in shapes.items():
                 groups[name.startswith(MODEL)].append((name, shape, owner))
-        found = {}
         for name, shape, owner in groups[True] + groups[False]:
             mine = self._stages.rank == owner
             message = torch.from_numpy(np.array(own[name])) if mine else torch.empty(shape)
             self._stages.fetch(message, owner)
-            if spool is not None:
-                found[name] = spool.add(message.numpy())
-        if spool is None:
-            return None
-        spool.check()
-        return found
+            yield name, message.numpy()
