@@ -1,7 +1,8 @@
 """`howdah submit --on local|spark|ray`: a configuration becomes a driver process on this machine.
 
 In this order: checks, claim on the run directory, the job's own files, the driver, which outlives
-the command. A second submission of the same run attaches to the live job.
+the command. A second submission of the same run attaches to the live job; one that is being stopped
+is waited for, and the submission starts a job of its own.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from howdah.errors import ClusterError, ConfigError, HowdahError, TrainingError
 from howdah.spark import shipping
 from howdah.storage import directories
 from jobs import checks, secret_file
+from jobs.status import status_file
 from places import dataset as making
 from places import record
 from places.record import Record
@@ -37,6 +39,8 @@ __all__ = ["Submitted", "dry_run", "submit"]
 Progress = Callable[[str], None]
 _START_SECONDS = 300.0
 """How long a Spark session or a Ray may take to start."""
+_END_SECONDS = 120.0
+"""What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.1
 
 
@@ -117,6 +121,8 @@ def submit(config: Config, progress: Progress, *, etl: bool = False) -> Submitte
     digest = content_hash(redact.config(config).model_dump(mode="json"))
     with record.submitting(config.run.directory):
         there = record.read(config.run.directory)
+        if there is not None and there.on == config.job.on:
+            _wait_for_end(there, config, progress)
         attached = there is not None and there.alive
         if attached:
             if there.fingerprint != digest or there.on != config.job.on:
@@ -130,6 +136,28 @@ def submit(config: Config, progress: Progress, *, etl: bool = False) -> Submitte
     page = record.driver_status(there).get("page")
     seconds = time.monotonic() - began
     return Submitted(record=there, page=page, attached=attached, seconds=seconds)
+
+
+def _wait_for_end(there: Record, config: Config, progress: Progress) -> None:
+    """Wait for a job that is being stopped, or has failed, to end; one that runs stays.
+
+    Raises:
+        ClusterError: it does not end.
+    """
+    seconds = config.checkpoint.grace_seconds + _END_SECONDS
+    until, shown = time.monotonic() + seconds, False
+    while there.alive and status_file.is_ending(record.driver_status(there)):
+        if time.monotonic() > until:
+            raise ClusterError(
+                "the job that has this run directory is being stopped and does not end",
+                where=there.run_directory, expected=f"its end within {seconds:.0f} s",
+                got=f"{there.application}, process {there.pid}",
+                remedy=f"howdah kill {there.application}",
+            )  # fmt: skip
+        if not shown:
+            progress(f"waiting for the end of {there.application}, which is being stopped")
+            shown = True
+        time.sleep(_POLL_SECONDS)
 
 
 # -------------------------------------------------------------------------------------- checks

@@ -1,7 +1,8 @@
 """`howdah submit`: a configuration becomes an application on YARN.
 
 In this order: preflight checks, acquire the run directory's lock, upload what the nodes lack,
-submit, record the id. A second submission of the same run attaches to the live application.
+submit, record the id. A second submission of the same run attaches to the live application; where
+that one is being stopped, the submission waits for its end and starts an application of its own.
 """
 
 from __future__ import annotations
@@ -20,13 +21,21 @@ from howdah import redact, storage
 from howdah.config import loader as config_module
 from howdah.config.model import Config
 from howdah.data.manifest import content_hash
-from howdah.errors import ClusterError, HowdahError, Interrupted, StorageError, Terminated
+from howdah.errors import (
+    ClusterError,
+    HowdahError,
+    Interrupted,
+    NotFound,
+    StorageError,
+    Terminated,
+)
 from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
-from howdah.hadoop.resourcemanager import PATIENCE_SECONDS, ResourceManager
+from howdah.hadoop.resourcemanager import OVER, PATIENCE_SECONDS, ResourceManager
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PACKAGES
 from jobs import secret_file
+from jobs.status import status_file
 from yarn import address, shipping, spec
 from yarn.client import control
 from yarn.client.registry import announce
@@ -37,6 +46,9 @@ from yarn.preflight import locality, preflight
 __all__ = ["Submitted", "dry_run", "submit"]
 
 Progress = Callable[[str], None]
+_END_SECONDS = 120.0
+"""What a job that is being stopped may need to end besides its ranks' grace period."""
+_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +129,9 @@ def submit(config: Config, progress: Progress) -> Submitted:
         lock = SubmissionLock(config.run.directory, spec.tag(config.run.directory), manager)
         token, digest = secrets.token_hex(6), fingerprint(config)
         claim = lock.acquire(token, digest, submitter(config))
+        if isinstance(claim, str) and _is_ending(config, claim):
+            _wait_for_end(config, manager, claim, progress)
+            claim = lock.acquire(token, digest, submitter(config))
         if isinstance(claim, str):
             application = _attach(lock, claim, digest)
             progress(f"this run is submitted already: {application}")
@@ -137,6 +152,36 @@ def _check(config: Config, manager: ResourceManager, progress: Progress) -> None
     spec.refuse_local_paths(config, local_model=local_model)
     spec.refuse_other_carriers(config)
     preflight.check(config, manager, progress)
+
+
+def _is_ending(config: Config, application: str) -> bool:
+    """Its driver's newest status says that it is being stopped, or has failed."""
+    try:
+        status = storage.read_json(status_file.status_path(config.run.directory))
+    except NotFound:
+        return False
+    return status.get("application") == application and status_file.is_ending(status)
+
+
+def _wait_for_end(
+    config: Config, manager: ResourceManager, application: str, progress: Progress
+) -> None:
+    """Wait until YARN says that an application has ended.
+
+    Raises:
+        ClusterError: it does not end.
+    """
+    seconds = config.checkpoint.grace_seconds + _END_SECONDS
+    until = time.monotonic() + seconds
+    progress(f"waiting for the end of {application}, which is being stopped")
+    while manager.application(application)["state"] not in OVER:
+        if time.monotonic() > until:
+            raise ClusterError(
+                "the application that has this run directory is being stopped and does not end",
+                where=config.run.directory, expected=f"its end within {seconds:.0f} s",
+                got=application, remedy=f"howdah kill {application}",
+            )  # fmt: skip
+        time.sleep(_POLL_SECONDS)
 
 
 def _attach(lock: SubmissionLock, application: str, digest: str) -> str:

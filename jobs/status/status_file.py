@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from howdah import attempts, storage
@@ -20,7 +20,7 @@ from howdah.core import threads
 from howdah.errors import DataError, HowdahError, StorageError, StorageUnavailable
 from jobs.status.claim import Claim, Superseded
 
-__all__ = ["StatusFile", "directory", "status_path"]
+__all__ = ["StatusFile", "directory", "is_ending", "status_path"]
 
 _STATUS_SECONDS = 5.0
 _REQUEST_SECONDS = 2.0
@@ -36,6 +36,14 @@ def directory(run_directory: str) -> str:
 def status_path(run_directory: str) -> str:
     """Where its drivers write their status."""
     return storage.join(directory(run_directory), "status.json")
+
+
+def is_ending(status: Mapping[str, Any]) -> bool:
+    """By its status, a job whose driver still runs is being stopped, or has failed.
+
+    Who submits its run again wants a new job, not the verdict of this one.
+    """
+    return status.get("state") in ("stopping", "killed", "failed")
 
 
 class StatusFile:

@@ -185,6 +185,30 @@ def test_a_stopped_rank_is_named_and_replaced(job, on):
     check_state(one)
 
 
+def test_a_submission_that_meets_a_job_being_stopped_waits_and_starts_its_own(job):
+    one = job("local", min_workers=1)
+    first = one.trains(2) and one.application
+    slow = one.rank(0)["pid"]
+    kill(slow, signal.SIGSTOP)  # its checkpoint takes as long as we like
+    words = [sys.executable, "-m", "howdah.cli"]
+    kills = subprocess.Popen(
+        [*words, "kill", first, "--save"], env=one.env, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    wait_until(lambda: one.file["state"] == "stopping")
+    again = subprocess.Popen(
+        [*words, "submit", "--config", str(one.config), "--on", "local", "--json"],
+        env=one.env, cwd=one.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    said = again.stderr.readline()
+    assert said == f"waiting for the end of {first}, which is being stopped\n"
+    kill(slow, signal.SIGCONT)
+    answer = json.loads(again.communicate(timeout=120)[0])
+    assert kills.wait(60) == 0
+    assert not answer["attached"] and answer["application"] != first
+    assert one.submit()["application"] == answer["application"]  # attaches
+    one.trains(2)
+
+
 @full
 @pytest.mark.parametrize("on", PLACES)
 def test_an_interrupt_of_the_command_that_waits_saves_and_ends_the_job(job, on):

@@ -72,9 +72,9 @@ class PlaceJob(LocalJob):
         self.application = answer["application"]
         self.job = self.directory / "cache" / "jobs" / self.application
         self.log = self.job / "driver.log"
-        record = json.loads((self.job / "place.json").read_text())
-        if not answer["attached"]:
-            self.driver = _Detached(record["pid"])
+        pid = json.loads((self.job / "place.json").read_text())["pid"]
+        if not answer["attached"] or self.driver.pid != pid:
+            self.driver = _Detached(pid)
         return answer
 
     @property
