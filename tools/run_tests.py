@@ -9,8 +9,9 @@ A process may hold one framework, so tests that import TensorFlow or PyTorch the
 files named `*_tf.py` and `*_torch.py` and get a process each.
 
 Tests on Hadoop's daemons, Airflow's and those of whole jobs wait much of their time: `make test`
-runs them beside the other groups where two processors and the memory are there. The full matrix
-times its faults, so one group after the other.
+runs them beside the other groups where two processors and the memory are there; which of the two
+ends first takes a group of the other. The full matrix times its faults, so one group after the
+other.
 """
 
 from __future__ import annotations
@@ -53,25 +54,26 @@ class Group:
     """Tests that share a process.
 
     `marks` is pytest's -m expression, `files` whose tests; of them those below the folder `within`,
-    if given, and not below `without`.
+    if given, and below none of `without`.
     """
 
     name: str
     marks: str
     files: str = "other"
     within: str | None = None
-    without: str | None = None
+    without: tuple[str, ...] = ()
 
 
 # Each test belongs to one group: the first marker of hadoop, airflow, spark, mpi decides. Tests
-# with the last are in two groups of about the same length.
+# with the last are in three groups, so that two lanes can end at about the same time.
 _MPI = "mpi and not (hadoop or airflow or spark or gpu)"
 GROUPS = (
     Group("core", "not (hadoop or airflow or spark or mpi or gpu)"),
     Group("tensorflow", "not gpu", "tensorflow"),
     Group("torch", "not gpu", "torch"),
     Group("spark", "spark and not (hadoop or airflow or gpu)"),
-    Group("mpi", _MPI, without="tests/jobs"),
+    Group("mpi", _MPI, without=("tests/jobs", "tests/training/elastic")),
+    Group("elastic", _MPI, within="tests/training/elastic"),
     Group("jobs", _MPI, within="tests/jobs"),
     Group("airflow", "airflow and not (hadoop or gpu)"),
     Group("hadoop", "hadoop and not gpu"),
@@ -110,8 +112,8 @@ def files_of(group: Group, tests: Sequence[Path]) -> list[Path]:
     found = [path for path in tests if group.files in ("all", kind_of(path))]
     if group.within is not None:
         found = [path for path in found if path.is_relative_to(ROOT / group.within)]
-    if group.without is not None:
-        found = [path for path in found if not path.is_relative_to(ROOT / group.without)]
+    for folder in group.without:
+        found = [path for path in found if not path.is_relative_to(ROOT / folder)]
     return found
 
 
@@ -242,6 +244,11 @@ class Lane:
         self.begun: list[Running] = []
         self.outcomes: dict[str, Outcome] = {}
 
+    def relieve(self, other: Lane) -> None:
+        """Where nothing waits or runs here, take the last group that waits in another lane."""
+        if not self._waiting and (self._now is None or self._now.ended) and other._waiting:
+            self._waiting.append(other._waiting.pop())
+
     def goes_on(self) -> bool:
         """Begin the next group where the last has ended; whether one runs."""
         if self._now is not None and self._now.ended:
@@ -280,6 +287,9 @@ def run_all(groups: Sequence[Group], extra: Sequence[str]) -> dict[str, Outcome]
     lanes = [Lane(aside, extra, logged=True), Lane(ahead, extra, logged=False)]
     try:
         while time.monotonic() < ends:
+            if aside:
+                lanes[0].relieve(lanes[1])
+                lanes[1].relieve(lanes[0])
             running = [lane.goes_on() for lane in lanes]
             if not any(running):
                 break

@@ -43,7 +43,10 @@ def write(runner, name, text):
 
 
 @pytest.mark.parametrize("name", ["test_x.py", "test_x_tf.py", "test_x_torch.py"])
-@pytest.mark.parametrize("folder", ["tests", "tests/jobs", "tests/jobs/driver", "tests/training"])
+@pytest.mark.parametrize(
+    "folder",
+    ["tests", "tests/jobs", "tests/jobs/driver", "tests/training", "tests/training/elastic"],
+)
 def test_each_test_belongs_to_exactly_one_group(runner, folder, name):
     """Whatever markers a test carries, in whatever kind of file."""
     file = runner.ROOT / folder / name
@@ -124,6 +127,14 @@ def test_past_their_time_both_are_stopped_and_none_is_begun(runner, capsys, monk
     assert runner.main([]) == 1
     out = capsys.readouterr().out
     assert out.count("stopped after") == 2 and "not begun" in out
+
+
+def test_a_lane_that_is_through_takes_a_group_of_the_other(runner, monkeypatch):
+    """`mpi` waits behind `core` in one lane, and meets it all the same."""
+    monkeypatch.setattr(runner, "has_room", lambda: True)
+    write(runner, "test_a.py", MEETING + "def test_one(): meet('one', 'two')\n")
+    write(runner, "test_b.py", MEETING + "@pytest.mark.mpi\ndef test_two(): meet('two', 'one')\n")
+    assert runner.main([]) == 0
 
 
 def test_where_there_is_no_room_groups_run_in_turn(runner, capsys, monkeypatch):
