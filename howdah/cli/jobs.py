@@ -108,6 +108,7 @@ def submit(
 
 
 def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None:
+    from howdah.hadoop.kerberos import logged_in
     from places import record
     from yarn import submit as submission
 
@@ -115,7 +116,8 @@ def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None
         plan = submission.dry_run(checked, say)
         answer(plan, json, submission.lines(plan))
         return
-    record.free_for_yarn(checked.run.directory)
+    with logged_in(checked.yarn.keytab, checked.yarn.principal, "yarn.keytab"):
+        record.free_for_yarn(checked.run.directory)
     found = submission.submit(checked, say)
     if wait:
         say(f"submitted {found.application}: {found.tracking_url}")

@@ -80,7 +80,7 @@ def dag(airflow_standalone, place, mlflow_server, tmp_path):
     path = tmp_path / "defaults.yaml"
     path.write_text(yaml.safe_dump(defaults(place, mlflow_server)))
     text = (ROOT / "dags" / "finetune.py").read_text()
-    line = "DEFAULTS = form.installed_defaults()"
+    line = "DEFAULTS = trigger_form.installed_defaults()"
     assert line in text
     text = text.replace(line, f'os.environ["{trigger_form.DEFAULTS}"] = {str(path)!r}\n{line}')
     airflow_standalone.add_dag(DAG, text.replace("howdah_finetune", DAG))

@@ -139,7 +139,7 @@ def test_a_scheduler_that_is_killed_costs_no_step(tasks, late):
 
 @pytest.mark.full
 def test_a_scheduler_that_is_killed_while_the_task_submits_leaves_one_application(tasks):
-    task = tasks.start("submitting", "retries")
+    task = tasks.start("submitting", "retries", training={"max_steps": 1500})  # outlasts the gap
     task.submits()
     task.airflow.components.kill("scheduler", group=True)
     wait_until_missed(task)

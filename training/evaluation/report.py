@@ -210,5 +210,15 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     if git:
         facts.append(("git", git["commit"] + (" (changed since)" if git.get("dirty") else "")))
     facts += [(f"version of {name}", value) for name, value in (run.get("versions") or {}).items()]
-    facts.append(("attempts", str(len(run.get("attempts") or []))))
+    attempts = run.get("attempts") or []
+    facts.append(("attempts", str(len(attempts))))
+    facts += [(f"attempt {one.get('attempt', n)}", _attempt(one)) for n, one in enumerate(attempts)]
     return facts
+
+
+def _attempt(one: Mapping[str, Any]) -> str:
+    """How an attempt fared, in one line; one that was killed has no end."""
+    user, host = (one.get(key) or "unknown" for key in ("user", "host"))
+    ranks, seconds = one.get("world_size"), one.get("seconds")
+    end = "no end on record" if seconds is None else f"{one.get('status')} after {seconds:,.0f} s"
+    return f"{one.get('started')}, {user} on {host}, {ranks} ranks, {end}"

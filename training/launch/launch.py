@@ -444,7 +444,7 @@ def _write_outcome(config: Config, local: str, error: HowdahError | None) -> Non
         file = RunFile(directory)
         stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
         status = "interrupted" if stopped else "failed"
-        file.update(status=status, error=redact.text(error.what))
+        file.end(status, redact.text(error.what))
     if not storage.is_local(directory):
         logs = os.path.join(local, "logs")
         for name in sorted(os.listdir(logs)) if os.path.isdir(logs) else []:

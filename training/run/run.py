@@ -184,7 +184,8 @@ class Run:
         try:
             if self._files.shares_names:
                 self.check_fence()
-            self.update(status=status, error=None if error is None else redact.text(error.what))
+            if self.owned is not None:
+                self.owned.file.end(status, None if error is None else redact.text(error.what))
             self.metrics.close(status)
             self._mirror.close()
         except FencedOff as later:

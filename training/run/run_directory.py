@@ -131,6 +131,7 @@ class RunDirectory:
         Raises:
             CheckpointError: it is of another run, corrupt, or not there.
         """
+        self.file.of(expect)
         wanted = self._config.checkpoint.resume
         found = None
         begun = self.file.has_begun(self._submission)

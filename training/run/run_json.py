@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import getpass
 import hashlib
 import importlib.metadata
 import json
@@ -22,6 +23,7 @@ from typing import Any
 from howdah import __version__, redact, storage
 from howdah.config.loader import Config, dump_yaml
 from howdah.errors import DataError, NotFound, StorageError
+from training.checkpoint.identity import Identity
 
 __all__ = [
     "CONFIG", "FILE_NAME", "NEEDED", "UNHASHED_TRAINING", "RunFile", "config_hash",
@@ -87,6 +89,7 @@ class RunFile:
                 "config_hash": config_hash(config),
                 "submission": submission,
                 "host": socket.gethostname(),
+                "user": redact.text(_user()),
                 "pid": os.getpid(),
             }
         )
@@ -105,6 +108,28 @@ class RunFile:
             "attempts": history,
         }
         self.write()
+
+    def of(self, identity: Identity) -> None:
+        """Note what the run learns from: dataset and base model, by their hashes."""
+        self.update(
+            dataset=identity.dataset_path, dataset_hash=identity.dataset,
+            model_hash=identity.base_model,
+        )  # fmt: skip
+
+    def end(self, status: str, error: str | None) -> None:
+        """Write how and when the newest attempt ended: finished, interrupted or failed.
+
+        Called again (by the launcher, of a rank that has written its own end), it changes no time.
+        """
+        with self._lock:
+            if attempts := self.values.get("attempts"):
+                newest = attempts[-1]
+                if "ended" not in newest:
+                    newest["ended"] = _now()
+                    newest["seconds"] = round(_seconds(newest["started"], newest["ended"]), 3)
+                newest["status"] = status
+            finished = {"finished": attempts[-1]["ended"]} if status == "finished" else {}
+            self.update(status=status, error=error, **finished)
 
     def has_begun(self, submission: str | None) -> bool:
         """An attempt of this submission has chosen where it resumes from."""
@@ -255,6 +280,20 @@ def git_state() -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit, "dirty": bool(status)}
+
+
+def _user() -> str:
+    """Whose process this is; a number where the machine has no name for it, as in containers."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _seconds(started: str, ended: str) -> float:
+    """Between two times of `_now`."""
+    begin, end = (datetime.datetime.fromisoformat(each) for each in (started, ended))
+    return (end - begin).total_seconds()
 
 
 def _now() -> str:
