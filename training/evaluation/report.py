@@ -16,10 +16,9 @@ from howdah.models import baseline
 from training.evaluation import plots
 from training.run.metrics_log import read_metrics
 from training.run.run_json import FILE_NAME as RUN_FILE
+from training.run.run_json import REPORT
 
 __all__ = ["number", "render", "template", "write"]
-
-REPORT = "report.html"
 
 _TILES = tuple(name for name in SHOWN if name != "loss")
 """The loss has a curve of its own, beside the training's."""

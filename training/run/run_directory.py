@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from howdah import storage
+from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.storage import directories
 from training.checkpoint.fence import Fence
@@ -17,8 +17,8 @@ from training.run.metrics_log import FILE_NAME as METRICS_FILE
 from training.run.metrics_log import MetricsLog
 from training.run.metrics_logger import MetricsLogger
 from training.run.mirror import Mirror
-from training.run.run_json import RunFile, freeze_config
-from training.run.tracking import MlflowTracker, TensorBoard
+from training.run.run_json import REPORT, RunFile, freeze_config
+from training.run.tracking import MlflowTracker, Provenance, TensorBoard
 
 __all__ = ["RunDirectory"]
 
@@ -182,6 +182,28 @@ class RunDirectory:
             self._first_step_noted = True
             self.file.note(seconds_to_first_step=round(job_age(), 3))
 
+    def _provenance(self) -> Provenance:
+        """What MLflow is to say of this run."""
+        run = self.file.values
+        attempt, git = run["attempts"][-1], run.get("git")
+        tags = {
+            "mlflow.user": attempt["user"],
+            "mlflow.source.name": "howdah",
+            "mlflow.source.type": "JOB",
+            "howdah.run_id": run["run_id"],
+            "howdah.run_directory": redact.text(self._path),
+            "howdah.version": run["versions"]["howdah"],
+        }
+        if git is not None:
+            tags["mlflow.source.git.commit"] = git["commit"]
+        if attempt["submission"] is not None:
+            tags["howdah.application"] = attempt["submission"]
+        path, digest = run.get("dataset"), run.get("dataset_hash")
+        return Provenance(
+            tags=tags, dataset=(redact.text(path), digest) if path and digest else None,
+            report=lambda: storage.read_text(storage.join(self._path, REPORT)),
+        )  # fmt: skip
+
     def _track(self, resumed_at: int) -> None:
         """Open the trackers, once."""
         if self._tracking:
@@ -198,6 +220,7 @@ class RunDirectory:
                 self._config,
                 run_id=self.file.values.get("mlflow_run_id"),
                 run_name=self._config.run.name,
+                provenance=self._provenance(),
                 say=self._logger.say,
                 check=self.fence.check,
             )

@@ -26,11 +26,13 @@ from howdah.errors import DataError, NotFound, StorageError
 from training.checkpoint.identity import Identity
 
 __all__ = [
-    "CONFIG", "FILE_NAME", "NEEDED", "UNHASHED_TRAINING", "RunFile", "config_hash",
+    "CONFIG", "FILE_NAME", "NEEDED", "REPORT", "UNHASHED_TRAINING", "RunFile", "config_hash",
     "freeze_config", "git_state", "readable_config", "versions",
 ]  # fmt: skip
 
 FILE_NAME = "run.json"
+REPORT = "report.html"
+"""The run's page, beside it (training/evaluation/report.py)."""
 CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
 """Of a configuration that was written down without its secrets, these must be whole to train."""

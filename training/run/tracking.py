@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from howdah import redact
+from howdah import redact, storage
 from howdah.config.model import Config, MlflowOptions
 from howdah.core import activity, threads
 from howdah.errors import ClusterError, StorageError
 from training.checkpoint.fence import FencedOff
 from training.run.event_file import EventFile
 
-__all__ = ["MlflowTracker", "TensorBoard", "Tracker", "flat"]
+__all__ = ["MlflowTracker", "Provenance", "TensorBoard", "Tracker", "flat"]
 
 _START_SECONDS = 900.0
 """MLflow's client retries a server that does not answer, two minutes each time, and then fails."""
@@ -94,6 +96,18 @@ class TensorBoard(Tracker):
         self._file.abandon()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """What a run in MLflow says of itself besides parameters and figures."""
+
+    tags: Mapping[str, str]
+    """Who, where, from which commit; MLflow's own names where it has one."""
+    dataset: tuple[str, str] | None
+    """(path, hash) of the dataset's version."""
+    report: Callable[[], str]
+    """Gives report.html, once the run has finished."""
+
+
 class MlflowTracker(Tracker):
     """One MLflow run, whatever the world size, continued by later attempts.
 
@@ -104,13 +118,15 @@ class MlflowTracker(Tracker):
         config: the whole configuration, whose leaves become the run's parameters.
         run_id: MLflow's id of the run to continue; None begins one.
         run_name: name of a run that begins.
+        provenance: tags, dataset and report of the run.
         say: shows a line when the server stops answering (once).
         check: called before anything is sent; raises FencedOff where the run is a later attempt's.
     Raises:
         ClusterError: the server cannot be reached at the start.
     """
 
-    _MAX_PARAMETER = 500  # characters, MLflow's limit for all of its stores
+    # Characters, MLflow's limits for all of its stores.
+    _MAX_PARAMETER, _MAX_TAG, _MAX_DIGEST = 500, 5000, 36
 
     def __init__(
         self,
@@ -119,6 +135,7 @@ class MlflowTracker(Tracker):
         *,
         run_id: str | None,
         run_name: str,
+        provenance: Provenance,
         say: Callable[[str], None],
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -130,6 +147,7 @@ class MlflowTracker(Tracker):
         logging.getLogger("mlflow").setLevel(logging.ERROR)
         self._error = MlflowException
         self._say, self._check = say, check
+        self._report = provenance.report
         check()
         try:
             with activity.at_most(_START_SECONDS):
@@ -145,6 +163,7 @@ class MlflowTracker(Tracker):
                     self._log_parameters(run_id, config)
                 else:
                     self._client.update_run(run_id, status="RUNNING")
+                self._log_provenance(run_id, provenance)
         except (MlflowException, OSError) as error:
             raise ClusterError(
                 "the MLflow server cannot be used",
@@ -170,6 +189,21 @@ class MlflowTracker(Tracker):
         params = [Param(key, str(value)[: self._MAX_PARAMETER]) for key, value in leaves]
         for start in range(0, len(params), 100):  # MLflow's limit of a batch
             self._client.log_batch(run_id, params=params[start : start + 100])
+
+    def _log_provenance(self, run_id: str, provenance: Provenance) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag, RunTag
+
+        tags = [RunTag(name, value[: self._MAX_TAG]) for name, value in provenance.tags.items()]
+        self._client.log_batch(run_id, tags=tags)
+        if provenance.dataset is not None:
+            path, digest = provenance.dataset
+            dataset = Dataset(
+                name=storage.name(storage.parent(path)), digest=digest[: self._MAX_DIGEST],
+                source_type="howdah", source=json.dumps({"uri": path}),
+            )  # fmt: skip
+            context = InputTag("mlflow.data.context", "training")
+            # MLflow adds none that the run has already, as at a second attempt.
+            self._client.log_inputs(run_id, [DatasetInput(dataset, [context])])
 
     def log(self, step: int, values: dict[str, float]) -> None:
         """Log metrics of a step; they are sent within two seconds."""
@@ -238,11 +272,20 @@ class MlflowTracker(Tracker):
         self._send()
         if not self._ours():
             return
+        if status == "finished":
+            self._send_report()
         state = {"finished": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
         try:
             self._client.set_terminated(self.run_id, status=state)
         except (self._error, OSError) as error:
             self._say(f"warning: MLflow's run could not be ended: {error}".splitlines()[0])
+
+    def _send_report(self) -> None:
+        """Put report.html among the run's artifacts; they may lie where only others can write."""
+        try:
+            self._client.log_text(self.run_id, self._report(), "report.html")
+        except Exception as error:  # noqa: BLE001 - of whichever artifact store
+            self._say(f"warning: MLflow does not take report.html: {error}".splitlines()[0])
 
 
 def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

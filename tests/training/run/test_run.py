@@ -19,7 +19,6 @@ from howdah.config.loader import from_dict
 from howdah.config.model import CheckpointSection
 from howdah.errors import (
     CheckpointError,
-    ClusterError,
     StorageError,
     UsageError,
 )
@@ -432,34 +431,6 @@ def test_nothing_of_a_run_imports_a_framework(tmp_path):
     """)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def test_mlflow_gets_one_run_over_two_attempts(tmp_path):
-    mlflow = pytest.importorskip("mlflow")
-    uri = f"sqlite:///{tmp_path}/mlflow.db"
-    options = {"tracking": {"mlflow": {"uri": uri, "experiment": "e"}, "tensorboard": False}}
-    settings = options | {"training": {"logging_steps": 2}}
-    for upto, status in ((4, "failed"), (8, "finished")):
-        run = open_run(str(tmp_path / "run"), **settings)
-        take_steps(run, TrainState(step=upto - 4), upto)
-        run.close(status)
-    client = mlflow.MlflowClient(tracking_uri=uri)
-    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
-    assert found.info.status == "FINISHED"
-    assert found.data.params["training.logging_steps"] == "2"
-    history = client.get_metric_history(found.info.run_id, "train/loss")
-    assert sorted(point.step for point in history) == [2, 4, 6, 8]
-
-
-def test_an_mlflow_that_is_not_there_is_one_clear_error(tmp_path, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    options = {"tracking": {"mlflow": {"uri": "http://127.0.0.1:9"}, "tensorboard": False}}
-    run = open_run(str(tmp_path), **options)
-    with pytest.raises(ClusterError, match="MLflow") as caught:
-        run.begin(TrainState(), total_steps=1)
-    run.close("failed")
-    assert "http://127.0.0.1:9" in caught.value.where
 
 
 # ------------------------------------------------------------------------------------- state

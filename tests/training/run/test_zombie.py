@@ -40,7 +40,7 @@ from training.run.local_dir import RankRecord
 from training.run.metrics_log import MetricsLog
 from training.run.run import Run
 from training.run.run_json import RunFile
-from training.run.tracking import MlflowTracker
+from training.run.tracking import MlflowTracker, Provenance
 from training.serving.evaluate import evaluate
 from training.serving.export import export
 from training.serving.run_info import RunInfo
@@ -201,16 +201,18 @@ def test_metrics_and_events_of_a_zombie_are_not_written(taken):
     assert after == before
 
 
-def test_mlflows_run_stays_finished(taken, tmp_path):
+def test_mlflows_run_stays_finished(taken, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     _, fence, follow = taken
+    monkeypatch.chdir(tmp_path)  # where a database has its artifacts
     uri = f"sqlite:///{tmp_path}/mlflow.db"
     config = from_dict({"tracking": {"mlflow": {"uri": uri}}})
 
     def tracker(run_id, check):
         return MlflowTracker(
-            config.tracking.mlflow, config, run_id=run_id, run_name="r", say=print, check=check
-        )
+            config.tracking.mlflow, config, run_id=run_id, run_name="r", say=print, check=check,
+            provenance=Provenance(tags={}, dataset=None, report=lambda: "the report"),
+        )  # fmt: skip
 
     zombie = tracker(None, fence.check)
     later = follow()

@@ -1,0 +1,51 @@
+"""A run in MLflow: one over all attempts, with what it was made of and its report."""
+
+import getpass
+import json
+from dataclasses import replace
+
+import pytest
+
+from howdah.errors import ClusterError
+from tests.training.run.test_run import IDENTITY, open_run, take_steps
+from training.checkpoint.state import TrainState
+from training.evaluation import report
+from training.run.run_json import RunFile
+
+
+def test_mlflow_gets_one_run_over_two_attempts(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    options = {"tracking": {"mlflow": {"uri": uri, "experiment": "e"}, "tensorboard": False}}
+    settings = options | {"training": {"logging_steps": 2}}
+    monkeypatch.chdir(tmp_path)  # where a database has its artifacts
+    for upto, status in ((4, "failed"), (8, "finished")):
+        run = open_run(str(tmp_path / "run"), **settings)
+        run.owned.file.of(replace(IDENTITY, dataset_path="hdfs://n/dataset/v-1"))
+        take_steps(run, TrainState(step=upto - 4), upto)
+        report.write(str(tmp_path / "run"))
+        run.close(status)
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    (found,) = client.search_runs([client.get_experiment_by_name("e").experiment_id])
+    assert found.info.status == "FINISHED"
+    assert found.data.params["training.logging_steps"] == "2"
+    history = client.get_metric_history(found.info.run_id, "train/loss")
+    assert sorted(point.step for point in history) == [2, 4, 6, 8]
+    [used] = found.inputs.dataset_inputs
+    assert (used.dataset.name, used.dataset.digest) == ("dataset", "d")
+    assert json.loads(used.dataset.source) == {"uri": "hdfs://n/dataset/v-1"}
+    assert found.data.tags["howdah.run_id"] == RunFile(str(tmp_path / "run")).values["run_id"]
+    assert found.data.tags["mlflow.user"] == getpass.getuser()
+    page = mlflow.artifacts.load_text(f"{found.info.artifact_uri}/report.html")
+    assert "hdfs://n/dataset/v-1" in page
+
+
+def test_an_mlflow_that_is_not_there_is_one_clear_error(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    options = {"tracking": {"mlflow": {"uri": "http://127.0.0.1:9"}, "tensorboard": False}}
+    run = open_run(str(tmp_path), **options)
+    with pytest.raises(ClusterError, match="MLflow") as caught:
+        run.begin(TrainState(), total_steps=1)
+    run.close("failed")
+    assert "http://127.0.0.1:9" in caught.value.where
