@@ -1,4 +1,4 @@
-"""The commands that say what a run's figures are worth: baseline, crossval."""
+"""The commands that say what a run's figures are worth: baseline, crossval, report."""
 
 from __future__ import annotations
 
@@ -73,3 +73,33 @@ def crossval(
         checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say
     )
     answer(found, json, [*table(found), f"cross-validation: {found['path']}"])
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories.")],
+    output: Annotated[
+        str | None,
+        typer.Option(help="The page of several runs; none: comparison.html beside this process."),
+    ] = None,
+    json: AsJson = False,
+) -> None:
+    """Write a run's report.html again, or one page with several runs side by side."""
+    allowed(*(("RUN", "path", run) for run in runs), ("--output", "path", output))
+    if len(runs) == 1:
+        if output is not None:
+            raise UsageError(
+                "the report of one run lies in its directory", where="--output", got=output,
+                remedy="leave it out, or give several runs",
+            )  # fmt: skip
+        from training.evaluation.report import write
+
+        path = write(runs[0])
+        answer({"path": path}, json, [f"report: {path}"])
+        return
+    from training.evaluation.comparison import compare
+
+    found = compare(runs, output or "comparison.html")
+    if not found["same_dataset"]:
+        say("warning: these runs were measured on different datasets, or it is not known on which")
+    answer(found, json, [f"comparison: {found['path']}"])

@@ -18,7 +18,7 @@ from training.run.metrics_log import read_metrics
 from training.run.run_json import FILE_NAME as RUN_FILE
 from training.run.run_json import REPORT
 
-__all__ = ["number", "render", "template", "write"]
+__all__ = ["number", "read_run", "render", "template", "write"]
 
 _TILES = tuple(name for name in SHOWN if name != "loss")
 """The loss has a curve of its own, beside the training's."""
@@ -32,15 +32,7 @@ def write(run_directory: str, check: Callable[[], None] = lambda: None) -> str:
     Raises:
         DataError: not a run directory.
     """
-    try:
-        run = storage.read_json(storage.join(run_directory, RUN_FILE))
-    except NotFound:
-        raise DataError(
-            "this is no run directory",
-            where=run_directory,
-            expected=RUN_FILE,
-            remedy="give run.directory of a run that has begun",
-        ) from None
+    run = read_run(run_directory)
     try:
         config = storage.read_text(storage.join(run_directory, "config.yaml"))
     except NotFound:  # without config.yaml the report lacks the configuration
@@ -52,6 +44,23 @@ def write(run_directory: str, check: Callable[[], None] = lambda: None) -> str:
     check()
     storage.write_whole(path, page)
     return path
+
+
+def read_run(run_directory: str) -> dict[str, Any]:
+    """A run directory's run.json.
+
+    Raises:
+        DataError: not a run directory.
+    """
+    try:
+        return storage.read_json(storage.join(run_directory, RUN_FILE))
+    except NotFound:
+        raise DataError(
+            "this is no run directory",
+            where=run_directory,
+            expected=RUN_FILE,
+            remedy="give run.directory of a run that has begun",
+        ) from None
 
 
 def _compared(run_directory: str, run: Mapping[str, Any]) -> list[str]:
