@@ -263,7 +263,7 @@ def _quota(kind: str, message: str, path: str, doing: str) -> QuotaExceeded:
     """
     names = kind == "NSQuotaExceededException"
     directory = re.search(
-        r"quota \([^)]*\) of ([^ ]+) is exceeded|quota of ([^ ]+) is exc", message
+        r"quota \([^)]*\) of (?:directory )?([^ ]+) is exceeded|quota of ([^ ]+) is exc", message
     )
     got = message
     numbers = re.search(r"quota ?[=:] ?(\d+).*?(?:consumed|file count) ?[=:] ?(\d+)", message)

@@ -60,7 +60,7 @@ class Scratch:
         self._used = True
         path = storage.join(self._directory, name)
         written = f"file://{storage.local_path(path)}" if storage.is_local(path) else path
-        with translated(f"keep intermediate data in {self._directory}"):
+        with translated("keep intermediate data", writes=self._directory):
             frame.write.mode("overwrite").parquet(written)
             return frame.sparkSession.read.schema(frame.schema).parquet(spark_path(path))
 

@@ -8,11 +8,15 @@ import re
 from collections.abc import Callable, Iterator
 from functools import wraps
 
+from howdah import faults
 from howdah.config.data import SparkOptions
 from howdah.errors import ClusterError, DataError, HowdahError
 from howdah.spark.applications import failed_container
 
 _MARK = "howdah-error:"
+_QUOTA = re.compile(
+    r"RemoteException\((?P<java_class>[\w.$]*QuotaExceededException)\): (?P<message>.+)"
+)
 KERBEROS_MARKS = (
     "Client cannot authenticate via:[TOKEN, KERBEROS]",
     "Failed to find any Kerberos tgt",
@@ -37,12 +41,15 @@ def crossing(function: Callable) -> Callable:
 
 
 @contextlib.contextmanager
-def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[None]:
+def translated(
+    doing: str, kind: type[HowdahError] = ClusterError, *, writes: str | None = None
+) -> Iterator[None]:
     """Raise Spark's exceptions as a HowdahError.
 
     Args:
         doing: the failed step, for the message: "read the source".
         kind: class of the error, unless a worker has raised a HowdahError.
+        writes: the path that Spark itself writes: a quota that is used up is named with it.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -58,6 +65,10 @@ def translated(doing: str, kind: type[HowdahError] = ClusterError) -> Iterator[N
             raise carried from error
         if _jvm_is_gone(error):
             raise _driver_ended(doing, error) from error
+        quota = _QUOTA.search(text) if writes is not None else None
+        if quota is not None:
+            remote = faults.Remote(quota["java_class"], quota["message"])
+            raise faults.of_remote(remote, writes, doing) from error
         remedy = "if memory ran out: data.spark.driver_memory, or of executors"
         remedy += " data.spark.executor_memory (JVM) or spark.executor.memoryOverhead (Python) in"
         remedy += " data.spark.conf; otherwise see Spark's log on the executors"

@@ -4,7 +4,7 @@ import signal
 
 import pytest
 
-from howdah.errors import ClusterError, DataError
+from howdah.errors import ClusterError, DataError, QuotaExceeded
 from howdah.spark.errors import translated
 
 pytestmark = pytest.mark.spark
@@ -49,3 +49,22 @@ def test_a_method_that_java_lacks_is_no_lost_driver(gateway):
         translated("read the source"),
     ):
         gateway.jvm.java.lang.System.noSuchMethod()
+
+
+def test_a_quota_that_spark_meets_is_named():
+    from pyspark.errors import PySparkException
+
+    text = (
+        "Job aborted.\nCaused by: org.apache.hadoop.ipc.RemoteException(org.apache.hadoop.hdfs."
+        "protocol.NSQuotaExceededException): The NameSpace quota (directories and files) of"
+        " directory /d is exceeded: quota=7 file count=8\n\tat org.apache"
+    )
+    with (
+        pytest.raises(QuotaExceeded) as caught,
+        translated("keep intermediate data", writes="hdfs://n/d/scratch"),
+    ):
+        raise PySparkException(text)
+    assert caught.value.what == "cannot keep intermediate data: the quota is used up"
+    assert (caught.value.where, caught.value.got) == (
+        "hdfs://n/d/scratch", "quota of /d 7 names; with this write 8",
+    )  # fmt: skip
