@@ -20,6 +20,7 @@ from etl.workspace.scratch import Scratch
 from etl.write import adopt, shards
 from howdah.config.data import DataSection
 from howdah.config.model import Config
+from howdah.config.tasks import Task
 from howdah.data.encode import Encoder
 from howdah.data.images import ImageEncoder
 from howdah.errors import ConfigError, DataError
@@ -81,7 +82,12 @@ def from_text(
         at_gate, lines = counting.at_gate(gated, data)
     read = sum(at_gate.values())
     _refuse_splits(gated, at_gate, data)
-    names = _labels_at_gate(at_gate, source, data, progress)
+    several = (
+        counting.labels_of(gated.where(F.col("reason").isNull()))
+        if (data.task == "multi_label")
+        else None
+    )
+    names = _labels_at_gate(at_gate, source, data, progress, several)
 
     passed = gated.where(F.col("reason").isNull()).drop("reason", "detail", "breaks")
     passed, official = split.given_by(passed, data.split)
@@ -91,6 +97,7 @@ def from_text(
         scratch,
         kept,
         driver_edges=data.spark.driver_edges,
+        task=data.task,
         whole=official is not None and data.split.time.column is None,
         progress=progress,
     )
@@ -100,10 +107,10 @@ def from_text(
             rows, scratch, kept, driver_edges=data.spark.driver_edges, progress=progress
         )
         rows = joined.rows
-    final = split.assign(rows, data.split, official, kept).persist()
+    final = split.assign(rows, data.split, official, kept, task=data.task).persist()
     kept.append(final)
 
-    counts = at_gate + counting.by(final, "reason", "label")
+    counts = at_gate + counting.by(counting.of_task(final, data.task), "reason", "label")
     quality = counting.judged(read, counts, data, progress)
     quality["near_duplicates"] = {
         "clusters": found.near_clusters,
@@ -128,13 +135,29 @@ def from_text(
     if data.quality.leakage_sample:
         quality["leakage"] = _leakage(good, data, progress)
     return Built(
-        encoded=shards.encode(good, encoder, names, data.max_length),
+        encoded=shards.encode(
+            good,
+            encoder,
+            names,
+            data.max_length,
+            task=data.task,
+            pairs=data.columns.text_pair is not None,
+        ),
         rejected=rejected,
         labels=names,
         quality=quality,
-        samples=counting.samples(good, "label"),
+        samples=_samples(good, data.task, names),
         reject_samples=counting.samples(rejected, "reason"),
     )
+
+
+def _samples(good: DataFrame, task: Task, names: list[str]) -> dict[str, list[str]]:
+    """A few texts of each label; of a regression, of all rows."""
+    if task == "multi_label":
+        good = counting.each_label(good)
+    elif task == "regression":
+        good = good.withColumn("label", F.lit(names[0]))
+    return counting.samples(good, "label")
 
 
 def _split_quality(
@@ -250,33 +273,47 @@ def _rejected(gated: DataFrame, final: DataFrame) -> DataFrame:
 def _gate(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """The source's rows, cleaned and judged: `gate.SCHEMA`."""
     work = partial(
-        gate.clean_batches, clean=data.clean, quality=data.quality, labels=labels.mapping(data)
+        gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
     more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
     return reading.read(spark, source, data).mapInArrow(crossing(work), gate.SCHEMA + more)
 
 
 def _labels_at_gate(
-    at_gate: Counter, source: Source, data: DataSection, progress: Callable[[str], None]
+    at_gate: Counter,
+    source: Source,
+    data: DataSection,
+    progress: Callable[[str], None],
+    several: Counter[str] | None = None,
 ) -> list[str]:
     """The names of the labels, once what the gate let pass is enough to go on with.
 
     Args:
         at_gate: (reason or None, label) -> rows.
+        several: label -> rows that passed, where rows have any number of labels.
     """
     passed: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
     for (reason, label), count in at_gate.items():
         if reason is None:
-            passed[label] += count
+            passed[label or ""] += count
         elif reason == "bad_label" and label and label.strip():
             unknown[label.strip()] += count
     read = sum(at_gate.values())
-    progress(f"read {read:,} rows, {sum(passed.values()):,} passed the gate")
+    rows = sum(passed.values())
+    progress(f"read {read:,} rows, {rows:,} passed the gate")
     counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
     counting.refuse_rejects(read, counting.drops_of(at_gate), data)
-    return labels.names(data, passed)
+    if data.task == "regression":
+        if not rows:
+            raise DataError(
+                "no row has a target",
+                where=f"data.columns.label: {data.columns.label}",
+                remedy="check data.columns.label; see the rejected rows' reasons",
+            )
+        return [data.columns.label]
+    return labels.names(data, passed if several is None else several)
 
 
 def _refuse_given_splits(data: DataSection, what: str, *, expected: str, remedy: str) -> None:

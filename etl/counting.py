@@ -11,6 +11,8 @@ from pyspark.sql import functions as F
 from etl.rows import gate, labels
 from etl.sources.source import Source
 from howdah.config.data import DataSection
+from howdah.config.tasks import Task
+from howdah.data.clean import PAIR
 from howdah.errors import DataError
 
 SAMPLES = 3
@@ -25,12 +27,33 @@ def by(frame: DataFrame, *columns: str) -> Counter:
     return Counter({tuple(row[c] for c in columns): row["count"] for row in rows})
 
 
+def of_task(rows: DataFrame, task: Task) -> DataFrame:
+    """The rows as they are counted: sets of labels and targets are as many as there are rows, so
+    that only the labels of one label a row are groups of their own. What could not be read as
+    labels is kept, for the messages."""
+    if task == "single_label":
+        return rows
+    return rows.withColumn("label", F.when(F.col("reason") == "bad_label", F.col("label")))
+
+
+def labels_of(rows: DataFrame) -> Counter[str]:
+    """{label: rows that have it} of rows whose labels are sets."""
+    return Counter({key[0]: n for key, n in by(each_label(rows), "label").items()})
+
+
+def each_label(rows: DataFrame) -> DataFrame:
+    """The rows, once for each label of their sets."""
+    names = F.from_json("label", "array<string>")
+    return rows.withColumn("label", F.explode(names))
+
+
 def at_gate(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[int, int, str]]]:
     """({(reason, label): rows}, a list of (texts with line breaks, most in one, its id)).
 
     Raises:
         DataError: so many labels that the column can be none of labels; they are not collected.
     """
+    gated = of_task(gated, data.task)
     found = gated.groupBy("reason", "label").agg(
         F.count("*").alias("count"),
         F.count(F.when(F.col("breaks") > 0, 1)).alias("broken"),
@@ -121,7 +144,8 @@ def samples(rows: DataFrame, column: str) -> dict[str, list[str]]:
     """{value of the column: the beginnings of a few of its texts}, the same in every run."""
     order = Window.partitionBy(column).orderBy(F.sha2("id", 256))
     few = rows.withColumn("_n", F.row_number().over(order)).where(F.col("_n") <= SAMPLES)
-    text = F.substring(F.coalesce("text", F.lit("")), 1, _SAMPLE_CHARACTERS).alias("text")
+    text = F.substring(F.coalesce("text", F.lit("")), 1, _SAMPLE_CHARACTERS)
+    text = F.regexp_replace(text, PAIR, " [SEP] ").alias("text")
     out: dict[str, list[str]] = {}
     for row in few.select(column, "_n", text).orderBy(column, "_n").limit(300).collect():
         out.setdefault(row[column], []).append(row["text"])

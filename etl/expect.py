@@ -40,7 +40,7 @@ def judge(
     found: list[Expectation] = []
     labels = label_counts(manifest)
     if options.min_rows is not None:
-        rows = sum(labels.values())
+        rows = sum(map(manifest.rows, manifest.splits))
         found.append(_least("min_rows", options.min_rows, rows, "in all splits"))
     if options.min_rows_per_class is not None:
         label = min(labels, key=lambda name: (labels[name], name))

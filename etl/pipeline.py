@@ -94,6 +94,7 @@ class EtlResult:
             "hash": self.hash,
             "unchanged": self.unchanged,
             "rows": {name: self.manifest.rows(name) for name in self.manifest.splits},
+            "task": self.manifest.task,
             "labels": self.manifest.labels,
             "drops": self.manifest.quality.get("drops", {}),
             "expectations": self.manifest.quality.get("expectations"),

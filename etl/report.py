@@ -8,7 +8,7 @@ from importlib.resources import files
 
 from etl.build import Built
 from howdah import storage
-from howdah.data.manifest import DatasetManifest
+from howdah.data.manifest import DatasetManifest, ShardEntry
 
 JSON = "report.json"
 HTML = "report.html"
@@ -42,6 +42,7 @@ def contents(manifest: DatasetManifest, built: Built) -> dict:
             "bytes": sum(shard.bytes for shard in shards),
             "tokens": tokens,
             "mean_tokens": round(tokens / rows, 2),
+            "target": _target(shards),
             "class_counts": {label: classes[label] for label in manifest.labels},
             "length_histogram": {str(bound): histogram[bound] for bound in sorted(histogram)},
         }
@@ -53,6 +54,7 @@ def contents(manifest: DatasetManifest, built: Built) -> dict:
         "tokenizer": manifest.tokenizer.model_dump(),
         "max_length": manifest.max_length,
         "image": manifest.record.image and manifest.record.image.model_dump(),
+        "task": manifest.task,
         "labels": manifest.labels,
         "splits": splits,
         "quality": quality,
@@ -60,6 +62,22 @@ def contents(manifest: DatasetManifest, built: Built) -> dict:
         "cleaning": manifest.cleaning,
         "samples": built.samples,
         "reject_samples": built.reject_samples,
+    }
+
+
+def _target(shards: list[ShardEntry]) -> dict | None:
+    """Mean, deviation and bounds of a split's targets."""
+    found = [shard.target for shard in shards if shard.target is not None]
+    if not found:
+        return None
+    rows = sum(shard.rows for shard in shards)
+    mean = sum(one.total for one in found) / rows
+    variance = sum(one.squares for one in found) / rows - mean * mean
+    return {
+        "mean": round(mean, 6),
+        "deviation": round(max(0.0, variance) ** 0.5, 6),
+        "least": min(one.least for one in found),
+        "most": max(one.most for one in found),
     }
 
 

@@ -73,6 +73,7 @@ class Task:
                 self.config.data.record_layout
             ],
             columns=Columns(),
+            task=self.config.data.task,
         )
 
 
@@ -96,8 +97,11 @@ def write_files(
     if judged is not None:
         built.quality["expectations"] = judged
     _write_rejects(task, built, token, keeper)
+    trained = {int(number) for shard in splits[TRAIN] for number in shard.class_counts}
     built.quality["labels_without_training_rows"] = [
-        name for n, name in enumerate(built.labels) if (TRAIN, n) not in table
+        name
+        for n, name in enumerate(built.labels)
+        if n not in trained and task.config.data.task != "regression"
     ]
     _warn_empty(task, built, splits)
     _refuse_changed(task.spark, task.config, task.source)
@@ -227,6 +231,8 @@ def _manifest(
         dataset_hash=task.hash,
         created=datetime.now(UTC).isoformat(timespec="microseconds"),
         etl_version=__version__,
+        task=data.task,
+        pairs=data.columns.text_pair is not None,
         labels=built.labels,
         max_length=task.longest,
         tokenizer=TokenizerEntry(

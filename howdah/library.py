@@ -216,6 +216,7 @@ class Model:
                 expected='["a text", "another one"]',
                 got="one string",
             )
+        self._served.require_labels(where="predict", remedy="use `howdah predict`")
         texts = list(texts)
         for number, text in enumerate(texts):
             if not isinstance(text, str):

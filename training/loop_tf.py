@@ -74,7 +74,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 trainable = {name: net.variables[name] for name in net.trainable_names}
                 gradients = Gradients(trainable, words=job.base.family.word_embeddings)
                 optimizer = AdamW(trainable, training)
-                steps = Steps(net, gradients, label_smoothing=training.label_smoothing_factor)
+                steps = Steps(
+                    net,
+                    gradients,
+                    label_smoothing=training.label_smoothing_factor,
+                    task=job.task,
+                    positive_weights=job.positive_weights,
+                )
                 forward = forward_tf.forward_fn(net)
                 served = forward_tf.forward_fn(net, as_served=True)
             else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from howdah.config.loader import Config
 from howdah.core.cache import cache_root
@@ -33,6 +33,7 @@ from training.optim.adamw_torch import DividedAdamW, WholeAdamW
 from training.optim.flat_torch import Shares, flatten
 from training.optim.gradients_torch import FlatGradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
+from training.optim.losses_torch import row_losses
 from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
 from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
 from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
@@ -190,7 +191,12 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             # Ranks with the same rows draw alike, but the layers of another stage do not.
             place = groups.rows.rank + net.stage.number * groups.rows.size
             seed = partial(_seed, training.seed, state, place)
-            loss_of = partial(_loss, training.label_smoothing_factor, scale)
+            losses = row_losses(
+                job.task,
+                label_smoothing=training.label_smoothing_factor,
+                positive_weights=job.positive_weights,
+            )
+            loss_of = partial(_loss, losses, scale)
             batches = source if groups.model is None else steps_in_step(source, groups.model)
             for batch in () if over else batches:
                 # -- forward and backward of one micro-batch; no random state outlives it
@@ -307,18 +313,14 @@ def _seed(seed: int, state: TrainState, place: int, batch: Batch) -> None:
 
 
 def _loss(
-    label_smoothing: float, scale: LossScale, logits_BC: torch.Tensor, batch: Batch
+    losses: Callable[[torch.Tensor, np.ndarray], torch.Tensor],
+    scale: LossScale,
+    logits_BC: torch.Tensor,
+    batch: Batch,
 ) -> torch.Tensor:
     """The micro-batch's part of the step's loss, times fp16's scale."""
-    device = logits_BC.device
-    loss_B = F.cross_entropy(
-        logits_BC,
-        torch.from_numpy(batch.labels_B).to(device, torch.int64),
-        label_smoothing=label_smoothing,
-        reduction="none",
-    )
-    weights_B = torch.from_numpy(batch.weights_B).to(device)
-    return (loss_B * weights_B).sum() / batch.global_weight * scale.value
+    weights_B = torch.from_numpy(batch.weights_B).to(logits_BC.device)
+    return (losses(logits_BC, batch.labels_B) * weights_B).sum() / batch.global_weight * scale.value
 
 
 def _drop_weights(tensors: Resumed) -> None:

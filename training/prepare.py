@@ -13,6 +13,7 @@ import numpy as np
 from howdah.config.loader import Config
 from howdah.config.model import ParallelSection
 from howdah.config.splits import TRAIN, VALIDATION
+from howdah.config.tasks import Task
 from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import ConfigError, DataError
@@ -20,7 +21,7 @@ from training.checkpoint.identity import Identity
 from training.checkpoint.state import TrainState
 from training.comm.base import Comm
 from training.comm.groups import check_ranks
-from training.data.class_weights import class_weights
+from training.data.class_weights import class_weights, positive_weights
 from training.data.planner import (
     Planner,
     PlanSpec,
@@ -32,7 +33,7 @@ from training.data.planner import (
 from training.data.readers import BatchSource
 from training.data.shard_cache import ShardCache
 from training.data.shards import ShardSet, node_cache
-from training.evaluation import metrics
+from training.evaluation import tally
 from training.model import parameters
 from training.model.pretrained import BaseModel
 from training.optim.schedule import Schedule
@@ -61,6 +62,9 @@ class Job:
     planner: Planner
     schedule: Schedule
     class_weights: np.ndarray | None
+    """Of rows, by their label."""
+    positive_weights: np.ndarray | None
+    """Of labels, in rows that have them (task multi_label)."""
     pad_multiple: int
     """Widths of batches are a multiple of it."""
     precision: str
@@ -78,8 +82,13 @@ class Job:
         return self.base.family.longest(self.base.config)
 
     @property
+    def task(self) -> Task:
+        """What is predicted of a row."""
+        return self.dataset.manifest.task
+
+    @property
     def labels(self) -> list[str]:
-        """Label names by number."""
+        """Names of the model's outputs by number."""
         return self.dataset.manifest.labels
 
     def at(self, state: TrainState) -> Job:
@@ -177,7 +186,7 @@ def prepare(
     Raises:
         ConfigError, DataError, ModelError: something does not fit; nothing has been trained yet.
     """
-    metrics.require(config.evaluation.metric)
+    tally.require(config.evaluation.metric, config.data.task)
     _check_ranks_agree(config, comm, device)
     if holder is None:
         job = _opened(config, comm, run, device, before)
@@ -242,7 +251,7 @@ def _job(
     base: BaseModel,
     weights: dict[str, np.ndarray],
 ) -> Job:
-    shards = opened[TRAIN]
+    shards, task = opened[TRAIN], dataset.manifest.task
     planner = training_planner(config, shards)
     return Job(
         config=config,
@@ -253,7 +262,10 @@ def _job(
         shards=shards,
         planner=planner,
         schedule=Schedule.of(config.training, planner.steps_per_epoch),
-        class_weights=class_weights(config.training, shards),
+        class_weights=(class_weights(config.training, shards) if task == "single_label" else None),
+        positive_weights=(
+            positive_weights(config.training, shards) if task == "multi_label" else None
+        ),
         pad_multiple=pad_multiple(gpu, precision),
         precision=precision,
         sparse_embeddings=False,

@@ -11,10 +11,12 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.config.splits import VALIDATION
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset
-from howdah.errors import ModelError
+from howdah.errors import ConfigError, ModelError
 from training.comm.base import Comm
+from training.evaluation import tally
 from training.model import parameters
 from training.model.pretrained import BaseModel, load_base
 from training.run.run import Run
@@ -30,7 +32,7 @@ def agreed_base(
     Returns:
         (base without its weights, every tensor of the model to be trained).
     Raises:
-        ModelError: it does not fit the dataset.
+        ConfigError, ModelError: it does not fit the dataset.
     """
     manifest, base, facts = dataset.manifest, None, None
     if comm.rank == 0:
@@ -66,6 +68,16 @@ def broadcast_files(files: dict[str, bytes], comm: Comm, root: int) -> dict[str,
 
 def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
     manifest, family = dataset.manifest, base.family
+    if manifest.task != config.data.task:
+        raise ConfigError(
+            "the dataset was made for another task",
+            where="data.task",
+            expected=f"{manifest.task}, as of {dataset.path}",
+            got=config.data.task,
+            remedy="correct data.task or data.dataset, or run `howdah etl` with this configuration",
+        )
+    judged = config.evaluation.max_rows or manifest.rows(VALIDATION)
+    tally.require_rows(config.evaluation.metric, judged)
     if family.kind != manifest.kind or config.training.framework not in family.frameworks:
         raise ModelError(
             f"the base model, a {family.title}, does not fit the dataset or the framework",

@@ -22,6 +22,7 @@ from etl.sources.given import GIVEN
 from etl.workspace.scratch import Scratch
 from howdah.config.data import ConflictOptions, DedupOptions
 from howdah.config.splits import TEST, VALIDATION
+from howdah.config.tasks import Task
 
 _OPEN = 2
 _RANKS = {TEST: 0, VALIDATION: 1}
@@ -57,6 +58,7 @@ def deduplicate(
     temporary: list[DataFrame],
     *,
     driver_edges: int,
+    task: Task = "single_label",
     whole: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> Deduplicated:
@@ -69,6 +71,8 @@ def deduplicate(
         scratch: for intermediate data.
         temporary: data frames persisted on the way are appended; the caller unpersists them.
         driver_edges: edges between near duplicates that the driver joins by itself.
+        task: what labels are: a set of labels conflicts with any other set, a target with one that
+            differs by more than the conflict's tolerance.
         whole: given test and validation sets keep their own duplicates and conflicts.
         progress: gets a line where joining them takes rounds.
 
@@ -77,7 +81,7 @@ def deduplicate(
     labels is judged by `options.conflict`: by default it is rejected whole (label_conflict). Near
     duplicates under different labels are kept once a label, in the same group.
     """
-    judged = _judged(rows, options.conflict, whole).persist()
+    judged = _judged(rows, options.conflict, task, whole).persist()
     temporary.append(judged)
     lone = judged.where(~F.col("conflict") & ~F.col("copy"))
     unique = lone.where(F.col("id") == F.col("first"))
@@ -167,7 +171,7 @@ def _fates(
     )
 
 
-def _judged(rows: DataFrame, conflict: ConflictOptions, whole: bool) -> DataFrame:
+def _judged(rows: DataFrame, conflict: ConflictOptions, task: Task, whole: bool) -> DataFrame:
     """The rows with what those of the same text say of them:
 
     rank      by the split that the data gives
@@ -188,7 +192,8 @@ def _judged(rows: DataFrame, conflict: ConflictOptions, whole: bool) -> DataFram
         best = F.min("rank").over(text)
         same = ["key", "rank"]
     rows = rows.withColumn("rank", rank)
-    out = _conflict(conflict, Window.partitionBy(*same), Window.partitionBy(*same, "label"))
+    label = Window.partitionBy(*same, "label")
+    out = _conflict(conflict, task, Window.partitionBy(*same), label)
     if whole:
         out = out & (F.col("rank") == _OPEN)
     names = F.collect_set("label").over(Window.partitionBy(*same))
@@ -208,9 +213,12 @@ def _judged(rows: DataFrame, conflict: ConflictOptions, whole: bool) -> DataFram
     return rows.select("*", first.alias("first"), F.coalesce(own, "id").alias("own"))
 
 
-def _conflict(options: ConflictOptions, same: WindowSpec, label: WindowSpec) -> Column:
+def _conflict(options: ConflictOptions, task: Task, same: WindowSpec, label: WindowSpec) -> Column:
     """True for rows that are rejected since others of the same text have another label."""
     if options.policy == "reject":
+        if task == "regression":
+            target = F.col("label").cast("double")
+            return F.max(target).over(same) - F.min(target).over(same) > options.tolerance
         return F.min("label").over(same) != F.max("label").over(same)
     if options.policy == "majority":
         share = F.count("*").over(label) / F.count("*").over(same)

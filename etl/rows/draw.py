@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import assert_never
 
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
@@ -18,11 +19,13 @@ from pyspark.sql import functions as F
 from etl.sources.given import GIVEN
 from howdah.config.split_options import SplitOptions
 from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
+from howdah.config.tasks import Task
 from howdah.errors import DataError
 
 ROWS_PER_BUCKET = 50_000
 _HEX_DIGITS = 24
 _BINS = 4_096
+_TENTHS = [n / 10 for n in range(1, 10)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +63,12 @@ def wanted(
 
 
 def draw(
-    rows: DataFrame, options: SplitOptions, drawn: list[Split], temporary: list[DataFrame]
+    rows: DataFrame,
+    options: SplitOptions,
+    drawn: list[Split],
+    temporary: list[DataFrame],
+    *,
+    task: Task = "single_label",
 ) -> DataFrame:
     """`rows` with the column `split`.
 
@@ -69,13 +77,14 @@ def draw(
             the split means nothing.
         drawn: splits that the data does not give: test, validation or both.
         temporary: data frames persisted on the way are appended; the caller unpersists them.
+        task: what labels are: each label of a set counts as a class, of targets each tenth.
 
     Raises:
         DataError: more rows are asked for than there are.
     """
     given = F.col(GIVEN) if GIVEN in rows.columns else F.lit(None).cast("string")
     open_ = rows.where(F.col("reason").isNull() & (given.isNull() | (given == TRAIN)))
-    units = _units(open_, options).persist()
+    units = _units(open_, options, task).persist()
     temporary.append(units)
     found = units.groupBy("stratum").agg(F.sum("rows").alias("rows"), F.count("*").alias("units"))
     counts = {r["stratum"]: (r["rows"], r["units"]) for r in found.collect()}
@@ -122,20 +131,40 @@ def refuse_too_few(sizes: Mapping[Split, float], total: int) -> None:
         )
 
 
-def _units(rows: DataFrame, options: SplitOptions) -> DataFrame:
+def _units(rows: DataFrame, options: SplitOptions, task: Task) -> DataFrame:
     """(group, order, rows, stratum) of each unit: a stratum for the class that is rarest in it."""
-    stratum = F.lit(0)
-    if options.stratify is not None:
-        counts = {r["label"]: r["count"] for r in rows.groupBy("label").count().collect()}
+    units = rows.groupBy("group").agg(F.count("*").alias("rows"))
+    if options.stratify is None:
+        units = units.withColumn("stratum", F.lit(0))
+    else:
+        classes = _classes(rows.select("group", "label"), task)
+        counts = {r["label"]: r["count"] for r in classes.groupBy("label").count().collect()}
         rare = sorted(counts, key=lambda label: (counts[label], label))
         numbers = rows.sparkSession.createDataFrame(
             [(label, n) for n, label in enumerate(rare)], "label string, number int"
         )
-        rows = rows.join(F.broadcast(numbers), "label")
-        stratum = F.min("number")
-    units = rows.groupBy("group").agg(F.count("*").alias("rows"), stratum.alias("stratum"))
+        strata = classes.join(F.broadcast(numbers), "label").groupBy("group")
+        units = units.join(strata.agg(F.min("number").alias("stratum")), "group", "left")
+        # of rows without any label
+        units = units.withColumn("stratum", F.coalesce("stratum", F.lit(len(rare))))
     order = F.sha2(F.concat(F.lit(f"{options.seed}:"), F.col("group")), 256)
     return units.withColumn("order", F.substring(order, 1, _HEX_DIGITS))
+
+
+def _classes(rows: DataFrame, task: Task) -> DataFrame:
+    """(group, label) of each class that a row counts for."""
+    if task == "single_label":
+        return rows
+    if task == "multi_label":
+        return rows.withColumn("label", F.explode(F.from_json("label", "array<string>")))
+    if task != "regression":
+        assert_never(task)
+    target = F.col("label").cast("double")
+    bounds = rows.select(target.alias("target")).approxQuantile("target", _TENTHS, 0.001)
+    tenth = F.lit(0)
+    for bound in sorted(set(bounds)):
+        tenth = tenth + (target > bound).cast("int")
+    return rows.withColumn("label", tenth.cast("string"))
 
 
 def digits(units: int) -> int:

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from hashlib import sha256
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
 import pyarrow as pa
 
 from howdah.config.data import CleanOptions, QualityOptions
-from howdah.data.clean import clean_text
+from howdah.config.tasks import Task
+from howdah.data.clean import PAIR, clean_pair, clean_text
+from howdah.data.targets import label_set, set_text, target_text
 
 REASONS = (
     "malformed",
@@ -27,6 +30,7 @@ REASONS = (
     "too_small",
     "too_large",
     "bad_label",
+    "bad_target",
     "bad_split",
     "bad_time",
     "label_conflict",
@@ -53,6 +57,19 @@ _MOJIBAKE = re.compile(
     "|\u00e2\u20ac[\u0080-\u00bf\u2122\u0153\u02dc\u00a6\u201c\u201d]"
     "|\u00f0\u009f[\u0080-\u00bf]{2}|\u00f0\u0178"
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRules:
+    """How the source's rows are read."""
+
+    names: dict[str, str] | None = None
+    """{value in the source: label name}; None: every value is a label."""
+    task: Task = "single_label"
+    separator: str = ","
+    """Of several labels in one text."""
+    pairs: bool = False
+    """Texts are pairs (howdah/data/clean.py)."""
 
 
 class Verdict(NamedTuple):
@@ -84,32 +101,77 @@ def judge(
     label: str | None,
     clean: CleanOptions,
     quality: QualityOptions,
-    labels: dict[str, str] | None,
+    rules: RowRules,
 ) -> Verdict:
     """Clean one row and judge it.
 
     Args:
-        text: the source's text; None where the source has none.
+        text: the source's text, or both of a pair, joined; None where the source has none.
         label: the source's value.
-        labels: {value in the source: label name}, or None where every value is a label.
+        rules: how the source's rows are read.
     """
     raw = text or ""
-    text = clean_text(raw, clean)
-    value = (label or "").strip()
-    name = labels.get(value) if labels is not None else value
-    reason = detail = None
+    if rules.pairs:
+        text = clean_pair(raw, clean)
+        sides = [
+            (f"{name}: ", *both)
+            for name, *both in zip(
+                ("text", "text_pair"), raw.split(PAIR), text.split(PAIR), strict=True
+            )
+        ]
+    else:
+        text = clean_text(raw, clean)
+        sides = [("", raw, text)]
+    reason = detail = name = None
+    for side, before, after in sides:
+        reason, detail = _judge_text(before, after, quality)
+        if reason is not None:
+            detail = side + (detail or "nothing is left") if side else detail
+            break
+    wrong = None
+    if label is not None:
+        name, wrong = _named(label, rules)
+    if reason is None and name is None:
+        reason = "bad_target" if rules.task == "regression" else "bad_label"
+        detail = (wrong or "no label")[:DETAIL_CHARACTERS]
+    return Verdict(text, name or label, reason, detail)
+
+
+def _judge_text(raw: str, text: str, quality: QualityOptions) -> tuple[str | None, str | None]:
+    """(reason, detail) of one text, before and after cleaning."""
     mark = wrong_encoding(raw) if quality.reject_wrong_encoding else None
     if not text.strip():
-        reason = "empty"
-    elif mark is not None:
-        reason, detail = "wrong_encoding", mark
-    elif len(text) < quality.min_characters:
-        reason, detail = "too_short", f"{len(text)} characters"
-    elif len(text) > quality.max_characters:
-        reason, detail = "too_long", f"{len(text)} characters"
-    elif not name:
-        reason, detail = "bad_label", value[:DETAIL_CHARACTERS] if value else "no label"
-    return Verdict(text, name or label, reason, detail)
+        return "empty", None
+    if mark is not None:
+        return "wrong_encoding", mark
+    if len(text) < quality.min_characters:
+        return "too_short", f"{len(text)} characters"
+    if len(text) > quality.max_characters:
+        return "too_long", f"{len(text)} characters"
+    return None, None
+
+
+def _named(label: str, rules: RowRules) -> tuple[str | None, str | None]:
+    """(the label's text in the ETL, None) of a value of the source, or (None, what is wrong)."""
+    value = label.strip()
+    if rules.task == "single_label":
+        name = rules.names.get(value) if rules.names is not None else value
+        return (name, None) if name else (None, value)
+    if rules.task == "regression":
+        return target_text(value), value
+    if rules.task != "multi_label":
+        assert_never(rules.task)
+    found = label_set(value, rules.separator)
+    if found is None:
+        return None, value
+    if rules.names is None:
+        return set_text(found), None
+    unknown = [name for name in found if name not in rules.names]
+    return (
+        (None, ", ".join(unknown))
+        if unknown
+        else (set_text(rules.names[name] for name in found), None)
+    )
 
 
 def text_key(text: str) -> str:
@@ -126,7 +188,7 @@ def clean_batches(
     batches: Iterable[pa.RecordBatch],
     clean: CleanOptions,
     quality: QualityOptions,
-    labels: dict[str, str] | None,
+    rules: RowRules,
 ) -> Iterator[pa.RecordBatch]:
     """mapInArrow: (id, text, label, reason, detail, more...) -> SCHEMA and those columns as they
     are; earlier reasons are kept."""
@@ -139,7 +201,7 @@ def clean_batches(
             columns["text"], columns["label"], columns["reason"], columns["detail"], strict=True
         ):
             if reason is None:
-                verdict = judge(text, label, clean, quality, labels)
+                verdict = judge(text, label, clean, quality, rules)
             else:
                 verdict = Verdict(text or "", label, reason, detail)
             for name, value in verdict._asdict().items():

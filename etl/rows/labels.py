@@ -6,6 +6,7 @@ import difflib
 import unicodedata
 from collections.abc import Iterable, Mapping
 
+from etl.rows.gate import RowRules
 from howdah.config.data import DataSection
 from howdah.errors import DataError
 
@@ -22,6 +23,16 @@ def mapping(data: DataSection) -> dict[str, str] | None:
     if isinstance(data.labels, dict):
         return {value.strip(): name for value, name in data.labels.items()}
     return {name.strip(): name.strip() for name in data.labels}
+
+
+def rules(data: DataSection) -> RowRules:
+    """How the gate reads the source's rows."""
+    return RowRules(
+        names=mapping(data),
+        task=data.task,
+        separator=data.columns.label_separator,
+        pairs=data.columns.text_pair is not None,
+    )
 
 
 def names(data: DataSection, found: Mapping[str, int]) -> list[str]:

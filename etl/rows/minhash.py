@@ -18,6 +18,8 @@ from typing import Literal
 
 import numpy as np
 
+from howdah.data.clean import PAIR
+
 # Thai, Lao, Burmese, Khmer, kana, Han: scripts that put no blanks between words
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
@@ -42,6 +44,9 @@ def words_of(text: str) -> list[str]:
     >>> words_of("Don't go to \u6771\u4eac!")
     ['don', 't', 'go', 'to', '\u6771', '\u4eac']
     """
+    if PAIR in text:  # the same words on the other side are other shingles
+        first, _, second = text.partition(PAIR)
+        return [*words_of(first), PAIR, *(PAIR + word for word in words_of(second))]
     lower = text.lower()
     return (_WORD if lower.isascii() else _WORD_OR_CHARACTER).findall(lower)
 

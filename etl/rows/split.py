@@ -13,6 +13,7 @@ from etl.sources.given import GIVEN, MOMENT
 from howdah import redact
 from howdah.config.split_options import SplitOptions, moment
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION, Split
+from howdah.config.tasks import Task
 
 _HEX_DIGITS = 12
 _ALL = 16**_HEX_DIGITS
@@ -125,17 +126,23 @@ def _cuts(rows: DataFrame, options: SplitOptions) -> dict[str, float]:
 
 
 def assign(
-    rows: DataFrame, options: SplitOptions, given: Given | None, temporary: list[DataFrame]
+    rows: DataFrame,
+    options: SplitOptions,
+    given: Given | None,
+    temporary: list[DataFrame],
+    *,
+    task: Task = "single_label",
 ) -> DataFrame:
     """The rows with the column `split`: as the data gives it, else by their group.
 
     Args:
         rows: label, reason, group, and `given` where the data gives splits.
         temporary: data frames persisted on the way are appended; the caller unpersists them.
+        task: what labels are, where they are to be shared out.
     """
     drawn: list[Split] = [TEST, VALIDATION] if given is None else given.drawn
     if drawn and (options.in_rows or options.stratify):
-        return draw(rows, options, drawn, temporary)
+        return draw(rows, options, drawn, temporary, task=task)
     if given is None:
         return rows.withColumn("split", split_column("group", options))
     none = {split: 0.0 for split in (TEST, VALIDATION) if split not in drawn}

@@ -103,6 +103,7 @@ def check_footers(files: Sequence[Entry], columns: Columns) -> None:
     read = files[::step]
     schemas: list[Any] = _of_each(read, _footer)
     wanted = [(f"data.columns.text: {name}", name) for name in columns.text]
+    wanted += [(f"data.columns.text_pair: {name}", name) for name in columns.text_pair or ()]
     wanted.append((f"data.columns.label: {columns.label}", columns.label))
     if columns.id is not None:
         wanted.append((f"data.columns.id: {columns.id}", columns.id))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import difflib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
+    ArrayType,
     BooleanType,
     CharType,
     DataType,
@@ -29,6 +30,7 @@ from etl.sources import given, headers, hive
 from etl.sources.source import Kind, Source, ending
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
+from howdah.data.clean import PAIR
 from howdah.errors import ConfigError, DataError
 from howdah.spark import csv_quotes
 from howdah.spark.csv_quotes import Strays
@@ -176,10 +178,12 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
         split: that of an official set, whose source this is.
     """
     columns = data.columns
-    texts = [_text(table, source, name, f"data.columns.text: {name}") for name in columns.text]
-    label = key_column(table, source, columns.label, f"data.columns.label: {columns.label}")
-    if source.kind == "jsonl":
-        label = _without_point(label, data)
+    text = _joined(table, source, "text", columns.text, columns.separator)
+    if columns.text_pair is not None:
+        second = _joined(table, source, "text_pair", columns.text_pair, columns.separator)
+        sides = (F.translate(side, PAIR, " ") for side in (text, second))
+        text = F.concat_ws(PAIR, *sides)
+    label = _label(table, source, data)
     nothing = F.lit(None).cast("string")
     key = nothing
     reason = detail = nothing
@@ -203,7 +207,7 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
         # Spark refuses queries over the corrupt column alone; caching is its documented way out.
     return table.select(
         key.alias("key"),
-        F.concat_ws(columns.separator, *texts).alias("text"),
+        text.alias("text"),
         label.alias("label"),
         reason.alias("reason"),
         detail.alias("detail"),
@@ -232,6 +236,42 @@ def find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Colum
         remedy="set data.columns.text, .label and .id to columns of the source"
         + ("" if source.kind != "csv" else "; without a header give data.csv.names"),
     )
+
+
+def _joined(
+    table: DataFrame, source: Source, key: str, names: Sequence[str], separator: str
+) -> Column:
+    """The columns of a text as one; empty where all are null."""
+    parts = [_text(table, source, name, f"data.columns.{key}: {name}") for name in names]
+    return F.concat_ws(separator, *parts)
+
+
+def _label(table: DataFrame, source: Source, data: DataSection) -> Column:
+    """The label's column as text, by the task: `gate.judge` reads it.
+
+    Raises:
+        DataError: it is missing, or of a type that no label of the task has.
+    """
+    name, task = data.columns.label, data.task
+    where = f"data.columns.label: {name}"
+    if task == "single_label":
+        label = key_column(table, source, name, where)
+        return _without_point(label, data) if source.kind == "jsonl" else label
+    column, kind = find(table, source, name, where)
+    text = isinstance(kind, StringType | VarcharType | CharType)
+    if task == "multi_label":
+        if isinstance(kind, ArrayType) and isinstance(
+            kind.elementType, StringType | VarcharType | CharType | IntegralType
+        ):
+            return F.to_json(column.cast("array<string>"), {"ignoreNullFields": "false"})
+        if not text:
+            raise _wrong_type(source, where, "array<string>, or a text with separators", kind)
+        return column.cast("string")
+    if isinstance(kind, IntegralType | DecimalType | FloatType | DoubleType):
+        return column.cast("double").cast("string")
+    if not text:
+        raise _wrong_type(source, where, "a number, or a text that is one", kind)
+    return column.cast("string")
 
 
 def _text(table: DataFrame, source: Source, name: str, where: str) -> Column:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import assert_never
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +24,8 @@ from etl.workspace import credentials
 from etl.workspace.staging import REJECTS, attempt_name
 from howdah import storage
 from howdah.config.splits import TRAIN
+from howdah.config.tasks import Task
+from howdah.data.clean import PAIR
 from howdah.data.encode import Encoder
 from howdah.data.manifest import ShardEntry
 from howdah.data.record import RecordLayout, ShardWriter, ids_dtype_for
@@ -49,15 +52,33 @@ def encoder_of(files: dict[str, bytes], source: str, key: str) -> Encoder:
 
 
 # ------------------------------------------------------------------------------------- encode
-def encode(rows: DataFrame, encoder: Encoder, labels: Sequence[str], max_length: int) -> DataFrame:
+def encode(
+    rows: DataFrame,
+    encoder: Encoder,
+    labels: Sequence[str],
+    max_length: int,
+    *,
+    task: Task = "single_label",
+    pairs: bool = False,
+) -> DataFrame:
     """Rows (id, text, label name, split) as ENCODED: ids little-endian, uint16 where they fit.
+
+    Of several labels, or a target, `targets` has their numbers, or it, and `label` is 0.
 
     Broadcasts the tokenizer's bytes, never a path: an executor needs nothing but this package.
     """
     files = rows.sparkSession.sparkContext.broadcast((encoder.files, encoder.source, encoder.hash))
     numbers = {name: number for number, name in enumerate(labels)}
-    work = partial(_encode_batches, files=files, numbers=numbers, max_length=max_length)
-    return rows.select("id", "text", "label", "split").mapInArrow(crossing(work), ENCODED)
+    work = partial(
+        _encode_batches,
+        files=files,
+        numbers=numbers,
+        max_length=max_length,
+        task=task,
+        pairs=pairs,
+    )
+    schema = ENCODED if task == "single_label" else f"{ENCODED}, targets array<double>"
+    return rows.select("id", "text", "label", "split").mapInArrow(crossing(work), schema)
 
 
 def ids_type(vocab_size: int) -> np.dtype:
@@ -70,21 +91,35 @@ def _encode_batches(
     files: Broadcast,
     numbers: dict[str, int],
     max_length: int,
+    task: Task,
+    pairs: bool,
 ) -> Iterator[pa.RecordBatch]:
     encoder = encoder_of(*files.value)
     dtype = ids_type(encoder.vocab_size)
     for batch in batches:
-        encoded = encoder.encode(batch.column("text").to_pylist(), max_length)
-        labels = [numbers[name] for name in batch.column("label").to_pylist()]
-        yield pa.RecordBatch.from_arrays(
-            [
-                batch.column("id"),
-                batch.column("split"),
-                pa.array(labels, pa.int32()),
-                pa.array([ids.astype(dtype).tobytes() for ids in encoded], pa.binary()),
-                pa.array([len(ids) for ids in encoded], pa.int32()),
-            ],
-            names=["id", "split", "label", "ids", "length"],
+        texts = batch.column("text").to_pylist()
+        encoded = encoder.encode_rows(texts, max_length, pairs=pairs)
+        names = batch.column("label").to_pylist()
+        more = {}
+        labels = [0] * len(names)
+        if task == "single_label":
+            labels = [numbers[name] for name in names]
+        elif task == "multi_label":
+            sets = [sorted(numbers[name] for name in json.loads(row)) for row in names]
+            more["targets"] = pa.array(sets, pa.list_(pa.float64()))
+        elif task == "regression":
+            more["targets"] = pa.array([[float(row)] for row in names], pa.list_(pa.float64()))
+        else:
+            assert_never(task)
+        yield pa.RecordBatch.from_pydict(
+            {
+                "id": batch.column("id"),
+                "split": batch.column("split"),
+                "label": pa.array(labels, pa.int32()),
+                "ids": pa.array([ids.astype(dtype).tobytes() for ids in encoded], pa.binary()),
+                "length": pa.array([len(ids) for ids in encoded], pa.int32()),
+                **more,
+            }
         )
 
 
@@ -139,6 +174,7 @@ def place(encoded: DataFrame, plan: dict[str, SplitSize], seed: int) -> DataFram
         "id",
         "label",
         "ids",
+        *(["targets"] if "targets" in encoded.columns else []),
     )
 
 
@@ -355,7 +391,7 @@ def _write_batches(
             for piece in rows:
                 writer.write(
                     [np.frombuffer(ids, dtype=dtype) for ids in piece.column("ids").to_pylist()],
-                    piece.column("label").to_numpy(),
+                    _labels(piece, layout.task),
                     [row_id.encode("utf-8") for row_id in piece.column("id").to_pylist()],
                 )
             stats = writer.close()
@@ -366,6 +402,14 @@ def _write_batches(
             [pa.array([split]), pa.array([shard], pa.int32()), pa.array([entry.model_dump_json()])],
             names=["split", "shard", "entry"],
         )
+
+
+def _labels(rows: pa.RecordBatch, task: Task) -> Sequence:
+    """Labels as the record has them."""
+    if task == "single_label":
+        return rows.column("label").to_numpy()
+    targets = rows.column("targets").to_pylist()
+    return targets if task == "multi_label" else [one for (one,) in targets]
 
 
 def _by_shard(
@@ -415,7 +459,9 @@ def write_rejects(
     """
     rows = rows.select(
         "id",
-        F.substring("text", 1, _REJECT_TEXT_CHARACTERS).alias("text"),
+        F.regexp_replace(F.substring("text", 1, _REJECT_TEXT_CHARACTERS), PAIR, " [SEP] ").alias(
+            "text"
+        ),
         "label",
         "reason",
         "detail",

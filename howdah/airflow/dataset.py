@@ -83,7 +83,8 @@ def shortcomings(made: Mapping[str, Any], config: Mapping[str, Any]) -> list[dic
     rows, gate, problems = made["rows"], config["gate"], []
     if not rows.get(TRAIN):
         problems.append({"what": "there is nothing to train on", "got": "no rows in train"})
-    if len(made["labels"]) < 2:
+    classes = made.get("task", "single_label") != "regression"
+    if classes and len(made["labels"]) < 2:
         problems.append(
             {
                 "what": "there are no classes to tell apart",

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from howdah.config.split_options import MOST_FOLDS, SplitOptions
+from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
     AnyPath,
     Bytes,
@@ -52,8 +53,13 @@ class Columns(Section):
 
     text: list[str] = ["text"]
     """Column of the text, or a list of columns, which are joined with `separator`."""
+    text_pair: list[str] | None = None
+    """Column (or columns) of a second text: the model reads both, as the tokenizer joins pairs."""
     label: str = "label"
-    """Column of the label."""
+    """Column of the label; of the labels, or of the number, with another `task`."""
+    label_separator: str = Field(default=",", min_length=1)
+    """With `task: multi_label`: between the labels of a text column. An array of texts, or a JSON
+    list as text, needs none."""
     id: str | None = None
     """Column of the row's key; null: the id is a hash of the source text and its occurrence."""
     separator: str = " "
@@ -61,10 +67,17 @@ class Columns(Section):
     image: str = "image"
     """Column of the image files' bytes, with `kind: image`; image.bytes: a field of a struct."""
 
-    @field_validator("text", mode="before")
+    @field_validator("text", "text_pair", mode="before")
     @classmethod
     def _one_or_many(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) else value
+
+    @field_validator("text_pair")
+    @classmethod
+    def _names_a_column(cls, value: list[str] | None) -> list[str] | None:
+        if value == []:
+            raise ValueError("text_pair names no column: leave it out, or set it to null")
+        return value
 
 
 class CsvOptions(Section):
@@ -149,6 +162,9 @@ class ConflictOptions(Section):
     `share` of them have; or keep it once a label, in one split."""
     share: float = Field(default=0.9, gt=0.5, le=1.0)
     """With `majority`: a text without such a label is rejected whole."""
+    tolerance: float = Field(default=0.0, ge=0.0, allow_inf_nan=False)
+    """With `task: regression`: the same text with targets that differ by no more is no conflict,
+    and the first row is kept."""
 
 
 class ExpectShift(Section):
@@ -328,6 +344,9 @@ class DataSection(Section):
     kind: InputKind = "text"
     """What the rows are. image: a directory <label>/<image file>, or Parquet with a column of image
     files' bytes; a vision transformer is trained on them, with training.framework torch."""
+    task: Task = "single_label"
+    """What is predicted of a row: one label; multi_label: any number of labels; regression: a
+    number."""
     source: Source | None = None
     """Source of the rows: a file, a directory or a pattern; with `format: hive` a table name."""
     partitions: dict[str, list[str]] | None = None
@@ -439,6 +458,11 @@ class DataSection(Section):
                 raise ValueError(f"{name} needs format: hive")
         if self.query_file is not None and (self.source or self.partitions):
             raise ValueError("query_file replaces source and partitions: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_of_the_task(self) -> DataSection:
+        check_data(self)
         return self
 
     @model_validator(mode="after")

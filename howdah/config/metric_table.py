@@ -1,5 +1,5 @@
 """The metrics that are one number each, in one table: everything that lists, selects or compares
-metrics reads it. `training/evaluation/metrics.py` computes them.
+metrics reads it. `training/evaluation/` computes them, a module for each task.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["METRICS", "SELECTABLE", "SHOWN", "Metric", "unknown_metric"]
+__all__ = ["METRICS", "SELECTABLE", "SHOWN", "Metric", "metrics_of", "unknown_metric"]
+
+_SINGLE, _MULTI, _NUMBER = "single_label", "multi_label", "regression"
+_CLASSES = (_SINGLE, _MULTI)
 
 
 @dataclass(frozen=True)
@@ -20,6 +23,8 @@ class Metric:
     """`evaluation.metric` may name it: it chooses the best checkpoint and stops training early."""
     shown: bool = False
     """A log line and the report's first tiles show it."""
+    tasks: tuple[str, ...] = (_SINGLE,)
+    """The tasks (data.task) that it is computed for."""
 
     @property
     def lower(self) -> bool:
@@ -36,21 +41,39 @@ class Metric:
 
 
 METRICS: dict[str, Metric] = {
-    "loss": Metric("lower", selectable=True, shown=True),
+    "loss": Metric("lower", selectable=True, shown=True, tasks=(*_CLASSES, _NUMBER)),
     "accuracy": Metric("higher", selectable=True, shown=True),
-    "macro_precision": Metric("higher"),
-    "macro_recall": Metric("higher"),
-    "macro_f1": Metric("higher", selectable=True, shown=True),
+    "subset_accuracy": Metric("higher", selectable=True, shown=True, tasks=(_MULTI,)),
+    "micro_f1": Metric("higher", selectable=True, shown=True, tasks=(_MULTI,)),
+    "macro_precision": Metric("higher", tasks=_CLASSES),
+    "macro_recall": Metric("higher", tasks=_CLASSES),
+    "macro_f1": Metric("higher", selectable=True, shown=True, tasks=_CLASSES),
     "weighted_precision": Metric("higher"),
     "weighted_recall": Metric("higher"),
     "weighted_f1": Metric("higher", selectable=True),
-    "roc_auc": Metric("higher", selectable=True),
+    "roc_auc": Metric("higher", selectable=True, tasks=_CLASSES),
+    "mean_average_precision": Metric("higher", selectable=True, tasks=(_MULTI,)),
     "ece": Metric("lower"),
+    "mse": Metric("lower", selectable=True, shown=True, tasks=(_NUMBER,)),
+    "mae": Metric("lower", selectable=True, tasks=(_NUMBER,)),
+    "r2": Metric("higher", selectable=True, tasks=(_NUMBER,)),
+    "pearson": Metric("higher", selectable=True, shown=True, tasks=(_NUMBER,)),
+    "spearman": Metric("higher", selectable=True, shown=True, tasks=(_NUMBER,)),
 }
-"""In the order in which tables show them. A new one: a row here, its value in training/metrics."""
+"""In the order in which tables show them. A new one: a row here, its value in
+training/evaluation."""
 
 SELECTABLE = tuple(name for name, metric in METRICS.items() if metric.selectable)
 SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)
+
+
+def metrics_of(task: str) -> tuple[str, ...]:
+    """The metrics that are computed for a task.
+
+    >>> metrics_of("regression")
+    ('loss', 'mse', 'mae', 'r2', 'pearson', 'spearman')
+    """
+    return tuple(name for name, metric in METRICS.items() if task in metric.tasks)
 
 
 def unknown_metric(name: str) -> str:

@@ -8,7 +8,7 @@ KEY` and the Airflow trigger form show it.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -18,6 +18,7 @@ from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
+from howdah.config.tasks import TASKS, check_run
 from howdah.config.tune import TuneSection
 from howdah.config.types import (
     AnyPath,
@@ -180,7 +181,8 @@ class TrainingSection(Section):
     class_weights: Literal["none", "balanced"] | dict[str, float] = "none"
     """Class weights in the loss: balanced, or {label: weight}. A row's whole loss is multiplied by
     its label's weight. (With label smoothing torch's cross_entropy differs: it weights each class's
-    term by that class.)"""
+    term by that class.) With data.task multi_label: weights of the rows that have the label, as
+    torch's pos_weight; balanced: rows without it / rows with it."""
     gradient_checkpointing: bool = False
     """Recompute activations to save memory (torch only)."""
     sparse_embeddings: Literal["auto", "dense", "sparse"] = "auto"
@@ -249,7 +251,8 @@ class EvaluationSection(Section):
     every_steps: int | None = Field(default=None, ge=1)
     """Evaluate on validation after this many steps; null: at the end of each epoch."""
     metric: Literal[SELECTABLE] = "macro_f1"
-    """Metric that chooses the best checkpoint and drives early stopping."""
+    """Metric that chooses the best checkpoint and drives early stopping. If it is not given:
+    micro_f1 for data.task multi_label, mse for regression."""
     splits: list[HeldOut] = [VALIDATION, TEST]
     """Splits evaluated at the end."""
     max_rows: int | None = Field(default=None, ge=1)
@@ -262,7 +265,8 @@ class GateSection(Section):
     split: HeldOut = TEST
     """Split whose metrics the gate checks."""
     minimum: dict[str, float] = {}
-    """{metric: minimum}, e.g. {accuracy: 0.9}; for loss and ece the value is the maximum."""
+    """{metric: minimum}, e.g. {accuracy: 0.9}; for loss, ece, mse and mae the value is the
+    maximum."""
     better_than_published: bool = False
     """Compare evaluation.metric with that of the currently published model on the same rows; if
     that model was evaluated on other data, it is evaluated again."""
@@ -361,9 +365,22 @@ class Config(Section):
     tune: TuneSection = TuneSection()
     """Hyperparameter studies."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _metric_of_the_task(cls, raw: Any) -> Any:
+        """The default metric is the task's."""
+        if not isinstance(raw, dict):
+            return raw
+        data, evaluation = raw.get("data"), raw.get("evaluation") or {}
+        task = data.get("task") if isinstance(data, dict) else getattr(data, "task", None)
+        if task not in TASKS or not isinstance(evaluation, dict) or "metric" in evaluation:
+            return raw
+        return {**raw, "evaluation": {**evaluation, "metric": TASKS[task].metric}}
+
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
         training = self.training
+        check_run(self)
         if self.data.kind == "image" and training.framework != "torch":
             raise ValueError(
                 "data.kind image trains a vision transformer, which training.framework torch alone"

@@ -27,6 +27,31 @@ _CONTROLS = re.compile(
 _SPACES = re.compile(r"\s+")
 
 
+PAIR = "\x1e"
+"""Between the two texts of a pair, which are one string on their way to the encoder: neither holds
+this character."""
+
+
+def joined(first: str, second: str) -> str:
+    """A pair of texts as one string."""
+    return first.replace(PAIR, " ") + PAIR + second.replace(PAIR, " ")
+
+
+def clean_pair(text: str, options: CleanOptions) -> str:
+    """`clean_text` of each text of a pair."""
+    first, _, second = text.partition(PAIR)
+    return joined(clean_text(first, options), clean_text(second, options))
+
+
+def shown(text: str) -> str:
+    """A pair as people read it; a text as it is.
+
+    >>> shown(joined("a question", "its answer"))
+    'a question [SEP] its answer'
+    """
+    return text.replace(PAIR, " [SEP] ")
+
+
 def clean_text(text: str, options: CleanOptions) -> str:
     """The text with the steps of `options` applied, in an order in which no step undoes another.
 

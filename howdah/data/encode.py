@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from howdah.data.clean import PAIR
 from howdah.data.family import TOKENIZER_FILES, TOKENIZERS, WORDPIECE
 from howdah.data.manifest import content_hash
 from howdah.data.modelfiles import fetch
@@ -113,7 +114,33 @@ class Encoder:
                 ids[i] = np.array(encoding.ids, dtype=np.uint32)
         return ids
 
-    def _encode(self, texts: list[str]) -> list:
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int) -> list[np.ndarray]:
+        """Token ids of each pair: [CLS] a [SEP] b [SEP], the longer text cut first, not padded.
+
+        The ids are those of transformers' `tokenizer(a, b, truncation="longest_first")`. Texts are
+        encoded whole: what is kept of one side depends on the length of the other.
+
+        Args:
+            pairs: B pairs of texts.
+            max_length: tokens a pair is cut at, special tokens included.
+
+        Returns:
+            B arrays, uint32, each 1-D.
+        """
+        self._truncate(max_length)
+        whole = [(_valid(first), _valid(second)) for first, second in pairs]
+        return [np.array(e.ids, dtype=np.uint32) for e in self._encode(whole)]
+
+    def encode_rows(
+        self, texts: Sequence[str], max_length: int, *, pairs: bool
+    ) -> list[np.ndarray]:
+        """`encode` of texts, or `encode_pairs` of joined ones (howdah/data/clean.py)."""
+        if not pairs:
+            return self.encode(texts, max_length)
+        sides = [text.partition(PAIR) for text in texts]
+        return self.encode_pairs([(first, second) for first, _, second in sides], max_length)
+
+    def _encode(self, texts: Sequence) -> list:
         return self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)
 
     def _truncate(self, max_length: int) -> None:

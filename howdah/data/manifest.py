@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from howdah import storage
 from howdah.config.data import InputKind
+from howdah.config.tasks import Task
 from howdah.errors import DataError, NotFound
 
 SCHEMA_VERSION = 1
@@ -20,6 +21,16 @@ MANIFEST = "manifest.json"
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class TargetEntry(_Frozen):
+    """Sums over the targets of a shard's rows (data.task regression)."""
+
+    least: float
+    most: float
+    total: float
+    squares: float
+    """Sum of the squares."""
 
 
 class ShardEntry(_Frozen):
@@ -37,9 +48,31 @@ class ShardEntry(_Frozen):
     tokens: int
     """Tokens of all rows, without padding."""
     class_counts: dict[str, int]
-    """{label number as text: rows}."""
+    """{label number as text: rows that have it}; empty for regression."""
+    target: TargetEntry | None = None
+    """Of regression alone."""
     length_histogram: dict[str, int]
     """{upper bound of a bin of 8 tokens as text: rows}."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardStats:
+    """A shard's entry in the manifest, and its index."""
+
+    rows: int
+    bytes: int
+    crc32c: int
+    tokens: int
+    class_counts: dict[str, int]
+    target: TargetEntry | None
+    length_histogram: dict[str, int]
+    index: bytes
+    index_crc32c: int
+
+    def entry(self, name: str) -> ShardEntry:
+        """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
+        known = {key: value for key, value in vars(self).items() if key != "index"}
+        return ShardEntry(name=name, index_name=f"{name}.index", **known)
 
 
 class TokenizerEntry(_Frozen):
@@ -86,8 +119,13 @@ class DatasetManifest(_Frozen):
     created: str
     """ISO 8601, UTC."""
     etl_version: str
+    task: Task = "single_label"
+    """What is predicted of a row (data.task)."""
+    pairs: bool = False
+    """Rows are pairs of texts: [CLS] a [SEP] b [SEP]. A text that spells a special token does not
+    become it, so the first [SEP] is where b begins: segments follow from the ids."""
     labels: list[str]
-    """Label names by number."""
+    """Names of the model's outputs by number: the labels; of regression the target's column."""
     max_length: int
     """Tokens of the longest row that may occur; of an image dataset, of every row."""
     tokenizer: TokenizerEntry

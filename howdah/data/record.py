@@ -39,7 +39,6 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -49,6 +48,7 @@ from typing import BinaryIO, Literal
 import google_crc32c
 import numpy as np
 
+from howdah.config.tasks import Task
 from howdah.core.protobuf_wire import (
     VARINT,
     bytes_field,
@@ -58,8 +58,9 @@ from howdah.core.protobuf_wire import (
     signed,
     varint,
 )
-from howdah.data.manifest import ImageEntry, ShardEntry
+from howdah.data.manifest import ImageEntry, ShardStats
 from howdah.data.shard_index import ShardIndex
+from howdah.data.targets import Label, labels_as, summary
 from howdah.errors import DataError
 
 IdsDtype = Literal["uint8", "uint16", "uint32", "int64_list"]
@@ -89,6 +90,9 @@ class RecordLayout:
 
     ids_dtype: IdsDtype = "uint16"
     columns: Columns = field(default_factory=Columns)
+    task: Task = "single_label"
+    """What the feature `label` holds: one int64; of multi_label as many as the row has labels; of
+    regression a float."""
     image: ImageEntry | None = None
     """The shape of every row, if they are images."""
     image_tokens: int = 0
@@ -107,11 +111,11 @@ class RecordLayout:
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One decoded record: ids int32[T] (of an image, its pixels), label number, row id (empty where
-    there is none)."""
+    """One decoded record: ids int32[T] (of an image, its pixels), label number (all of a row of
+    several labels, the number of a regression's), row id (empty where there is none)."""
 
     input_ids: np.ndarray
-    label: int
+    label: Label
     id: bytes
 
 
@@ -134,9 +138,19 @@ def _int64_feature(values: Sequence[int]) -> bytes:
     return bytes_field(3, bytes_field(1, b"".join(varint(int(v)) for v in values)))
 
 
+def _float_feature(value: float) -> bytes:
+    return bytes_field(2, bytes_field(1, struct.pack("<f", value)))
+
+
+def _label_feature(label: Label) -> bytes:
+    if isinstance(label, float):
+        return _float_feature(label)
+    return _int64_feature(label if isinstance(label, tuple) else [label])
+
+
 def encode_examples(
     input_ids: Sequence[np.ndarray],
-    labels: Sequence[int] | np.ndarray,
+    labels: Sequence[Label] | np.ndarray,
     ids: Sequence[bytes],
     *,
     layout: RecordLayout,
@@ -145,13 +159,14 @@ def encode_examples(
 
     Args:
         input_ids: a 1-D array of token ids for each row.
-        labels: label number for each row.
+        labels: label number for each row; see `Label`.
         ids: row key for each row.
-        layout: columns and type of the ids.
+        layout: columns, task and type of the ids.
     """
+    labels = labels_as(layout.task, labels)
     if layout.itemsize == 0:
         return [
-            bytes_field(1, _head(layout, row_id, int(label), len(row)) + _ids_as_list(layout, row))
+            bytes_field(1, _head(layout, row_id, label, len(row)) + _ids_as_list(layout, row))
             for row, label, row_id in zip(input_ids, labels, ids, strict=True)
         ]
     # All other bytes of a record depend only on (key's length, label, length): _template builds
@@ -161,18 +176,18 @@ def encode_examples(
         ids = [b""] * len(ids)  # there is no column for a key
     out = []
     for row, label, row_id in zip(input_ids, labels, ids, strict=True):
-        before, after = _template(layout, len(row_id), int(label), len(row))
+        before, after = _template(layout, len(row_id), label, len(row))
         out.append(b"".join((before, row_id, after, row.astype(dtype, copy=False).tobytes())))
     return out
 
 
-def _head(layout: RecordLayout, row_id: bytes, label: int, length: int) -> bytes:
+def _head(layout: RecordLayout, row_id: bytes, label: Label, length: int) -> bytes:
     """The map entries before the ids: key, label, length."""
     names = layout.columns
     return b"".join(
         (
             _entry(names.id, _bytes_feature(row_id)) if names.id else b"",
-            _entry(names.label, _int64_feature([label])),
+            _entry(names.label, _label_feature(label)),
             _entry(names.length, _int64_feature([length])) if names.length else b"",
         )
     )
@@ -183,8 +198,8 @@ def _ids_as_list(layout: RecordLayout, row: np.ndarray) -> bytes:
     return _entry(layout.columns.input_ids, _int64_feature(row))
 
 
-@lru_cache(maxsize=1 << 16)
-def _template(layout: RecordLayout, id_size: int, label: int, length: int) -> tuple[bytes, bytes]:
+@lru_cache(maxsize=1 << 16, typed=True)
+def _template(layout: RecordLayout, id_size: int, label: Label, length: int) -> tuple[bytes, bytes]:
     """The bytes before the key, and those between the key and the ids."""
     size = length * layout.itemsize
     ids_head = _ids_head(layout.columns.input_ids, size)
@@ -257,7 +272,7 @@ def decode_example(payload: bytes, layout: RecordLayout, *, where: str = "record
     try:
         features = _features(payload)
         ids = _ids_of(features, layout)
-        label = _one_int(features, names.label)
+        label = _label_of(features, names.label, layout.task)
         row_id = _id_of(features, names.id)
         if names.attention_mask is not None:
             kept = np.array(_int64s(_feature(features, names.attention_mask, 3)), dtype=bool)
@@ -303,6 +318,17 @@ def _one_int(features: dict, name: str) -> int:
     if len(values) != 1:
         raise ValueError(f"feature {name!r} holds {len(values)} values, not 1")
     return values[0]
+
+
+def _label_of(features: dict, name: str, task: Task) -> Label:
+    if task == "single_label":
+        return _one_int(features, name)
+    if task == "multi_label":
+        return tuple(_int64s(_feature(features, name, 3)))
+    packed = _one_bytes(_feature(features, name, 2))
+    if not isinstance(packed, bytes | memoryview) or len(packed) != 4:
+        raise ValueError(f"feature {name!r} does not hold one float")
+    return struct.unpack("<f", packed)[0]
 
 
 def _one_bytes(data: bytes) -> bytes:
@@ -381,25 +407,6 @@ def _bad(name: str, offset: int, what: str, expected: str, got: str) -> DataErro
 
 
 # ----------------------------------------------------------------------------------- writing
-@dataclass(frozen=True, kw_only=True)
-class ShardStats:
-    """A shard's entry in the manifest, and its index."""
-
-    rows: int
-    bytes: int
-    crc32c: int
-    tokens: int
-    class_counts: dict[str, int]
-    length_histogram: dict[str, int]
-    index: bytes
-    index_crc32c: int
-
-    def entry(self, name: str) -> ShardEntry:
-        """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
-        known = {key: value for key, value in vars(self).items() if key != "index"}
-        return ShardEntry(name=name, index_name=f"{name}.index", **known)
-
-
 class ShardWriter:
     """Write rows to one shard; `close` returns what the manifest and the index need.
 
@@ -425,15 +432,16 @@ class ShardWriter:
         self._bytes = 0
         self._offsets = [0]
         self._lengths: list[int] = []
-        self._labels: list[int] = []
+        self._labels: list[Label] = []
 
     def write(
         self,
         input_ids: Sequence[np.ndarray],
-        labels: Sequence[int] | np.ndarray,
+        labels: Sequence[Label] | np.ndarray,
         ids: Sequence[bytes],
     ) -> None:
         """Append rows (see encode_examples)."""
+        labels = labels_as(self._layout.task, labels)
         frames = [
             frame(payload)
             for payload in encode_examples(input_ids, labels, ids, layout=self._layout)
@@ -445,7 +453,7 @@ class ShardWriter:
             self._lengths.extend(map(len, input_ids))
         else:
             self._lengths.extend([self._layout.image_tokens] * len(input_ids))
-        self._labels.extend(map(int, labels))
+        self._labels.extend(labels)
         self._emit(b"".join(frames))
 
     def _emit(self, data: bytes) -> None:
@@ -463,16 +471,20 @@ class ShardWriter:
         if self._zip is not None:
             self._put(self._zip.flush())
         lengths = np.array(self._lengths, dtype=np.int32)
-        labels = np.array(self._labels, dtype=np.int32)
+        labels, starts, counts, target = summary(self._layout.task, self._labels)
         index = ShardIndex(
-            offsets=np.array(self._offsets, dtype=np.int64), lengths=lengths, labels=labels
+            offsets=np.array(self._offsets, dtype=np.int64),
+            lengths=lengths,
+            labels=labels,
+            starts=starts,
         ).to_bytes()
         return ShardStats(
             rows=len(lengths),
             bytes=self._bytes,
             crc32c=self._crc,
             tokens=int(lengths.sum()),
-            class_counts={str(k): v for k, v in sorted(Counter(self._labels).items())},
+            class_counts={str(k): v for k, v in sorted(counts.items())},
+            target=target,
             length_histogram=length_histogram(lengths),
             index=index,
             index_crc32c=google_crc32c.value(index),

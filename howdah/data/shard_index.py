@@ -2,8 +2,13 @@
 
 Planning and class weights read only the index: it gives every rank a batch's lengths and labels.
 
-Layout, little-endian, every array 8-byte aligned: 8 bytes magic, u32 version, u32 CRC-32C of all
-that follows it, u64 rows N, i64 offsets[N+1], i32 lengths[N], i32 labels[N].
+Layout, little-endian: 8 bytes magic, u32 version, u32 CRC-32C of all that follows it, u64 rows N,
+then by version, which says what a row's label is:
+
+1  one number: i64 offsets[N+1], i32 lengths[N], i32 labels[N]
+2  any number of them: i64 offsets[N+1], i64 starts[N+1], i32 lengths[N], i32 labels[starts[N]];
+   row n has labels[starts[n]:starts[n + 1]]
+3  a real number: i64 offsets[N+1], i32 lengths[N], f32 labels[N]
 """
 
 from __future__ import annotations
@@ -18,32 +23,42 @@ import numpy as np
 from howdah.errors import DataError
 
 MAGIC = b"HOWDAHIX"
-VERSION = 1
+_ONE, _MANY, _REAL = 1, 2, 3
+_LABELS = {_ONE: "<i4", _MANY: "<i4", _REAL: "<f4"}
+"""By version: the type of labels."""
 _HEAD = struct.Struct("<8sIIQ")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardIndex:
-    """offsets int64[N+1] (uncompressed stream), lengths int32[N] in tokens, labels int32[N]."""
+    """offsets int64[N+1] (uncompressed stream), lengths int32[N] in tokens, and what rows are to be
+    predicted as: labels int32[N], or float32[N], or int32[M] and starts int64[N+1]."""
 
     offsets: np.ndarray
     lengths: np.ndarray
     labels: np.ndarray
+    starts: np.ndarray | None = None
+    """Where each row's labels begin; None: a row has one."""
 
     def __len__(self) -> int:
         return len(self.lengths)
 
+    @property
+    def _version(self) -> int:
+        if self.starts is not None:
+            return _MANY
+        return _REAL if self.labels.dtype.kind == "f" else _ONE
+
     def to_bytes(self) -> bytes:
         """The file's contents."""
-        body = b"".join(
-            (
-                struct.pack("<Q", len(self.lengths)),
-                self.offsets.astype("<i8").tobytes(),
-                self.lengths.astype("<i4").tobytes(),
-                self.labels.astype("<i4").tobytes(),
-            )
-        )
-        return MAGIC + struct.pack("<II", VERSION, google_crc32c.value(body)) + body
+        version = self._version
+        parts = [struct.pack("<Q", len(self.lengths)), self.offsets.astype("<i8").tobytes()]
+        if self.starts is not None:
+            parts.append(self.starts.astype("<i8").tobytes())
+        parts.append(self.lengths.astype("<i4").tobytes())
+        parts.append(self.labels.astype(_LABELS[version]).tobytes())
+        body = b"".join(parts)
+        return MAGIC + struct.pack("<II", version, google_crc32c.value(body)) + body
 
     @classmethod
     def from_bytes(cls, data: bytes | mmap.mmap, name: str, *, check: bool = True) -> ShardIndex:
@@ -55,9 +70,17 @@ class ShardIndex:
         if len(data) < _HEAD.size or data[:8] != MAGIC:
             raise _bad(name, "an index of Howdah", f"{len(data)} bytes without its magic number")
         _, version, crc, rows = _HEAD.unpack(data[: _HEAD.size])
-        if version != VERSION:
-            raise _bad(name, f"version {VERSION}", f"version {version}")
-        size = _HEAD.size + 8 * (rows + 1) + 8 * rows
+        if version not in _LABELS:
+            raise _bad(name, "version " + ", ".join(map(str, _LABELS)), f"version {version}")
+        at = _HEAD.size
+        several = version == _MANY
+        before = at + 8 * (rows + 1) * (2 if several else 1) + 4 * rows
+        if len(data) < before:
+            raise _bad(name, f"at least {before} bytes for {rows} rows", f"{len(data)} bytes")
+        offsets = np.frombuffer(data, "<i8", rows + 1, at)
+        at += offsets.nbytes
+        starts = np.frombuffer(data, "<i8", rows + 1, at) if several else None
+        size = before + 4 * (int(starts[-1]) if several else rows)
         if len(data) != size:
             raise _bad(name, f"{size} bytes for {rows} rows", f"{len(data)} bytes")
         if check:
@@ -65,12 +88,9 @@ class ShardIndex:
             found = google_crc32c.value(bytes(data[_HEAD.size - 8 :]))
             if found != crc:
                 raise _bad(name, f"CRC-32C {crc:08x}", f"{found:08x}")
-        at = _HEAD.size
-        offsets = np.frombuffer(data, "<i8", rows + 1, at)
-        at += offsets.nbytes
-        lengths = np.frombuffer(data, "<i4", rows, at)
-        labels = np.frombuffer(data, "<i4", rows, at + lengths.nbytes)
-        return cls(offsets=offsets, lengths=lengths, labels=labels)
+        lengths = np.frombuffer(data, "<i4", rows, before - 4 * rows)
+        labels = np.frombuffer(data, _LABELS[version], (size - before) // 4, before)
+        return cls(offsets=offsets, lengths=lengths, labels=labels, starts=starts)
 
     @classmethod
     def open(cls, local_path: str, *, check: bool = True) -> ShardIndex:

@@ -1,5 +1,6 @@
 """The encoder gives the ids of transformers' fast tokenizer, and user text is never special."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 
+from howdah.data.clean import joined
 from howdah.data.encode import Encoder
 from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
@@ -200,3 +202,43 @@ def test_an_unknown_hub_name_offline_is_one_clear_error(tmp_path, monkeypatch):
     with pytest.raises(ModelError) as caught:
         fetch("no-such/model-here", patterns=["vocab.txt"])
     assert "no-such/model-here" in str(caught.value) and "model directory" in str(caught.value)
+
+
+PAIRS = """
+import json, os, sys
+os.environ.update(USE_TORCH="0", USE_TF="0", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
+from transformers import AutoTokenizer
+job = json.load(open(sys.argv[1]))
+tokenizer = AutoTokenizer.from_pretrained(job["directory"], use_fast=True)
+first, second = zip(*job["pairs"])
+json.dump(
+    [
+        tokenizer(list(first), list(second), truncation="longest_first", max_length=n)["input_ids"]
+        for n in job["lengths"]
+    ],
+    open(sys.argv[2], "w"),
+)
+"""
+
+
+def test_pairs_are_cut_as_the_fast_tokenizer_cuts_them(tiny_model_dir, tmp_path):
+    random = np.random.default_rng(7)
+    words = ["water", "the", "unbelievably", "qz", "3.14", "[SEP]", "\u6771\u4eac", "a-b"]
+    texts = [" ".join(random.choice(words, n)) for n in (1, 2, 5, 6, 7, 8, 30, 200)] + NASTY[:5]
+    special = [pair for pair in itertools.product(texts, texts) if "[SEP]" in "".join(pair)]
+    pairs = [pair for pair in itertools.product(texts, texts) if "[SEP]" not in "".join(pair)]
+    lengths = [8, 9, 15, 16, 33, 64]
+    job = {"directory": tiny_model_dir, "pairs": pairs, "lengths": lengths}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-c", PAIRS, str(tmp_path / "job.json"), str(tmp_path / "out.json")]
+    subprocess.run(command, check=True, timeout=240)
+    encoder = Encoder.load(tiny_model_dir)
+    for length, expected in zip(
+        lengths, json.loads((tmp_path / "out.json").read_text()), strict=True
+    ):
+        assert [row.tolist() for row in encoder.encode_pairs(pairs, length)] == expected
+        for row in encoder.encode_pairs(special, length):  # in a text it is text
+            assert row.tolist().count(3) == 2 and row[-1] == 3 and len(row) <= length
+    joined_rows = [joined(*pair) for pair in pairs[:9]]
+    both = encoder.encode_rows(joined_rows, 16, pairs=True), encoder.encode_pairs(pairs[:9], 16)
+    assert [row.tolist() for row in both[0]] == [row.tolist() for row in both[1]]

@@ -20,7 +20,11 @@ ENCODER = SimpleNamespace(hash="tokenizer")
 DEFAULTS = {
     "etl_format": 4,
     "format": "auto",
-    "columns": {"text": ["text"], "label": "label", "id": None, "separator": " ", "image": "image"},
+    "task": "single_label",
+    "columns": {
+        "text": ["text"], "text_pair": None, "label": "label", "label_separator": ",", "id": None,
+        "separator": " ", "image": "image",
+    },
     "csv": {
         "header": True, "names": None, "delimiter": ",", "quote": '"', "escape": None,
         "encoding": "UTF-8", "multiline": True, "max_line_breaks": 1000,
@@ -40,7 +44,8 @@ DEFAULTS = {
     "dedup": {
         "exact": True, "near": True, "ngram": "auto", "num_permutations": 128,
         "bands": "auto",
-        "threshold": 0.7, "conflict": {"policy": "reject", "share": 0.9}, "max_bucket_size": 1000,
+        "threshold": 0.7, "conflict": {"policy": "reject", "share": 0.9, "tolerance": 0.0},
+        "max_bucket_size": 1000,
     },
     "split": {
         "validation": 0.1, "test": 0.1, "seed": 13, "fold": None,
@@ -123,7 +128,7 @@ OTHERS = {
     "validation": 0.2, "test": 0.2, "fold": "1/5", "max_reject_fraction": 0.4,
     "column": "kind", "unknown": "reject", "group": ["user"], "stratify": 5, "policy": "keep",
     "share": 0.8, "sources.validation": "v.csv", "sources.test": "t.csv",
-    "kind": "image",
+    "kind": "image", "task": "multi_label", "text_pair": ["title"],
 }  # fmt: skip
 WITH_ANOTHER = {"validation_from", "test_from"}  # and split.values: they need a column
 HASHED = {name: value for name, value in DEFAULTS.items() if name != "etl_format"}

@@ -8,7 +8,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config, from_dict
-from howdah.config.metric_table import METRICS
+from howdah.config.metric_table import metrics_of
 from howdah.data.encode import Encoder
 from training.model.pretrained import load_base
 from training.serving.export import export
@@ -66,8 +66,9 @@ def finished_run(
 
 
 def _metrics(accuracy: float) -> dict:
+    names = metrics_of("single_label")
     lower = {"loss": 1 - accuracy, "ece": 1 - accuracy}
-    return dict.fromkeys(METRICS, accuracy) | lower | {"rows": 7, "per_class": {}}
+    return dict.fromkeys(names, accuracy) | lower | {"rows": 7, "per_class": {}}
 
 
 def config_of(run: str, models: str, **sections: dict) -> Config:

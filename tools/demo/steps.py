@@ -107,6 +107,8 @@ def show_metrics(run: dict) -> None:
     metrics = run["metrics"]
     print(f"{'':<20}" + "".join(f"{split:>12}" for split in metrics))
     for name in METRICS:
+        if not all(name in split for split in metrics.values()):
+            continue  # of another task
         values = (split[name] for split in metrics.values())
         print(f"{name:<20}" + "".join(f"{'–' if v is None else f'{v:.4f}':>12}" for v in values))
     print(f"{'rows':<20}" + "".join(f"{split['rows']:>12,}" for split in metrics.values()))

@@ -22,7 +22,7 @@ from howdah.models import baseline as results
 from howdah.storage import directories
 from training.baseline import local, mllib
 from training.baseline.measured import options
-from training.evaluation import metrics, report
+from training.evaluation import report, tally
 from training.run.run_json import FILE_NAME as RUN_FILE
 
 __all__ = ["measure_baseline"]
@@ -47,8 +47,17 @@ def measure_baseline(
         DataError: no dataset, or none that a classifier can be fitted to.
         ClusterError: scikit-learn or Spark is not installed, or Spark failed.
     """
-    metrics.require(config.evaluation.metric)
+    tally.require(config.evaluation.metric)
     dataset = _dataset(config)
+    if dataset.manifest.task != "single_label":
+        raise ConfigError(
+            f"the baseline predicts one label a row, and the dataset's task is"
+            f" {dataset.manifest.task}",
+            where=dataset.path,
+            expected="a dataset of task single_label",
+            got=dataset.manifest.task,
+            remedy="compare the model with gate.minimum or the published model",
+        )
     if dataset.manifest.kind != "text":
         raise ConfigError(
             "the baseline counts words, and the dataset holds images",

@@ -26,6 +26,8 @@ def summarize(folds: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """
     found = {}
     for name in METRICS:
+        if not any(name in fold for fold in folds):
+            continue  # of another task
         values = [fold.get(name) for fold in folds]
         defined = [value for value in values if value is not None]
         whole = len(defined) == len(values)
@@ -44,7 +46,7 @@ def table(result: Mapping[str, Any]) -> list[str]:
     head = [f"{'metric':<20}", f"{'mean':>8}", f"{'std':>8}"]
     head += [f"{f'fold {number}':>8}" for number in range(1, count + 1)]
     lines = [" ".join(head)]
-    for name in sorted(METRICS, key=lambda name: name not in SHOWN):
+    for name in sorted(result["metrics"], key=lambda name: name not in SHOWN):
         found = result["metrics"][name]
         cells = [found["mean"], found["std"], *found["values"]]
         lines.append(" ".join([f"{name:<20}", *(f"{_number(cell):>8}" for cell in cells)]))

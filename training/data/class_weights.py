@@ -10,7 +10,23 @@ from howdah.config.model import TrainingSection
 from howdah.errors import ConfigError
 from training.data.shards import ShardSet, class_counts
 
-__all__ = ["class_weights"]
+__all__ = ["class_weights", "positive_weights"]
+
+
+def positive_weights(training: TrainingSection, shards: ShardSet) -> np.ndarray | None:
+    """float32[C] for task multi_label: the weight of a label's term in rows that have the label;
+    None: all 1. balanced: rows without it / rows with it, so that both sides weigh the same.
+
+    Args:
+        shards: the training split.
+    Raises:
+        ConfigError: see `class_weights`.
+    """
+    if training.class_weights != "balanced":
+        return class_weights(training, shards)
+    having_C = class_counts(shards, len(shards.dataset.manifest.labels))
+    weights_C = (shards.rows - having_C) / np.maximum(having_C, 1)
+    return np.where((having_C > 0) & (weights_C > 0), weights_C, 1.0).astype(np.float32)
 
 
 def class_weights(training: TrainingSection, shards: ShardSet) -> np.ndarray | None:

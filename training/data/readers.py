@@ -36,8 +36,9 @@ _BLOCK_ROWS = 512
 class Batch:
     """A micro-batch of this rank. B rows, T tokens.
 
-    ids_BT, mask_BT int32 (of images ids_BT is uint8 [B, values]: their pixels); labels_B int32;
-    weights_B float32 (the class's weight; 0 for a filler row). The step's loss is the sum of
+    ids_BT, mask_BT int32 (of images ids_BT is uint8 [B, values]: their pixels); labels_B int32 (of
+    several labels float32 [B, C], 1 where a row has one; of regression float32 [B]); weights_B
+    float32 (the class's weight; 0 for a filler row). The step's loss is the sum of
     weight * loss over all ranks and micro-batches, divided by `global_weight`.
     """
 
@@ -202,7 +203,7 @@ class BatchSource:
                     ids_BT, mask_BT = _filled(part, count, ids[row_at : row_at + count])
                 else:
                     ids_BT, mask_BT = self._padded(part, count, ids[token_at : token_at + tokens])
-                labels_B = np.zeros(len(part), dtype=np.int32)
+                labels_B = np.zeros((len(part), *labels.shape[1:]), labels.dtype)
                 labels_B[:count] = labels[row_at : row_at + count]
                 row_at, token_at = row_at + count, token_at + tokens
                 made = Batch(

@@ -47,6 +47,7 @@ def layout_of(dataset: Dataset) -> RecordLayout:
         ids_dtype=record.ids_dtype,
         columns=Columns(**record.columns),
         image=record.image,
+        task=dataset.manifest.task,
         image_tokens=dataset.manifest.max_length if record.image is not None else 0,
     )
 
@@ -283,12 +284,23 @@ class ShardSet:
         return ids
 
     def labels_of(self, shard: np.ndarray, row: np.ndarray) -> np.ndarray:
-        """int32[B] label numbers; 0 for filler rows."""
-        out = np.zeros(len(shard), dtype=np.int32)
+        """What the rows are to be predicted as, 0 for filler rows: int32[B] label numbers; of task
+        multi_label float32[B, C], 1 where the row has the label; of regression float32[B]."""
+        task = self.layout.task
+        several = task == "multi_label"
+        shape = (len(shard), len(self.dataset.manifest.labels)) if several else (len(shard),)
+        out = np.zeros(shape, np.int32 if task == "single_label" else np.float32)
         for number in np.unique(shard).tolist():
-            if number >= 0:
-                here = shard == number
+            if number < 0:
+                continue
+            here = np.flatnonzero(shard == number)
+            if not several:
                 out[here] = self.labels[number][row[here]]
+                continue
+            starts = self._indexes[number].starts
+            first, after = starts[row[here]], starts[row[here] + 1]
+            owned = self.labels[number][_runs(first, after - first)]
+            out[np.repeat(here, after - first), owned] = 1.0
         return out
 
     # -- verification ----------------------------------------------------------------------

@@ -19,6 +19,7 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
 
         self._served = open_model(context.artifacts["export"])
         self._served.require("text", where="MLflow", remedy="use `howdah predict` for images")
+        self._served.require_labels(where="MLflow", remedy="use `howdah predict`")
 
     def predict(self, context, model_input: pd.DataFrame, params=None) -> pd.DataFrame:
         """Classify a table with the column `text`; a row without a usable text has an error.
@@ -28,7 +29,7 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
             of the model's labels) and error.
         """
         from training.deployment.requests import as_json
-        from training.prediction.classify import classify
+        from training.prediction.classify import classify, outputs_of
         from training.prediction.rows import Row
 
         texts = [None if text is None or text != text else str(text) for text in model_input[TEXT]]
@@ -36,8 +37,7 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
             Row(str(number), text, "the text is null" if text is None else None)
             for number, text in enumerate(texts)
         ]
-        labels = self._served.labels
-        found = as_json(classify(self._served, rows), labels)
+        found = as_json(classify(self._served, rows), outputs_of(self._served))
         return pd.DataFrame(
             {
                 "label": [one["label"] for one in found],

@@ -21,6 +21,7 @@ from training.deployment.requests import (
     WrongMethod,
     as_json,
     parse,
+    rows_of,
 )
 from training.deployment.variants import choose
 
@@ -51,17 +52,15 @@ class Classifier:
         # Ray calls methods in several threads; the tokenizer's truncation is a state of it.
         self._lock = threading.Lock()
 
-    def classify(self, texts: list[str]) -> dict[str, Any]:
+    def classify(self, texts: list[str | list[str]]) -> dict[str, Any]:
         """{run_id, predictions} of texts, in their order."""
-        from training.prediction.classify import classify
-        from training.prediction.rows import Row
+        from training.prediction.classify import classify, outputs_of
 
-        rows = [Row(str(number), text) for number, text in enumerate(texts)]
+        rows = rows_of(texts)
         with self._lock:
             found = classify(self._served, rows)
-        return {
-            "run_id": self._served.run_id, "predictions": as_json(found, self._served.labels)
-        }  # fmt: skip
+        answers = as_json(found, outputs_of(self._served))
+        return {"run_id": self._served.run_id, "predictions": answers}
 
 
 class Router:

@@ -3,6 +3,9 @@
     {"texts": ["stocks fell", ...], "key": "user-17"}     or {"text": "stocks fell"}
     {"model": ..., "version": 3, "run_id": ..., "predictions": [{"label", "score", "scores"}, ...]}
 
+A model of several labels answers {"labels", "scores"}, one of numbers {"value"}. A model of pairs
+takes a list of two texts in the place of a text.
+
 A refusal is the JSON of a HowdahError: error, what, where, expected, got, remedy.
 """
 
@@ -13,12 +16,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from howdah.data.clean import joined
 from howdah.errors import HowdahError
-from training.prediction.rows import Prediction
+from training.prediction.rows import Outputs, Prediction, Row
 
 __all__ = [
     "MOST_BYTES", "MOST_TEXTS", "Asked", "BadRequest", "Overloaded", "Refusal", "TooLarge",
-    "UnknownRoute", "WrongHost", "WrongMethod", "as_json", "parse",
+    "UnknownRoute", "WrongHost", "WrongMethod", "as_json", "parse", "rows_of",
 ]  # fmt: skip
 
 MOST_TEXTS = 256
@@ -74,7 +78,8 @@ class Overloaded(Refusal):
 class Asked:
     """A checked request."""
 
-    texts: tuple[str, ...]
+    texts: tuple[str | list[str], ...]
+    """A list of two: a pair."""
     key: str | None
     """Requests with one key are answered by one of two versions."""
     is_single: bool
@@ -142,11 +147,15 @@ def parse(body: bytes) -> Asked:
         )
     for number, text in enumerate(texts):
         where = "text" if is_single else f"texts[{number}]"
-        if not isinstance(text, str):
+        sides = text if isinstance(text, list) and len(text) == 2 else [text]
+        if wrong := [side for side in sides if not isinstance(side, str)]:
             raise BadRequest(
-                "a text is not a string", where=where, expected="a string", got=_type(text)
+                "a text is not a string",
+                where=where,
+                expected="a string, or a list of two for a model of pairs",
+                got=_type(wrong[0]),
             )
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if any("\ud800" <= character <= "\udfff" for side in sides for character in side):
             raise BadRequest(
                 "a text is not Unicode", where=where, expected="no lone surrogates", got=ascii(text)
             )
@@ -166,16 +175,31 @@ def _key(key: Any) -> str | None:
     return key
 
 
-def as_json(predictions: Sequence[Prediction], labels: Sequence[str]) -> list[dict[str, Any]]:
+def rows_of(texts: Sequence[str | list[str]]) -> list[Row]:
+    """A request's texts as rows to classify."""
+    return [
+        Row(str(number), text)
+        if isinstance(text, str)
+        else Row(str(number), joined(*text), pair=True)
+        for number, text in enumerate(texts)
+    ]
+
+
+def as_json(predictions: Sequence[Prediction], outputs: Outputs) -> list[dict[str, Any]]:
     """The predictions as plain JSON, in their order."""
-    answers = []
+    single, answers = outputs.task == "single_label", []
     for one in predictions:
+        answer: dict[str, Any] = {outputs.name: one.label}
         if one.scores is None:
-            answers.append({"label": None, "score": None, "error": one.error})
+            answers.append(answer | ({"score": None} if single else {}) | {"error": one.error})
             continue
         scores = [round(float(score), 6) for score in one.scores]
-        named = dict(zip(labels, scores, strict=True))
-        answers.append({"label": one.label, "score": named[one.label], "scores": named})
+        named = dict(zip(outputs.labels, scores, strict=True))
+        if single:
+            answer["score"] = named[one.label]
+        if outputs.has_scores:
+            answer["scores"] = named
+        answers.append(answer)
     return answers
 
 

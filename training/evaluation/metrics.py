@@ -6,15 +6,16 @@ By scikit-learn's definitions (the tests compare); calibration by Guo et al., 20
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import assert_never
 
 import numpy as np
 
-from howdah.config.metric_table import METRICS
-from howdah.errors import ConfigError, DataError, ModelError
+from howdah.config.tasks import Task
+from howdah.errors import DataError, ModelError
 
 __all__ = [
-    "assembled", "calibration_bins", "classification_metrics", "log_softmax", "refuse", "require",
-    "softmax",
+    "assembled", "calibration_bins", "classification_metrics", "log_softmax", "ratio", "refuse",
+    "scores_of", "softmax",
 ]  # fmt: skip
 
 ECE_BINS = 15
@@ -33,6 +34,20 @@ def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
 def softmax(logits_NC: np.ndarray) -> np.ndarray:
     """Softmax over the last axis, in float64."""
     return np.exp(log_softmax(logits_NC))
+
+
+def scores_of(task: Task, logits_NC: np.ndarray) -> np.ndarray:
+    """What predictions show of a model's output, float64 [N, C]: probabilities that add up to 1; of
+    several labels one for each; of a regression the number itself."""
+    if task == "single_label":
+        return softmax(logits_NC)
+    logits = np.asarray(logits_NC, np.float64)
+    if task == "regression":
+        return logits
+    if task != "multi_label":
+        assert_never(task)
+    small = np.exp(-np.abs(logits))  # no overflow
+    return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
 
 def classification_metrics(
@@ -96,8 +111,8 @@ def assembled(
     guesses = np.bincount(of_prediction, counts, classes)
     right = of_label == of_prediction
     hits = np.bincount(of_label[right], counts[right], classes)
-    precision, recall = _ratio(hits, guesses), _ratio(hits, support)
-    f1 = _ratio(2 * hits, support + guesses)
+    precision, recall = ratio(hits, guesses), ratio(hits, support)
+    f1 = ratio(2 * hits, support + guesses)
     defined = [area for area in areas if area is not None]
     seen = (support + guesses) > 0
     share = support / support.sum()
@@ -142,25 +157,6 @@ def assembled(
         ],
         "reliability": reliability,
     }
-
-
-def require(metric: str) -> None:
-    """Refuse, before training, a metric that evaluations do not compute.
-
-    Raises:
-        ConfigError: it is not in METRICS, or not computed here.
-    """
-    measured = classification_metrics(np.array([0, 1]), np.eye(2), ("a", "b"))
-    if metric in METRICS and metric in measured:
-        return
-    raise ConfigError(
-        f"no evaluation computes the metric {metric!r}",
-        where="evaluation.metric",
-        expected=", ".join(name for name in METRICS if name in measured),
-        got=metric,
-        remedy="choose another one; training/evaluation/metrics.py must compute what"
-        " howdah/config/metric_table.py lists",
-    )
 
 
 def _checked(
@@ -211,7 +207,8 @@ def refuse(classes: int, *, rows: int, bad: tuple[int, int], broken: int) -> Non
         )
 
 
-def _ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
+    """part / whole; 0 where whole is 0."""
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
@@ -243,7 +240,7 @@ def calibration_bins(confidence_N: np.ndarray, correct_N: np.ndarray) -> np.ndar
 
 def _calibration(bins: np.ndarray) -> tuple[list[dict], float]:
     """(the bins as JSON, expected calibration error), of sums of `calibration_bins`."""
-    rows, confidence, accuracy = bins[0], _ratio(bins[1], bins[0]), _ratio(bins[2], bins[0])
+    rows, confidence, accuracy = bins[0], ratio(bins[1], bins[0]), ratio(bins[2], bins[0])
     ece = float((rows * np.abs(accuracy - confidence)).sum() / rows.sum())
     said = [
         {

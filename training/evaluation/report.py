@@ -108,11 +108,17 @@ def render(
         tiles=_tiles(run),
         curves=[Markup(svg) for svg in _curves(lines)],
         splits=[_split(name, found) for name, found in (run.get("metrics") or {}).items()],
-        scalars=METRICS,
+        scalars=_scalars(run),
         compared=compared,
         facts=_facts(run),
         config=config,
     )
+
+
+def _scalars(run: Mapping[str, Any]) -> list[str]:
+    """The metrics that the run's task has, in the table's order."""
+    found = (run.get("metrics") or {}).values()
+    return [name for name in METRICS if any(name in metrics for metrics in found)]
 
 
 def template(package: str, name: str) -> Any:
@@ -175,7 +181,9 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     out = [plots.curve("Loss", loss), plots.curve("Learning rate", [("lr", x, logged("lr"))])]
     if judged:
         series = [(name, x_judged, measured(name)) for name in _TILES]
-        out.append(plots.curve("Validation", series, points=True))
+        series = [one for one in series if any(value is not None for value in one[2])]
+        if series:
+            out.append(plots.curve("Validation", series, points=True))
     for title, key in (("Gradient norm", "grad_norm"), ("Examples/s", "examples_per_second")):
         if any(value is not None for value in logged(key)):
             out.append(plots.curve(title, [(key, x, logged(key))]))
@@ -185,6 +193,14 @@ def _curves(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 def _split(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     from markupsafe import Markup
 
+    if metrics.get("task", "single_label") != "single_label":
+        return {
+            "name": name,
+            "metrics": metrics,
+            "confusion": "",
+            "reliability": "",
+            "confused": [],
+        }
     labels, matrix = metrics["labels"], metrics["confusion_matrix"]
     wrong = metrics.get("confused")
     if wrong is None:  # a result of an earlier version

@@ -14,8 +14,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from howdah.config.metric_table import METRICS, metrics_of
+from howdah.config.tasks import Task
+from howdah.errors import ConfigError
 from training.comm.base import Comm
 from training.evaluation import metrics
+from training.evaluation.multi_label import LabelSums, multi_label_metrics
+from training.evaluation.regression import TargetSums, regression_metrics
 
 EXACT_VALUES = 2**22
 """Logits (rows x classes) up to which nothing is estimated: 16 MiB in float32."""
@@ -30,37 +35,41 @@ class Tally:
 
     Args:
         label_names: C names in the order of the logits' columns.
+        task: what the labels are: class numbers; 0 or 1 for each class; numbers.
     """
 
-    def __init__(self, label_names: Sequence[str]) -> None:
+    def __init__(self, label_names: Sequence[str], task: Task = "single_label") -> None:
         self.names = list(label_names)
         classes = len(self.names)
-        self.labels = [np.zeros(0, np.int64)]
+        self._of_rows, self._sums_of = _MEASURES[task]
+        self._dtype = np.int64 if task == "single_label" else np.float32
+        shape = (0, classes) if task == "multi_label" else (0,)
+        self.labels = [np.zeros(shape, self._dtype)]
         self.logits = [np.zeros((0, classes), np.float32)]
         self.kept = 0
-        self.sums: _Sums | None = None
+        self.sums: _Sums | LabelSums | TargetSums | None = None
         """None: the rows themselves are kept."""
 
     def add(self, labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
         """Take in a batch's rows."""
-        self.labels.append(np.asarray(labels_B, np.int64))
+        self.labels.append(np.asarray(labels_B, self._dtype))
         self.logits.append(np.asarray(logits_BC, np.float32))
         self.kept += len(labels_B)
         # Once there are sums, rows are kept for a while still: sums of many at once cost less.
         if self.kept * len(self.names) > EXACT_VALUES:
             self._fold()
 
-    def _fold(self) -> _Sums:
+    def _fold(self) -> _Sums | LabelSums | TargetSums:
         """Turn the rows that are kept into sums."""
         if self.sums is None:
-            self.sums = _Sums(len(self.names))
+            self.sums = self._sums_of(len(self.names))
         self.sums.add(np.concatenate(self.labels), np.concatenate(self.logits))
         self.labels, self.logits = self.labels[:1], self.logits[:1]  # the empty ones
         self.kept = 0
         return self.sums
 
     def metrics(self, comm: Comm) -> dict | None:
-        """`classification_metrics` over all ranks' rows, on rank 0; None elsewhere.
+        """The task's metrics over all ranks' rows, on rank 0; None elsewhere.
 
         Every rank enters. Every rank gets past the collectives before rank 0 raises.
 
@@ -73,7 +82,7 @@ class Tally:
             logits_NC = comm.gather(np.concatenate(self.logits))
             if comm.rank != 0:
                 return None
-            return metrics.classification_metrics(labels_N, logits_NC, self.names)
+            return self._of_rows(labels_N, logits_NC, self.names)
         total = self._fold().over(comm)
         return total.metrics(self.names) if comm.rank == 0 else None
 
@@ -167,3 +176,53 @@ def _area(negatives: np.ndarray, positives: np.ndarray) -> float | None:
         return None
     below = np.cumsum(negatives) - negatives / 2
     return float((positives * below).sum() / (all_negatives * all_positives))
+
+
+_MEASURES: dict[Task, tuple] = {
+    "single_label": (metrics.classification_metrics, _Sums),
+    "multi_label": (multi_label_metrics, LabelSums),
+    "regression": (regression_metrics, TargetSums),
+}
+"""By task: (metrics of rows, what many rows become)."""
+_SAMPLES: dict[Task, tuple[np.ndarray, np.ndarray]] = {
+    "single_label": (np.array([0, 1]), np.eye(2)),
+    "multi_label": (np.eye(2), np.eye(2)),
+    "regression": (np.array([0.0, 1.0]), np.array([[0.0], [1.0]])),
+}
+
+
+def require(metric: str, task: Task = "single_label") -> None:
+    """Refuse, before training, a metric that evaluations of a task do not compute.
+
+    Raises:
+        ConfigError: it is not in METRICS, or not computed here.
+    """
+    labels, logits = _SAMPLES[task]
+    names = [str(number) for number in range(logits.shape[1])]
+    measured = _MEASURES[task][0](labels, logits, names)
+    if metric in metrics_of(task) and metric in measured:
+        return
+    raise ConfigError(
+        f"no evaluation computes the metric {metric!r}",
+        where="evaluation.metric",
+        expected=", ".join(name for name in METRICS if name in measured),
+        got=metric,
+        remedy="choose another one; training/evaluation/ must compute what"
+        " howdah/config/metric_table.py lists",
+    )
+
+
+def require_rows(metric: str, rows: int) -> None:
+    """Refuse, before training, to choose by a metric that is not computed of so many rows.
+
+    Raises:
+        ConfigError: it needs the rows themselves.
+    """
+    if metric == "spearman" and rows > EXACT_VALUES:
+        raise ConfigError(
+            "the rank correlation is not computed of so many rows: they would be gathered",
+            where="evaluation.metric",
+            expected=f"at most {EXACT_VALUES:,} rows",
+            got=f"{rows:,}",
+            remedy="choose pearson or mse, or set evaluation.max_rows",
+        )

@@ -95,6 +95,7 @@ def _final_evaluation(
         rows=source.planner.rows,
         check=run.check_fence,
         together=groups.model,
+        task=job.task,
     )
 
 

@@ -82,6 +82,7 @@ class Evaluator:
                 rows=source.planner.rows,
                 stop=self._asked_to_stop,
                 together=self._groups.model,
+                task=self._job.task,
             )
             if metrics is not None:
                 run.metrics.evaluated(state, VALIDATION, metrics)

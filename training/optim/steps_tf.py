@@ -5,22 +5,27 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
+from howdah.config.tasks import Task
 from training.comm.base import Comm
 from training.data.readers import Batch
 from training.model.forward_tf import EncoderClassifier
 from training.optim.gradients_tf import Gradients
+from training.optim.losses_tf import LABELS, row_losses
 
 __all__ = ["Steps"]
 
-_BATCH = (
-    tf.TensorSpec([None, None], tf.int32),
-    tf.TensorSpec([None, None], tf.int32),
-    tf.TensorSpec([None], tf.int32),
-    tf.TensorSpec([None], tf.float32),
-    tf.TensorSpec([], tf.float32),
-    tf.TensorSpec([], tf.float32),
-    tf.TensorSpec([2], tf.int64),
-)
+
+def _batch(task: Task) -> tuple[tf.TensorSpec, ...]:
+    """Arguments of a traced step."""
+    return (
+        tf.TensorSpec([None, None], tf.int32),
+        tf.TensorSpec([None, None], tf.int32),
+        LABELS[task],
+        tf.TensorSpec([None], tf.float32),
+        tf.TensorSpec([], tf.float32),
+        tf.TensorSpec([], tf.float32),
+        tf.TensorSpec([2], tf.int64),
+    )
 
 
 class Steps:
@@ -30,16 +35,26 @@ class Steps:
         net: the model.
         gradients: accumulates its gradients.
         label_smoothing: training.label_smoothing_factor.
+        task: of the dataset.
+        positive_weights: see `row_losses`.
     """
 
     def __init__(
-        self, net: EncoderClassifier, gradients: Gradients, *, label_smoothing: float
+        self,
+        net: EncoderClassifier,
+        gradients: Gradients,
+        *,
+        label_smoothing: float,
+        task: Task = "single_label",
+        positive_weights: np.ndarray | None = None,
     ) -> None:
         self._net, self._gradients = net, gradients
-        self._label_smoothing = label_smoothing
+        self._losses = row_losses(
+            task, label_smoothing=label_smoothing, positive_weights=positive_weights
+        )
         self._variables = [net.variables[name] for name in net.trainable_names]
         self._first, self._further = (
-            tf.function(self._backward_of(first), input_signature=_BATCH, autograph=False)
+            tf.function(self._backward_of(first), input_signature=_batch(task), autograph=False)
             for first in (True, False)
         )
 
@@ -75,22 +90,13 @@ class Steps:
         def backward(ids_BT, mask_BT, labels_B, weights_B, global_weight, scale, seed_2):
             with tf.GradientTape() as tape:
                 logits_BC = self._net(ids_BT, mask_BT, seed_2)
-                loss_B = self._cross_entropy(logits_BC, labels_B)
+                loss_B = self._losses(logits_BC, labels_B)
                 loss = tf.reduce_sum(loss_B * weights_B) / global_weight
                 scaled = loss * scale
             self._gradients.add(tape.gradient(scaled, self._variables), first=first)
             return loss
 
         return backward
-
-    def _cross_entropy(self, logits_BC: tf.Tensor, labels_B: tf.Tensor) -> tf.Tensor:
-        loss_B = tf.nn.sparse_softmax_cross_entropy_with_logits(labels_B, logits_BC)
-        smoothing = self._label_smoothing
-        if not smoothing:
-            return loss_B
-        # As torch.nn.functional.cross_entropy: `smoothing` is spread evenly over all classes.
-        uniform_B = -tf.reduce_mean(tf.nn.log_softmax(logits_BC), axis=-1)
-        return (1.0 - smoothing) * loss_B + smoothing * uniform_B
 
     def reduce(self) -> float:
         """Sum the gradients over all ranks; returns their global norm. Every rank enters."""

@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import assert_never
 
-from training.prediction.rows import Prediction, Row
+import numpy as np
+
+from howdah.data.clean import PAIR
+from training.prediction.rows import Outputs, Prediction, Row
 from training.serving.serve import ServedModel
+
+_WRONG_SIDES = {
+    True: "the model reads pairs of texts, and this is one text",
+    False: "the model reads single texts, and this is a pair",
+}
 
 
 def classify(served: ServedModel, rows: Sequence[Row]) -> list[Prediction]:
@@ -20,15 +30,33 @@ def classify(served: ServedModel, rows: Sequence[Row]) -> list[Prediction]:
     out: list[Prediction | None] = [None] * len(rows)
     texts, numbers = [], []
     for number, row in enumerate(rows):
+        if row.text is not None and served.pairs != row.pair:
+            row = replace(row, text=None, error=_WRONG_SIDES[served.pairs])
         text = None if row.text is None else served.clean_text(row.text)
         if text is None:
             out[number] = Prediction(row.id, None, None, row.error)
-        elif not text.strip():
+        elif not all(side.strip() for side in (text.split(PAIR) if row.pair else [text])):
             out[number] = Prediction(row.id, None, None, "the text is empty")
         else:
             texts.append(text)
             numbers.append(number)
     scores_NC = served.scores(texts)
     for number, scores_C in zip(numbers, scores_NC, strict=True):
-        out[number] = Prediction(rows[number].id, served.labels[int(scores_C.argmax())], scores_C)
+        out[number] = Prediction(rows[number].id, _predicted(served, scores_C), scores_C)
     return out
+
+
+def _predicted(served: ServedModel, scores_C: np.ndarray) -> str | list[str] | float:
+    """The label, the labels above 0.5, or the number."""
+    if served.task == "single_label":
+        return served.labels[int(scores_C.argmax())]
+    if served.task == "multi_label":
+        return [served.labels[number] for number in np.flatnonzero(scores_C > 0.5)]
+    if served.task == "regression":
+        return float(scores_C[0])
+    assert_never(served.task)
+
+
+def outputs_of(served: ServedModel) -> Outputs:
+    """What the model's predictions have."""
+    return Outputs(task=served.task, labels=served.labels)

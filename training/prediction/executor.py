@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from howdah.errors import ModelError
 from howdah.spark.errors import crossing
-from training.prediction.classify import classify
+from training.prediction.classify import classify, outputs_of
 from training.prediction.rows import Row
 from training.serving.serve import ServedModel, open_model
 
@@ -74,26 +74,16 @@ class Predictor:
         return crossing(self._classified)(batches)
 
     def _classified(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
         served = None
         for batch in batches:
             served = served or self._model()  # not for a partition without rows
             columns = batch.to_pydict()
             rows = [
-                Row(row_id, text, None if text is not None else "the text is null")
+                Row(row_id, text, None if text is not None else "the text is null", served.pairs)
                 for row_id, text in zip(columns["id"], columns["text"], strict=True)
             ]
             predictions = classify(served, rows)
-            yield pa.record_batch(
-                {
-                    "id": pa.array([p.id for p in predictions], pa.string()),
-                    "label": pa.array([p.label for p in predictions], pa.string()),
-                    "scores": pa.array([p.scores for p in predictions], pa.list_(pa.float32())),
-                    "run_id": pa.array([served.run_id] * len(predictions), pa.string()),
-                    "error": pa.array([p.error for p in predictions], pa.string()),
-                }
-            )
+            yield outputs_of(served).columns(predictions, served.run_id)
         if served is not None:
             name = f"{socket.gethostname()} {os.getpid()}"
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -16,6 +16,7 @@ from howdah import storage
 from howdah.config.data import ImageOptions
 from howdah.data.images import UnusableImage
 from howdah.errors import DataError, HowdahError, NotFound, UsageError
+from training.prediction.classify import outputs_of
 from training.prediction.rows import Prediction, as_json, format_of, open_output
 from training.serving.serve import ServedModel
 
@@ -91,7 +92,7 @@ def predict_images(
     counts: Counter[str] = Counter()
     rows = errors = 0
     with open_output(
-        output, served.labels, served.run_id, overwrite=overwrite, progress=progress
+        output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
         images = _rows(files, root, column, key, id_column is not None, options)
         while chunk := list(itertools.islice(images, _CHUNK_ROWS)):
@@ -122,7 +123,7 @@ def predict_image_lines(served: ServedModel, lines: TextIO, out: TextIO) -> int:
     for line in lines:
         path = line.rstrip("\r\n")
         [found] = classify_images(served, [_file(path, path, options)], options)
-        out.write(as_json(found, served.labels, served.run_id) + "\n")
+        out.write(as_json(found, outputs_of(served), served.run_id) + "\n")
         out.flush()
         number += 1
     return number

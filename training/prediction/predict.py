@@ -14,10 +14,12 @@ from typing import TextIO
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
+from howdah.data.clean import joined
 from howdah.errors import DataError, UsageError
-from training.prediction.classify import classify
+from training.prediction.classify import classify, outputs_of
 from training.prediction.images import predict_image_lines, predict_images
 from training.prediction.rows import (
+    Prediction,
     Row,
     as_json,
     format_of,
@@ -69,7 +71,8 @@ def predict(
         overwrite: replace an existing output, once the new one is whole.
         progress: called with a line.
     Returns:
-        {model, output, run_id, rows, errors, labels: {label: rows}}; with Spark more
+        {model, output, run_id, rows, errors, labels: {label: rows} (none of a regression)}; with
+        Spark more
         (`predict_spark`).
     Raises:
         DataError: no rows, a missing column, a broken file.
@@ -117,7 +120,7 @@ def predict(
     rows = errors = 0
     started = reported = time.monotonic()
     with open_output(
-        output, served.labels, served.run_id, overwrite=overwrite, progress=progress
+        output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
         reader = read_rows(
             files, columns, csv_options=csv_options, id_required=id_column is not None
@@ -127,7 +130,8 @@ def predict(
             writer.write(predictions)
             rows += len(predictions)
             errors += sum(p.error is not None for p in predictions)
-            counts.update(p.label for p in predictions if p.label is not None)
+            for one in predictions:
+                counts.update(_labels_in(one))
             if time.monotonic() - reported > _PROGRESS_SECONDS:
                 reported = time.monotonic()
                 progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
@@ -139,8 +143,18 @@ def predict(
         "run_id": served.run_id,
         "rows": rows,
         "errors": errors,
-        "labels": {name: counts[name] for name in served.labels},
+        "labels": (
+            {} if served.task == "regression" else {name: counts[name] for name in served.labels}
+        ),
     }
+
+
+def _labels_in(prediction: Prediction) -> list[str]:
+    """The labels that a row counts for."""
+    label = prediction.label
+    if isinstance(label, str):
+        return [label]
+    return label if isinstance(label, list) else []
 
 
 def _one_column(columns: Sequence[str] | None) -> str | None:
@@ -173,6 +187,8 @@ def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | No
     """Classify lines as they arrive; writes a JSON object per line at once. Lines of a model of
     images are paths of image files.
 
+    Lines of a model of pairs have a tab between the two texts.
+
     Lines that can be read without waiting are classified together: a pipe is fast, and a user who
     types gets an answer to each line.
 
@@ -185,16 +201,20 @@ def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | No
     served = open_model(model, framework=framework)
     if served.kind == "image":
         return predict_image_lines(served, lines, out)
-    number = 0
+    number, outputs = 0, outputs_of(served)
     for batch in _waiting_lines(lines):
         rows = []
         for line in batch:
             broken = any("\udc80" <= character <= "\udcff" for character in line)
             error = "the text is not UTF-8" if broken else None
-            rows.append(Row(str(number), None if broken else line, error))
+            if served.pairs and error is None:
+                first, tab, second = line.partition("\t")
+                line = joined(first, second)
+                error = None if tab else "there is no tab between two texts"
+            rows.append(Row(str(number), None if error else line, error, served.pairs))
             number += 1
         for prediction in classify(served, rows):
-            out.write(as_json(prediction, served.labels, served.run_id) + "\n")
+            out.write(as_json(prediction, outputs, served.run_id) + "\n")
         out.flush()
     return number
 

@@ -18,19 +18,24 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
 import numpy as np
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
+from howdah.config.tasks import Task
 from howdah.data import csv_quotes
+from howdah.data.clean import joined
 from howdah.errors import AlreadyExists, DataError, NotFound, UsageError
 from howdah.storage import commit
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 __all__ = [
-    "Prediction", "Row", "as_json", "delimiter_of", "format_of", "open_output", "read_rows",
-    "source_files",
+    "Outputs", "Prediction", "Row", "as_json", "delimiter_of", "format_of", "open_output",
+    "read_rows", "source_files",
 ]  # fmt: skip
 
 _SUFFIXES = {
@@ -52,16 +57,75 @@ class Row:
     id: str
     text: str | None
     error: str | None = None
+    pair: bool = False
+    """`text` is two texts, joined (howdah/data/clean.py)."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """A row's label and scores float32[C] (probabilities by label number), or its error."""
+    """A row's label and scores float32[C] (probabilities by label number), or its error.
+
+    Of several labels, all above 0.5, sorted as the model has them; of a regression the number,
+    which the one score is, too.
+    """
 
     id: str
-    label: str | None
+    label: str | list[str] | float | None
     scores: np.ndarray | None
     error: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outputs:
+    """What a model's predictions have besides id, run id and error, in every format."""
+
+    task: Task
+    labels: Sequence[str]
+
+    @property
+    def name(self) -> str:
+        """The column of what is predicted."""
+        return {"single_label": "label", "multi_label": "labels", "regression": "value"}[self.task]
+
+    @property
+    def has_scores(self) -> bool:
+        """There is a score for each label."""
+        return self.task != "regression"
+
+    @property
+    def spark(self) -> dict[str, str]:
+        """{column: Spark's type}, of all columns but the run's id, in their order."""
+        kind = {"single_label": "string", "multi_label": "array<string>", "regression": "float"}
+        scores = {"scores": "array<float>"} if self.has_scores else {}
+        return {"id": "string", self.name: kind[self.task], **scores, "error": "string"}
+
+    def arrow(self) -> pa.Schema:
+        """The columns of a Parquet file."""
+        import pyarrow as pa
+
+        kind = {
+            "single_label": pa.string(),
+            "multi_label": pa.list_(pa.string()),
+            "regression": pa.float32(),
+        }[self.task]
+        scores = [("scores", pa.list_(pa.float32()))] if self.has_scores else []
+        fields = [("id", pa.string()), (self.name, kind), *scores]
+        return pa.schema([*fields, ("run_id", pa.string()), ("error", pa.string())])
+
+    def columns(self, predictions: Sequence[Prediction], run_id: str) -> pa.RecordBatch:
+        """Predictions as a batch of `arrow`."""
+        import pyarrow as pa
+
+        schema = self.arrow()
+        values = {
+            "id": [p.id for p in predictions],
+            self.name: [p.label for p in predictions],
+            "scores": [p.scores for p in predictions],
+            "run_id": [run_id] * len(predictions),
+            "error": [p.error for p in predictions],
+        }
+        arrays = [pa.array(values[field.name], field.type) for field in schema]
+        return pa.record_batch(arrays, schema=schema)
 
 
 # ------------------------------------------------------------------------------------- source
@@ -115,7 +179,11 @@ def read_rows(
         DataError: a column is missing, or a file does not have its suffix's format.
     """
     number = 0
-    required = [*columns.text, *([columns.id] if columns.id and id_required else [])]
+    required = [
+        *columns.text,
+        *(columns.text_pair or ()),
+        *([columns.id] if columns.id and id_required else []),
+    ]
     for path in files:
         form = format_of(path)
         if form is None:
@@ -140,17 +208,23 @@ def _row(record: Record, columns: Columns, number: int) -> Row:
         return Row(str(number), None, record)
     key = record.get(columns.id) if columns.id else None
     row_id = str(number) if key is None else str(key)
-    parts = [record.get(name) for name in columns.text]
-    # As Spark's concat_ws, which made the training texts: nulls are skipped.
-    present = [part for part in parts if part is not None]
-    if not present:
-        return Row(row_id, None, "the text is null")
-    if wrong := [part for part in present if not isinstance(part, str)]:
-        return Row(row_id, None, f"the text is {type(wrong[0]).__name__}, not a string")
-    text = columns.separator.join(present)
+    sides = {"text": columns.text, "second text": columns.text_pair}
+    texts = []
+    for name, of_side in sides.items():
+        if of_side is None:
+            continue
+        parts = [record.get(column) for column in of_side]
+        # As Spark's concat_ws, which made the training texts: nulls are skipped.
+        present = [part for part in parts if part is not None]
+        if not present:
+            return Row(row_id, None, f"the {name} is null")
+        if wrong := [part for part in present if not isinstance(part, str)]:
+            return Row(row_id, None, f"the {name} is {type(wrong[0]).__name__}, not a string")
+        texts.append(columns.separator.join(present))
+    text = texts[0] if columns.text_pair is None else joined(*texts)
     if _SURROGATES.search(text):
         return Row(row_id, None, "the text is not in the file's encoding")
-    return Row(row_id, text)
+    return Row(row_id, text, pair=columns.text_pair is not None)
 
 
 @contextlib.contextmanager
@@ -257,7 +331,11 @@ def _parquet_rows(
             raise DataError("the file is not Parquet", where=path, got=str(error)) from None
         names = parquet.schema_arrow.names
         _require(required, names, path)
-        wanted = [*columns.text, *([columns.id] if columns.id in names else [])]
+        wanted = [
+            *columns.text,
+            *(columns.text_pair or ()),
+            *([columns.id] if columns.id in names else []),
+        ]
         for batch in parquet.iter_batches(_PARQUET_BATCH_ROWS, columns=wanted):
             yield from batch.to_pylist()
 
@@ -286,7 +364,7 @@ class _Writer(Protocol):
 @contextlib.contextmanager
 def open_output(
     path: str,
-    labels: Sequence[str],
+    outputs: Outputs,
     run_id: str,
     *,
     overwrite: bool = False,
@@ -296,7 +374,7 @@ def open_output(
 
     Args:
         path: .parquet, .jsonl or .csv, on any storage.
-        labels: label names by number.
+        outputs: what the model predicts.
         overwrite: replace an existing file, once the new one is whole.
         progress: called with a line.
     Raises:
@@ -318,7 +396,7 @@ def open_output(
     aside = commit.hidden(path, "old") if overwrite else None
     with commit.stage(commit.hidden(path, "tmp")) as staged:
         with storage.open_write(staged.path) as file:
-            writer = makers[form](file, labels, run_id)
+            writer = makers[form](file, outputs, run_id)
             yield writer
             writer.close()
         replaced = staged.publish(path, aside=aside, keep=True)
@@ -327,58 +405,44 @@ def open_output(
 
 
 class _ParquetWriter:
-    def __init__(self, file: BinaryIO, labels: Sequence[str], run_id: str) -> None:
-        import pyarrow as pa
+    def __init__(self, file: BinaryIO, outputs: Outputs, run_id: str) -> None:
         import pyarrow.parquet as pq
 
-        self._pa, self._run_id = pa, run_id
-        fields = [
-            ("id", pa.string()),
-            ("label", pa.string()),
-            ("scores", pa.list_(pa.float32())),
-            ("run_id", pa.string()),
-            ("error", pa.string()),
-        ]
-        metadata = {"labels": "\n".join(labels), "run_id": run_id}
-        self._schema = pa.schema(fields, metadata=metadata)
-        self._writer = pq.ParquetWriter(file, self._schema, compression="zstd")
+        self._outputs, self._run_id = outputs, run_id
+        metadata = {"labels": "\n".join(outputs.labels), "run_id": run_id}
+        schema = outputs.arrow().with_metadata(metadata)
+        self._writer = pq.ParquetWriter(file, schema, compression="zstd")
 
     def write(self, predictions: Sequence[Prediction]) -> None:
-        columns = [
-            [p.id for p in predictions],
-            [p.label for p in predictions],
-            [p.scores for p in predictions],
-            [self._run_id] * len(predictions),
-            [p.error for p in predictions],
-        ]
-        arrays = [
-            self._pa.array(column, field.type)
-            for column, field in zip(columns, self._schema, strict=True)
-        ]
-        self._writer.write_batch(self._pa.record_batch(arrays, schema=self._schema))
+        batch = self._outputs.columns(predictions, self._run_id)
+        self._writer.write_batch(batch.replace_schema_metadata(self._writer.schema.metadata))
 
     def close(self) -> None:
         self._writer.close()
 
 
-def as_json(prediction: Prediction, labels: Sequence[str], run_id: str) -> str:
-    """A prediction as a JSON line: id, label, scores by label name, run_id, and error if any."""
-    scores = None
-    if prediction.scores is not None:
-        pairs = zip(labels, prediction.scores, strict=True)
-        scores = {name: round(float(score), 6) for name, score in pairs}
-    value = {"id": prediction.id, "label": prediction.label, "scores": scores, "run_id": run_id}
+def as_json(prediction: Prediction, outputs: Outputs, run_id: str) -> str:
+    """A prediction as a JSON line: id, label (labels, value), scores by label name unless it is a
+    number, run_id, and error if any."""
+    value: dict[str, Any] = {"id": prediction.id, outputs.name: prediction.label}
+    if outputs.has_scores:
+        scores = None
+        if prediction.scores is not None:
+            pairs = zip(outputs.labels, prediction.scores, strict=True)
+            scores = {name: round(float(score), 6) for name, score in pairs}
+        value["scores"] = scores
+    value["run_id"] = run_id
     if prediction.error is not None:
         value["error"] = prediction.error
     return json.dumps(value, ensure_ascii=False)
 
 
 class _JsonWriter:
-    def __init__(self, file: BinaryIO, labels: Sequence[str], run_id: str) -> None:
-        self._file, self._labels, self._run_id = file, labels, run_id
+    def __init__(self, file: BinaryIO, outputs: Outputs, run_id: str) -> None:
+        self._file, self._outputs, self._run_id = file, outputs, run_id
 
     def write(self, predictions: Sequence[Prediction]) -> None:
-        lines = [as_json(p, self._labels, self._run_id) + "\n" for p in predictions]
+        lines = [as_json(p, self._outputs, self._run_id) + "\n" for p in predictions]
         # A broken file's id may hold lone surrogates, which UTF-8 cannot encode.
         self._file.write("".join(lines).encode("utf-8", "replace"))
 
@@ -387,21 +451,34 @@ class _JsonWriter:
 
 
 class _CsvWriter:
-    def __init__(self, file: BinaryIO, labels: Sequence[str], run_id: str) -> None:
-        self._file, self._run_id, self._count = file, run_id, len(labels)
-        self._rows([["id", "label", *(f"score_{name}" for name in labels), "run_id", "error"]])
+    def __init__(self, file: BinaryIO, outputs: Outputs, run_id: str) -> None:
+        self._file, self._outputs, self._run_id = file, outputs, run_id
+        scored = outputs.labels if outputs.has_scores else ()
+        self._count = len(scored)
+        self._rows([["id", outputs.name, *(f"score_{name}" for name in scored), "run_id", "error"]])
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         self._rows(
             [
                 p.id,
-                p.label,
-                *([None] * self._count if p.scores is None else (f"{s:.6f}" for s in p.scores)),
+                self._predicted(p.label),
+                *self._scores(p.scores),
                 self._run_id,
                 p.error,
             ]
             for p in predictions
         )
+
+    def _predicted(self, label: str | list[str] | float | None) -> str | None:
+        """CSV has no lists: several labels are a JSON list, as in a source."""
+        if label is None or self._outputs.task == "single_label":
+            return label
+        return json.dumps(label, ensure_ascii=False)
+
+    def _scores(self, scores: np.ndarray | None) -> Sequence[str | None]:
+        if scores is None or not self._count:
+            return [None] * self._count
+        return [f"{score:.6f}" for score in scores]
 
     def _rows(self, rows) -> None:
         text = io.StringIO(newline="")

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions, SparkOptions
 from howdah.config.loader import Config
+from howdah.config.tasks import task_of
+from howdah.data.clean import PAIR
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, ClusterError, ConfigError, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
@@ -28,15 +30,14 @@ from howdah.spark.session import Application, is_local_master, session
 from howdah.storage import commit
 from training.prediction.cluster import Model, find_model, memory_overhead_mib
 from training.prediction.executor import ModelLocation, Predictor, summarize, workers
-from training.prediction.rows import delimiter_of, format_of, source_files
+from training.prediction.rows import Outputs, delimiter_of, format_of, source_files
 from training.serving.serve import choose_framework
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["predict_spark"]
 
-_SCHEMA = "id string, label string, scores array<float>, run_id string, error string"
 _BATCHES = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
     # Spark 4.1 and newer: fewer rows per batch where texts are megabytes long.
@@ -47,9 +48,6 @@ _DIST_FILES = "spark.yarn.dist.files"
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
-_TABLE_COLUMNS = {
-    "id": "string", "label": "string", "scores": "array<float>", "error": "string",
-}  # fmt: skip
 
 Progress = Callable[[str], None]
 
@@ -126,6 +124,18 @@ class _Request:
     overwrite: bool
 
     @property
+    def outputs(self) -> Outputs:
+        """What the predictions have."""
+        config = storage.read_json(storage.join(self.model.path, "config.json"))
+        return Outputs(task=task_of(config.get("problem_type")), labels=())
+
+    @property
+    def schema(self) -> str:
+        """Of the predictions, as Spark has it."""
+        *columns, error = self.outputs.spark.items()
+        return ", ".join(f"{n} {kind}" for n, kind in [*columns, ("run_id", "string"), error])
+
+    @property
     def hive(self) -> bool:
         """Whether it needs the Hive metastore."""
         return self.form == "table" or not _is_file(self.source)
@@ -152,13 +162,13 @@ def _classify(
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
         rows = _chosen(request, _read(spark, request.source, request.csv_options))
         seen = spark.sparkContext.accumulator({}, workers())
-        predicted = rows.mapInArrow(Predictor(location, framework, seen), _SCHEMA)
+        predicted = rows.mapInArrow(Predictor(location, framework, seen), request.schema)
         with translated("classify the rows"):
             if staged is None:
                 summary = _write_table(spark, predicted, request, progress)
             else:
                 _write(predicted, staged, request.form)
-                summary = _summary(spark, staged, request.form)
+                summary = _summary(spark, staged, request)
                 _require_rows(summary, request.source)
         about = summarize(seen.value)
     return {"output": request.output, **summary, "application": application, "workers": about}
@@ -329,8 +339,9 @@ def _chosen(request: _Request, rows: DataFrame) -> DataFrame:
 
     trained = Columns(**request.model.info.get("columns", {}))
     text = list(request.text_columns or trained.text)
+    second = list(trained.text_pair or ())
     key = request.id_column or (trained.id if trained.id in rows.columns else None)
-    missing = [c for c in (*text, *([key] if key else [])) if c not in rows.columns]
+    missing = [c for c in (*text, *second, *([key] if key else [])) if c not in rows.columns]
     if missing:
         raise DataError(
             f"the source has no column {missing[0]!r}",
@@ -339,9 +350,16 @@ def _chosen(request: _Request, rows: DataFrame) -> DataFrame:
             remedy="--text-column and --id-column name them",
         )
     row_id = F.col(f"`{key}`").cast("string") if key else F.monotonically_increasing_id()
-    parts = [F.col(f"`{name}`").cast("string") for name in text]
-    joined = F.when(F.coalesce(*parts).isNotNull(), F.concat_ws(trained.separator, *parts))
-    return rows.select(row_id.cast("string").alias("id"), joined.alias("text"))
+
+    def joined(names: list[str]) -> Column:
+        parts = [F.col(f"`{name}`").cast("string") for name in names]
+        return F.when(F.coalesce(*parts).isNotNull(), F.concat_ws(trained.separator, *parts))
+
+    whole = joined(text)
+    if second:  # null where one side is
+        sides = [F.translate(joined(names), PAIR, " ") for names in (text, second)]
+        whole = F.concat(sides[0], F.lit(PAIR), sides[1])
+    return rows.select(row_id.cast("string").alias("id"), whole.alias("text"))
 
 
 def _write(predicted: DataFrame, target: str, form: str) -> None:
@@ -352,7 +370,8 @@ def _write(predicted: DataFrame, target: str, form: str) -> None:
     elif form == "jsonl":
         predicted.write.json(target)
     else:  # CSV has no arrays
-        flat = predicted.withColumn("scores", F.to_json("scores"))
+        lists = [field.name for field in predicted.schema if field.dataType.typeName() == "array"]
+        flat = predicted.withColumns({name: F.to_json(name) for name in lists})
         flat.write.option("header", True).option("escape", '"').csv(target)
 
 
@@ -367,7 +386,7 @@ def _write_table(
     summary: dict = {}
 
     def check(written: DataFrame) -> None:
-        summary.update(_counts(written), run_id=run_id)
+        summary.update(_counts(written, request.outputs), run_id=run_id)
         _require_rows(summary, request.source)
 
     try:
@@ -375,7 +394,7 @@ def _write_table(
             spark,
             predicted,
             table,
-            columns=_TABLE_COLUMNS,
+            columns=request.outputs.spark,
             key="run_id",
             value=run_id or "none",
             what="predictions",
@@ -397,22 +416,33 @@ def _require_rows(summary: dict, source: str) -> None:
         raise DataError("the source has no rows", where=source, remedy="check the source")
 
 
-def _summary(spark: SparkSession, path: str, form: str) -> dict:
+def _summary(spark: SparkSession, path: str, request: _Request) -> dict:
     """Counts of the rows written: reading them back avoids running the model twice."""
     from pyspark.sql import functions as F
 
-    if form == "csv":
+    outputs = request.outputs
+    if request.form == "csv":
         frame = spark.read.option("header", True).option("escape", '"').csv(path)
-    elif form == "jsonl":
-        frame = spark.read.json(path, schema=_SCHEMA)
+        if outputs.task == "multi_label":
+            frame = frame.withColumn(outputs.name, F.from_json(outputs.name, "array<string>"))
+    elif request.form == "jsonl":
+        frame = spark.read.json(path, schema=request.schema)
     else:
-        frame = spark.read.schema(_SCHEMA).parquet(path)  # of no rows there may be no file
-    return _counts(frame) | {"run_id": frame.agg(F.max("run_id")).collect()[0][0]}
+        frame = spark.read.schema(request.schema).parquet(path)  # of no rows there may be no file
+    return _counts(frame, outputs) | {"run_id": frame.agg(F.max("run_id")).collect()[0][0]}
 
 
-def _counts(frame: DataFrame) -> dict:
+def _counts(frame: DataFrame, outputs: Outputs) -> dict:
     from pyspark.sql import functions as F
 
+    if outputs.task != "single_label":
+        predicted = F.count(outputs.name).alias("predicted")
+        rows, well = frame.agg(F.count("*"), predicted).first()
+        labels = {}
+        if outputs.task == "multi_label":
+            each = frame.select(F.explode(outputs.name).alias("label"))
+            labels = {row["label"]: row["count"] for row in each.groupBy("label").count().collect()}
+        return {"rows": rows, "errors": rows - well, "labels": labels}
     counted = frame.groupBy("label").agg(F.count("*").alias("rows")).collect()
     labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
     rows = sum(row["rows"] for row in counted)

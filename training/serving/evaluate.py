@@ -6,13 +6,14 @@ import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, assert_never
 
 import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.splits import TEST
+from howdah.config.tasks import Task
 from howdah.core import activity
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import DataError, HowdahError, ModelError
@@ -21,7 +22,7 @@ from training.comm.in_step import InStep
 from training.data.planner import Planner, PlanSpec, pad_multiple
 from training.data.readers import Batch, BatchSource
 from training.data.shards import ShardSet, node_cache
-from training.evaluation.metrics import softmax
+from training.evaluation.metrics import scores_of
 from training.evaluation.tally import Tally
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def evaluate(
     stop: Callable[[], bool] | None = None,
     check: Callable[[], None] = lambda: None,
     together: Comm | None = None,
+    task: Task = "single_label",
 ) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
 
@@ -59,19 +61,20 @@ def evaluate(
         stop: called after each batch; True: this rank was asked to stop. None: it never is.
         check: called before predictions are written; raises where this process must not write.
         together: all ranks of it enter each call of `forward`; None: each rank calls it alone.
+        task: what the labels are.
     Returns:
-        The result of `classification_metrics`, equal on all ranks; None where a rank was asked to
-        stop before the end.
+        The task's metrics (training/evaluation/), equal on all ranks; None where a rank was asked
+        to stop before the end.
     Raises:
         DataError, ModelError: no rows, or logits with NaN or infinity; on all ranks alike.
     """
-    tally = Tally(label_names)
+    tally = Tally(label_names, task)
     asked = stop or (lambda: False)
     in_step = None if together is None else InStep(source, together, asked)
     with contextlib.ExitStack() as stack:
         part = None
         if predictions_dir is not None:
-            part = stack.enter_context(PredictionPart(label_names, run_id))
+            part = stack.enter_context(PredictionPart(label_names, run_id, task))
         with activity.doing("evaluate", what, total=rows, unit="rows"):
             if in_step is None:
                 stopped = _forward_all(forward, source, tally, part, asked)
@@ -121,7 +124,7 @@ def _forward_all(
             activity.advanced(done)
             continue
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
-        labels_B = np.asarray(batch.labels_B, np.int64)
+        labels_B = np.asarray(batch.labels_B)
         tally.add(labels_B[real_B], logits_BC[real_B])
         activity.advanced(done)
         if part is not None and real_B.any():  # row_ids parses every record
@@ -141,23 +144,31 @@ class PredictionPart:
     """A Parquet file of one rank's predictions, written as rows come; a context manager.
 
     Columns: id, label, predicted (names), scores (probabilities in the order of the labels, which
-    the file's metadata `labels` lists), run_id. Up to 64 MiB it is in memory, then in a temporary
-    file, until it is published.
+    the file's metadata `labels` lists), run_id. Of task multi_label label and predicted are lists
+    of names; of regression they are numbers, and there are no scores. Up to 64 MiB it is in memory,
+    then in a temporary file, until it is published.
     """
 
-    def __init__(self, label_names: Sequence[str], run_id: str) -> None:
+    def __init__(
+        self, label_names: Sequence[str], run_id: str, task: Task = "single_label"
+    ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.names = pa.array(list(label_names), pa.string())
-        self.run_id = run_id
-        named = pa.dictionary(pa.int32(), pa.string())
+        self.run_id, self.task = run_id, task
+        named = {
+            "single_label": pa.dictionary(pa.int32(), pa.string()),
+            "multi_label": pa.list_(pa.string()),
+            "regression": pa.float32(),
+        }[task]
+        scores = [] if task == "regression" else [("scores", pa.list_(pa.float32()))]
         self.schema = pa.schema(
             [
                 ("id", pa.string()),
                 ("label", named),
                 ("predicted", named),
-                ("scores", pa.list_(pa.float32())),
+                *scores,
                 ("run_id", pa.string()),
             ],
             metadata={"labels": "\n".join(label_names), "run_id": run_id},
@@ -178,17 +189,33 @@ class PredictionPart:
         """Take in a batch's rows."""
         import pyarrow as pa
 
-        def named(numbers: np.ndarray) -> pa.DictionaryArray:
-            return pa.DictionaryArray.from_arrays(pa.array(numbers, pa.int32()), self.names)
+        def named(given: np.ndarray) -> pa.Array:
+            if self.task == "regression":
+                return pa.array(given, pa.float32())
+            if self.task == "single_label":
+                numbers = pa.array(given, pa.int32())
+                return pa.DictionaryArray.from_arrays(numbers, self.names)
+            if self.task != "multi_label":
+                assert_never(self.task)
+            row, number = np.nonzero(given)
+            ends = np.searchsorted(row, np.arange(len(given) + 1))
+            return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), self.names.take(number))
 
-        scores = pa.FixedSizeListArray.from_arrays(
-            pa.array(softmax(logits_BC).astype(np.float32).reshape(-1)), len(self.names)
-        )
+        predicted = {
+            "single_label": lambda: logits_BC.argmax(axis=1),
+            "multi_label": lambda: logits_BC > 0,
+            "regression": lambda: logits_BC[:, 0],
+        }[self.task]()
+        scores = []
+        if self.task != "regression":
+            flat = scores_of(self.task, logits_BC).astype(np.float32).reshape(-1)
+            listed = pa.FixedSizeListArray.from_arrays(pa.array(flat), len(self.names))
+            scores = [listed.cast(pa.list_(pa.float32()))]
         columns = [
             pa.array([row_id.decode("utf-8", "backslashreplace") for row_id in ids_B], pa.string()),
             named(labels_B),
-            named(logits_BC.argmax(axis=1)),
-            scores.cast(pa.list_(pa.float32())),
+            named(predicted),
+            *scores,
             pa.array([self.run_id] * len(ids_B), pa.string()),
         ]
         self.waiting.append(pa.RecordBatch.from_arrays(columns, schema=self.schema))
@@ -259,6 +286,7 @@ def evaluate_run(
         served.labels,
         predictions_dir,
         served.run_id,
+        task=served.task,
     )
 
 
@@ -304,6 +332,15 @@ def _check_split(dataset: Dataset, split: str) -> None:
 
 def _check_fit(served: ServedModel, dataset: Dataset) -> None:
     manifest = dataset.manifest
+    if (served.task, served.pairs) != (manifest.task, manifest.pairs):
+        of = {True: "pairs of texts", False: "single rows"}
+        raise ModelError(
+            "model and dataset are of different tasks",
+            where=served.path,
+            expected=f"{manifest.task} of {of[manifest.pairs]} ({dataset.path})",
+            got=f"{served.task} of {of[served.pairs]}",
+            remedy="evaluate a model on a dataset of its own task",
+        )
     if served.labels != manifest.labels:
         raise ModelError(
             "model and dataset have different labels",

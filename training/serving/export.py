@@ -20,7 +20,8 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config, load
-from howdah.config.metric_table import METRICS
+from howdah.config.metric_table import metrics_of
+from howdah.config.tasks import TASKS, Task
 from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
@@ -148,7 +149,7 @@ def _files(
     family = family_of(base_config)
     if family.kind == "text":
         files["tokenizer_config.json"] = _tokenizer_config(files, family, info)
-    files["config.json"] = _json(_config(base_config, family, label_names))
+    files["config.json"] = _json(_config(base_config, family, label_names, info.task))
     files[_WEIGHTS] = data
     files["README.md"] = _model_card(info, family, label_names, sha256).encode("utf-8")
     files[INFO] = _json(described)
@@ -165,7 +166,7 @@ def _tokenizer_config(files: Mapping[str, bytes], family: ModelFamily, info: Run
 
 
 def _config(
-    base_config: Mapping[str, Any], family: ModelFamily, label_names: Sequence[str]
+    base_config: Mapping[str, Any], family: ModelFamily, label_names: Sequence[str], task: Task
 ) -> dict[str, Any]:
     dropped = ("_name_or_path", "transformers_version", "torch_dtype", "tie_weights_")
     if isinstance(family, ImageFamily):  # preprocessor_config.json has them
@@ -177,7 +178,7 @@ def _config(
         "id2label": {str(number): name for number, name in enumerate(label_names)},
         "label2id": {name: number for number, name in enumerate(label_names)},
         "model_type": family.model_type,
-        "problem_type": "single_label_classification",
+        "problem_type": TASKS[task].problem_type,
     }
 
 
@@ -200,7 +201,7 @@ def _model_card(
         info=info,
         family=family,
         labels=list(label_names),
-        scalars=METRICS,
+        scalars=metrics_of(info.task),
         cleaning=[name for name, on in info.clean.items() if on],
         weights_sha256=weights_sha256,
     )

@@ -10,6 +10,7 @@ from typing import Any
 from howdah import redact
 from howdah.config.data import CleanOptions
 from howdah.config.loader import Config
+from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset
 from training.model.pretrained import BaseModel
 from training.run.run_json import versions
@@ -30,6 +31,10 @@ class RunInfo:
     base: dict[str, str]
     """{source, hash} of the base model."""
     tokenizer_hash: str
+    task: Task = "single_label"
+    """What it predicts (data.task)."""
+    pairs: bool = False
+    """Of pairs of texts."""
     run_name: str | None = None
     framework: str | None = None
     step: int | None = None
@@ -39,7 +44,7 @@ class RunInfo:
     dataset: dict[str, Any] | None = None
     """{path, hash, rows: {split: rows}}."""
     metrics: dict[str, dict] = field(default_factory=dict)
-    """{split: result of classification_metrics}."""
+    """{split: the task's metrics}."""
     training: dict[str, Any] = field(default_factory=dict)
     """Keys of the configuration that the model card shows."""
     versions: dict[str, str] = field(default_factory=dict)
@@ -71,6 +76,8 @@ def describe_run(
     shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
     return RunInfo(
         run_id=run_id,
+        task=manifest.task,
+        pairs=manifest.pairs,
         run_name=config.run.name,
         framework=training.framework,
         step=step,

@@ -18,13 +18,14 @@ import numpy as np
 from howdah import storage
 from howdah.config.data import CleanOptions, Columns, InputKind
 from howdah.config.model import ModelSection, TrainingSection
+from howdah.config.tasks import Task, task_of
 from howdah.data import modelfiles
-from howdah.data.clean import clean_text
+from howdah.data.clean import clean_pair, clean_text
 from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
 from training.data.planner import pad_multiple, padded_length
-from training.evaluation.metrics import softmax
+from training.evaluation.metrics import scores_of, softmax
 from training.model.pretrained import label_names_of, load_base
 from training.process import env
 from training.process.quiet import starting_tensorflow
@@ -69,6 +70,10 @@ class ServedModel:
     """The model's positions: no batch is wider."""
     kind: InputKind = "text"
     """What it classifies."""
+    task: Task = "single_label"
+    """What it predicts of a row; `scores` are probabilities, of a regression its numbers."""
+    pairs: bool = False
+    """Texts are pairs, joined (howdah/data/clean.py)."""
 
     def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
         """Refuse a model of another kind of rows.
@@ -85,6 +90,21 @@ class ServedModel:
                 remedy=remedy,
             )
 
+    def require_labels(self, *, where: str, remedy: str) -> None:
+        """Refuse a model that does not predict one label of one text.
+
+        Raises:
+            UsageError: it predicts something else.
+        """
+        if self.task != "single_label" or self.pairs:
+            raise UsageError(
+                "the model does not predict one label of one text",
+                where=f"{where}: {self.path}",
+                expected="task single_label, of single texts",
+                got=self.task + (", of pairs" if self.pairs else ""),
+                remedy=remedy,
+            )
+
     def image_scores(self, pixels: Sequence[np.ndarray]) -> np.ndarray:
         """Probabilities float32 [N, C] of decoded images (ImageEncoder.decode), in their order."""
         scores_NC = np.zeros((len(pixels), len(self.labels)), np.float32)
@@ -96,18 +116,18 @@ class ServedModel:
         return scores_NC
 
     def clean_text(self, text: str) -> str:
-        """The text, cleaned as by the ETL."""
-        return clean_text(text, self.clean)
+        """The text, or both of a pair, cleaned as by the ETL."""
+        return (clean_pair if self.pairs else clean_text)(text, self.clean)
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
-        """Probabilities float32 [N, C] of cleaned texts, in their order.
+        """`scores_of` the task, float32 [N, C], of cleaned texts, in their order.
 
         Rows of similar length share a batch, which keeps padding small.
         """
         scores_NC = np.zeros((len(texts), len(self.labels)), np.float32)
         if not texts:
             return scores_NC
-        ids_N = self.encoder.encode(list(texts), self.max_length)
+        ids_N = self.encoder.encode_rows(list(texts), self.max_length, pairs=self.pairs)
         order = np.argsort([-len(ids) for ids in ids_N], kind="stable")
         start = 0
         while start < len(order):
@@ -120,7 +140,7 @@ class ServedModel:
             for at, row in enumerate(rows):
                 ids_BT[at, : len(ids_N[row])] = ids_N[row]
                 mask_BT[at, : len(ids_N[row])] = 1
-            scores_NC[rows] = softmax(self.forward(ids_BT, mask_BT))
+            scores_NC[rows] = scores_of(self.task, self.forward(ids_BT, mask_BT))
         return scores_NC
 
 
@@ -196,6 +216,8 @@ def open_model(
         forward=forward,
         positions=limit,
         kind=base.family.kind,
+        task=task_of(config.get("problem_type")),
+        pairs=bool(info.get("pairs", False)),
     )
 
 

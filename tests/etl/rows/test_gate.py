@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from etl.rows import labels, minhash, near
 from etl.rows.components import roots
-from etl.rows.gate import judge, wrong_encoding
+from etl.rows.gate import RowRules, judge, wrong_encoding
 from etl.rows.split import split_of
 from howdah.config.data import CleanOptions, DataSection, QualityOptions, SplitOptions
 from howdah.errors import DataError
@@ -36,7 +36,7 @@ LABELS = {"1": "World", "2": "Sports"}
 )
 def test_each_reason(text, label, reason):
     quality = QualityOptions(min_characters=3, max_characters=50)
-    verdict = judge(text, label, CleanOptions(), quality, LABELS)
+    verdict = judge(text, label, CleanOptions(), quality, RowRules(names=LABELS))
     assert verdict.reason == reason
     if reason is None:
         assert verdict.label == "World"
@@ -44,7 +44,7 @@ def test_each_reason(text, label, reason):
 
 def test_the_encoding_check_can_be_switched_off():
     quality = QualityOptions(reject_wrong_encoding=False)
-    assert judge("lost \ufffd letter", "1", CleanOptions(), quality, None).reason is None
+    assert judge("lost \ufffd letter", "1", CleanOptions(), quality, RowRules()).reason is None
 
 
 @settings(deadline=None, derandomize=True)

@@ -13,7 +13,7 @@ from howdah.models.publish import publish
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never
 from training.deployment import mlflow_registry, ray_serve, variants
 from training.deployment.requests import MOST_BYTES, MOST_TEXTS, Refusal, as_json, parse
-from training.prediction.rows import Prediction
+from training.prediction.rows import Outputs, Prediction
 
 
 def test_a_request_has_one_text_or_several_and_a_key():
@@ -54,7 +54,8 @@ def test_a_wrong_request_is_refused_with_what_is_expected(body, status, words):
 
 def test_an_answer_names_the_label_and_all_scores_or_the_error():
     scores = np.array([0.25, 0.75], np.float32)
-    found = as_json([Prediction("0", "dog", scores), Prediction("1", None, None, "bad")], LABELS)
+    single = Outputs(task="single_label", labels=LABELS)
+    found = as_json([Prediction("0", "dog", scores), Prediction("1", None, None, "bad")], single)
     assert found == [
         {"label": "dog", "score": 0.75, "scores": {"cat": 0.25, "dog": 0.75}},
         {"label": None, "score": None, "error": "bad"},

@@ -1,0 +1,95 @@
+"""What a row is to be predicted as, by task: a label, any number of them, or a number.
+
+In the ETL a row's label is one text, its name; of several labels their names as a JSON list,
+sorted, each once, so that equal sets are equal texts; of a target its shortest decimal form. In
+records and indexes it is a `Label`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable
+
+import numpy as np
+
+from howdah.config.tasks import Task
+from howdah.data.manifest import TargetEntry
+
+__all__ = ["Label", "label_set", "labels_as", "set_text", "summary", "target_text"]
+
+Label = int | tuple[int, ...] | float
+"""A label's number; those of a row of several; a target."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def label_set(text: str, separator: str) -> list[str] | None:
+    """The labels that a source's text lists: a JSON list, or texts between separators.
+
+    None: it begins as a JSON list and is none of texts and numbers, or names nothing.
+
+    >>> label_set("b, a,b", ","), label_set('["a, b"]', ","), label_set("[]", ",")
+    (['a', 'b'], ['a, b'], [])
+    >>> label_set(" ", ",") is None
+    True
+    """
+    if text.lstrip().startswith("["):
+        try:
+            given = json.loads(text)
+        except ValueError:
+            return None
+        if any(isinstance(one, bool) or not isinstance(one, str | int) for one in given):
+            return None
+        names = {str(one).strip() for one in given}
+        return None if "" in names else sorted(names)
+    return sorted({name.strip() for name in text.split(separator)} - {""}) or None
+
+
+def set_text(names: Iterable[str]) -> str:
+    """Names as one text, the same for equal sets."""
+    return json.dumps(sorted(set(names)), ensure_ascii=False, separators=(",", ":"))
+
+
+def target_text(text: str) -> str | None:
+    """A finite number in its shortest form; None: it is none, or none that float32 can hold.
+
+    >>> target_text(" 1e-1"), target_text("NaN"), target_text("1_0"), target_text("-0")
+    ('0.1', None, None, '0.0')
+    """
+    try:
+        value = float(text) if "_" not in text else math.nan
+    except ValueError:
+        return None
+    return repr(value + 0.0) if abs(value) <= _LARGEST else None
+
+
+def labels_as(task: Task, labels: Iterable) -> list[Label]:
+    """Labels of rows as a record and an index take them."""
+    if task == "multi_label":
+        return [tuple(int(number) for number in row) for row in labels]
+    if task == "regression":
+        return [float(value) for value in labels]
+    return [int(number) for number in labels]
+
+
+def summary(
+    task: Task, labels: list
+) -> tuple[np.ndarray, np.ndarray | None, Counter[int], TargetEntry | None]:
+    """Of a shard's rows: (the index's labels and starts, rows of each label, sums of targets)."""
+    if task == "regression":
+        values = np.array(labels, np.float32)
+        exact = values.astype(np.float64)
+        target = TargetEntry(
+            least=float(exact.min()),
+            most=float(exact.max()),
+            total=float(exact.sum()),
+            squares=float(exact @ exact),
+        )
+        return values, None, Counter(), target
+    if task == "multi_label":
+        flat = [number for row in labels for number in row]
+        starts = np.cumsum([0, *map(len, labels)], dtype=np.int64)
+        return np.array(flat, np.int32), starts, Counter(flat), None
+    return np.array(labels, dtype=np.int32), None, Counter(labels), None

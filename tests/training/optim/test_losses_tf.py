@@ -1,0 +1,15 @@
+"""Losses in TensorFlow: those of numpy, and so those in torch."""
+
+import pytest
+import tensorflow as tf
+
+from tests.support.task_losses import batch, by_hand, options
+from training.optim.losses_tf import LABELS, row_losses
+
+
+@pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])
+def test_losses(task):
+    logits, labels = batch(task)
+    assert LABELS[task].is_compatible_with(tf.constant(labels))
+    found = row_losses(task, **options(task))(tf.constant(logits), tf.constant(labels))
+    assert found.numpy() == pytest.approx(by_hand(task), rel=1e-5)

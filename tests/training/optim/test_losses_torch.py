@@ -1,0 +1,25 @@
+"""Losses in torch: those of numpy, and of torch's own modules."""
+
+import pytest
+import torch
+
+from tests.support.task_losses import POSITIVE, SMOOTHING, batch, by_hand, options
+from training.optim.losses_torch import row_losses
+
+
+@pytest.mark.parametrize("task", ["single_label", "multi_label", "regression"])
+def test_losses(task):
+    logits, labels = batch(task)
+    found = row_losses(task, **options(task))(torch.from_numpy(logits), labels)
+    assert found.numpy() == pytest.approx(by_hand(task), rel=1e-5)
+    given, targets = torch.from_numpy(logits), torch.from_numpy(labels)
+    plain = {
+        "single_label": lambda: torch.nn.CrossEntropyLoss(label_smoothing=SMOOTHING)(
+            given, targets.long()
+        ),
+        "multi_label": lambda: torch.nn.BCEWithLogitsLoss(pos_weight=torch.from_numpy(POSITIVE))(
+            given, targets
+        ),
+        "regression": lambda: torch.nn.MSELoss()(given.squeeze(), targets.squeeze()),
+    }[task]()
+    assert float(found.mean()) == pytest.approx(float(plain), rel=1e-6)
