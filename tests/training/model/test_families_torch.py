@@ -1,0 +1,129 @@
+"""BERT, RoBERTa and XLM-RoBERTa in torch: transformers' logits, directories and gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import numpy as np
+import pytest
+
+os.environ.setdefault("USE_TF", "0")  # where TensorFlow is there too, transformers would load it
+import torch
+import transformers
+
+from howdah.config.model import ModelSection, TrainingSection
+from howdah.data.family import FAMILIES
+from tests.support.tiny_families import (
+    FAMILY_NAMES,
+    LABELS,
+    LOGITS,
+    batch,
+    tiny_config,
+    tiny_weights,
+    write_family,
+)  # fmt: skip
+from training.model import forward_torch, kernels_torch, parameters
+from training.model.pretrained import load_base
+
+KEYS = ("dropout", "attention_dropout", "classifier_dropout")
+STILL = ModelSection(**dict.fromkeys(KEYS, 0.0))
+
+
+def plain(name: str) -> transformers.PreTrainedModel:
+    """transformers' own classifier with the tiny weights."""
+    family = FAMILIES[name]
+    config = tiny_config(family)
+    fields = {key: value for key, value in config.items() if key != "model_type"}
+    settings = transformers.AutoConfig.for_model(name, **fields, num_labels=len(LABELS))
+    net = getattr(transformers, family.architecture)(settings).eval()
+    weights = tiny_weights(family, config, classes=len(LABELS))
+    net.load_state_dict({key: torch.from_numpy(value) for key, value in weights.items()})
+    return net
+
+
+def ours(name: str, model: ModelSection = STILL) -> forward_torch.EncoderClassifier:
+    family = FAMILIES[name]
+    config = tiny_config(family)
+    weights = tiny_weights(family, config, classes=len(LABELS))
+    return forward_torch.build(
+        config, weights, num_labels=len(LABELS), training=TrainingSection(framework="torch"),
+        model=model,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_logits_and_gradients_are_those_of_transformers(name):
+    family, net, own = FAMILIES[name], plain(name), ours(name)
+    config = tiny_config(family)
+    ids_BT, mask_BT, types_BT = batch(config["pad_token_id"])
+    ids, mask, types = (torch.from_numpy(a).long() for a in (ids_BT, mask_BT, types_BT))
+    forward = forward_torch.forward_fn(own)
+
+    expected = net(input_ids=ids, attention_mask=mask).logits
+    np.testing.assert_allclose(expected.detach().numpy(), LOGITS[name], atol=1e-5)
+    np.testing.assert_allclose(forward(ids_BT, mask_BT), expected.detach().numpy(), atol=1e-5)
+    if config["type_vocab_size"] > 1:
+        typed = net(input_ids=ids, attention_mask=mask, token_type_ids=types).logits
+        typed = typed.detach().numpy()
+        np.testing.assert_allclose(typed, LOGITS[f"{name}, two types"], atol=1e-5)
+        np.testing.assert_allclose(forward(ids_BT, mask_BT, types_BT), typed, atol=1e-5)
+    else:  # the other types' rows do not exist
+        np.testing.assert_array_equal(forward(ids_BT, mask_BT, types_BT), forward(ids_BT, mask_BT))
+
+    answers = torch.tensor([0, 2, 1, 1])
+    torch.nn.functional.cross_entropy(expected, answers).backward()
+    torch.nn.functional.cross_entropy(own(ids, mask), answers).backward()
+    theirs = dict(net.named_parameters())
+    assert theirs.keys() == dict(own.named_parameters()).keys()
+    for key, parameter in own.named_parameters():
+        found = parameter.grad.to_dense()
+        torch.testing.assert_close(found, theirs[key].grad, atol=1e-5, rtol=1e-4, msg=key)
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_directory_of_transformers_is_read_and_one_of_ours_is_too(name, tmp_path):
+    net = plain(name)
+    net.config.id2label = dict(enumerate(LABELS))
+    net.save_pretrained(tmp_path / "saved")
+    write_family(str(tmp_path / "saved-tokenizer"), name)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        os.link(tmp_path / "saved-tokenizer" / file, tmp_path / "saved" / file)
+    base = load_base(str(tmp_path / "saved"), label_names=LABELS)
+    assert base.notes == () and base.family is FAMILIES[name]
+    assert base.weights.keys() == net.state_dict().keys()
+    own = forward_torch.build(
+        base.config, base.weights, num_labels=len(LABELS),
+        training=TrainingSection(framework="torch"), model=ModelSection(),
+    )  # fmt: skip
+    ids_BT, mask_BT, _ = batch(base.config["pad_token_id"])
+    found = forward_torch.forward_fn(own)(ids_BT, mask_BT)
+    np.testing.assert_allclose(found, LOGITS[name], atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "head"), [("bert", ["c"]), ("roberta", ["c", "c"])])
+def test_dropout_is_where_bert_and_roberta_have_it(monkeypatch, name, head):
+    rates = {"h": 0.11, "a": 0.12, "c": 0.13}
+    net = ours(name, ModelSection(**dict(zip(KEYS, rates.values(), strict=True)))).train()
+    met = []
+
+    def record(x: torch.Tensor, rate: float) -> torch.Tensor:
+        met.append(next(key for key, own in rates.items() if own == rate))
+        return x
+
+    for module in (forward_torch, kernels_torch):
+        monkeypatch.setattr(module, "dropped", record)
+    net(*(torch.from_numpy(a).long() for a in batch(1)[:2]))
+    # embeddings; of each layer the weights, what the attention gives and what the layer gives
+    assert met == ["h", *["a", "h", "h"] * 2, *head]
+
+
+def test_without_a_rate_of_its_own_the_classifier_has_the_transformer_s(tmp_path):
+    path = write_family(str(tmp_path / "bert"), "bert")
+    config = load_base(path).config
+    assert config["classifier_dropout"] is None
+    assert parameters.dropout_rates(config, ModelSection()) == (0.1, 0.1, 0.1)
+    assert parameters.dropout_rates(config, ModelSection(dropout=0.3)) == (0.3, 0.1, 0.3)
+    chosen = parameters.with_dropouts(config, ModelSection(dropout=0.3, classifier_dropout=0.2))
+    assert (chosen["hidden_dropout_prob"], chosen["classifier_dropout"]) == (0.3, 0.2)
+    assert json.dumps(chosen)
