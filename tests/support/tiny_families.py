@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from functools import cache
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -138,12 +139,14 @@ _TEXTS = [
 ]  # fmt: skip
 
 
+@cache
 def wordpiece() -> tuple[str, dict[str, str]]:
     """(tokenizer.json, special tokens by their key) of BERT's kind."""
     keys = ("pad", "unk", "cls", "sep", "mask")
     return tokenizer_json(vocabulary()[:1000]), dict(zip(keys, SPECIAL_TOKENS, strict=True))
 
 
+@cache
 def byte_level_bpe() -> tuple[str, dict[str, str]]:
     """The same of RoBERTa's."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
@@ -164,6 +167,7 @@ def byte_level_bpe() -> tuple[str, dict[str, str]]:
     return tokenizer.to_str(), dict(_FAIRSEQ)
 
 
+@cache
 def unigram() -> tuple[str, dict[str, str]]:
     """The same of XLM-RoBERTa's."""
     from tokenizers import (
