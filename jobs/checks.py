@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.splits import TRAIN
+from howdah.data.family import IMAGE_FILES, family_of
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.modelfiles import base_config
 from howdah.errors import (
@@ -140,18 +141,24 @@ def model(config: Config, progress: Progress) -> None:
         names = {entry.name for entry in storage.list_dir(base) if not entry.is_dir}
     except NotFound:
         names = set()
-    missing = [name for name in ("config.json", "tokenizer.json") if name not in names]
+    expected = ["config.json", "tokenizer.json", "*.safetensors"]
+    missing = [name for name in ("config.json",) if name not in names]
+    if not missing:
+        family = family_of(base_config(base))
+        either = IMAGE_FILES if family.kind == "image" else family.tokenizer.vocabularies
+        expected[1] = " or ".join(either)
+        if not names.intersection(either):
+            missing.append(expected[1])
     if not any(name.endswith(".safetensors") for name in names):
         missing.append("*.safetensors")
     if missing:
         raise ModelError(
             "the base model is not whole",
             where=f"model.base {base}",
-            expected="config.json, tokenizer.json and *.safetensors",
+            expected=", ".join(expected),
             got=", ".join(sorted(names)[:10]) or "no such directory, or an empty one",
             remedy=f"add the missing files: {', '.join(missing)}",
         )
-    base_config(base)
 
 
 def free_space(config: Config) -> None:

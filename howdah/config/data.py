@@ -372,7 +372,7 @@ class DataSection(Section):
     labels: list[str] | dict[str, str] | None = None
     """Labels in their order, or {value in the source: label name}; null: all values, sorted."""
     max_length: int = Field(default=128, ge=8, le=8192)
-    """Texts are truncated to this many tokens, with [CLS] and [SEP]."""
+    """Texts are truncated to this many tokens, special ones ([CLS], [SEP]) included."""
     clean: CleanOptions = CleanOptions()
     """Cleaning steps."""
     quality: QualityOptions = QualityOptions()

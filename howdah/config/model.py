@@ -54,7 +54,8 @@ class RunSection(Section):
 # ----------------------------------------------------------------------------------- model
 class ModelSection(Section):
     base: Model = "distilbert-base-uncased"
-    """Base model: a directory (any storage) or a hub name."""
+    """Base model (DistilBERT, BERT, RoBERTa, XLM-RoBERTa, ViT): a directory (any storage) or a hub
+    name."""
     revision: Revision | None = None
     """Revision (branch, tag or commit) on the hub."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from howdah.data.clean import PAIR
-from howdah.data.family import TOKENIZER_FILES, TOKENIZERS, WORDPIECE
+from howdah.data.family import TOKENIZER_FILES, TOKENIZERS, UNIGRAM, WORDPIECE
 from howdah.data.manifest import content_hash
 from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
@@ -25,10 +25,12 @@ _PREFIX_CHARACTERS_PER_TOKEN = 6
 
 
 class Encoder:
-    """A WordPiece (or any `tokenizer.json`) encoder with [CLS]/[SEP] and truncation, no padding.
+    """A tokenizer's ids with its special tokens ([CLS] and [SEP], or <s> and </s>), truncated, not
+    padded: WordPiece, byte-level BPE, Unigram, or whatever a `tokenizer.json` holds.
 
     Args:
-        files: {file name: bytes} of a model directory: `tokenizer.json`, or `vocab.txt` with
+        files: {file name: bytes} of a model directory: `tokenizer.json`; or `vocab.txt`
+            (WordPiece), or `vocab.json` and `merges.txt` (byte-level BPE); with
             `tokenizer_config.json`, which may be missing.
         source: path or hub name of the model, for messages and the manifest.
 
@@ -44,17 +46,17 @@ class Encoder:
             self._tokenizer = _from_json(self.files["tokenizer.json"], settings, source)
         elif "vocab.txt" in self.files:
             self._tokenizer = _from_vocab(self.files["vocab.txt"], settings, source)
+        elif "vocab.json" in self.files and "merges.txt" in self.files:
+            self._tokenizer = _from_merges(self.files, settings, source)
         else:
             raise ModelError(
                 "the base model has no tokenizer",
                 where=source,
-                expected="tokenizer.json or vocab.txt",
-                remedy="save the tokenizer beside the weights (tokenizer.save_pretrained)",
+                expected="tokenizer.json, or vocab.txt, or vocab.json and merges.txt",
+                got=", ".join(sorted(files)) or "neither",
+                remedy="save the fast tokenizer beside the weights, which writes tokenizer.json:"
+                " AutoTokenizer.from_pretrained(...).save_pretrained(...)",
             )
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        # User text that spells [MASK] or [SEP] is text: it must never become the special token.
-        self._tokenizer.encode_special_tokens = True
         state = json.loads(self._tokenizer.to_str())
         self.hash: str = content_hash(
             {key: state[key] for key in sorted(state) if key not in ("truncation", "padding")}
@@ -64,6 +66,12 @@ class Encoder:
         # A tokenizer of no known family must name its padding token, or have WordPiece's.
         kind = TOKENIZERS.get(state["model"]["type"], WORDPIECE)
         self.pad_id: int = self._special_id(settings, "pad_token", kind.pad_token)
+        # User text that spells [MASK] or [SEP] is text: it must never become the special token.
+        if state["model"]["type"] == UNIGRAM.algorithm:
+            self._tokenizer = _without_special_pieces(state)
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
         self._cls_sep = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self._max_length: int | None = None
         # If the text is split at blanks first, the tokens of its beginning do not depend on what
@@ -87,11 +95,11 @@ class Encoder:
         return cls(files, base)
 
     def encode(self, texts: Sequence[str], max_length: int) -> list[np.ndarray]:
-        """Token ids of each text, [CLS] and [SEP] included, cut at `max_length`, not padded.
+        """Token ids of each text, special tokens included, cut at `max_length`, not padded.
 
         Args:
             texts: B texts.
-            max_length: tokens a text is cut at, [CLS] and [SEP] included.
+            max_length: tokens a text is cut at, special tokens included.
 
         Returns:
             B arrays, uint32, each 1-D of at least the special tokens' length.
@@ -171,7 +179,8 @@ class Encoder:
                 f"the tokenizer has no {key}",
                 where=self.source,
                 expected=str(token),
-                remedy="give a BERT-like tokenizer, or name the token in tokenizer_config.json",
+                remedy="give the tokenizer of a BERT or RoBERTa, or name the token in"
+                " tokenizer_config.json",
             )
         return number
 
@@ -218,6 +227,10 @@ def _from_json(data: bytes, settings: dict, source: str):
         bert = not named or ("Bert" in named and "Roberta" not in named)
         if bert and normalizer.get("type") == "BertNormalizer":
             normalizer.update(_normalizer_options(settings))
+        # So does PreTrainedTokenizerFast.__init__, where its constructor is given none too.
+        pre_tokenizer = state.get("pre_tokenizer") or {}
+        if pre_tokenizer.get("type") == "ByteLevel":
+            pre_tokenizer["add_prefix_space"] = bool(settings.get("add_prefix_space", False))
         return Tokenizer.from_str(json.dumps(state))
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise ModelError(
@@ -271,6 +284,74 @@ def _from_vocab(data: bytes, settings: dict, source: str):
     tokenizer.decoder = WordPieceDecoder(prefix="##")
     tokenizer.add_special_tokens([token for token in special.values() if token in vocabulary])
     return tokenizer
+
+
+def _from_merges(files: dict[str, bytes], settings: dict, source: str):
+    """As transformers' RobertaConverter makes it."""
+    from tokenizers import Tokenizer
+    from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.processors import RobertaProcessing
+
+    special = {
+        key: _content(settings.get(f"{key}_token"), token)
+        for key, token in (
+            ("cls", "<s>"), ("pad", "<pad>"), ("sep", "</s>"), ("unk", "<unk>"), ("mask", "<mask>"),
+        )
+    }  # fmt: skip
+    try:
+        vocabulary = {str(token): int(n) for token, n in json.loads(files["vocab.json"]).items()}
+        lines = files["merges.txt"].decode("utf-8").split("\n")
+        lines = lines[1:] if lines[0].startswith("#version") else lines
+        merges = [tuple(line.rstrip("\r").split(" ")) for line in lines if line.strip()]
+        missing = [token for key, token in special.items() if key != "mask"]
+        missing = [token for token in missing if token not in vocabulary]
+        if missing:
+            raise ValueError(f"vocab.json has no {', '.join(missing)}")
+        prefix = bool(settings.get("add_prefix_space", False))
+        tokenizer = Tokenizer(
+            BPE(vocabulary, merges, continuing_subword_prefix="", end_of_word_suffix="")
+        )
+        tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=prefix)
+        tokenizer.post_processor = RobertaProcessing(
+            sep=(special["sep"], vocabulary[special["sep"]]),
+            cls=(special["cls"], vocabulary[special["cls"]]),
+            add_prefix_space=prefix,
+        )
+    except Exception as error:  # noqa: BLE001 - the library raises bare Exception
+        raise ModelError(
+            "vocab.json and merges.txt are not a byte-level BPE tokenizer's files",
+            where=source,
+            expected="{token: id} with "
+            + ", ".join(special.values())
+            + ", and a pair in each line",
+            got=f"{type(error).__name__}: {error}",
+            remedy="restore the files, or name the special tokens in tokenizer_config.json",
+        ) from None
+    tokenizer.decoder = ByteLevelDecoder()
+    tokenizer.add_special_tokens([token for token in special.values() if token in vocabulary])
+    return tokenizer
+
+
+def _without_special_pieces(state: dict):
+    """A Unigram tokenizer that finds no special token in a text.
+
+    They are pieces of its model: with `encode_special_tokens` alone the model finds "</s>" in a
+    text as one piece. Sentencepiece, for which the models were made, does not. Here their pieces
+    have names that no text holds: Metaspace leaves no blank. Ids and scores stay.
+    """
+    from tokenizers import Tokenizer
+
+    pieces = state["model"]["vocab"]
+    special = {token["content"] for token in state["added_tokens"] if token["special"]}
+    special &= {piece for piece, _ in pieces}
+    state["model"]["vocab"] = [
+        [f" special {piece}" if piece in special else piece, score] for piece, score in pieces
+    ]
+    # Else they would get new ids: what follows a text has its ids from the post-processor.
+    state["added_tokens"] = [t for t in state["added_tokens"] if t["content"] not in special]
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _content(token, default: str) -> str:

@@ -8,6 +8,7 @@ training and yarn read it.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,13 +23,18 @@ from howdah.data.family_record import (
 from howdah.errors import ModelError
 
 __all__ = [
+    "BERT",
+    "BPE",
     "DISTILBERT",
     "FAMILIES",
     "IMAGE_FILES",
+    "ROBERTA",
     "TOKENIZERS",
     "TOKENIZER_FILES",
+    "UNIGRAM",
     "VIT",
     "WORDPIECE",
+    "XLM_ROBERTA",
     "DropoutKeys",
     "ImageFamily",
     "LayerNames",
@@ -54,6 +60,31 @@ WORDPIECE = TokenizerKind(
     vocabularies=("tokenizer.json", "vocab.txt"),
     pad_token="[PAD]",
 )
+
+BPE = TokenizerKind(
+    algorithm="BPE",
+    files=(
+        "tokenizer.json",
+        "vocab.json",
+        "merges.txt",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "added_tokens.json",
+    ),
+    vocabularies=("tokenizer.json", "vocab.json"),
+    pad_token="<pad>",
+)
+
+# Without sentencepiece.bpe.model: it lacks the ids of the special tokens, and tokenizer.json, which
+# transformers' fast classes write, has all of it.
+UNIGRAM = TokenizerKind(
+    algorithm="Unigram",
+    files=(
+        "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    ),
+    vocabularies=("tokenizer.json",),
+    pad_token="<pad>",
+)  # fmt: skip
 
 DISTILBERT = ModelFamily(
     model_type="distilbert",
@@ -124,6 +155,137 @@ DISTILBERT = ModelFamily(
     },
 )
 
+_BERT_DEFAULTS = {  # of transformers' BertConfig, and of what is made after it
+    "attention_probs_dropout_prob": 0.1,
+    "classifier_dropout": None,
+    "hidden_act": "gelu",
+    "hidden_dropout_prob": 0.1,
+    "hidden_size": 768,
+    "initializer_range": 0.02,
+    "intermediate_size": 3072,
+    "is_decoder": False,
+    "layer_norm_eps": 1e-12,
+    "max_position_embeddings": 512,
+    "num_attention_heads": 12,
+    "num_hidden_layers": 12,
+    "pad_token_id": 0,
+    "position_embedding_type": "absolute",
+    "type_vocab_size": 2,
+    "vocab_size": 30522,
+}
+_LARGE = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 24,
+}
+
+BERT = ModelFamily(
+    model_type="bert",
+    title="BERT",
+    architecture="BertForSequenceClassification",
+    forward="post-norm",
+    defaults=_BERT_DEFAULTS | {"model_type": "bert"},
+    keys=SizeKeys(
+        width="hidden_size",
+        inner="intermediate_size",
+        heads="num_attention_heads",
+        layers="num_hidden_layers",
+        vocabulary="vocab_size",
+        positions="max_position_embeddings",
+        token_types="type_vocab_size",
+    ),
+    dropouts=DropoutKeys(
+        hidden="hidden_dropout_prob",
+        attention="attention_probs_dropout_prob",
+        classifier="classifier_dropout",
+    ),
+    activation="hidden_act",
+    activations=("gelu", "gelu_new", "relu", "silu"),
+    epsilon_key="layer_norm_eps",
+    fixed={"position_embedding_type": "absolute", "is_decoder": False},
+    attended_dropout=True,
+    head_activation="tanh",
+    # Source: transformers' BertForSequenceClassification.
+    prefix="bert.",
+    encoder=("embeddings.", "encoder.", "pooler."),
+    embeddings="embeddings.",
+    word_table="word_embeddings",
+    position_table="position_embeddings",
+    token_type_table="token_type_embeddings",
+    embeddings_norm="LayerNorm",
+    layers="encoder.layer.",
+    layer=LayerNames(
+        query="attention.self.query",
+        key="attention.self.key",
+        value="attention.self.value",
+        attended="attention.output.dense",
+        attention_norm="attention.output.LayerNorm",
+        inner="intermediate.dense",
+        outer="output.dense",
+        output_norm="output.LayerNorm",
+    ),
+    pooler="pooler.dense",
+    head=("classifier",),
+    other_heads=("cls.", "qa_outputs."),
+    tokenizer=WORDPIECE,
+    tokenizer_class="BertTokenizer",
+    inputs=("input_ids", "token_type_ids", "attention_mask"),
+    hub_owner="google-bert",
+    hub_models={
+        "bert-base-uncased": {},
+        "bert-base-cased": {"vocab_size": 28996},
+        "bert-large-uncased": _LARGE,
+        "bert-large-cased": _LARGE | {"vocab_size": 28996},
+        "bert-base-multilingual-cased": {"vocab_size": 119547},
+        "bert-base-chinese": {"vocab_size": 21128},
+    },
+)
+
+_FAIRSEQ = {  # what differs from the class's defaults in the models of RoBERTa's authors
+    "layer_norm_eps": 1e-5, "max_position_embeddings": 514, "type_vocab_size": 1,
+}  # fmt: skip
+
+ROBERTA = dataclasses.replace(
+    BERT,
+    model_type="roberta",
+    title="RoBERTa",
+    architecture="RobertaForSequenceClassification",
+    # Source: transformers' RobertaConfig, whose sizes are not roberta-base's.
+    defaults=_BERT_DEFAULTS
+    | {"bos_token_id": 0, "eos_token_id": 2, "model_type": "roberta", "pad_token_id": 1},
+    padding_key="pad_token_id",
+    head_dropout_first=True,
+    # Source: transformers' RobertaForSequenceClassification, whose encoder has no pooler.
+    prefix="roberta.",
+    encoder=("embeddings.", "encoder."),
+    pooler="",
+    head=("classifier.dense", "classifier.out_proj"),
+    other_heads=("lm_head.", "pooler.", "qa_outputs."),
+    tokenizer=BPE,
+    tokenizer_class="RobertaTokenizer",
+    inputs=("input_ids", "attention_mask"),
+    hub_owner="FacebookAI",
+    hub_models={
+        "roberta-base": _FAIRSEQ | {"vocab_size": 50265},
+        "roberta-large": _FAIRSEQ | _LARGE | {"vocab_size": 50265},
+    },
+)
+
+XLM_ROBERTA = dataclasses.replace(
+    ROBERTA,
+    model_type="xlm-roberta",
+    title="XLM-RoBERTa",
+    architecture="XLMRobertaForSequenceClassification",
+    defaults=ROBERTA.defaults | {"model_type": "xlm-roberta"},
+    tokenizer=UNIGRAM,
+    tokenizer_class="XLMRobertaTokenizer",
+    hub_models={
+        "xlm-roberta-base": _FAIRSEQ | {"vocab_size": 250002},
+        "xlm-roberta-large": _FAIRSEQ | _LARGE | {"vocab_size": 250002},
+    },
+)
+
 VIT = ImageFamily(
     model_type="vit",
     title="ViT",
@@ -163,7 +325,7 @@ VIT = ImageFamily(
     ),
     activation="hidden_act",
     activations=("gelu", "gelu_new", "relu", "silu"),
-    norm_epsilon=1e-12,
+    epsilon_key="layer_norm_eps",
     # Source: transformers' ViTForImageClassification.
     prefix="vit.",
     encoder=("embeddings.", "encoder.", "layernorm."),
@@ -188,7 +350,6 @@ VIT = ImageFamily(
     class_token="cls_token",
     projection="patch_embeddings.projection",
     final_norm="layernorm",
-    epsilon_key="layer_norm_eps",
     fixed={"qkv_bias": True, "num_channels": 3},
     hub_owner="google",
     hub_models={
@@ -198,7 +359,9 @@ VIT = ImageFamily(
     },
 )
 
-FAMILIES: dict[str, ModelFamily] = {family.model_type: family for family in (DISTILBERT, VIT)}
+FAMILIES: dict[str, ModelFamily] = {
+    family.model_type: family for family in (DISTILBERT, BERT, ROBERTA, XLM_ROBERTA, VIT)
+}
 """By model_type."""
 
 TOKENIZERS: dict[str, TokenizerKind] = {

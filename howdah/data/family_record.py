@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from howdah.config.data import InputKind
@@ -35,11 +35,14 @@ class SizeKeys:
     """Rows of the table of word embeddings; "": an image family, which has none."""
     positions: str
     """Rows of the table of position embeddings; "": they follow from the image's size."""
+    token_types: str = ""
+    """Rows of the table of token types; "": the family has none."""
 
     def all(self) -> tuple[str, ...]:
         """Every key."""
         keys = (
             self.width, self.inner, self.heads, self.layers, self.vocabulary, self.positions,
+            self.token_types,
         )  # fmt: skip
         return tuple(key for key in keys if key)
 
@@ -52,7 +55,7 @@ class DropoutKeys:
     attention: str
     """Dropout of the attention weights."""
     classifier: str
-    """Dropout before the last layer of the classifier."""
+    """Dropout before the last layer of the classifier; null in config.json: that of `hidden`."""
 
     def all(self) -> tuple[str, str, str]:
         """Every key, in the order of training.parameters.dropout_rates."""
@@ -114,10 +117,25 @@ class ModelFamily:
     """The key of the feed-forward layers' activation."""
     activations: tuple[str, ...]
     """The values of that key that the models support."""
-    norm_epsilon: float
-    """Of every LayerNorm."""
+    norm_epsilon: float = 0.0
+    """Of every LayerNorm, where config.json does not give it."""
+    epsilon_key: str = ""
+    """The key of every LayerNorm's epsilon; "": it is `norm_epsilon`."""
     position_offset: int = 0
     """Rows at the start of the position table that no token uses."""
+    padding_key: str = ""
+    """The key of the padding's id, where the position table begins with unused rows up to and with
+    the row of that number; "": `position_offset` rows are unused."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """Keys of config.json that must have these values."""
+
+    # -- arithmetic
+    attended_dropout: bool = False
+    """Dropout of what the attention gives, before its sum with the layer's input."""
+    head_activation: str = "relu"
+    """Between the classifier's two layers."""
+    head_dropout_first: bool = False
+    """The classifier's dropout also before its first layer."""
 
     # -- tensors
     prefix: str
@@ -129,10 +147,15 @@ class ModelFamily:
     word_table: str
     """Below `embeddings`, as the two that follow."""
     position_table: str
+    token_type_table: str = ""
+    """Below `embeddings`; "": the family has no token types."""
     embeddings_norm: str
     layers: str
     """Followed by a layer's number and a dot."""
     layer: LayerNames
+    pooler: str = ""
+    """Below `prefix`: the classifier's first layer where it is a part of the pretrained encoder;
+    "": it is the first of `head`. A base that lacks it gets a new one."""
     head: tuple[str, ...]
     """Linear layers of the classifier: width to width, the last one width to labels."""
     other_heads: tuple[str, ...]
@@ -157,7 +180,11 @@ class ModelFamily:
 
     def epsilon(self, config: Mapping) -> float:
         """Of every LayerNorm."""
-        return self.norm_epsilon
+        return float(config[self.epsilon_key]) if self.epsilon_key else self.norm_epsilon
+
+    def first_position(self, config: Mapping) -> int:
+        """The row of the position table that the first token has."""
+        return int(config[self.padding_key]) + 1 if self.padding_key else self.position_offset
 
     def complete(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """config.json with the family's defaults for what it leaves out."""
@@ -165,7 +192,7 @@ class ModelFamily:
 
     def longest(self, config: Mapping) -> int:
         """Most tokens of a row."""
-        return int(config[self.keys.positions]) - self.position_offset
+        return int(config[self.keys.positions]) - self.first_position(config)
 
     def check_activation(self, config: Mapping) -> None:
         """Refuse a base model whose activation is not supported.
@@ -181,6 +208,22 @@ class ModelFamily:
                 got=str(config[self.activation]),
             )
 
+    def check_fixed(self, config: Mapping, *, where: str) -> None:
+        """Refuse a base model whose arithmetic is another one.
+
+        Raises:
+            ModelError: a key of `fixed` has another value.
+        """
+        wrong = [key for key, value in self.fixed.items() if config[key] != value]
+        if wrong:
+            raise ModelError(
+                f"no {self.title} that can be computed here has such a configuration",
+                where=where,
+                expected=", ".join(f"{key}={self.fixed[key]!r}" for key in wrong),
+                got=", ".join(f"{key}={config[key]!r}" for key in wrong),
+                remedy="take a base model of the usual kind of its family",
+            )
+
     @property
     def word_embeddings(self) -> str:
         """Name of the table of word embeddings."""
@@ -191,6 +234,11 @@ class ModelFamily:
         """Name of the table of position embeddings."""
         return f"{self.prefix}{self.embeddings}{self.position_table}.weight"
 
+    @property
+    def token_type_embeddings(self) -> str:
+        """Name of the table of token types."""
+        return f"{self.prefix}{self.embeddings}{self.token_type_table}.weight"
+
     def layer_name(self, number: int) -> str:
         """Prefix of the names of a layer's tensors, with its final dot."""
         return f"{self.prefix}{self.layers}{number}."
@@ -200,6 +248,21 @@ class ModelFamily:
         """Names of the classifier's tensors."""
         return tuple(f"{name}.{kind}" for name in self.head for kind in ("weight", "bias"))
 
+    @property
+    def pooler_names(self) -> tuple[str, ...]:
+        """Names of the pooler's tensors; empty: the family has none."""
+        return tuple(_linear(self.prefix + self.pooler, 0, 0)) if self.pooler else ()
+
+    @property
+    def classifier_names(self) -> tuple[str, ...]:
+        """Names of all tensors behind the last layer."""
+        return self.pooler_names + self.head_names
+
+    @property
+    def classifier_layers(self) -> tuple[str, str]:
+        """The classifier's two linear layers."""
+        return self.prefix + self.pooler if self.pooler else self.head[0], self.head[-1]
+
     def encoder_shapes(self, config: Mapping) -> Shapes:
         """Name -> shape of every tensor of the encoder, in the order of the model."""
         keys, part = self.keys, self.layer
@@ -207,7 +270,10 @@ class ModelFamily:
         shapes: Shapes = {
             self.word_embeddings: (config[keys.vocabulary], width),
             self.position_embeddings: (config[keys.positions], width),
-        } | _norm(self.prefix + self.embeddings + self.embeddings_norm, width)
+        }
+        if self.token_type_table:
+            shapes[self.token_type_embeddings] = (config[keys.token_types], width)
+        shapes |= _norm(self.prefix + self.embeddings + self.embeddings_norm, width)
         for number in range(config[keys.layers]):
             name = self.layer_name(number)
             for projection in (part.query, part.key, part.value, part.attended):
@@ -216,6 +282,8 @@ class ModelFamily:
             shapes |= _linear(name + part.inner, width, inner)
             shapes |= _linear(name + part.outer, inner, width)
             shapes |= _norm(name + part.output_norm, width)
+        if self.pooler:
+            shapes |= _linear(self.prefix + self.pooler, width, width)
         return shapes
 
     def head_shapes(self, config: Mapping, num_labels: int) -> Shapes:
@@ -261,10 +329,6 @@ class ImageFamily(ModelFamily):
     """Of a patch's pixels, a convolution."""
     final_norm: str
     """Below `prefix`: behind the last layer."""
-    epsilon_key: str
-    """The key of every LayerNorm's epsilon."""
-    fixed: Mapping[str, Any]
-    """Keys of config.json that must have these values."""
     added: tuple[str, ...] = ("image_mean", "image_std")
     """Keys of preprocessor_config.json that the forward pass reads from its config."""
 
@@ -272,10 +336,6 @@ class ImageFamily(ModelFamily):
     def size_keys(self) -> tuple[str, ...]:
         """The keys of config.json whose values are integers above 0."""
         return (*self.keys.all(), self.image_size, self.patch_size, self.channels)
-
-    def epsilon(self, config: Mapping) -> float:
-        """Of every LayerNorm."""
-        return float(config[self.epsilon_key])
 
     @property
     def word_embeddings(self) -> str:

@@ -55,7 +55,10 @@ class Policy(Section):
     fs.defaultFS, no other cluster), s3://bucket/x; '*': anywhere. Local paths are checked with
     symbolic links resolved, on the machine where commands run. The run_root of a Connection is
     always allowed."""
-    hub_models: list[str] = ["distilbert-*", "distilbert/*"]
+    hub_models: list[str] = [
+        "distilbert-*", "distilbert/*", "bert-*", "google-bert/*", "roberta-*", "xlm-roberta-*",
+        "FacebookAI/*",
+    ]  # fmt: skip
     """Allowed models of the hub; '*' matches anything but '/'."""
     tables: list[str] = []
     """Hive tables that may be read and written, as database.table or database.*; '*': all. A query

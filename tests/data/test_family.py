@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import fnmatch
 import json
 import os
 from pathlib import Path
@@ -13,20 +14,24 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.config.model import ModelSection
-from howdah.data.family import DISTILBERT, FAMILIES, family_of, hub_config
+from howdah.data.family import BERT, DISTILBERT, FAMILIES, ROBERTA, family_of, hub_config
 from howdah.errors import ModelError
+from howdah.policy.rules import Policy
 from jobs import checks
 from tests import ROOT
 from tests.fixtures.dataset import LABELS, build_dataset
 from tests.support.other_family import OTHER, other_config, other_weights, write_other_model
 from training.model import parameters
 from training.model.pretrained import load_base
+from training.model.stages import Stage
 from training.planning import calibrate
 from training.prediction import cluster as predict_cluster
 from training.serving.export import export
 from training.serving.run_info import describe_run
 from training.serving.serve import open_model
 from yarn.preflight import worker_memory
+
+KNOWN = "model_type distilbert or bert or roberta or xlm-roberta or vit"
 
 
 @pytest.fixture
@@ -43,11 +48,65 @@ def test_distilbert_base_has_the_parameters_that_its_authors_count():
     assert sum(np.prod(shape) for shape in DISTILBERT.encoder_shapes(base).values()) == 66_362_880
 
 
+@pytest.mark.parametrize(
+    ("name", "labels", "parameters"),
+    [
+        ("bert-base-uncased", 2, 109_483_778),
+        ("bert-large-uncased", 2, 335_143_938),
+        ("roberta-base", 2, 124_647_170),
+        ("roberta-large", 2, 355_361_794),
+        ("xlm-roberta-base", 2, 278_045_186),
+    ],
+)
+def test_models_have_the_parameters_that_transformers_classes_count(name, labels, parameters):
+    config = hub_config(name)
+    assert family_of(config).parameters(config, labels) == parameters
+
+
+def test_the_first_token_s_position_follows_from_the_padding_s_id():
+    config = hub_config("roberta-base")
+    assert ROBERTA.first_position(config) == 2 and ROBERTA.longest(config) == 512
+    assert ROBERTA.longest(config | {"pad_token_id": 4}) == 509
+    assert BERT.longest(hub_config("bert-base-uncased")) == 512
+
+
+def test_the_pooler_is_bert_s_and_behind_the_last_layer():
+    names = parameters.trainable_names(
+        BERT.complete({}), ModelSection(freeze_embeddings=True, freeze_layers=12)
+    )
+    assert names == [
+        "bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight",
+        "classifier.bias",
+    ]  # fmt: skip
+    assert ROBERTA.pooler_names == ()
+    stages = [Stage.of(number, 3, 12) for number in range(3)]
+    for family in (BERT, ROBERTA):
+        shapes = family.encoder_shapes(family.defaults) | family.head_shapes(family.defaults, 2)
+        assert [sum(stage.has(family, name) for stage in stages) for name in shapes] == [1] * len(
+            shapes
+        )
+        assert all(stages[2].has(family, name) for name in family.classifier_names)
+        table = family.token_type_embeddings
+        assert table in shapes and stages[0].has(family, table)
+        assert not parameters.decays(f"{family.prefix}embeddings.LayerNorm.weight")
+        assert parameters.decays(table)
+
+
+def test_a_policy_s_default_allows_each_text_family_s_models():
+    allowed = Policy().hub_models
+    for family in FAMILIES.values():
+        for name in family.hub_models if family.kind == "text" else ():
+            for spelt in (name, f"{family.hub_owner}/{name}"):
+                assert any(fnmatch.fnmatchcase(spelt, each) for each in allowed), spelt
+
+
 def test_models_of_the_hub_are_known_without_it():
     assert hub_config("distilbert-base-uncased") == DISTILBERT.complete({})
     assert hub_config("distilbert/distilbert-base-cased")["vocab_size"] == 28996
     assert hub_config("another/distilbert-base-cased") is None
-    assert hub_config("bert-base-uncased") is None
+    assert hub_config("google-bert/bert-large-uncased")["num_hidden_layers"] == 24
+    assert hub_config("FacebookAI/xlm-roberta-base")["vocab_size"] == 250002
+    assert hub_config("albert-base-v2") is None
 
 
 def test_a_file_s_own_values_win_over_the_family_s():
@@ -55,13 +114,13 @@ def test_a_file_s_own_values_win_over_the_family_s():
     assert DISTILBERT.complete({"dim": 32})["n_layers"] == 6
 
 
-@pytest.mark.parametrize("config", [{"model_type": "bert"}, {"model_type": ["x"]}, {}, [], None])
+@pytest.mark.parametrize("config", [{"model_type": "albert"}, {"model_type": ["x"]}, {}, [], None])
 def test_a_family_that_is_not_known_is_refused_with_the_known_ones(config):
     with pytest.raises(ModelError) as caught:
         family_of(config, where="a/config.json")
     assert caught.value.where == "a/config.json"
-    assert caught.value.expected == "model_type distilbert or vit"
-    assert "DistilBERT or ViT, e.g. distilbert-base-uncased" in caught.value.remedy
+    assert caught.value.expected == KNOWN
+    assert "XLM-RoBERTa or ViT, e.g. distilbert-base-uncased" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
@@ -72,11 +131,11 @@ def test_each_way_to_a_model_refuses_such_a_family(use, tmp_path, tiny_model_dir
         storage.download(entry.path, str(tmp_path / entry.name))
     path = tmp_path / "config.json"
     labels = {"id2label": {"0": "cat"}}
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "bert"} | labels))
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "albert"} | labels))
     with pytest.raises(ModelError, match="family that is not known") as caught:
         use(str(tmp_path))
-    assert caught.value.expected == "model_type distilbert or vit"
-    assert caught.value.got == "model_type bert"
+    assert caught.value.expected == KNOWN
+    assert caught.value.got == "model_type albert"
 
 
 # ----------------------------------------------------------- one with other names, all the way

@@ -74,6 +74,11 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_POSITION = 128
 
 
+def words() -> list[str]:
+    """The whole words of the vocabulary."""
+    return _WORDS.split()
+
+
 def vocabulary() -> list[str]:
     """The pieces in the order of their ids: specials, characters, ##characters, words, ##pieces."""
     characters = [*string.punctuation, *string.digits, *string.ascii_lowercase]
@@ -116,7 +121,7 @@ def write_tiny_model(
     with open(os.path.join(directory, "vocab.txt"), "w", encoding="utf-8") as file:
         file.write("".join(piece + "\n" for piece in pieces))
     with open(os.path.join(directory, "tokenizer.json"), "w", encoding="utf-8") as file:
-        file.write(_tokenizer_json(pieces))
+        file.write(tokenizer_json(pieces))
     names = dict(zip(("pad", "unk", "cls", "sep", "mask"), SPECIAL_TOKENS, strict=True))
     tokens = {f"{key}_token": token for key, token in names.items()}
     _write_json(directory, "special_tokens_map.json", tokens)
@@ -149,7 +154,8 @@ def tiny_weights(config: dict, seed: int = 0) -> dict[str, np.ndarray]:
     return weights
 
 
-def _tokenizer_json(pieces: list[str]) -> str:
+def tokenizer_json(pieces: list[str]) -> str:
+    """A WordPiece tokenizer of BERT's kind with these pieces."""
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
     numbers = {piece: number for number, piece in enumerate(pieces)}

@@ -243,7 +243,7 @@ def test_bad_sources_and_models_are_refused(spark, tmp_path, table, base, tiny_m
         ({"preprocessor_config.json": None}, "no preprocessor_config.json"),
         ({"config.json": {"num_channels": 1}}, "not supported"),
         ({"config.json": {"patch_size": 7}}, "not supported"),
-        ({"config.json": {"model_type": "bert"}}, "family that is not known"),
+        ({"config.json": {"model_type": "albert"}}, "family that is not known"),
     ],
 )
 def test_another_preparation_of_images_is_refused(change, message, base):

@@ -8,6 +8,7 @@ What comes out has the same names for both frameworks.
 from __future__ import annotations
 
 import sys
+from unittest import mock
 
 import numpy as np
 
@@ -86,10 +87,10 @@ def _torch(config: dict, weights: dict, training: TrainingSection, given: dict) 
         out[f"transformers/gradient/{name}"] = array
 
     # -- a GPU's attention kernel, here on the CPU
-    net._attend_plainly = net._attend_fused
-    out["fused"] = forward(given["ids_BT"], given["mask_BT"])
-    for name, array in gradients(net, net(ids_BT, mask_BT)).items():
-        out[f"fused/gradient/{name}"] = array
+    with mock.patch.object(forward_torch, "attend_plainly", forward_torch.attend_fused):
+        out["fused"] = forward(given["ids_BT"], given["mask_BT"])
+        for name, array in gradients(net, net(ids_BT, mask_BT)).items():
+            out[f"fused/gradient/{name}"] = array
 
     # -- dropout depends on the seed only, also where activations are recomputed
     dropping = ModelSection(dropout=0.5, attention_dropout=0.5)

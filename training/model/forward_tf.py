@@ -41,6 +41,7 @@ _ACTIVATIONS = {
     "gelu_new": partial(tf.nn.gelu, approximate=True),
     "relu": tf.nn.relu,
     "silu": tf.nn.silu,
+    "tanh": tf.tanh,
 }
 
 
@@ -48,7 +49,7 @@ class EncoderClassifier:
     """The forward pass "post-norm": a norm behind each sublayer; the head takes the first token.
 
     Variables are float32 under Hugging Face's names; it computes in `compute_dtype`.
-    Source: transformers' `modeling_distilbert.py`.
+    Source: transformers' `modeling_distilbert.py`, `modeling_bert.py`, `modeling_roberta.py`.
 
     Args:
         config: the base's config.json, defaults filled in.
@@ -78,18 +79,24 @@ class EncoderClassifier:
         }
 
     def __call__(
-        self, ids_BT: tf.Tensor, mask_BT: tf.Tensor, seed_2: tf.Tensor | None = None
+        self,
+        ids_BT: tf.Tensor,
+        mask_BT: tf.Tensor,
+        seed_2: tf.Tensor | None = None,
+        types_BT: tf.Tensor | None = None,
     ) -> tf.Tensor:
         """Logits [B, C] float32.
 
         Args:
             ids_BT, mask_BT: int32.
             seed_2: int64 [2], dropout's seed of this call; None: no dropout.
+            types_BT: int32, the token types; None: all are 0. Not read where the model has fewer
+                than two.
         """
         dropout, attention_dropout, classifier_dropout = self.rates
         dropouts = Dropouts(seed_2)
         blocked_B11T = (1.0 - tf.cast(mask_BT, tf.float32))[:, None, None, :] * BLOCKED
-        hidden_BTD = self._embed(ids_BT)
+        hidden_BTD = self._embed(ids_BT, types_BT)
         hidden_BTD = dropouts(hidden_BTD, dropout)
         family, part = self.family, self.family.layer
         layers = self.config[family.keys.layers]
@@ -100,25 +107,37 @@ class EncoderClassifier:
             attended = self._attend(
                 own_BQD, hidden_BTD, blocked_B11T, layer, dropouts, attention_dropout
             )
+            if family.attended_dropout:
+                attended = dropouts(attended, dropout)
             hidden_BTD = self._norm(attended + own_BQD, layer + part.attention_norm)
             inner_BTH = self._linear(hidden_BTD, layer + part.inner)
             inner_BTH = _ACTIVATIONS[self.config[family.activation]](inner_BTH)
             outer_BTD = dropouts(self._linear(inner_BTH, layer + part.outer), dropout)
             hidden_BTD = self._norm(outer_BTD + hidden_BTD, layer + part.output_norm)
-        inner, outer = family.head
-        first_BD = tf.nn.relu(self._linear(hidden_BTD[:, 0], inner))
+        inner, outer = family.classifier_layers
+        first_BD = hidden_BTD[:, 0]
+        if family.head_dropout_first:
+            first_BD = dropouts(first_BD, classifier_dropout)
+        first_BD = _ACTIVATIONS[family.head_activation](self._linear(first_BD, inner))
         logits_BC = self._linear(dropouts(first_BD, classifier_dropout), outer)
         return tf.cast(logits_BC, tf.float32)
 
-    def _embed(self, ids_BT: tf.Tensor) -> tf.Tensor:
+    def _embed(self, ids_BT: tf.Tensor, types_BT: tf.Tensor | None) -> tf.Tensor:
         family = self.family
         words_BTD = tf.gather(self.variables[family.word_embeddings], ids_BT)
-        first = family.position_offset
+        first = family.first_position(self.config)
         positions_TD = self.variables[family.position_embeddings][
             first : first + tf.shape(ids_BT)[1]
         ]
-        norm = family.prefix + family.embeddings + family.embeddings_norm
-        return self._norm(words_BTD + positions_TD, norm)
+        embedded_BTD = words_BTD + positions_TD
+        if family.token_type_table:
+            types = self.variables[family.token_type_embeddings]
+            count = types.shape[0]
+            if types_BT is None or count == 1:
+                embedded_BTD += types[0]
+            else:  # a product: what a gather gives back is a sparse gradient, larger than the table
+                embedded_BTD += tf.tensordot(tf.one_hot(types_BT, count), types, 1)
+        return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
 
     def _attend(
         self,
@@ -160,7 +179,7 @@ class EncoderClassifier:
     def _norm(self, x: tf.Tensor, name: str) -> tf.Tensor:
         weight_D, bias_D = self.variables[name + ".weight"], self.variables[name + ".bias"]
         flat_ND = tf.reshape(tf.cast(x, tf.float32), [-1, weight_D.shape[0]])
-        epsilon = self.family.norm_epsilon
+        epsilon = self.family.epsilon(self.config)
         result_ND = layer_norm(flat_ND, tf.identity(weight_D), tf.identity(bias_D), epsilon)
         return tf.cast(tf.reshape(result_ND, tf.shape(x)), self.compute_dtype)
 
@@ -239,7 +258,8 @@ def import_weights(model: EncoderClassifier, arrays: Iterable[tuple[str, np.ndar
 def forward_fn(
     model: EncoderClassifier, *, as_served: bool = False
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """(ids_BT, mask_BT) -> logits_BC float32 without dropout; one trace for all shapes.
+    """(ids_BT, mask_BT, types_BT or None) -> logits_BC float32 without dropout; one trace for all
+    shapes, and one more for calls with token types.
 
     Args:
         as_served: compute in float32, as training/serving/serve.py does, whatever the training
@@ -247,17 +267,28 @@ def forward_fn(
     """
     spec = tf.TensorSpec([None, None], tf.int32)
 
-    @tf.function(input_signature=[spec, spec])
-    def forward(ids_BT: tf.Tensor, mask_BT: tf.Tensor) -> tf.Tensor:
+    def compute(ids_BT: tf.Tensor, mask_BT: tf.Tensor, types_BT: tf.Tensor | None) -> tf.Tensor:
         dtype = model.compute_dtype
         if as_served:
             model.compute_dtype = tf.float32  # read while this is traced
         try:
-            return model(ids_BT, mask_BT)
+            return model(ids_BT, mask_BT, types_BT=types_BT)
         finally:
             model.compute_dtype = dtype
 
-    def run(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
-        return forward(tf.constant(ids_BT, tf.int32), tf.constant(mask_BT, tf.int32)).numpy()
+    @tf.function(input_signature=[spec, spec])
+    def of_one_type(ids_BT: tf.Tensor, mask_BT: tf.Tensor) -> tf.Tensor:
+        return compute(ids_BT, mask_BT, None)
+
+    @tf.function(input_signature=[spec, spec, spec])
+    def of_types(ids_BT: tf.Tensor, mask_BT: tf.Tensor, types_BT: tf.Tensor) -> tf.Tensor:
+        return compute(ids_BT, mask_BT, types_BT)
+
+    def run(
+        ids_BT: np.ndarray, mask_BT: np.ndarray, types_BT: np.ndarray | None = None
+    ) -> np.ndarray:
+        given = [ids_BT, mask_BT] if types_BT is None else [ids_BT, mask_BT, types_BT]
+        forward = of_one_type if types_BT is None else of_types
+        return forward(*(tf.constant(array, tf.int32) for array in given)).numpy()
 
     return run

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.family import family_of
 from training.model import parameters
-from training.model.kernels_torch import dropout_factors, linear
+from training.model.kernels_torch import attend_fused, attend_plainly, dropped, linear
 from training.model.parameters import BLOCKED
 from training.model.pipeline_torch import Pipeline
 from training.model.sharded_torch import part_of
@@ -44,6 +44,7 @@ _ACTIVATIONS = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "silu": F.silu,
+    "tanh": torch.tanh,
 }
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -60,7 +61,7 @@ class EncoderClassifier(torch.nn.Module):
     """The forward pass "post-norm": a norm behind each sublayer; the head takes the first token.
 
     Parameters are float32 under Hugging Face's names; it computes in `compute_dtype`.
-    Source: transformers' `modeling_distilbert.py`.
+    Source: transformers' `modeling_distilbert.py`, `modeling_bert.py`, `modeling_roberta.py`.
 
     Args:
         config: the base's config.json, defaults filled in.
@@ -129,6 +130,7 @@ class EncoderClassifier(torch.nn.Module):
         ids_BT: torch.Tensor,
         mask_BT: torch.Tensor,
         hidden_BTD: torch.Tensor | None = None,
+        types_BT: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Logits [B, C] float32, or hidden_BTD on a stage that is not the last.
 
@@ -136,6 +138,8 @@ class EncoderClassifier(torch.nn.Module):
             ids_BT: int64.
             mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
             hidden_BTD: what the stage before gives; None: it is the first.
+            types_BT: int64, the token types; None: all are 0. Not read where the model has fewer
+                than two.
         """
         dropout, _, classifier_dropout = self.rates
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
@@ -143,7 +147,8 @@ class EncoderClassifier(torch.nn.Module):
         blocked_BT = blocked_BT.masked_fill_(mask_BT == 0, BLOCKED).to(self.compute_dtype)
         if hidden_BTD is None:
             embeddings = self.family.prefix + self.family.embeddings
-            hidden_BTD = self._dropped(self._within(embeddings, self._embed, ids_BT), dropout)
+            embedded_BTD = self._within(embeddings, self._embed, ids_BT, types_BT)
+            hidden_BTD = self._dropped(embedded_BTD, dropout)
         layers = self.config[self.family.keys.layers]
         for number in self.stage.layers:
             name = self.family.layer_name(number)
@@ -153,21 +158,28 @@ class EncoderClassifier(torch.nn.Module):
             hidden_BTD = self._within(name, layer, hidden_BTD, blocked_BT)
         if not self.stage.last:
             return hidden_BTD
-        inner, outer = self.family.head
-        first_BD = F.relu(self._linear(hidden_BTD[:, 0], inner))
+        inner, outer = self.family.classifier_layers
+        first_BD = hidden_BTD[:, 0]
+        if self.family.head_dropout_first:
+            first_BD = self._dropped(first_BD, classifier_dropout)
+        first_BD = _ACTIVATIONS[self.family.head_activation](self._linear(first_BD, inner))
         logits_BC = self._linear(self._dropped(first_BD, classifier_dropout), outer)
         return logits_BC.float()
 
-    def _embed(self, ids_BT: torch.Tensor) -> torch.Tensor:
+    def _embed(self, ids_BT: torch.Tensor, types_BT: torch.Tensor | None) -> torch.Tensor:
         family = self.family
         # A sparse gradient holds the rows that a batch touches, not a dense table of zeros. What is
         # divided is reduced by FSDP2, which takes dense ones.
         words = self._parameter(family.word_embeddings)
         words_BTD = F.embedding(ids_BT, words, sparse=not self.divided)
-        first = family.position_offset
+        first = family.first_position(self.config)
         positions_TD = self._parameter(family.position_embeddings)[first : first + ids_BT.shape[1]]
-        norm = family.prefix + family.embeddings + family.embeddings_norm
-        return self._norm(words_BTD + positions_TD, norm)
+        embedded_BTD = words_BTD + positions_TD
+        if family.token_type_table:
+            types = self._parameter(family.token_type_embeddings)
+            one_type = types_BT is None or len(types) == 1
+            embedded_BTD = embedded_BTD + (types[0] if one_type else F.embedding(types_BT, types))
+        return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
 
     def _layer(
         self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, *, first_only: bool
@@ -177,6 +189,8 @@ class EncoderClassifier(torch.nn.Module):
         entered_BTD = self._enter(hidden_BTD)
         query_BQD = entered_BTD[:, :1] if first_only else entered_BTD
         attended_BQD = self._attend(query_BQD, entered_BTD, blocked_BT, layer)
+        if self.family.attended_dropout:
+            attended_BQD = self._dropped(attended_BQD, self.rates[0])
         own_BQD = hidden_BTD[:, :1] if first_only else hidden_BTD
         own_BQD = self._norm(attended_BQD + own_BQD, layer + part.attention_norm)
         inner_BQH = self._linear(self._enter(own_BQD), layer + part.inner)
@@ -197,8 +211,9 @@ class EncoderClassifier(torch.nn.Module):
         else:
             (query,) = self._by_head(own_BQD, layer, part.query)
             key, value = self._by_head(hidden_BTD, layer, part.key, part.value)
-        attend = self._attend_fused if hidden_BTD.is_cuda else self._attend_plainly
-        context = attend(query, key, value, blocked_BT).transpose(1, 2)  # [B, Q, heads, D / heads]
+        attend = attend_fused if hidden_BTD.is_cuda else attend_plainly
+        context = attend(query, key, value, blocked_BT, self.rates[1] if self.training else 0.0)
+        context = context.transpose(1, 2)  # [B, Q, heads, D / heads]
         return self._joined(context.flatten(-2), layer + part.attended)
 
     def _by_head(self, x: torch.Tensor, layer: str, *names: str) -> tuple[torch.Tensor, ...]:
@@ -208,42 +223,6 @@ class EncoderClassifier(torch.nn.Module):
         shape = (len(names), heads // (1 if self.split is None else self.split.comm.size), -1)
         # [B, T, names, heads, D / heads] -> [names, B, heads, T, D / heads]
         return projected.unflatten(-1, shape).permute(2, 0, 3, 1, 4).unbind()
-
-    def _attend_fused(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        blocked_BT: torch.Tensor,
-    ) -> torch.Tensor:
-        """[B, heads, Q, D / heads], by the GPU's fused kernel, dropout included."""
-        return F.scaled_dot_product_attention(
-            query,
-            key,
-            value,
-            attn_mask=blocked_BT[:, None, None],
-            dropout_p=self.rates[1] if self.training else 0.0,
-        )
-
-    def _attend_plainly(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        blocked_BT: torch.Tensor,
-    ) -> torch.Tensor:
-        """[B, heads, Q, D / heads], step by step: the CPU's fused kernel has no dropout.
-
-        N is B * heads.
-        """
-        by_head = query.shape  # [B, heads, Q, D / heads]
-        query, key, value = (part.flatten(0, 1) for part in (query, key, value))
-        blocked_N1T = blocked_BT[:, None].repeat_interleave(by_head[1], dim=0)
-        scores_NQT = torch.baddbmm(
-            blocked_N1T, query, key.transpose(1, 2), alpha=by_head[-1] ** -0.5
-        )
-        weights_NQT = self._dropped(scores_NQT.softmax(-1), self.rates[1])
-        return torch.bmm(weights_NQT, value).view(by_head)
 
     def _linear(self, x: torch.Tensor, *names: str) -> torch.Tensor:
         """The outputs of the linear layers of these names for x, concatenated."""
@@ -271,9 +250,7 @@ class EncoderClassifier(torch.nn.Module):
         return F.layer_norm(x, weight_D.shape, weight_D, bias_D, epsilon).to(self.compute_dtype)
 
     def _dropped(self, x: torch.Tensor, rate: float) -> torch.Tensor:
-        if not self.training or rate == 0.0:
-            return x
-        return F.dropout(x, rate) if x.is_cuda else x * dropout_factors(x, rate)
+        return dropped(x, rate) if self.training else x
 
 
 class VisionClassifier(EncoderClassifier):
@@ -447,7 +424,7 @@ def on_device(ids_BT: np.ndarray, device: str | torch.device) -> torch.Tensor:
 def forward_fn(
     net: EncoderClassifier, *, as_served: bool = False, pipeline: Pipeline | None = None
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """(ids_BT, mask_BT) -> logits_BC float32, without dropout and gradient.
+    """(ids_BT, mask_BT, types_BT or None) -> logits_BC float32, without dropout and gradient.
 
     Args:
         net: the model; its mode is restored after each call.
@@ -457,7 +434,9 @@ def forward_fn(
     """
     device = next(net.parameters()).device
 
-    def forward(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+    def forward(
+        ids_BT: np.ndarray, mask_BT: np.ndarray, types_BT: np.ndarray | None = None
+    ) -> np.ndarray:
         training, dtype = net.training, net.compute_dtype
         net.eval()
         if as_served:
@@ -468,10 +447,9 @@ def forward_fn(
                 if pipeline is not None:
                     logits_BC = pipeline.forward(ids_BT, mask_BT)
                 else:
-                    logits_BC = net(
-                        on_device(ids_BT, device),
-                        torch.from_numpy(mask_BT).to(device),
-                    )
+                    given = {} if types_BT is None else {"types_BT": on_device(types_BT, device)}
+                    mask = torch.from_numpy(mask_BT).to(device)
+                    logits_BC = net(on_device(ids_BT, device), mask, **given)
         finally:
             if net.divided:
                 net.reshard()  # FSDP2 keeps what the model itself holds for a backward pass

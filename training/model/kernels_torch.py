@@ -18,7 +18,9 @@ from torch.autograd.function import once_differentiable
 from howdah.core.machine import cpu_has_amx
 from training.model import parameters
 
-__all__ = ["dropout_factors", "linear", "mkl_product"]
+__all__ = [
+    "attend_fused", "attend_plainly", "dropout_factors", "dropped", "linear", "mkl_product",
+]  # fmt: skip
 
 _ROW_MAJOR, _AS_IS, _TRANSPOSED = 101, 111, 112  # CBLAS's numbers
 
@@ -160,3 +162,45 @@ def dropout_factors(like: torch.Tensor, rate: float) -> torch.Tensor:
         bits = torch.tensor(factor, dtype=like.dtype).view(kept.dtype).item()
         return kept.mul_(bits).view(like.dtype)
     return kept.to(like.dtype).mul_(factor)
+
+
+def dropped(x: torch.Tensor, rate: float) -> torch.Tensor:
+    """Dropout."""
+    if rate == 0.0:
+        return x
+    return F.dropout(x, rate) if x.is_cuda else x * dropout_factors(x, rate)
+
+
+# ----------------------------------------------------------------------------------- attention
+def attend_fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocked_BT: torch.Tensor,
+    rate: float,
+) -> torch.Tensor:
+    """[B, heads, Q, D / heads], by the GPU's fused kernel, dropout included.
+
+    Args:
+        query, key, value: [B, heads, Q or T, D / heads].
+        blocked_BT: added to the scores.
+        rate: dropout of the attention weights.
+    """
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=blocked_BT[:, None, None], dropout_p=rate
+    )
+
+
+def attend_plainly(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    blocked_BT: torch.Tensor,
+    rate: float,
+) -> torch.Tensor:
+    """The same, step by step: the CPU's fused kernel has no dropout. N is B * heads."""
+    by_head = query.shape  # [B, heads, Q, D / heads]
+    query, key, value = (part.flatten(0, 1) for part in (query, key, value))
+    blocked_N1T = blocked_BT[:, None].repeat_interleave(by_head[1], dim=0)
+    scores_NQT = torch.baddbmm(blocked_N1T, query, key.transpose(1, 2), alpha=by_head[-1] ** -0.5)
+    return torch.bmm(dropped(scores_NQT.softmax(-1), rate), value).view(by_head)

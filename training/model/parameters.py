@@ -35,22 +35,26 @@ BLOCKED = -1e9
 def start_weights(
     config: Mapping, weights: Mapping[str, np.ndarray], *, num_labels: int, seed: int
 ) -> dict[str, np.ndarray]:
-    """All tensors that a run starts from: the base's, and a new classifier where it has none.
+    """All tensors that a run starts from: the base's, and a new classifier where it has none; a new
+    pooler where the family has one and the base does not.
 
     Args:
         config: the base's config.json, defaults filled in.
-        weights: float32 by name; the encoder's, and all or none of the head's.
+        weights: float32 by name; the encoder's, and all or none of the pooler's and the head's.
         num_labels: classes.
         seed: of the new classifier: normal(0, initializer_range), biases 0, as in transformers.
     Returns:
         name -> float32, the encoder's tensors in the model's order, then the head's.
     """
     family = family_of(config)
-    heads = family.head_shapes(config, num_labels)
-    result = {name: weights[name] for name in family.encoder_shapes(config)}
-    if all(name in weights and weights[name].shape == shape for name, shape in heads.items()):
-        return result | {name: weights[name] for name in heads}
-    for name, shape in heads.items():
+    heads, encoder = family.head_shapes(config, num_labels), family.encoder_shapes(config)
+    fits = all(name in weights and weights[name].shape == shape for name, shape in heads.items())
+    missing = {name for name in family.pooler_names if name not in weights}
+    result: dict[str, np.ndarray] = {}
+    for name, shape in (encoder | heads).items():
+        if name not in missing and (fits or name not in heads):
+            result[name] = weights[name]
+            continue
         # A generator for each tensor: its numbers do not depend on the other tensors.
         generator = np.random.Generator(np.random.Philox(key=_stream(seed, name)))
         drawn = generator.standard_normal(shape, np.float32) * np.float32(
@@ -142,12 +146,16 @@ def decays(name: str) -> bool:
 
 def dropout_rates(config: Mapping, model: ModelSection) -> tuple[float, float, float]:
     """(transformer, attention weights, before the classifier), by `model`, else by the base."""
-    chosen = (model.dropout, model.attention_dropout, model.classifier_dropout)
-    keys = family_of(config).dropouts.all()
-    return tuple(
-        float(config[key] if value is None else value)
-        for value, key in zip(chosen, keys, strict=True)
-    )
+    keys = family_of(config).dropouts
+
+    def rate(chosen: float | None, key: str) -> float | None:
+        return config[key] if chosen is None else chosen
+
+    hidden = rate(model.dropout, keys.hidden)
+    attention = rate(model.attention_dropout, keys.attention)
+    classifier = rate(model.classifier_dropout, keys.classifier)
+    # BERT's config.json has null for "as the transformer's".
+    return float(hidden), float(attention), float(hidden if classifier is None else classifier)
 
 
 def with_dropouts(config: Mapping, model: ModelSection) -> dict:

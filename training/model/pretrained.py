@@ -220,6 +220,7 @@ def _checked_config(raw: bytes, base: str) -> tuple[ModelFamily, dict]:
             where=where,
             got=f"{keys.width}={width}, {keys.heads}={heads}",
         )
+    family.check_fixed(config, where=where)
     return family, config
 
 
@@ -299,6 +300,8 @@ def _by_part(
         else:
             others.append(name)
     notes = []
+    if family.pooler and not any(name in weights for name in family.pooler_names):
+        notes.append(f"the base has no {family.prefix}{family.pooler}: a new one is trained")
     if others:
         notes.append(f"tensors that no {family.title} has are ignored: {_some(others)}")
     return weights, head, notes
@@ -312,6 +315,8 @@ def _check_shapes(
     formats: set[str],
 ) -> None:
     shapes = family.encoder_shapes(config)
+    if not any(name in weights for name in family.pooler_names):  # a new one is trained
+        shapes = {name: s for name, s in shapes.items() if name not in family.pooler_names}
     missing = [name for name in shapes if name not in weights]
     if missing:
         remedy = "the file is of another model, or cut"
@@ -392,15 +397,27 @@ def _check_tokenizer(
     if "tokenizer.json" in files:
         try:
             vocabulary = json.loads(files["tokenizer.json"])["model"]["vocab"]
-            largest = max(vocabulary.values())
+            # Unigram's is a list of [piece, score] in the order of the ids.
+            listed = isinstance(vocabulary, list)
+            largest = len(vocabulary) - 1 if listed else max(vocabulary.values())
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
                 f"tokenizer.json is not a {kind.algorithm} tokenizer's file",
                 where=storage.join(base, "tokenizer.json"),
                 got=str(error),
             ) from None
-    else:
+    elif "vocab.txt" in files:
         largest = len(files["vocab.txt"].decode("utf-8", "replace").rstrip("\n").split("\n")) - 1
+    else:
+        try:
+            largest = max(json.loads(files["vocab.json"]).values())
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ModelError(
+                "vocab.json is not a tokenizer's vocabulary",
+                where=storage.join(base, "vocab.json"),
+                expected="{token: id}",
+                got=str(error),
+            ) from None
     if largest >= config[size_key]:
         raise ModelError(
             "the tokenizer gives ids that the model has no embedding for",

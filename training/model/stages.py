@@ -41,7 +41,7 @@ class Stage:
             return True
         if name.startswith(family.prefix + family.embeddings):
             return self.first
-        if name in family.head_names:
+        if name in family.classifier_names:
             return self.last
         return name.startswith(tuple(family.layer_name(number) for number in self.layers))
 

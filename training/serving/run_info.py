@@ -25,7 +25,7 @@ class RunInfo:
     run_id: str
     """Of the run; in every prediction."""
     max_length: int
-    """Texts are truncated to so many tokens, [CLS] and [SEP] included."""
+    """Texts are truncated to so many tokens, special ones included."""
     clean: dict[str, bool]
     """The cleaning steps of data.clean that were applied to the training data."""
     base: dict[str, str]

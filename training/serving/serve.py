@@ -172,7 +172,7 @@ def open_model(
     chosen = choose_framework(framework, trained_with=info.get("framework"))
     env.prepare(chosen, threads=threads)
     base = load_base(local, label_names=labels)
-    missing = [name for name in base.family.head_names if name not in base.weights]
+    missing = [name for name in base.family.classifier_names if name not in base.weights]
     if missing:
         raise ModelError(
             "the model has no trained classifier",

@@ -208,10 +208,10 @@ def test_missing_directory(tmp_path):
 
 
 def test_other_architectures_are_refused(base):
-    edit_config(base, model_type="bert")
+    edit_config(base, model_type="albert")
     with pytest.raises(ModelError) as caught:
         load_base(base)
-    assert caught.value.got == "model_type bert"
+    assert caught.value.got == "model_type albert"
 
 
 def test_missing_and_misshapen_tensors_are_named(base):
