@@ -21,6 +21,7 @@ from howdah.errors import HowdahError
 def main(kind: str, directory: str, base: str) -> dict:
     """All scenarios of a kind, one after the other; what each gave."""
     from etl import pipeline
+    from etl.sources import given, reading
     from howdah.spark import connectors
     from howdah.spark.session import session
 
@@ -54,11 +55,22 @@ def main(kind: str, directory: str, base: str) -> dict:
             return
         found[name] = {**result.as_dict(), "source": result.manifest.source, "lines": lines}
 
+    def look(name: str, **data) -> None:
+        """What a source is and how many rows it has, without making a dataset of it."""
+        section = configured(**data).data
+        try:
+            source = given.resolved(spark, given.resolve(section), section)
+            rows = reading.table(spark, source, section).count()
+        except HowdahError as error:
+            found[name] = {"error": error.as_dict()}
+            return
+        found[name] = {"source": source.identity, "rows": {"all": rows}}
+
     first = configured()
     shipped = connectors.settings(first, print)
     with session(first.data.spark, shipped=shipped) as spark:
         each = {"delta": _delta, "iceberg": _iceberg, "avro": _avro, "jdbc": _jdbc}
-        each[kind](spark, directory, etl, found)
+        each[kind](spark, directory, etl, look, found)
     return found
 
 
@@ -69,23 +81,23 @@ def _rows(spark, begin: int, count: int = 40):
     return spark.createDataFrame(rows, "text string, label string").coalesce(1)
 
 
-def _scenarios(name: str, path: str, append, etl, found: dict, first, second) -> None:
+def _scenarios(name: str, path: str, append, etl, look, first, second) -> None:
     """A table with two snapshots, and a third one that is appended on the way."""
     etl("newest", source=name)
-    etl("newest_again", source=name)
-    etl("pinned", source=name, as_of=second)
+    look("newest_again", source=name)
+    look("pinned", source=name, as_of=second)
     etl("older", source=name, as_of=first)
-    etl("by_time", source=name, as_of="2100-01-01")
-    etl("before_all", source=name, as_of="2001-01-01")
-    etl("unknown", source=name, as_of=987_654)
+    look("by_time", source=name, as_of="2100-01-01")
+    look("before_all", source=name, as_of="2001-01-01")
+    look("unknown", source=name, as_of=987_654)
     append()
-    etl("appended", source=name)
+    look("appended", source=name)
     etl("pinned_after", source=name, as_of=second)
-    etl("by_path", source=path, as_of=first)
-    etl("no_table", source=f"{path}-none")
+    look("by_path", source=path, as_of=first)
+    look("no_table", source=f"{path}-none")
 
 
-def _delta(spark, directory: str, etl, found: dict) -> None:
+def _delta(spark, directory: str, etl, look, found: dict) -> None:
     path = f"{directory}/table"
     _rows(spark, 0).write.format("delta").save(path)
     _rows(spark, 100).write.format("delta").mode("append").save(path)
@@ -93,14 +105,14 @@ def _delta(spark, directory: str, etl, found: dict) -> None:
     def append() -> None:
         _rows(spark, 200).write.format("delta").mode("append").save(path)
 
-    _scenarios(path, path, append, etl, found, 0, 1)
+    _scenarios(path, path, append, etl, look, 0, 1)
     # another table in the place of the first one, with the same versions
     shutil.rmtree(path)
     _rows(spark, 0).write.format("delta").save(path)
-    etl("replaced", source=path, as_of=0)
+    look("replaced", source=path, as_of=0)
 
 
-def _iceberg(spark, directory: str, etl, found: dict) -> None:
+def _iceberg(spark, directory: str, etl, look, found: dict) -> None:
     name, path = "lake.db.news", f"{directory}/lake/db/news"
     _rows(spark, 0).writeTo(name).create()
     _rows(spark, 100).writeTo(name).append()
@@ -110,19 +122,19 @@ def _iceberg(spark, directory: str, etl, found: dict) -> None:
     def append() -> None:
         _rows(spark, 200).writeTo(name).append()
 
-    _scenarios(name, path, append, etl, found, first, second)
+    _scenarios(name, path, append, etl, look, first, second)
 
 
-def _avro(spark, directory: str, etl, found: dict) -> None:
+def _avro(spark, directory: str, etl, look, found: dict) -> None:
     for day, begin in (("2026-01-01", 0), ("2026-01-02", 100)):
         _rows(spark, begin).write.format("avro").save(f"{directory}/rows/ds={day}")
     etl("auto", source=f"{directory}/rows", format="auto")
     other = _rows(spark, 200).withColumnRenamed("text", "body")
     other.write.format("avro").save(f"{directory}/rows/ds=2026-01-03")
-    etl("other_columns", source=f"{directory}/rows")
+    look("other_columns", source=f"{directory}/rows")
 
 
-def _jdbc(spark, directory: str, etl, found: dict) -> None:
+def _jdbc(spark, directory: str, etl, look, found: dict) -> None:
     import psycopg2
 
     url = os.environ["HOWDAH_JDBC_URL"]
@@ -143,7 +155,7 @@ def _jdbc(spark, directory: str, etl, found: dict) -> None:
     insert(0)
     keyed = {"columns": {"id": "id"}}
     etl("whole", source="news", **keyed)
-    etl("whole_again", source="public.news", **keyed)  # another name is another source
+    look("whole_again", source="public.news", **keyed)  # another name is another source
     # the same rows, read by ranges, by conditions and by a watermark
     etl(
         "ranges",
@@ -152,14 +164,15 @@ def _jdbc(spark, directory: str, etl, found: dict) -> None:
         **keyed,
     )
     halves = ["id <= 20", "id > 20"]
-    etl("predicates", source="news", jdbc={"predicates": halves}, **keyed)
-    etl("watermark", source="news", jdbc={"watermark": "id"}, **keyed)
+    look("predicates", source="news", jdbc={"predicates": halves}, **keyed)
+    look("watermark", source="news", jdbc={"watermark": "id"}, **keyed)
     insert(100, 10)
     etl("grown", source="news", jdbc={"partition_column": "day"}, **keyed)
-    etl("watermark_grown", source="news", jdbc={"watermark": "id"}, **keyed)
+    look("grown_again", source="news", **keyed)
+    look("watermark_grown", source="news", jdbc={"watermark": "id"}, **keyed)
     cursor.execute("UPDATE news SET text = text || ' and more' WHERE id = 1")
-    etl("changed", source="news", **keyed)
-    etl("watermark_changed", source="news", jdbc={"watermark": "id"}, **keyed)  # not noticed
+    look("changed", source="news", **keyed)
+    look("watermark_changed", source="news", jdbc={"watermark": "id"}, **keyed)  # not noticed
     query = f"{directory}/query.sql"
     for name, text in (
         ("query", "SELECT id, text, label FROM news WHERE id > 10;\n"),
@@ -169,9 +182,9 @@ def _jdbc(spark, directory: str, etl, found: dict) -> None:
     ):
         with open(query, "w") as file:
             file.write(text)
-        etl(name, query_file=query, source=None, **keyed)
-    etl("no_table", source="newz")
-    etl("no_column", source="news", jdbc={"partition_column": "idd"})
+        look(name, query_file=query, source=None, **keyed)
+    look("no_table", source="newz")
+    look("no_column", source="news", jdbc={"partition_column": "idd"})
     cursor.execute("SELECT count(*) FROM news")
     found["left"] = cursor.fetchone()[0]
     path = f"{directory}/url"
