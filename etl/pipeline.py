@@ -18,6 +18,7 @@ from etl.workspace.scratch import Scratch
 from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
 from howdah import storage
 from howdah.config.model import Config
+from howdah.config.source_options import LAKES
 from howdah.data.inputs import ENCODERS, AnyEncoder
 from howdah.data.manifest import (
     MANIFEST,
@@ -27,7 +28,7 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.errors import DataError, HowdahError, StorageError
-from howdah.spark import shipping, sizing
+from howdah.spark import connectors, shipping, sizing
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
 from howdah.spark.session import (
@@ -59,7 +60,7 @@ _NOT_HASHED = frozenset(
         # Where the data goes, by which name it was asked for and how Spark runs change no byte.
         "source", "dataset", "mode", "spark",
         # What is read of a table or query is in the source's identity.
-        "partitions", "query_file", "rejects_table",
+        "partitions", "query_file", "rejects_table", "as_of", "jdbc",
         # What a version must have is judged when it is made.
         "expect",
     }
@@ -135,6 +136,8 @@ def run(
         if shipping.on_yarn(data.spark) and not in_container() and not is_active():
             shipped = shipping.ship(config, "etl", progress).conf
             shipped |= sizing.executor_overhead(data.spark)
+        if not in_container() and not is_active():
+            shipped |= connectors.settings(config, progress, kind=source.kind)
         started: list[Application] = []
 
         def announce(application: Application) -> None:
@@ -153,9 +156,10 @@ def run(
                 user=config.run.user,
                 ready=announce,
             ) as spark:
+                connectors.require(spark, source.kind)
                 if started and not is_local_master(data.spark.master):
                     _size(spark, config, source, progress)
-                if source.kind == "hive":
+                if source.identity is None:
                     source = given.resolved(spark, source, data)
                     there = _unchanged(config, source, encoder, progress)
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
@@ -183,8 +187,9 @@ def _size(spark: SparkSession, config: Config, source: Source, progress: Progres
 def needs_hive(config: Config) -> bool:
     """Whether the session needs Hive's tables: for the source, or for a copy of the rejects."""
     data = config.data
-    tables = data.format == "hive" or data.query_file is not None
-    return tables or data.rejects_table is not None
+    # Iceberg's and Delta's tables of a catalogue of their own need none of it
+    lake = data.format in LAKES and data.names_table and data.source.count(".") < 2
+    return data.format == "hive" or lake or data.rejects_table is not None
 
 
 def prepare(

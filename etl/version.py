@@ -21,6 +21,7 @@ from etl.workspace.scratch import Scratch
 from etl.write import hive as hive_write
 from etl.write import shards
 from howdah import __version__, redact, storage
+from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
 from howdah.data.images import ImageEncoder
@@ -248,20 +249,25 @@ def _manifest(
             image=layout.image,
         ),
         splits=splits,
-        source=redact.plain(
-            {
-                "kind": source.kind,
-                "name": source.name,
-                "columns": data.columns.model_dump(),
-                **(source.identity or {}),
-            },
-            names=False,
-        ),
+        source=redact.plain(_described(source, data), names=False),
         seed=data.shuffle_seed,
         split_rule=split.rule(data.split),
         cleaning=data.clean.model_dump() if layout.image is None else {},
         quality=built.quality,
     )
+
+
+def _described(source: Source, data: DataSection) -> dict:
+    """The source in the manifest: the mapped columns, and its state when it was read."""
+    state = dict(source.identity or {})
+    if "columns" in state:  # of a Hive table: [name, type] of each
+        state["schema"] = state.pop("columns")
+    return {
+        "kind": source.kind,
+        "name": source.name,
+        "columns": data.columns.model_dump(),
+        **state,
+    }
 
 
 def _table(encoded: DataFrame, max_length: int) -> Table:
@@ -293,7 +299,9 @@ def _refuse_empty_train(table: Table, built: Built) -> None:
 
 def _refuse_changed(spark: SparkSession, config: Config, source: Source) -> None:
     """What was hashed must be what was read: files may not have changed since."""
-    if source.kind == "hive":
+    if given.pinned(source):
+        return
+    if given.by_spark(source):
         now = given.resolved(spark, source, config.data).identity
     elif source.files:
         now = given.resolve(config.data).identity

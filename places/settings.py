@@ -11,7 +11,7 @@ from howdah.core import machine
 from howdah.errors import ConfigError
 from howdah.hadoop import conf as hadoop_conf
 from howdah.packaging import cluster_paths
-from howdah.spark import shipping
+from howdah.spark import connectors, shipping
 from howdah.storage import is_local, local_path
 
 __all__ = [
@@ -197,6 +197,8 @@ def shipped_for_spark(config: Config, *, etl: bool, progress: Progress) -> dict[
         shipped = shipping.ship(config, framework, progress, extra=extra).conf
         if not etl:
             shipped["spark.executor.memory"] = _NO_ROWS_MEMORY
+    if etl:
+        shipped |= connectors.settings(config, progress)
     return {**shipped, **for_spark(config, etl=etl)}
 
 

@@ -29,7 +29,7 @@ from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, Stor
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PRIVATE
-from howdah.spark import applications, properties, shipping, sizing
+from howdah.spark import applications, connectors, properties, shipping, sizing
 from howdah.spark.applications import Hadoop
 from howdah.spark.errors import not_started
 from howdah.spark.interrupts import interrupts
@@ -83,23 +83,33 @@ def _run(config: Config, home: str, own: bool, cluster: bool, progress: Progress
     if own and not cluster:
         return pipeline.run(config, progress=progress)
     with interrupts():
-        _, encoder, there = pipeline.prepare(config, progress)
+        source, encoder, there = pipeline.prepare(config, progress)
         if there is not None:
             return there
         require_java(home)
         if not cluster:
             return _under(home, config, encoder, progress)
-        return _on_cluster(home, config, encoder, progress)
+        more = connectors.settings(config, progress, kind=source.kind)
+        return _on_cluster(home, config, encoder, more, progress)
 
 
 def _refuse_local_paths(config: Config) -> None:
     data = config.data
     keys = {"data.dataset": data.dataset}
-    if data.source and data.format != "hive":
+    if data.source and not data.names_table:
         keys["data.source"] = data.source
         keys |= {f"data.split.sources.{k}": v for k, v in data.split.sources.given.items()}
     if data.query_file and data.spark.deploy_mode == "cluster":
         keys["data.query_file"] = data.query_file
+    if data.format == "jdbc" and data.spark.deploy_mode == "cluster":
+        if data.jdbc.url_file is None:
+            raise ConfigError(
+                "a driver on the cluster does not get this environment's HOWDAH_JDBC_URL",
+                where="data.jdbc.url_file",
+                expected="a file on HDFS that only you may read",
+                remedy="name one, or set data.spark.deploy_mode to client",
+            )
+        keys["data.jdbc.url_file"] = data.jdbc.url_file
     cluster_paths.refuse_local(keys)
 
 
@@ -149,8 +159,14 @@ def _environ(home: str, *, python: bool = False) -> dict[str, str]:
 
 
 # ----------------------------------------------------------------------------- on the cluster
-def _on_cluster(home: str, config: Config, encoder: AnyEncoder, progress: Progress) -> EtlResult:
-    """Submit the driver as a YARN application, show what it does, and bring its answer."""
+def _on_cluster(
+    home: str, config: Config, encoder: AnyEncoder, more: Mapping[str, str], progress: Progress
+) -> EtlResult:
+    """Submit the driver as a YARN application, show what it does, and bring its answer.
+
+    Args:
+        more: settings of the source's format.
+    """
     shipment = shipping.ship(config, "etl", progress)
     token = secrets.token_hex(6)
     directory = storage.join(shipment.staging.directory, "runs", token)
@@ -167,7 +183,7 @@ def _on_cluster(home: str, config: Config, encoder: AnyEncoder, progress: Progre
                 # --proxy-user acts for another; with Hadoop's own way it would be done twice
                 env.pop("HADOOP_PROXY_USER", None)
                 env.pop("HADOOP_USER_NAME", None)
-            shipped = shipment.conf | sizing.executor_overhead(config.data.spark)
+            shipped = {**shipment.conf, **sizing.executor_overhead(config.data.spark), **more}
             with _settings_file(home, config, shipped, directory, tag) as settings:
                 argv = _command(home, config, settings, directory)
                 with _child(argv, env, submitted.collect) as spark_submit:
@@ -204,8 +220,8 @@ def _settings_file(
         "spark.yarn.submit.waitAppCompletion": "true",
         # How long the driver may take to its Spark session: 100 s are too few on a busy node.
         "spark.yarn.am.waitTime": "10min",
-        **options.conf,
     }
+    conf = connectors.joined(conf, options.conf)
     defaults = properties.defaults_of(home, os.environ)
     return properties.written(properties.redacting(conf, defaults), defaults)
 

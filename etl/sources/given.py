@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl.sources import hive
+from etl.sources import hive, jdbc, lake
 from etl.sources import source as sources
 from etl.sources.source import Source
 from howdah.config.data import DataSection
@@ -65,13 +65,37 @@ def resolve(data: DataSection) -> Source:
 
 
 def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
-    """`hive.resolved`, of the parts too."""
+    """The source with its present state as identity, of the parts too, where Spark alone finds it.
+
+    Raises:
+        DataError: there is no such table, or it cannot be read.
+    """
+    resolve_one = _RESOLVED[source.kind]
     bare = replace(source, parts={})
     return _with_parts(
-        hive.resolved(spark, bare, data),
+        resolve_one(spark, bare, data),
         data,
-        lambda own: hive.resolved(spark, sources.resolve(own), own),
+        lambda own: resolve_one(spark, sources.resolve(own), own),
     )
+
+
+_RESOLVED: dict[sources.Kind, Callable[[SparkSession, Source, DataSection], Source]] = {
+    "hive": hive.resolved,
+    "jdbc": jdbc.resolved,
+    "iceberg": lake.resolved,
+    "delta": lake.resolved,
+}
+"""Kinds of source whose state Spark knows."""
+
+
+def pinned(source: Source) -> bool:
+    """Whether what is read cannot change: a snapshot."""
+    return source.kind in lake.KINDS
+
+
+def by_spark(source: Source) -> bool:
+    """Whether Spark must be asked for the source's state."""
+    return source.kind in _RESOLVED
 
 
 def _with_parts(
@@ -100,6 +124,8 @@ def data_of(data: DataSection, split: Split | None) -> DataSection:
     if split is None:
         return data
     own = {"source": data.split.sources.given[split], "partitions": None, "query_file": None}
+    if isinstance(data.as_of, int):  # of data.source's table alone
+        own["as_of"] = None
     return data.model_copy(update=own)
 
 

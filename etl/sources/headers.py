@@ -1,18 +1,20 @@
 """What the files of a source say of their columns, read by threads on the driver.
 
-Spark starts a job for the header of each CSV file, and takes the columns of Parquet files from one
-of them: the others' columns become nulls where they are named otherwise.
+Spark starts a job for the header of each CSV file, and takes the columns of Parquet, ORC and Avro
+files from one of them: the others' columns become nulls where they are named otherwise.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import re
 import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from etl.sources.source import Kind, Source
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.data.csv_quotes import COMPRESSED
@@ -22,6 +24,7 @@ from howdah.storage import Entry
 _THREADS = 16
 _MOST_FOOTERS = 1_000
 _FIRST_LINE_BYTES = 64 * 2**10
+_MOST_HEADER_BYTES = 16 * 2**20
 
 Result = TypeVar("Result")
 
@@ -87,21 +90,25 @@ def _judged(line: str | None, options: CsvOptions, delimiter: str) -> str | int 
     return len(next(fields))
 
 
-# ------------------------------------------------------------------------------------- Parquet
-def check_footers(files: Sequence[Entry], columns: Columns) -> None:
-    """Refuse Parquet files that do not have the mapped columns in one type each.
+# --------------------------------------------------------------------------- Parquet, ORC, Avro
+_NAMES = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}
+
+
+def check_columns(source: Source, columns: Columns) -> None:
+    """Refuse Parquet, ORC or Avro files that do not have the mapped columns in one type each.
 
     A column that no file has is not refused here: it may be a partition directory's. Of more than
     1,000 files every n-th is read.
 
     Raises:
-        DataError: the column, and a file of each kind; or a file that is no Parquet file.
+        DataError: the column, and a file of each kind; or a file of another format.
     """
     import pyarrow as pa
 
+    files, name_of_kind = source.files, _NAMES[source.kind]
     step = -(-len(files) // _MOST_FOOTERS)
     read = files[::step]
-    schemas: list[Any] = _of_each(read, _footer)
+    schemas: list[Any] = _of_each(read, lambda entry: _schema(entry, source.kind))
     wanted = [(f"data.columns.text: {name}", name) for name in columns.text]
     wanted += [(f"data.columns.text_pair: {name}", name) for name in columns.text_pair or ()]
     wanted.append((f"data.columns.label: {columns.label}", columns.label))
@@ -114,7 +121,7 @@ def check_footers(files: Sequence[Entry], columns: Columns) -> None:
         if len(kinds) > 1:
             (first, file), (other, different), *_ = kinds.items()
             raise DataError(
-                "the Parquet files do not have the same columns",
+                f"the {name_of_kind} files do not have the same columns",
                 where=f"{where}, in {different.path}",
                 expected=f"{first or 'no such column'}, as in {file.path}",
                 got=str(other) if other else f"columns {_names(schemas[read.index(different)])}",
@@ -127,20 +134,93 @@ def _names(schema: Any) -> str:
     return names if len(schema.names) <= 20 else f"{names}, ..."
 
 
-def _footer(entry: Entry) -> Any:
+def _schema(entry: Entry, kind: Kind) -> Any:
+    """A file's columns, as a pyarrow schema."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     try:
         with storage.open_read(entry.path) as file:
-            return pq.read_schema(file)
-    except (pa.ArrowInvalid, OSError) as error:
+            if kind == "parquet":
+                import pyarrow.parquet as pq
+
+                return pq.read_schema(file)
+            if kind == "orc":
+                import pyarrow.orc
+
+                return pyarrow.orc.ORCFile(pa.PythonFile(file, "r")).schema
+            return _avro(file)
+    except (pa.ArrowException, OSError, EOFError, ValueError, KeyError) as error:
+        said = str(error) or type(error).__name__
         raise DataError(
-            "a file of the source is no Parquet file",
+            f"a file of the source is no {_NAMES[kind]} file",
             where=entry.path,
-            got=str(error).splitlines()[0][:200],
+            got=said.splitlines()[0][:200],
             remedy="remove it, name the files by a narrower pattern, or set data.format",
         ) from None
+
+
+_AVRO_TEXTS = {"string": "string", "bytes": "binary", "int": "int32", "long": "int64",
+               "float": "float", "double": "double", "boolean": "bool_"}  # fmt: skip
+
+
+def _avro(file: Any) -> Any:
+    """The writer's schema in the header of an Avro file (Avro 1.12, "Object Container Files").
+
+    Of types only what tells columns apart is kept: null in a union is not, nor is a logical type.
+    """
+    if file.read(4) != b"Obj\x01":
+        raise ValueError("it does not begin as one")
+    found: dict[str, bytes] = {}
+    while count := _avro_long(file):
+        if count < 0:  # the block's size in bytes comes too
+            count = -count
+            _avro_long(file)
+        for _ in range(count):
+            key = _exactly(file, _avro_long(file)).decode()
+            found[key] = _exactly(file, _avro_long(file))
+    return _avro_record(json.loads(found["avro.schema"]))
+
+
+def _avro_record(schema: dict[str, Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.schema([(each["name"], _avro_type(each["type"])) for each in schema["fields"]])
+
+
+def _avro_type(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(kind, list):
+        others = [each for each in kind if each != "null"]
+        return _avro_type(others[0]) if len(others) == 1 else pa.null()
+    if isinstance(kind, dict):
+        if kind["type"] == "record":
+            return pa.struct(list(_avro_record(kind)))
+        kind = "string" if kind["type"] == "enum" else kind["type"]
+    if isinstance(kind, str) and kind in _AVRO_TEXTS:
+        return getattr(pa, _AVRO_TEXTS[kind])()
+    return pa.null()  # a map, an array, a name: never a mapped column
+
+
+def _avro_long(file: Any) -> int:
+    """A zigzag number of variable length."""
+    value = shift = 0
+    while shift < 64:
+        (byte,) = _exactly(file, 1)
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        if not byte & 0x80:
+            return (value >> 1) ^ -(value & 1)
+    raise ValueError("a number in its header has no end")
+
+
+def _exactly(file: Any, count: int) -> bytes:
+    if not 0 <= count <= _MOST_HEADER_BYTES:
+        raise ValueError("its header is damaged")
+    found = file.read(count)
+    if len(found) != count:
+        raise EOFError("it ends in its header")
+    return found
 
 
 def _type_of(schema: Any, name: str) -> Any:

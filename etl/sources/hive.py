@@ -89,7 +89,7 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
 
 
 def _query(spark: SparkSession, source: Source) -> DataFrame:
-    if not _SELECT.match(source.query):
+    if not is_select(source.query):
         raise DataError(
             "the query file must hold one SELECT",
             where=source.name,
@@ -109,6 +109,11 @@ def _query(spark: SparkSession, source: Source) -> DataFrame:
             remedy="sample by a hash of a key instead: WHERE pmod(hash(id), 10) = 0",
         )
     return frame
+
+
+def is_select(query: str) -> bool:
+    """Whether a text begins as a query that only reads."""
+    return _SELECT.match(query) is not None
 
 
 def _no_such_table(spark: SparkSession, name: str) -> DataError:
@@ -309,10 +314,11 @@ def _query_state(frame: DataFrame, source: Source) -> dict:
         paths = sorted(set(frame.inputFiles()))
         if paths:
             return {"files": _listed(paths)}
-    return {"rows": _digest(frame)}
+    return {"rows": digest(frame)}
 
 
-def _digest(frame: DataFrame) -> list:
+def digest(frame: DataFrame) -> list:
+    """[rows, xor, sum] of all rows' hashes: the same for the same rows in any order."""
     # xor of row hashes: of no partitioning and no order, and it cannot overflow
     rows = frame.select(F.xxhash64(*[F.col(f"`{c}`") for c in frame.columns]).alias("h"))
     count, digest, total = rows.agg(

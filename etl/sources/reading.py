@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl.sources import given, headers, hive
+from etl.sources import given, headers, hive, jdbc, lake
 from etl.sources.source import Kind, Source, ending
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
@@ -145,17 +145,20 @@ def _jsonl(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     return reader.json([spark_path(entry.path) for entry in source.files])
 
 
-def _parquet(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
-    headers.check_footers(source.files, data.columns)
-    reader = spark.read
+def _columnar(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """Files that hold their columns' names and types: Parquet, ORC, Avro."""
+    headers.check_columns(source, data.columns)
+    reader = spark.read.format(source.kind)
     if source.root:
         reader = reader.option("basePath", spark_path(source.root))
+    if source.kind == "avro":
+        reader = reader.option("ignoreExtension", "true")
     # label=01 in a directory's name is a text: as a number it would be 1
     inference = "spark.sql.sources.partitionColumnTypeInference.enabled"
     before = spark.conf.get(inference)
     spark.conf.set(inference, "false")
     try:
-        return reader.parquet(*[spark_path(entry.path) for entry in source.files])
+        return reader.load([spark_path(entry.path) for entry in source.files])
     finally:
         spark.conf.set(inference, before)
 
@@ -163,8 +166,13 @@ def _parquet(spark: SparkSession, source: Source, data: DataSection) -> DataFram
 _TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = {
     "csv": _csv,
     "jsonl": _jsonl,
-    "parquet": _parquet,
+    "parquet": _columnar,
+    "orc": _columnar,
+    "avro": _columnar,
     "hive": hive.read,
+    "jdbc": jdbc.read,
+    "iceberg": lake.read,
+    "delta": lake.read,
 }
 """Kinds of source that are a table with named columns. The others: etl/write/adopt.py,
 etl/sources/images.py."""

@@ -6,16 +6,19 @@ need.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.data import DataSection
+from howdah.config.source_options import LAKES, TABLE
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 
-Kind = Literal["csv", "jsonl", "parquet", "hive", "tfrecord", "image"]
+Kind = Literal[
+    "csv", "jsonl", "parquet", "orc", "avro", "hive", "jdbc", "iceberg", "delta", "tfrecord",
+    "image",
+]  # fmt: skip
 
 _REMOVED = "docstrings:"
 _ENDINGS: dict[str, Kind] = {
@@ -25,11 +28,12 @@ _ENDINGS: dict[str, Kind] = {
     ".ndjson": "jsonl",
     ".json": "jsonl",
     ".parquet": "parquet",
+    ".orc": "orc",
+    ".avro": "avro",
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
 }
 _COMPRESSED = (".gz", ".bz2", ".zst", ".snappy")
-_TABLE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +62,8 @@ def resolve(data: DataSection) -> Source:
         DataError: nothing is there, or only empty files.
     """
     if data.query_file is not None:
-        return Source(kind="hive", name=data.query_file, query=storage.read_text(data.query_file))
+        query = storage.read_text(data.query_file)
+        return Source(kind=data.format, name=data.query_file, query=query)
     if not data.source:
         raise ConfigError(
             "the configuration names no source",
@@ -74,7 +79,7 @@ def resolve(data: DataSection) -> Source:
             remedy="write that corpus with `python -m tools.demo.corpus FILE.parquet`, and set"
             " data.source to the file and data.columns.id to id",
         )
-    if data.format == "hive":
+    if data.format in ("hive", "jdbc"):
         if not is_table(data.source):
             raise ConfigError(
                 "the source is no table name",
@@ -83,7 +88,9 @@ def resolve(data: DataSection) -> Source:
                 got=repr(data.source),
                 remedy="give a table name, or another data.format",
             )
-        return Source(kind="hive", name=data.source)
+        return Source(kind=data.format, name=data.source)
+    if data.format in LAKES:
+        return Source(kind=data.format, name=data.source)
     root, entries = _files(data.source)
     kind = _kind_of(data, entries)
     # An empty image file is a row that is rejected; an empty file of rows has none.
@@ -102,7 +109,7 @@ def resolve(data: DataSection) -> Source:
 
 def is_table(name: str) -> bool:
     """True for table, database.table and catalog.database.table."""
-    return bool(_TABLE.fullmatch(name))
+    return bool(TABLE.fullmatch(name))
 
 
 def identity_of(files: list[Entry]) -> dict[str, Any]:

@@ -37,7 +37,6 @@ def write_rejects(
             spark.read.parquet(*paths) if paths else None,
             table,
             columns=dict.fromkeys(_REJECT_COLUMNS, "string"),
-            key="dataset",
-            value=hash_,
+            partition={"dataset": hash_},
             what="rejected rows",
         )

@@ -372,12 +372,13 @@ class PredictOperator(HowdahOperator):
         target: its --output.
         text_columns, id_column, master: likewise; none: its defaults.
         overwrite: replace an existing output, once the new one is complete.
+        batch: likewise, such as "{{ ds }}" with a table as target.
         config: with `data.spark`, for a Spark master; none: the defaults.
     """
 
     template_fields: Sequence[str] = (
         "conn_id", "config", "model", "source", "target", "text_columns", "id_column", "master",
-        "overwrite",
+        "overwrite", "batch",
     )  # fmt: skip
 
     def __init__(
@@ -390,6 +391,7 @@ class PredictOperator(HowdahOperator):
         id_column: str | None = None,
         master: str | None = None,
         overwrite: bool | Any = False,
+        batch: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -400,6 +402,7 @@ class PredictOperator(HowdahOperator):
         self.id_column = id_column
         self.master = master
         self.overwrite = overwrite
+        self.batch = batch
 
     def execute(self, context: Context) -> dict[str, Any]:
         arguments = ["predict", "--model", self.model, "--source", self.source]
@@ -412,6 +415,8 @@ class PredictOperator(HowdahOperator):
             arguments += ["--master", self.master]
         if self.overwrite:
             arguments += ["--overwrite"]
+        if self.batch:
+            arguments += ["--batch", self.batch]
         given = isinstance(self.config, Mapping)
         return self.command(context, *arguments, config=given, grace_seconds=90.0)
 

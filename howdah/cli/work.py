@@ -337,6 +337,13 @@ def predict(
         bool,
         typer.Option("--overwrite", help="Replace the output, once the new one is complete."),
     ] = False,
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            help="With table:NAME: the rows' batch, such as their day, a partition below the"
+            " model's; none: the model's rows are replaced."
+        ),
+    ] = None,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
@@ -361,6 +368,6 @@ def predict(
     summary = predictor.predict(
         model, source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,
-        overwrite=overwrite, progress=say,
+        overwrite=overwrite, batch=batch, progress=say,
     )  # fmt: skip
     answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from howdah.config.source_options import LAKES, TABLE, JdbcOptions, check_as_of
 from howdah.config.split_options import MOST_FOLDS, SplitOptions
 from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
@@ -37,6 +38,7 @@ __all__ = [
     "ExpectShift",
     "ImageOptions",
     "InputKind",
+    "JdbcOptions",
     "QualityOptions",
     "SparkOptions",
     "SplitOptions",
@@ -348,14 +350,22 @@ class DataSection(Section):
     """What is predicted of a row: one label; multi_label: any number of labels; regression: a
     number."""
     source: Source | None = None
-    """Source of the rows: a file, a directory or a pattern; with `format: hive` a table name."""
+    """Source of the rows: a file, a directory or a pattern; with `format: hive` or `jdbc` a table
+    name; with `iceberg` or `delta` a table name or a directory."""
     partitions: dict[str, list[str]] | None = None
     """Partitions of a Hive table: {partition column: [values]}; other columns: all values."""
     query_file: Query | None = None
-    """File (any storage) with one SELECT whose rows are the source, with `format: hive`."""
+    """File (any storage) with one SELECT whose rows are the source, with `format: hive` or
+    `jdbc`."""
+    as_of: int | str | None = None
+    """Snapshot of an Iceberg table or version of a Delta table: its number, or a time (ISO 8601,
+    UTC unless it names a zone). null: the newest when the ETL begins."""
     rejects_table: Table | None = None
     """Hive table for a copy of the rejected rows, a partition (`dataset`) for each version."""
-    format: Literal["auto", "csv", "jsonl", "parquet", "hive", "tfrecord", "image"] = "auto"
+    format: Literal[
+        "auto", "csv", "jsonl", "parquet", "orc", "avro", "hive", "jdbc", "iceberg", "delta",
+        "tfrecord", "image",
+    ] = "auto"  # fmt: skip
     """Format of the source; auto: by the file name's extension. image: image files, with
     `kind: image`."""
     dataset: AnyPath = "dataset"
@@ -367,6 +377,8 @@ class DataSection(Section):
     """Column mapping."""
     csv: CsvOptions = CsvOptions()
     """How a CSV source is read."""
+    jdbc: JdbcOptions = JdbcOptions()
+    """How a database is read."""
     tfrecord: TfrecordColumns = TfrecordColumns()
     """Feature names of a TFRecord source."""
     labels: list[str] | dict[str, str] | None = None
@@ -451,14 +463,27 @@ class DataSection(Section):
             for key, values in value.items()
         }
 
+    @field_validator("as_of", mode="before")
+    @classmethod
+    def _snapshot_or_time(cls, value: Any) -> Any:
+        return check_as_of(value)
+
     @model_validator(mode="after")
-    def _hive_only(self) -> DataSection:
-        for name in ("partitions", "query_file"):
-            if getattr(self, name) is not None and self.format != "hive":
-                raise ValueError(f"{name} needs format: hive")
+    def _fit_the_format(self) -> DataSection:
+        for name, formats in _ONLY_WITH.items():
+            given = getattr(self, name) not in (None, JdbcOptions())
+            if given and self.format not in formats:
+                raise ValueError(f"{name} needs format: {' or '.join(formats)}")
         if self.query_file is not None and (self.source or self.partitions):
             raise ValueError("query_file replaces source and partitions: give one")
         return self
+
+    @property
+    def names_table(self) -> bool:
+        """Whether `source` is a table's name, not files."""
+        if self.format in LAKES:
+            return TABLE.fullmatch(self.source or "") is not None
+        return self.format in ("hive", "jdbc")
 
     @model_validator(mode="after")
     def _keys_of_the_task(self) -> DataSection:
@@ -484,5 +509,8 @@ class DataSection(Section):
         return self
 
 
+_ONLY_WITH = {
+    "partitions": ("hive",), "query_file": ("hive", "jdbc"), "as_of": LAKES, "jdbc": ("jdbc",),
+}  # fmt: skip
 _OF_TEXTS = ("csv", "tfrecord", "max_length", "clean", "record_layout")
 """Keys of `data` that say how texts are read, cleaned and stored."""

@@ -35,8 +35,7 @@ def replace_partition(
     table: str,
     *,
     columns: Mapping[str, str],
-    key: str,
-    value: str,
+    partition: Mapping[str, str],
     what: str,
     check: Callable[[Any], None] = lambda written: None,
     progress: Callable[[str], None] = lambda line: None,
@@ -50,9 +49,8 @@ def replace_partition(
         spark: the session.
         frame: a DataFrame with all of `columns`; None: no rows, the partition is dropped.
         table: created, as Parquet, if it does not exist.
-        columns: {name: SQL type} of the table, in its order, without the partition's column.
-        key: the partition's column, a string.
-        value: of this partition.
+        columns: {name: SQL type} of the table, in its order, without the partition's columns.
+        partition: {column: value} of this partition, strings, in the table's order.
         what: what the rows are, for the message.
         check: called with the written rows before they become the partition, which an error of it
             prevents (after that for a table format with transactions of its own).
@@ -65,28 +63,29 @@ def replace_partition(
     name = quoted(table)
     declared = ", ".join(f"{column} {type_}" for column, type_ in columns.items())
     spark.sql(
-        f"CREATE TABLE IF NOT EXISTS {name} ({declared}) PARTITIONED BY ({key} string)"
-        " STORED AS PARQUET"
+        f"CREATE TABLE IF NOT EXISTS {name} ({declared})"
+        f" PARTITIONED BY ({', '.join(f'{key} string' for key in partition)}) STORED AS PARQUET"
     )
     there = spark.table(table).columns
-    if there != [*columns, key]:
+    if there != [*columns, *partition]:
         raise DataError(
             f"the table for {what} has other columns",
             where=table,
-            expected=", ".join((*columns, key)),
+            expected=", ".join((*columns, *partition)),
             got=", ".join(there),
             remedy="name another table; it is created if it does not exist",
         )
-    literal = value.replace("\\", "\\\\").replace("'", "\\'")
-    partition = f"PARTITION ({key}='{literal}')"
+    literals = {key: _literal(value) for key, value in partition.items()}
+    spec = ", ".join(f"{key}={literal}" for key, literal in literals.items())
     if frame is None:
-        spark.sql(f"ALTER TABLE {name} DROP IF EXISTS {partition}")
+        spark.sql(f"ALTER TABLE {name} DROP IF EXISTS PARTITION ({spec})")
         return
     about = _described(spark, name)
     form = _format(about)
     if form is None:
-        _insert(spark, frame, name, columns, partition)
-        check(spark.table(table).where(f"`{key}` = '{literal}'"))
+        _insert(spark, frame, name, columns, f"PARTITION ({spec})")
+        own = " AND ".join(f"`{key}` = {literal}" for key, literal in literals.items())
+        check(spark.table(table).where(own))
         return
     if form not in _STAGED:
         raise DataError(
@@ -97,7 +96,7 @@ def replace_partition(
             remedy="name another table; it is created, as Parquet, if it does not exist",
         )
     files = _HadoopFiles(spark)
-    target = _location(spark, files, table, key, value)
+    target = _location(spark, files, table, partition)
     types = dict(spark.table(table).dtypes)
     chosen = frame.selectExpr(*(f"CAST(`{c}` AS {types[c]}) AS `{c}`" for c in columns))
     with commit.stage(commit.hidden(target, "tmp"), files=files) as staged:
@@ -106,8 +105,14 @@ def replace_partition(
         replaced = staged.publish(target, aside=commit.hidden(target, "old"), keep=True)
     if replaced is not None and not commit.discard(replaced, files=files):
         progress(f"the partition that was replaced could not be removed: {replaced}")
-    spark.sql(f"ALTER TABLE {name} ADD IF NOT EXISTS {partition}")
+    spark.sql(f"ALTER TABLE {name} ADD IF NOT EXISTS PARTITION ({spec})")
     spark.catalog.refreshTable(name)
+
+
+def _literal(value: str) -> str:
+    """A text in Spark's SQL."""
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def _insert(spark: Any, frame: Any, name: str, columns: Mapping[str, str], partition: str) -> None:
@@ -141,14 +146,15 @@ def _format(about: Mapping[str, str]) -> str | None:
     return provider
 
 
-def _location(spark: Any, files: _HadoopFiles, table: str, key: str, value: str) -> str:
+def _location(spark: Any, files: _HadoopFiles, table: str, partition: Mapping[str, str]) -> str:
     """The directory of a partition: as registered, else as the catalogue would create it."""
     jvm = spark.sparkContext._jvm
     catalogue = spark._jsparkSession.sharedState().externalCatalog()
     *database, own = table.split(".")
     name = (database[-1] if database else spark.catalog.currentDatabase(), own)
     wanted = jvm.java.util.HashMap()
-    wanted.put(key, value)
+    for key, value in partition.items():
+        wanted.put(key, value)
     there = catalogue.getPartitionOption(
         *name, jvm.org.apache.spark.api.python.PythonUtils.toScalaMap(wanted)
     )
@@ -157,7 +163,8 @@ def _location(spark: Any, files: _HadoopFiles, table: str, key: str, value: str)
     # The catalogue's own function escapes the value.
     util = jvm.org.apache.spark.sql.catalyst.catalog.ExternalCatalogUtils
     above = files.path(catalogue.getTable(*name).storage().locationUri().get())
-    return f"{above.rstrip('/')}/{util.getPartitionPathString(key, value)}"
+    below = (util.getPartitionPathString(key, value) for key, value in partition.items())
+    return "/".join((above.rstrip("/"), *below))
 
 
 class _HadoopFiles:

@@ -156,7 +156,7 @@ class Judge:
                 if item not in known:
                     yield from self.value(name, kind, item)
             return
-        if kind == "source" and config.data.format == "hive":
+        if kind == "source" and config.data.names_table:
             kind = "table"
         yield from self.value(name, kind, value)
 

@@ -22,7 +22,7 @@ from howdah.core.processes import environ
 from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
-from howdah.spark import properties
+from howdah.spark import connectors, properties
 from howdah.spark.errors import not_started
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
@@ -214,7 +214,7 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
         **shipped,
     }
     if in_container():
-        return {**settings, **options.conf}
+        return connectors.joined(settings, options.conf)
     if is_local_master(options.master):
         cores = _cores(options.master)
         settings |= {
@@ -237,7 +237,7 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
             settings["spark.driver.extraJavaOptions"] = (
                 f"-Dderby.stream.error.file={warehouse}/derby.log"
             )
-    return settings | options.conf
+    return connectors.joined(settings, options.conf)
 
 
 def _cores(master: str) -> int:

@@ -6,7 +6,6 @@ import functools
 import hashlib
 import re
 import shutil
-import signal
 import sys
 import tempfile
 import zipfile
@@ -15,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from howdah.core.cache import cache_root
-from howdah.core.child import Child
 from howdah.errors import ClusterError
+from howdah.packaging import maven
 from howdah.storage import commit
 
 __all__ = ["HADOOP_VERSION", "fetch"]
@@ -25,9 +24,7 @@ HERE = Path(__file__).resolve().parent
 POM = HERE / "pom.xml"
 HASHES = HERE / "jars.sha256"
 HADOOP_VERSION = "3.5.0"
-GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 WEB_PAGES = f"hadoop-client-minicluster-{HADOOP_VERSION}.jar"
-SAY_EVERY = 5.0  # seconds
 
 Say = Callable[[str], None]
 
@@ -103,31 +100,9 @@ def verify(lib: Path, listed: dict[str, str], hashes: Path = HASHES) -> None:
 
 
 def _copy_dependencies(directory: Path, lib: Path, say: Say, source: Path) -> None:
-    """Let Maven resolve a pom.xml into `lib`, saying now and then how far it has come."""
-    maven = shutil.which("mvn")
-    if maven is None:
-        raise ClusterError(
-            "Hadoop's jars cannot be fetched: there is no mvn on PATH",
-            expected="Maven 3",
-            remedy="apt-get install maven (`make hadoop` does it), or put mvn on PATH",
-        )
     pom = directory / "pom.xml"
     shutil.copyfile(source, pom)
-    argv = [maven, "-B", "-f", str(pom), GOAL, "-DincludeScope=runtime", f"-DoutputDirectory={lib}"]
-    log: list[str] = []
-    with Child(argv, on_line=log.append, death_signal=signal.SIGKILL) as process:
-        while (code := process.wait(SAY_EVERY)) is None:
-            fetched = sum("Downloaded from" in line for line in log)
-            say(f"  {fetched} files fetched, {len(list(lib.glob('*.jar')))} jars in place")
-    if code != 0:
-        output = [line.strip() for line in log if line.startswith("[ERROR]")] or log[-3:]
-        raise ClusterError(
-            "Hadoop's jars could not be fetched: mvn failed",
-            where=" ".join(argv),
-            got="\n".join(line.strip() for line in output[:4]) or f"exit code {code}",
-            remedy="mvn must reach a Maven repository: behind a proxy or a mirror, set it in "
-            "~/.m2/settings.xml",
-        )
+    maven.copy_dependencies(str(pom), str(lib), "Hadoop's jars", say)
 
 
 def _unpack_web_pages(jar: Path, target: Path) -> None:

@@ -1,8 +1,10 @@
 """Headers and footers: read without a Spark job a file, and files of another kind are named."""
 
 import gzip
+import json
 
 import pyarrow as pa
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
@@ -93,3 +95,64 @@ def test_parquet_files_of_another_kind_are_named(spark, tmp_path):
     with pytest.raises(DataError, match="no Parquet file") as caught:
         read(spark, source=str(tmp_path))
     assert caught.value.where == f"{tmp_path}/c.parquet"
+
+
+# -------------------------------------------------------------------------------- ORC and Avro
+def _avro_file(path, fields):
+    """The header of an Avro file, by the specification: enough to know its columns."""
+
+    def long(value):
+        value = (value << 1) ^ (value >> 63)
+        out = b""
+        while value & ~0x7F:
+            out, value = out + bytes([value & 0x7F | 0x80]), value >> 7
+        return out + bytes([value])
+
+    def sized(data):
+        return long(len(data)) + data
+
+    schema = json.dumps({"type": "record", "name": "row", "fields": fields}).encode()
+    pairs = sized(b"avro.schema") + sized(schema) + sized(b"avro.codec") + sized(b"null")
+    path.write_bytes(b"Obj\x01" + long(2) + pairs + long(0) + b"s" * 16)
+
+
+def _check(tmp_path, **columns):
+    settings = section(source=str(tmp_path), columns=columns)
+    headers.check_columns(sources.resolve(settings), settings.columns)
+
+
+def test_avro_files_of_another_kind_are_named(tmp_path):
+    text = {"name": "text", "type": ["null", "string"]}
+    _avro_file(tmp_path / "a.avro", [text, {"name": "label", "type": "int"}])
+    plain = {"name": "text", "type": {"type": "string", "avro.java.string": "String"}}
+    _avro_file(tmp_path / "b.avro", [{"name": "x" * 300, "type": "long"}, plain,
+                                     {"name": "label", "type": ["int", "null"]}])  # fmt: skip
+    _check(tmp_path)
+    _avro_file(tmp_path / "c.avro", [{"name": "body", "type": "string"},
+                                     {"name": "label", "type": "int"}])  # fmt: skip
+    with pytest.raises(DataError, match="Avro files do not have the same columns") as caught:
+        _check(tmp_path)
+    assert "c.avro" in caught.value.where and "body" in caught.value.got
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"Obj\x01", b"Obj\x01\xff\xff\xff\xff\xff\xff\xff"])
+def test_a_file_that_is_no_avro_is_named(tmp_path, data):
+    _avro_file(tmp_path / "a.avro", [{"name": "text", "type": "string"}])
+    (tmp_path / "b.avro").write_bytes(data + b"\x80" * 20 if data else b"x")
+    with pytest.raises(DataError, match="no Avro file") as caught:
+        _check(tmp_path)
+    assert caught.value.where.endswith("b.avro")
+
+
+def test_orc_files_of_another_kind_are_named(tmp_path):
+    rows = {"text": ["a"], "label": [1]}
+    orc.write_table(pa.table(rows), tmp_path / "a.orc")
+    orc.write_table(pa.table({**rows, "more": [2.0]}), tmp_path / "b.orc")
+    _check(tmp_path)
+    orc.write_table(pa.table({**rows, "label": ["1"]}), tmp_path / "c.orc")
+    with pytest.raises(DataError, match="ORC files do not have the same columns") as caught:
+        _check(tmp_path)
+    assert "data.columns.label" in caught.value.where
+    (tmp_path / "c.orc").write_bytes(b"ORC and nothing else")
+    with pytest.raises(DataError, match="no ORC file"):
+        _check(tmp_path)

@@ -6,6 +6,7 @@ import json
 from decimal import Decimal
 
 import pyarrow as pa
+import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
@@ -83,6 +84,8 @@ def test_every_format_gives_the_same_rows(spark, tmp_path):
     table = pa.table({**columns, "label": [int(r[2]) for r in ROWS]})
     pq.write_table(table, tmp_path / "a.parquet")
     assert read(spark, source=str(tmp_path / "*.parquet")) == EXPECTED
+    orc.write_table(table, tmp_path / "a.orc")
+    assert read(spark, source=str(tmp_path / "*.orc")) == EXPECTED
 
     spark.read.parquet(str(tmp_path / "a.parquet")).createOrReplaceTempView("a_view")
     assert read(spark, source="a_view", format="hive") == EXPECTED

@@ -49,6 +49,7 @@ def predict(
     framework: str | None = None,
     threads: int | None = None,
     overwrite: bool = False,
+    batch: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict:
     """Classify all rows of `source`, in order, in bounded memory.
@@ -69,6 +70,8 @@ def predict(
         config: its `data.csv`, and for Spark its `data.spark` and `run.user`; None: the defaults.
         framework: tensorflow or torch; None: the one that the model was trained with.
         overwrite: replace an existing output, once the new one is whole.
+        batch: name of the rows in a table, such as their day: predictions of other batches by
+            the same model stay.
         progress: called with a line.
     Returns:
         {model, output, run_id, rows, errors, labels: {label: rows} (none of a regression)}; with
@@ -79,6 +82,12 @@ def predict(
         ModelError: no model.
         AlreadyExists: the output exists.
     """
+    if batch is not None and not (output.startswith("table:") and batch.strip()):
+        raise UsageError(
+            "a batch is a partition of a table",
+            expected="--output table:NAME and --batch with a name, such as a day",
+            got=f"--output {output}, --batch {batch!r}",
+        )
     config = config or Config()
     csv_options = csv_options or config.data.csv
     if master is not None or _is_table(source) or output.startswith("table:"):
@@ -99,6 +108,7 @@ def predict(
             config=config,
             framework=framework,
             overwrite=overwrite,
+            batch=batch,
             progress=progress,
         )
     served = open_model(model, framework=framework, threads=threads)

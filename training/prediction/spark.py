@@ -63,13 +63,14 @@ def predict_spark(
     config: Config,
     framework: str | None,
     overwrite: bool,
+    batch: str | None,
     progress: Progress,
 ) -> dict:
     """`predict` with Spark; the arguments are the same. `output` becomes a directory of part files.
 
     `table:NAME` as output is a Hive table: the predictions replace its partition of the model's
-    run_id; the table is created if it is missing. A directory or partition that is replaced stays
-    until the new one is whole.
+    run_id, or with a batch that of run_id and batch; the table is created if it is missing. A
+    directory or partition that is replaced stays until the new one is whole.
 
     Rows without an id column are numbered by Spark (unique, increasing, with gaps).
 
@@ -94,7 +95,7 @@ def predict_spark(
         request = _Request(
             model=find_model(model), source=source, output=output, form=form,
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,
-            overwrite=overwrite,
+            overwrite=overwrite, batch=batch,
         )  # fmt: skip
         chosen = choose_framework(framework, trained_with=request.model.info.get("framework"))
         try:
@@ -122,6 +123,8 @@ class _Request:
     id_column: str | None
     csv_options: CsvOptions
     overwrite: bool
+    batch: str | None
+    """Of the rows, in a table."""
 
     @property
     def outputs(self) -> Outputs:
@@ -378,11 +381,12 @@ def _write(predicted: DataFrame, target: str, form: str) -> None:
 def _write_table(
     spark: SparkSession, predicted: DataFrame, request: _Request, progress: Progress
 ) -> dict:
-    """Replace the model's partition of a table; returns its summary as `_summary` does."""
+    """Replace the partition of the model, or of the model and the batch; its summary."""
     from pyspark.errors import AnalysisException
 
     table = request.output.removeprefix(TABLE)
     run_id = request.model.info.get("run_id")
+    batch = {} if request.batch is None else {"batch": request.batch}
     summary: dict = {}
 
     def check(written: DataFrame) -> None:
@@ -395,8 +399,7 @@ def _write_table(
             predicted,
             table,
             columns=request.outputs.spark,
-            key="run_id",
-            value=run_id or "none",
+            partition={"run_id": run_id or "none", **batch},
             what="predictions",
             check=check,
             progress=progress,

@@ -1,9 +1,12 @@
 """Connected components by the driver and by rounds in Spark: the same as a plain union-find's."""
 
+import time
 import tracemalloc
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,3 +137,56 @@ def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, driver_
     assert len(lines) <= 15, lines
     assert peak < 200 * min(len(a), driver_edges) + 20 * 2**20
     assert_same(table["node"].to_numpy(), table["root"].to_numpy(), a, b)
+
+
+def measured(name, work):
+    """What `work` returns; its seconds and the peak of the driver's own memory are printed."""
+    tracemalloc.start()
+    began = time.monotonic()
+    try:
+        result = work()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    print(f"{name}: {time.monotonic() - began:.1f} s, {peak / 2**20:.0f} MiB")
+    return result, peak
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shape", ["chain", "star"])
+def test_roots_of_a_million_edges_in_a_chain_and_in_a_star(shape):
+    random = np.random.default_rng(7)
+    names = np.unique(random.integers(-(2**63), 2**63 - 1, 1_000_001))
+    order = random.permutation(names)
+    a = order[:-1]
+    b = order[1:] if shape == "chain" else np.full(len(a), order[-1])
+    (nodes, root), peak = measured(f"{shape} of {len(a):,}", lambda: components.roots(a, b))
+    assert len(nodes) == len(names) and set(root) == {names[0]}
+    assert peak < 200 * len(a)
+
+
+@pytest.mark.spark
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_ten_million_edges_with_a_bounded_driver(spark, tmp_path):
+    a, b = graph(10_000_000)
+    table = pa.table({"a": a, "b": b})
+    pq.write_table(table, tmp_path / "edges.parquet", row_group_size=500_000)
+    del table
+    edges = spark.read.parquet(str(tmp_path / "edges.parquet"))
+    temporary, lines = [], []
+    with Scratch(str(tmp_path / "v=0"), "0badcafe") as scratch:
+
+        def join():
+            found = components.connected_components(
+                edges, scratch, temporary, driver_edges=2_000_000, progress=lines.append
+            )
+            found.write.parquet(str(tmp_path / "labels"))
+
+        _, peak = measured("10,000,000 edges", join)
+    for frame in temporary:
+        frame.unpersist()
+    assert 1 <= len(lines) <= 15, lines
+    assert peak < 200 * 2_000_000 + 20 * 2**20  # by the edges that it takes, not by all of them
+    found = pq.read_table(tmp_path / "labels")
+    assert_same(found["node"].to_numpy(), found["root"].to_numpy(), a, b)

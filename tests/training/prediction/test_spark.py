@@ -187,8 +187,16 @@ def test_an_overwritten_output_stays_until_the_new_one_is_whole(model, tmp_path)
         for output in (out, table)
         for source in (one, damaged, none, two)
     ]
-    script = [{"model": model, **call} for call in calls]
-    tabs, *done = in_one_session(*script[:-1], cwd=str(tmp_path))
+    days = [(one, "2026-11-01"), (two, "2026-11-02"), (two, "2026-11-01")]
+    batched = [{"source": rows, "output": "table:daily", "batch": day} for rows, day in days]
+    script = [{"model": model, **call} for call in [*calls[:-1], *batched]]
+    tabs, *done = in_one_session(*script, cwd=str(tmp_path))
+    # a batch stays when the same model classifies another one, and is replaced by itself
+    daily = pq.read_table(str(tmp_path / "spark-warehouse" / "daily")).to_pylist()
+    assert {row["run_id"] for row in daily} == {"run-5"}
+    found = sorted((str(row["batch"]), row["id"]) for row in daily)
+    assert found == [("2026-11-01", "c"), ("2026-11-02", "c")]
+    assert done.pop(-3)["rows"] == 2 and [done.pop()["rows"], done.pop()["rows"]] == [1, 1]
     assert tabs["rows"] == 1 and pq.read_table(tsv["output"])["id"].to_pylist() == ["t"]
     for first, *failed in (done[:3], done[4:]):
         assert first["rows"] == 2
@@ -201,7 +209,7 @@ def test_an_overwritten_output_stays_until_the_new_one_is_whole(model, tmp_path)
     # One worker classified all rows, and opened the model once.
     assert {summary["workers"]["opened"] for summary in (tabs, done[0], done[3], done[4])} == {1}
 
-    (last,) = in_one_session(script[-1], cwd=str(tmp_path))
+    (last,) = in_one_session({"model": model, **calls[-1]}, cwd=str(tmp_path))
     assert last["rows"] == 1
     assert pq.read_table(str(partition))["id"].to_pylist() == ["c"]
     hidden = [name for _, names, _ in os.walk(tmp_path) for name in names if ".old-" in name]

@@ -1,0 +1,238 @@
+"""PostgreSQL as a source: by a table's name or one SELECT, read over JDBC by one or several tasks.
+
+What is noticed of changes: `data.jdbc.watermark`. Tasks read in transactions of their own, at
+different times; so the state is looked up again when all is read, and one that has changed ends
+the run.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass, field, replace
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from pyspark.sql import DataFrame, SparkSession
+
+from etl.sources import hive
+from etl.sources.source import Source
+from howdah import redact, storage
+from howdah.config.data import DataSection, JdbcOptions
+from howdah.errors import ConfigError, DataError, PermissionDenied
+from howdah.spark.errors import translated
+
+__all__ = ["VARIABLE", "Server", "read", "resolved", "server"]
+
+VARIABLE = "HOWDAH_JDBC_URL"
+_URL = "one line: postgresql://user:password@host:5432/database"
+_PARAMETERS = frozenset({
+    "sslmode", "sslrootcert", "sslcert", "sslkey", "connectTimeout", "socketTimeout",
+    "loginTimeout", "targetServerType", "currentSchema", "channelBinding",
+})  # fmt: skip
+"""Parameters of a URL that are passed on: others of the driver load classes or write files."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A database, and how it lets one in."""
+
+    name: str
+    """postgresql://host:port/database"""
+    url: str
+    """For the driver, without user and password."""
+    user: str
+    password: str = field(repr=False)
+
+
+def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
+    """The source with its present state as `identity`.
+
+    Raises:
+        ConfigError, PermissionDenied: no URL of a database, or one that others may read.
+        DataError: no such table or column, or the database lets no one in.
+    """
+    at, options = server(data.jdbc), data.jdbc
+    with _translated(source):
+        frame = _frame(spark, source, at, options)
+        identity: dict[str, Any] = {
+            "server": at.name,
+            "schema": [[f.name, f.dataType.simpleString()] for f in frame.schema.fields],
+        }
+        if source.query is not None:
+            identity["query"] = source.query
+        else:
+            identity["table"] = source.name
+        if options.predicates:
+            identity["predicates"] = options.predicates
+        if options.watermark is None:
+            identity["rows"] = hive.digest(read(spark, source, data))
+        else:
+            column = _column(frame, options.watermark, "data.jdbc.watermark", source)
+            asked = f"count(*) AS n, CAST(max({_quoted(column)}) AS text) AS latest"
+            found = _asked(spark, source, at, asked)
+            identity["watermark"] = [column, found["n"], found["latest"]]
+        return replace(source, identity=identity)
+
+
+def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """The rows, read by as many tasks as the options say."""
+    at, options = server(data.jdbc), data.jdbc
+    with _translated(source):
+        if options.predicates:
+            properties = {**_options(at), "fetchsize": str(options.fetch_size)}
+            url = properties.pop("url")
+            return spark.read.jdbc(
+                url, _relation(source), predicates=options.predicates, properties=properties
+            )
+        if options.partition_column is None:
+            return _frame(spark, source, at, options)
+        frame = _frame(spark, source, at, options)
+        column = _column(frame, options.partition_column, "data.jdbc.partition_column", source)
+        name = _quoted(column)
+        asked = f"CAST(min({name}) AS text) AS low, CAST(max({name}) AS text) AS high"
+        bounds = _asked(spark, source, at, asked)
+        if bounds["low"] is None:  # no row, or no value in any
+            return frame
+        divided = {
+            "partitionColumn": column, "numPartitions": str(options.partitions),
+            "lowerBound": bounds["low"], "upperBound": bounds["high"],
+        }  # fmt: skip
+        return _frame(spark, source, at, options, divided)
+
+
+def _frame(
+    spark: SparkSession,
+    source: Source,
+    at: Server,
+    options: JdbcOptions,
+    more: dict[str, str] | None = None,
+) -> DataFrame:
+    settings = {**_options(at), "fetchsize": str(options.fetch_size), **(more or {})}
+    return spark.read.format("jdbc").options(dbtable=_relation(source), **settings).load()
+
+
+def _asked(spark: SparkSession, source: Source, at: Server, what: str) -> Any:
+    """The one row of what the database itself computes."""
+    relation = f"(SELECT {what} FROM {_relation(source)}) AS howdah_asked"
+    return spark.read.format("jdbc").options(dbtable=relation, **_options(at)).load().first()
+
+
+def _options(at: Server) -> dict[str, str]:
+    return {
+        "url": at.url,
+        "user": at.user,
+        "password": at.password,
+        "driver": "org.postgresql.Driver",
+        "ApplicationName": "howdah etl",
+        # a query could call a function that writes
+        "readOnly": "true",
+        "readOnlyMode": "always",
+    }
+
+
+def _relation(source: Source) -> str:
+    if source.query is None:
+        return source.name
+    query = source.query.strip().rstrip(";")
+    if not hive.is_select(source.query) or ";" in query:
+        raise DataError(
+            "the query file must hold one SELECT",
+            where=source.name,
+            got="something else",  # not its text: whose file that is, is not known here
+            remedy="leave out everything but the query; it only reads",
+        )
+    return f"(\n{query}\n) AS howdah_source"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _column(frame: DataFrame, name: str, where: str, source: Source) -> str:
+    if name not in frame.columns:
+        raise DataError(
+            f"the source has no column {name!r}",
+            where=f"{where} of {source.name}",
+            expected=", ".join(frame.columns),
+            got=name,
+            remedy="name a column of the table or query as it is spelt there",
+        )
+    return name
+
+
+def _translated(source: Source) -> Any:
+    return translated(f"read {source.name} from the database", DataError)
+
+
+# ------------------------------------------------------------------------------- the connection
+def server(options: JdbcOptions) -> Server:
+    """The database of `data.jdbc.url_file`, else of the environment.
+
+    Raises:
+        ConfigError: neither is given, or it is no URL of PostgreSQL; never with the URL's text.
+        PermissionDenied: users other than its owner may read the file.
+    """
+    if options.url_file is None:
+        where, text = f"environment variable {VARIABLE}", os.environ.get(VARIABLE, "")
+        if not text:
+            raise ConfigError(
+                "no database is given",
+                where=f"data.jdbc.url_file, {where}",
+                expected=f"in one of them, {_URL}",
+                remedy="write the line into a file of mode 0600, and name it in data.jdbc.url_file",
+            )
+    else:
+        where, text = options.url_file, _private(options.url_file)
+    try:
+        return _parsed(text.strip(), where)
+    except ValueError:  # of a port that is no number
+        raise _no_url(where) from None
+
+
+def _private(path: str) -> str:
+    mode = storage.entry(path).mode
+    if mode is None or stat.S_IMODE(mode) & 0o077:
+        raise PermissionDenied(
+            "other users may read the file with the database's password",
+            where=f"data.jdbc.url_file {path}",
+            expected="mode 0600",
+            got="a storage without modes" if mode is None else f"mode {stat.S_IMODE(mode):04o}",
+            remedy=f"chmod 600 {path}, and change the password if others may have read it",
+        )
+    return storage.read_text(path)
+
+
+def _parsed(text: str, where: str) -> Server:
+    parts = urlsplit(text.removeprefix("jdbc:"))
+    database = parts.path.removeprefix("/")
+    whole = parts.hostname and database and "/" not in database and parts.username
+    if parts.scheme not in ("postgresql", "postgres") or not whole or "\n" in text:
+        raise _no_url(where)
+    names = [pair.partition("=")[0] for pair in parts.query.split("&") if pair]
+    if other := sorted(set(names) - _PARAMETERS):
+        raise ConfigError(
+            "a parameter of the database's URL is not passed on",
+            where=where,
+            expected=", ".join(sorted(_PARAMETERS)),
+            got=", ".join(other),
+            remedy="leave it out; user and password stand before the host",
+        )
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    name = f"postgresql://{host}:{parts.port or 5432}/{database}"
+    query = f"?{parts.query}" if parts.query else ""
+    return Server(
+        name=redact.text(name),
+        url=f"jdbc:{name}{query}",
+        user=unquote(parts.username),
+        password=unquote(parts.password or ""),
+    )
+
+
+def _no_url(where: str) -> ConfigError:
+    return ConfigError(
+        "that is no URL of a PostgreSQL database",
+        where=where,
+        expected=_URL,
+        remedy="characters such as @ and / in the password are written as %40 and %2F",
+    )
