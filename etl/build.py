@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl import counting
+from etl.history import judge
+from etl.history.past import Past
 from etl.rows import dedup, gate, labels, leakage, split, units
 from etl.rows import images as image_rows
 from etl.sources import given, images, reading
@@ -43,6 +45,8 @@ class Built:
     """{label: the beginnings of a few of its texts}"""
     reject_samples: dict[str, list[str]] = field(default_factory=dict)
     """{reason: the same of rejected rows}"""
+    kept: DataFrame | None = None
+    """Rows of text that are encoded: id, text, label, key, split, group."""
 
 
 class Kept(list):
@@ -67,9 +71,12 @@ def from_text(
     progress: Callable[[str], None],
     *,
     scratch: Scratch,
+    past: Past | None = None,
 ) -> Built:
     """Rows of text: read, clean, gate, de-duplicate, split, encode.
 
+    Args:
+        past: the version that they are appended to, whose rows they are compared with as well.
     Raises:
         DataError: an empty source, unknown labels, too many rejected rows.
     """
@@ -81,10 +88,14 @@ def from_text(
         at_gate, lines = counting.at_gate(gated, data)
     read = sum(at_gate.values())
     _refuse_splits(gated, at_gate, data)
-    names = _labels_at_gate(at_gate, source, data, progress)
+    names = _labels_at_gate(at_gate, source, data, progress, past)
 
     passed = gated.where(F.col("reason").isNull()).drop("reason", "detail", "breaks")
     passed, official = split.given_by(passed, data.split)
+    separated = None
+    if past is not None and past.parent is not None:
+        separated = judge.separate(passed, past, data)
+        passed = separated.fresh
     found = dedup.deduplicate(
         passed,
         data.dedup,
@@ -100,7 +111,10 @@ def from_text(
             rows, scratch, kept, driver_edges=data.spark.driver_edges, progress=progress
         )
         rows = joined.rows
-    final = split.assign(rows, data.split, official, kept).persist()
+    if separated is not None:
+        final = judge.place(rows, separated, past, data, kept).persist()
+    else:
+        final = split.assign(rows, data.split, official, kept).persist()
     kept.append(final)
 
     counts = at_gate + counting.by(final, "reason", "label")
@@ -134,6 +148,7 @@ def from_text(
         quality=quality,
         samples=counting.samples(good, "label"),
         reject_samples=counting.samples(rejected, "reason"),
+        kept=good,
     )
 
 
@@ -257,12 +272,17 @@ def _gate(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
 
 
 def _labels_at_gate(
-    at_gate: Counter, source: Source, data: DataSection, progress: Callable[[str], None]
+    at_gate: Counter,
+    source: Source,
+    data: DataSection,
+    progress: Callable[[str], None],
+    past: Past | None = None,
 ) -> list[str]:
     """The names of the labels, once what the gate let pass is enough to go on with.
 
     Args:
         at_gate: (reason or None, label) -> rows.
+        past: whose labels keep their numbers.
     """
     passed: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
@@ -276,7 +296,7 @@ def _labels_at_gate(
     counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
     counting.refuse_rejects(read, counting.drops_of(at_gate), data)
-    return labels.names(data, passed)
+    return labels.names(data, passed, [] if past is None else past.labels)
 
 
 def _refuse_given_splits(data: DataSection, what: str, *, expected: str, remedy: str) -> None:

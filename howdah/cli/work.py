@@ -140,10 +140,15 @@ def etl(
     deploy_mode: Annotated[
         str | None, typer.Option(help="client or cluster (data.spark.deploy_mode).")
     ] = None,
+    append: Annotated[
+        bool, typer.Option("--append", help="Add the rows to the newest version (data.append).")
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
     overrides = list(set or [])
+    if append:
+        overrides.append("data.append.enabled=true")
     if source is not None:
         overrides.append(f"data.source={_json.dumps(source)}")
     if master is not None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from howdah.config.append import AppendOptions
 from howdah.config.split_options import MOST_FOLDS, SplitOptions
 from howdah.config.types import (
     AnyPath,
@@ -26,6 +27,7 @@ from howdah.config.types import (
 
 __all__ = [
     "MOST_FOLDS",
+    "AppendOptions",
     "CleanOptions",
     "Columns",
     "ConflictOptions",
@@ -364,6 +366,8 @@ class DataSection(Section):
     """Removal of duplicates."""
     split: SplitOptions = SplitOptions()
     """Train/validation/test split."""
+    append: AppendOptions = AppendOptions()
+    """A new version from the one before and new rows, such as a day's partition."""
     expect: ExpectOptions = ExpectOptions()
     """What a new version must have to be committed."""
     balance: Literal["none", "downsample", "upsample"] = "none"
@@ -439,6 +443,22 @@ class DataSection(Section):
                 raise ValueError(f"{name} needs format: hive")
         if self.query_file is not None and (self.source or self.partitions):
             raise ValueError("query_file replaces source and partitions: give one")
+        return self
+
+    @model_validator(mode="after")
+    def _can_append(self) -> DataSection:
+        if not self.append.enabled:
+            return self
+        split = self.split
+        bad = [f"split.{key}" for key in split.of_texts + (["fold"] if split.fold else [])]
+        bad += [f"balance: {self.balance}"] if self.balance != "none" else []
+        bad += [] if self.dedup.exact else ["dedup.exact: false"]
+        bad += ["kind: image"] if self.kind == "image" else []
+        bad += [f"format: {self.format}"] if self.format in ("tfrecord", "image") else []
+        if bad:
+            raise ValueError(
+                f"append cannot be used with {', '.join(bad)}: they need all rows at once"
+            )
         return self
 
     @model_validator(mode="after")
