@@ -12,6 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl import counting
+from etl.history import judge
+from etl.history.past import Past
 from etl.rows import dedup, gate, labels, leakage, split, units
 from etl.rows import images as image_rows
 from etl.sources import given, images, reading
@@ -44,6 +46,8 @@ class Built:
     """{label: the beginnings of a few of its texts}"""
     reject_samples: dict[str, list[str]] = field(default_factory=dict)
     """{reason: the same of rejected rows}"""
+    kept: DataFrame | None = None
+    """Rows of text that are encoded: id, text, label, key, split, group."""
 
 
 class Kept(list):
@@ -68,9 +72,12 @@ def from_text(
     progress: Callable[[str], None],
     *,
     scratch: Scratch,
+    past: Past | None = None,
 ) -> Built:
     """Rows of text: read, clean, gate, de-duplicate, split, encode.
 
+    Args:
+        past: the version that they are appended to, whose rows they are compared with as well.
     Raises:
         DataError: an empty source, unknown labels, too many rejected rows.
     """
@@ -87,10 +94,14 @@ def from_text(
         if (data.task == "multi_label")
         else None
     )
-    names = _labels_at_gate(at_gate, source, data, progress, several)
+    names = _labels_at_gate(at_gate, source, data, progress, several, past)
 
     passed = gated.where(F.col("reason").isNull()).drop("reason", "detail", "breaks")
     passed, official = split.given_by(passed, data.split)
+    separated = None
+    if past is not None and past.parent is not None:
+        separated = judge.separate(passed, past, data)
+        passed = separated.fresh
     found = dedup.deduplicate(
         passed,
         data.dedup,
@@ -107,7 +118,10 @@ def from_text(
             rows, scratch, kept, driver_edges=data.spark.driver_edges, progress=progress
         )
         rows = joined.rows
-    final = split.assign(rows, data.split, official, kept, task=data.task).persist()
+    if separated is not None:
+        final = judge.place(rows, separated, past, data, kept).persist()
+    else:
+        final = split.assign(rows, data.split, official, kept, task=data.task).persist()
     kept.append(final)
 
     counts = at_gate + counting.by(counting.of_task(final, data.task), "reason", "label")
@@ -148,6 +162,7 @@ def from_text(
         quality=quality,
         samples=_samples(good, data.task, names),
         reject_samples=counting.samples(rejected, "reason"),
+        kept=good,
     )
 
 
@@ -285,12 +300,14 @@ def _labels_at_gate(
     data: DataSection,
     progress: Callable[[str], None],
     several: Counter[str] | None = None,
+    past: Past | None = None,
 ) -> list[str]:
     """The names of the labels, once what the gate let pass is enough to go on with.
 
     Args:
         at_gate: (reason or None, label) -> rows.
         several: label -> rows that passed, where rows have any number of labels.
+        past: whose labels keep their numbers.
     """
     passed: Counter[str] = Counter()
     unknown: Counter[str] = Counter()
@@ -313,7 +330,8 @@ def _labels_at_gate(
                 remedy="check data.columns.label; see the rejected rows' reasons",
             )
         return [data.columns.label]
-    return labels.names(data, passed if several is None else several)
+    before = [] if past is None else past.labels
+    return labels.names(data, passed if several is None else several, before)
 
 
 def _refuse_given_splits(data: DataSection, what: str, *, expected: str, remedy: str) -> None:

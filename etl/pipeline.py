@@ -10,6 +10,8 @@ from pyspark.sql import SparkSession
 
 from etl import report
 from etl.build import Kept
+from etl.history import past as history
+from etl.history.past import Past
 from etl.sources import given
 from etl.sources.source import Source
 from etl.version import Task, expectations, write_files
@@ -63,6 +65,8 @@ _NOT_HASHED = frozenset(
         "partitions", "query_file", "rejects_table", "as_of", "jdbc",
         # What a version must have is judged when it is made.
         "expect",
+        # The version that is appended to is hashed in its place.
+        "append",
     }
 )  # fmt: skip
 """Keys of `data` that change no byte of the dataset, or are hashed as the source's identity."""
@@ -99,6 +103,7 @@ class EtlResult:
             "labels": self.manifest.labels,
             "drops": self.manifest.quality.get("drops", {}),
             "expectations": self.manifest.quality.get("expectations"),
+            "parts": [part.model_dump() for part in self.manifest.parts],
             "report": self.report_path,
             "application": self.application,
             "ui": self.ui,
@@ -216,8 +221,11 @@ def prepare(
     return source, encoder, there
 
 
-def dataset_hash(config: Config, source: Source, encoder: AnyEncoder) -> str:
-    """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format.
+def dataset_hash(
+    config: Config, source: Source, encoder: AnyEncoder, past: Past | None = None
+) -> str:
+    """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format, and
+    of the version that the rows are appended to.
 
     Of the data config the keys whose values differ from their default, so that a new key leaves
     the hashes of all datasets as they are. A default that is given by name hashes as one that is
@@ -233,8 +241,13 @@ def dataset_hash(config: Config, source: Source, encoder: AnyEncoder) -> str:
             "source": source.identity,
             "data": data,
             "tokenizer": encoder.hash,
+            **({} if past is None else {"append": past.hashed}),
         }
     )
+
+
+def _past(config: Config, source: Source, encoder: AnyEncoder) -> Past | None:
+    return history.find(config.data, source, etl_format=ETL_FORMAT, tokenizer=encoder.hash)
 
 
 def _version(config: Config, hash_: str) -> str:
@@ -244,9 +257,13 @@ def _version(config: Config, hash_: str) -> str:
 def _unchanged(
     config: Config, source: Source, encoder: AnyEncoder, progress: Progress
 ) -> EtlResult | None:
-    hash_ = dataset_hash(config, source, encoder)
+    past = _past(config, source, encoder)
+    hash_ = dataset_hash(config, source, encoder, past)
     version = _version(config, hash_)
     _sweep(config.data.dataset, None, progress)
+    if past is not None and past.unchanged:
+        progress(f"unchanged: {past.parent.path} has the part {past.part}")
+        return committed(past.parent.path, unchanged=True)
     if not storage.exists(storage.join(version, MANIFEST)):
         return None
     progress(f"unchanged: {version}")
@@ -286,11 +303,14 @@ def _make(
     progress: Progress,
 ) -> EtlResult:
     """Build and commit one version under a lease; the loser of a race takes the winner's."""
-    hash_ = dataset_hash(config, source, encoder)
+    past = _past(config, source, encoder)
+    if past is not None:
+        history.say(progress, past)
+    hash_ = dataset_hash(config, source, encoder, past)
     path = _version(config, hash_)
     task = Task(
         spark=spark, config=config, source=source, encoder=encoder, progress=progress,
-        hash=hash_, directory=path,
+        hash=hash_, directory=path, past=past,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         # last of all, when the lease has ended: what this run or a dead one left beside a manifest
@@ -311,6 +331,8 @@ def _make(
                 manifest = write_files(task, lease.token, scratch, kept, keeper)
             lease.beat()  # a sweep that begins from here on leaves our files alone
             refuse_missing(path, manifest)
+            if past is not None:
+                history.refuse_outrun(config.data, past)
             commit(path, manifest)
         except BaseException as error:
             failed = isinstance(error, HowdahError)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -13,6 +13,8 @@ from pyspark.sql import functions as F
 
 from etl import build, expect, report
 from etl.build import Built, Kept
+from etl.history import ledger
+from etl.history.past import Past
 from etl.rows import split
 from etl.sources import given
 from etl.sources.source import Source
@@ -51,6 +53,8 @@ class Task:
     progress: Callable[[str], None]
     hash: str
     directory: str
+    past: Past | None = None
+    """What the rows are appended to; None: the version has these rows alone."""
 
     @property
     def longest(self) -> int:
@@ -87,6 +91,9 @@ def write_files(
         token: of this run's lease: part of the names of its files.
     """
     began = time.monotonic()
+    if task.past is not None:
+        past = replace(task.past, secrets=keeper.secrets(task.progress))
+        task = replace(task, past=past)
     built = _build(task, scratch, kept)
     encoded, table = _balanced(task, built, kept)
     layout = task.layout
@@ -94,7 +101,9 @@ def write_files(
     if layout.image is None:
         built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
     # before anything is written outside the version's directory
-    judged = expectations(task.config, _manifest(task, built, layout, splits), task.progress)
+    # ... and of the new rows alone where they are appended: beside a year's a day would not count
+    manifest = _manifest(task, built, layout, splits)
+    judged = expectations(task.config, manifest, task.progress, task.past)
     if judged is not None:
         built.quality["expectations"] = judged
     _write_rejects(task, built, token, keeper)
@@ -108,14 +117,43 @@ def write_files(
     _refuse_changed(task.spark, task.config, task.source)
     built.quality["seconds"] = round(time.monotonic() - began, 2)
     manifest = _manifest(task, built, layout, splits)
+    if task.past is not None:
+        manifest = _appended(task, built, manifest, token)
     report.write(task.directory, manifest, built)
     return manifest
 
 
+def _appended(task: Task, built: Built, manifest: DatasetManifest, token: str) -> DatasetManifest:
+    """Write the ledger of the new rows; the manifest with those of the version before."""
+    rows = built.kept.select("id", "text", "label", "key", "split", F.col("group").alias("cluster"))
+    files = ledger.write(
+        ledger.signed(rows, task.config.data.dedup).persist(),
+        task.directory,
+        token,
+        part=task.past.part,
+        buckets=task.past.buckets,
+        secrets=task.past.secrets,
+    )
+    counts = {split: manifest.rows(split) for split in manifest.splits}
+    whole = task.past.appended(manifest, files, counts)
+    task.progress(
+        f"part {task.past.part}: "
+        + (", ".join(f"{split} {n:,}" for split, n in counts.items()) or "no new row")
+        + f"; ledger of {sum(file.rows for file in files if file.kind == ledger.ROWS):,} rows"
+    )
+    return whole
+
+
 def expectations(
-    config: Config, manifest: DatasetManifest, progress: Callable[[str], None]
+    config: Config,
+    manifest: DatasetManifest,
+    progress: Callable[[str], None],
+    past: Past | None = None,
 ) -> dict | None:
     """What `data.expect` asks of a version and what was found; None: it asks nothing.
+
+    Args:
+        past: what the version's rows are appended to: the version that it is compared with.
 
     Raises:
         ExpectationsFailed: something is not met.
@@ -123,7 +161,10 @@ def expectations(
     options = config.data.expect
     if not options.asks:
         return None
-    parent = version_before(config.data.dataset, manifest) if options.max_shift.asks else None
+    parent = None
+    if options.max_shift.asks:
+        before = version_before(config.data.dataset, manifest)
+        parent = before if past is None else past.parent
     found = expect.judge(manifest, options, parent)
     for one in found:
         if one.found is None:
@@ -139,7 +180,7 @@ def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
         return build.from_records(*given)
     if task.config.data.kind == "image":
         return build.from_images(*given, scratch=scratch)
-    return build.from_text(*given, scratch=scratch)
+    return build.from_text(*given, scratch=scratch, past=task.past)
 
 
 def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
@@ -148,7 +189,8 @@ def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
     encoded = built.encoded.persist()
     kept.append(encoded)
     table = _table(encoded, task.longest)
-    _refuse_empty_train(table, built)
+    if task.past is None or task.past.parent is None:
+        _refuse_empty_train(table, built)
     if data.balance == "none":
         return encoded, table
     counts = {label: n for (name, label), (n, _, _) in table.items() if name == TRAIN}
@@ -177,6 +219,8 @@ def _write_shards(
     Args:
         totals: {split: (rows, tokens)}.
     """
+    if not totals:  # a part that holds nothing but copies
+        return {}
     data = task.config.data
     a_token = layout.itemsize or 3
     if layout.image is not None:

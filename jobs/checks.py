@@ -109,7 +109,7 @@ def dataset(config: Config) -> None:
             if got is None or (wanted is not None and got != wanted):
                 raise DataError(
                     "a shard of the dataset is missing" if got is None else "a shard is not whole",
-                    where=storage.join(there.path, name),
+                    where=storage.join(there.directory(shard), name),
                     expected="as the manifest says" if wanted is None else f"{wanted:,} bytes",
                     got="no such file" if got is None else f"{got:,} bytes",
                     remedy="run `howdah etl` again into another dataset, or restore the file",
@@ -117,13 +117,17 @@ def dataset(config: Config) -> None:
 
 
 def _sizes(dataset: Dataset) -> dict[str, int]:
-    """{name in the manifest: bytes} of the files in a dataset's directory."""
-    folders = {""}
+    """{name in the manifest: bytes} of the files in a dataset's directories."""
+    folders = {(dataset.path, "")}
     for shards in dataset.manifest.splits.values():
-        folders |= {n.rpartition("/")[0] for s in shards for n in (s.name, s.index_name)}
+        folders |= {
+            (dataset.directory(s), n.rpartition("/")[0])
+            for s in shards
+            for n in (s.name, s.index_name)
+        }
     sizes = {}
-    for folder in folders:
-        directory = storage.join(dataset.path, folder) if folder else dataset.path
+    for place, folder in folders:
+        directory = storage.join(place, folder) if folder else place
         with contextlib.suppress(NotFound):
             for entry in storage.list_dir(directory):
                 if not entry.is_dir:

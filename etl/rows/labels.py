@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from etl.rows.gate import RowRules
 from howdah.config.data import DataSection
@@ -35,11 +35,12 @@ def rules(data: DataSection) -> RowRules:
     )
 
 
-def names(data: DataSection, found: Mapping[str, int]) -> list[str]:
+def names(data: DataSection, found: Mapping[str, int], before: Sequence[str] = ()) -> list[str]:
     """Label names by number: the config's in their order, or all found, sorted.
 
     Args:
         found: {label name: rows that passed the gate}.
+        before: labels that have numbers already, which they keep; new ones come after them.
 
     Raises:
         DataError: fewer than two labels, or so many that the column can be none of labels.
@@ -51,8 +52,9 @@ def names(data: DataSection, found: Mapping[str, int]) -> list[str]:
         ordered = sorted(found, key=lambda name: (int(name), name))  # "2" before "10"; "01", "1"
     else:
         ordered = sorted(found)
+    ordered = list(dict.fromkeys((*before, *ordered)))
     present = [name for name in ordered if found.get(name)]
-    if len(present) < 2:
+    if len(present) < 2 and not before:
         raise DataError(
             "a classifier needs rows of at least two labels",
             where=f"data.columns.label: {data.columns.label}",

@@ -37,6 +37,8 @@ from howdah.errors import (
 from howdah.storage import Entry, commit
 
 REJECTS = "rejects"
+LEDGER = "ledger"
+"""Directories of files in a version directory, beside its shards."""
 BEAT_SECONDS = 60.0
 EXPIRED_SECONDS = 600.0
 _AGAIN_SECONDS = 3.0
@@ -172,7 +174,7 @@ def _alive(entry: Entry, now: float, over: Collection[str]) -> bool | None:
 
 
 def _walk(directory: str) -> Iterator[Entry]:
-    for below in (directory, storage.join(directory, REJECTS)):
+    for below in (directory, *(storage.join(directory, name) for name in (REJECTS, LEDGER))):
         try:
             entries = storage.list_dir(below, unfinished=True)
         except NotFound:
@@ -207,6 +209,7 @@ def _named(version: str) -> set[str] | None:
     for shards in value.get("splits", {}).values():
         for shard in shards:
             names |= {shard["name"], shard["index_name"]}
+    names |= {file["name"] for file in (value.get("ledger") or {}).get("files", [])}
     return names | set(value.get("quality", {}).get("reject_files", []))
 
 
@@ -218,8 +221,11 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
     """
     sizes: dict[str, int | None] = dict.fromkeys(manifest.quality.get("reject_files", []))
     for shards in manifest.splits.values():
-        for shard in shards:
+        for shard in (one for one in shards if one.version is None):
             sizes |= {shard.name: shard.bytes, shard.index_name: None}
+    if manifest.ledger is not None:
+        own = [file for file in manifest.ledger.files if file.version is None]
+        sizes |= {file.name: file.bytes for file in own}
     wrong = commit.size_defect(directory, sizes)
     if wrong is not None:
         raise DataError(
@@ -313,8 +319,8 @@ def _beat_again(expired: dict[str, Entry]) -> set[str]:
 
 
 def _relative(version: str, path: str) -> str:
-    name = storage.name(path)
-    return f"{REJECTS}/{name}" if storage.name(storage.parent(path)) == REJECTS else name
+    name, folder = storage.name(path), storage.name(storage.parent(path))
+    return f"{folder}/{name}" if folder in (REJECTS, LEDGER) else name
 
 
 def _storage_time(directory: str) -> float:
@@ -330,7 +336,7 @@ def _storage_time(directory: str) -> float:
 
 def _remove_if_empty(version: str) -> None:
     # Not recursive: a run that starts just now has put its lease here, and then this must fail.
-    for directory in (storage.join(version, REJECTS), version):
+    for directory in (*(storage.join(version, name) for name in (REJECTS, LEDGER)), version):
         with contextlib.suppress(StorageError):
             if not storage.list_dir(directory, unfinished=True):
                 storage.remove(directory)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from howdah.config.append import AppendOptions
 from howdah.config.source_options import LAKES, TABLE, JdbcOptions, check_as_of
 from howdah.config.split_options import MOST_FOLDS, SplitOptions
 from howdah.config.tasks import Task, check_data
@@ -28,6 +29,7 @@ from howdah.config.types import (
 
 __all__ = [
     "MOST_FOLDS",
+    "AppendOptions",
     "CleanOptions",
     "Columns",
     "ConflictOptions",
@@ -395,6 +397,8 @@ class DataSection(Section):
     """Removal of duplicates."""
     split: SplitOptions = SplitOptions()
     """Train/validation/test split."""
+    append: AppendOptions = AppendOptions()
+    """A new version from the one before and new rows, such as a day's partition."""
     expect: ExpectOptions = ExpectOptions()
     """What a new version must have to be committed."""
     balance: Literal["none", "downsample", "upsample"] = "none"
@@ -488,6 +492,23 @@ class DataSection(Section):
     @model_validator(mode="after")
     def _keys_of_the_task(self) -> DataSection:
         check_data(self)
+        return self
+
+    @model_validator(mode="after")
+    def _can_append(self) -> DataSection:
+        if not self.append.enabled:
+            return self
+        split = self.split
+        bad = [f"split.{key}" for key in split.of_texts + (["fold"] if split.fold else [])]
+        bad += [f"balance: {self.balance}"] if self.balance != "none" else []
+        bad += [] if self.dedup.exact else ["dedup.exact: false"]
+        bad += ["kind: image"] if self.kind == "image" else []
+        bad += [f"task: {self.task}"] if self.task != "single_label" else []
+        bad += [f"format: {self.format}"] if self.format in ("tfrecord", "image") else []
+        if bad:
+            raise ValueError(
+                f"append cannot be used with {', '.join(bad)}: they need all rows at once"
+            )
         return self
 
     @model_validator(mode="after")

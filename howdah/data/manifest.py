@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer
 
 from howdah import storage
 from howdah.config.data import InputKind
@@ -16,6 +16,9 @@ from howdah.config.tasks import Task
 from howdah.errors import DataError, NotFound
 
 SCHEMA_VERSION = 1
+APPENDED_SCHEMA_VERSION = 2
+"""Of versions whose shards may lie in the directories of versions before: older readers would not
+find them."""
 MANIFEST = "manifest.json"
 
 
@@ -33,7 +36,20 @@ class TargetEntry(_Frozen):
     """Sum of the squares."""
 
 
-class ShardEntry(_Frozen):
+class _Sparse(_Frozen):
+    """Without the keys of appended versions where they are at their default: the manifests of
+    others stay as they were."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults(self, dump: Callable[[Any], dict]) -> dict:
+        empty = (None, [])
+        return {k: v for k, v in dump(self).items() if k not in _APPENDED or v not in empty}
+
+
+_APPENDED = ("part", "version", "parent", "parts", "ledger")
+
+
+class ShardEntry(_Sparse):
     """One shard and its index, as committed."""
 
     name: str
@@ -53,6 +69,49 @@ class ShardEntry(_Frozen):
     """Of regression alone."""
     length_histogram: dict[str, int]
     """{upper bound of a bin of 8 tokens as text: rows}."""
+    part: str | None = None
+    """The part whose rows it holds, in an appended dataset; null: of all parts."""
+    version: str | None = None
+    """The directory beside this version that it lies in (v=<hash>); null: this version's own."""
+
+
+class PartEntry(_Frozen):
+    """Rows that were appended in one run: a day."""
+
+    name: str
+    identity: str
+    """Hash of the source's state and name: the same part again changes nothing."""
+    version: str
+    """The version that its rows were read for."""
+    read: int
+    rows: dict[str, int]
+    """{split: rows kept}"""
+    drops: dict[str, int]
+    """{reason: rows}"""
+
+
+class LedgerFile(_Sparse):
+    """A Parquet file about kept rows (etl/rows/ledger.py)."""
+
+    kind: Literal["rows", "bands"]
+    bucket: int
+    name: str
+    """Relative to its version's directory."""
+    bytes: int
+    rows: int
+    part: str | None = None
+    version: str | None = None
+    """As of shards."""
+
+
+class LedgerEntry(_Frozen):
+    """What rows that are appended later are compared with."""
+
+    buckets: int
+    config: dict[str, Any]
+    """What all parts must agree on: keys of `data` that are not at their default, tokenizer,
+    format of the ETL."""
+    files: list[LedgerFile]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,7 +169,7 @@ class RecordEntry(_Frozen):
     """Rows are images of this shape, their pixels in place of token ids; null: texts."""
 
 
-class DatasetManifest(_Frozen):
+class DatasetManifest(_Sparse):
     """`manifest.json` of a dataset version."""
 
     schema_version: int = SCHEMA_VERSION
@@ -140,7 +199,14 @@ class DatasetManifest(_Frozen):
     cleaning: dict[str, bool]
     """data.clean as it was applied; serving must apply the same."""
     quality: dict[str, Any] = {}
-    """Counts: read, kept, drops by reason, duplicate clusters, capped buckets, truncated rows."""
+    """Counts: read, kept, drops by reason, duplicate clusters, capped buckets, truncated rows.
+    Of an appended version: of its newest part."""
+    parent: str | None = None
+    """The hash of the version that this one appends to, or is made from."""
+    parts: list[PartEntry] = []
+    """In the order in which they were appended first."""
+    ledger: LedgerEntry | None = None
+    """null: nothing can be appended."""
 
     @property
     def kind(self) -> InputKind:
@@ -167,13 +233,23 @@ class Dataset:
     manifest_hash: str
     """SHA-256 of manifest.json's bytes, 16 hex digits."""
 
+    def directory(self, entry: ShardEntry | LedgerFile) -> str:
+        """The version's directory that a file lies in: this one, or that of a version before."""
+        if entry.version is None:
+            return self.path
+        return storage.join(storage.parent(self.path), entry.version)
+
     def shard_path(self, shard: ShardEntry) -> str:
         """Path of a shard's file."""
-        return storage.join(self.path, shard.name)
+        return storage.join(self.directory(shard), shard.name)
 
     def index_path(self, shard: ShardEntry) -> str:
         """Path of its index."""
-        return storage.join(self.path, shard.index_name)
+        return storage.join(self.directory(shard), shard.index_name)
+
+    def ledger_path(self, file: LedgerFile) -> str:
+        """Path of a file of the ledger."""
+        return storage.join(self.directory(file), file.name)
 
 
 def content_hash(value: Any) -> str:
@@ -227,6 +303,12 @@ def load_dataset(path: str) -> Dataset:
     return max(versions, key=lambda version: version.manifest.created)
 
 
+def newest(root: str) -> Dataset | None:
+    """The newest version below a dataset's root, if there is any."""
+    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
+    return max(versions, key=lambda version: version.manifest.created, default=None)
+
+
 def version_before(root: str, manifest: DatasetManifest) -> Dataset | None:
     """The newest version below a dataset's root that was made before this one, if there is any."""
     versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
@@ -255,11 +337,11 @@ def _load_version(path: str) -> Dataset:
             "the manifest is not JSON", where=where, got=str(error), remedy=remedy
         ) from None
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if version != SCHEMA_VERSION:
+    if version not in (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION):
         raise DataError(
             "the manifest is of another format",
             where=where,
-            expected=f"schema_version {SCHEMA_VERSION}",
+            expected=f"schema_version {SCHEMA_VERSION} or {APPENDED_SCHEMA_VERSION}",
             got=str(version),
             remedy="run `howdah etl` with this version of Howdah",
         )

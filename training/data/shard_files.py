@@ -6,6 +6,7 @@ Local shards are mapped in place. Remote and compressed ones are read from a loc
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import threading
 import zlib
@@ -104,18 +105,21 @@ class ShardFiles:
     def _listed(self) -> dict[str, int]:
         """Sizes of the directory's files; checks that every shard is there with its size.
 
-        Takes one listing and reads no data.
+        Takes one listing of each directory and reads no data. Names are of one run each, so that
+        those of an appended dataset's versions differ.
         """
-        try:
-            sizes = {e.name: e.size for e in storage.list_dir(self._dataset.path)}
-        except NotFound:
-            sizes = {}
+        sizes: dict[str, int] = {}
+        manifest = self._dataset.manifest
+        every = [entry for shards in manifest.splits.values() for entry in shards]
+        for directory in {self._dataset.directory(entry): None for entry in every}:
+            with contextlib.suppress(NotFound):
+                sizes |= {e.name: e.size for e in storage.list_dir(directory)}
         for entry in self.entries:
             for name in (entry.name, entry.index_name):
                 if name not in sizes:
                     raise DataError(
                         "a shard that the manifest lists is missing",
-                        where=storage.join(self._dataset.path, name),
+                        where=storage.join(self._dataset.directory(entry), name),
                         remedy=_REMEDY,
                     )
             if sizes[entry.name] != entry.bytes:

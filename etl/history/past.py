@@ -1,0 +1,235 @@
+"""The version that a part is appended to, and whether the part may be appended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from etl.history import ledger
+from etl.sources.source import Source
+from etl.workspace.credentials import Secrets
+from howdah import storage
+from howdah.config.data import DataSection
+from howdah.data.manifest import (
+    APPENDED_SCHEMA_VERSION,
+    Dataset,
+    DatasetManifest,
+    LedgerEntry,
+    LedgerFile,
+    PartEntry,
+    content_hash,
+    newest,
+)
+from howdah.errors import ConfigError, DataError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Past:
+    """What the new part is appended to.
+
+    Attributes:
+        parent: the newest version; None: this is the first.
+        part: the new part's name.
+        identity: of its source.
+        config: what all parts agree on.
+        buckets: of the ledger.
+        secrets: tokens for tasks that read and write the ledger.
+    """
+
+    parent: Dataset | None
+    part: str
+    identity: str
+    config: dict[str, Any]
+    buckets: int
+    secrets: Secrets | None = None
+
+    @property
+    def replaced(self) -> PartEntry | None:
+        """The part of this name in the parent, whose source has changed since."""
+        parts = [] if self.parent is None else self.parent.manifest.parts
+        return next((part for part in parts if part.name == self.part), None)
+
+    @property
+    def unchanged(self) -> bool:
+        """The parent has this very part."""
+        return self.replaced is not None and self.replaced.identity == self.identity
+
+    @property
+    def hashed(self) -> dict:
+        """For the dataset's hash."""
+        parent = None if self.parent is None else self.parent.manifest.dataset_hash
+        return {"parent": parent, "part": self.part, "buckets": self.buckets}
+
+    @property
+    def labels(self) -> list[str]:
+        """The parent's, which keep their numbers."""
+        return [] if self.parent is None else self.parent.manifest.labels
+
+    def paths(self, kind: str) -> ledger.Paths:
+        """The parent's ledger files of one kind."""
+        found: ledger.Paths = {}
+        if self.parent is not None and self.parent.manifest.ledger is not None:
+            for file in self.parent.manifest.ledger.files:
+                if file.kind == kind:
+                    path = self.parent.ledger_path(file)
+                    found.setdefault(file.bucket, []).append((path, file.part))
+        return found
+
+    def paths_of_rows(self, *, own: bool) -> list[str]:
+        """Files of kind rows: of the part that is replaced, or of the others."""
+        return [
+            path
+            for files in self.paths(ledger.ROWS).values()
+            for path, part in files
+            if (part == self.part) == own
+        ]
+
+    def appended(
+        self, manifest: DatasetManifest, files: list[LedgerFile], rows: dict[str, int]
+    ) -> DatasetManifest:
+        """The manifest of the whole version, from that of the new part.
+
+        Args:
+            manifest: with the new part's shards alone.
+            files: its ledger.
+            rows: {split: rows} of the part.
+        """
+        quality = manifest.quality
+        part = PartEntry(
+            name=self.part, identity=self.identity, version=f"v={manifest.dataset_hash}",
+            read=quality["read"], rows=rows, drops=quality["drops"],
+        )  # fmt: skip
+        splits = {
+            split: [shard.model_copy(update={"part": self.part}) for shard in shards]
+            for split, shards in manifest.splits.items()
+        }
+        parts, parent = [part], None
+        if self.parent is not None:
+            old, parent = self.parent.manifest, self.parent.manifest.dataset_hash
+            splits = {
+                split: [*self._stay(old.splits.get(split, [])), *splits.get(split, [])]
+                for split in dict.fromkeys((*old.splits, *splits))
+            }
+            files = [*self._stay(old.ledger.files), *files]
+            parts = [part if p.name == part.name else p for p in old.parts]
+            parts += [] if part in parts else [part]
+        return manifest.model_copy(
+            update={
+                "schema_version": APPENDED_SCHEMA_VERSION,
+                "splits": {split: shards for split, shards in splits.items() if shards},
+                "parent": parent,
+                "parts": parts,
+                "ledger": LedgerEntry(buckets=self.buckets, config=self.config, files=files),
+            }
+        )
+
+    def _stay(self, entries: list) -> list:
+        """The parent's entries, but those of a part that is replaced, as seen from a child."""
+        own = storage.name(self.parent.path)
+        return [
+            entry.model_copy(update={"version": entry.version or own})
+            for entry in entries
+            if entry.part != self.part
+        ]
+
+
+def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) -> Past | None:
+    """What `data.append` appends to; None where it is not enabled.
+
+    Raises:
+        ConfigError: the newest version was made otherwise, or without a ledger.
+        DataError: the part was merged with others.
+    """
+    options = data.append
+    if not options.enabled:
+        return None
+    parent = newest(data.dataset)
+    config = _agreed(data, etl_format, tokenizer)
+    name = options.part or _name(data, source)
+    past = Past(
+        parent=parent,
+        part=name,
+        identity=content_hash({"kind": source.kind, "source": source.identity}),
+        config=config,
+        buckets=options.buckets,
+    )
+    if parent is None:
+        return past
+    old = parent.manifest.ledger
+    if old is None:
+        raise ConfigError(
+            "nothing can be appended to a dataset without a ledger",
+            where=f"data.append: {parent.path}",
+            expected="a first version that was made with data.append.enabled",
+            remedy="give another data.dataset: the first run makes its first version",
+        )
+    if old.config != config:
+        keys = sorted(k for k in {*old.config, *config} if old.config.get(k) != config.get(k))
+        raise ConfigError(
+            "a part must be made as the parts before it",
+            where=", ".join(
+                f"data.{key}" if key in type(data).model_fields else key for key in keys
+            ),
+            expected=", ".join(f"{key}: {old.config.get(key, 'the default')}" for key in keys),
+            got=", ".join(f"{key}: {config.get(key, 'the default')}" for key in keys),
+            remedy=f"set them as {parent.path} was made, or begin another data.dataset",
+        )
+    if past.replaced is not None and not past.unchanged and _merged(parent, name):
+        raise DataError(
+            "a part that was merged with others cannot be replaced",
+            where=f"data.append.part: {name}",
+            got=f"{parent.path} was compacted after this part",
+            remedy="append what is new in it under another data.append.part; rows that are there"
+            " already are rejected as duplicates",
+        )
+    return replace(past, buckets=old.buckets)
+
+
+def refuse_outrun(data: DataSection, past: Past) -> None:
+    """Right before the commit: no other version may have come meanwhile, its part would be lost.
+
+    Raises:
+        DataError: one has.
+    """
+    now = newest(data.dataset)
+    have = None if now is None else now.path
+    began = None if past.parent is None else past.parent.path
+    if have != began:
+        raise DataError(
+            "another version was committed while this part was made",
+            where=data.dataset,
+            expected=began or "no version",
+            got=have,
+            remedy="run `howdah etl` again: it appends to the new one. Append one part at a time",
+        )
+
+
+def say(progress: Callable[[str], None], past: Past) -> None:
+    """Say what is appended to what."""
+    if past.parent is None:
+        progress(f"part {past.part} is the first; its rows begin the ledger")
+        return
+    how = "replaces its older state in" if past.replaced is not None else "is appended to"
+    progress(f"part {past.part} {how} {past.parent.path} ({len(past.parent.manifest.parts)} parts)")
+
+
+def _agreed(data: DataSection, etl_format: int, tokenizer: str) -> dict[str, Any]:
+    """Keys that decide what a row becomes, where they are not at their default."""
+    kept = {"labels", "max_length", "clean", "quality", "dedup", "split", "compression",
+            "record_layout"}  # fmt: skip
+    dumped = data.model_dump(mode="json", include=kept, exclude_defaults=True)
+    frozen = {"append.frozen": sorted(data.append.frozen)} if data.append.frozen else {}
+    return {"etl_format": etl_format, "tokenizer": tokenizer, **dumped, **frozen}
+
+
+def _merged(parent: Dataset, name: str) -> bool:
+    """Rows of the part are in files with those of others."""
+    files = parent.manifest.ledger.files
+    return not any(file.part == name for file in files) and any(file.part is None for file in files)
+
+
+def _name(data: DataSection, source: Source) -> str:
+    if data.partitions:
+        return ",".join(f"{k}={'+'.join(values)}" for k, values in data.partitions.items())
+    return storage.name(source.name.rstrip("/")) or source.name
