@@ -70,6 +70,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     training=training,
                     model=config.model,
                     precision=job.precision,
+                    first_type_ends=job.first_type_ends,
                 )
                 trainable = {name: net.variables[name] for name in net.trainable_names}
                 gradients = Gradients(trainable, words=job.base.family.word_embeddings)

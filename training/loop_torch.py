@@ -88,6 +88,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     training=training,
                     model=config.model,
                     precision=job.precision,
+                    first_type_ends=job.first_type_ends,
                     device="meta" if full else device,
                     split=split,
                     stage=stage,

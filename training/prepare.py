@@ -15,6 +15,7 @@ from howdah.config.model import ParallelSection
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
+from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import ConfigError, DataError
 from training.checkpoint.identity import Identity
@@ -81,6 +82,14 @@ class Job:
     def positions(self) -> int:
         """Tokens of the longest row that the model can read."""
         return self.base.family.longest(self.base.config)
+
+    @property
+    def first_type_ends(self) -> int | None:
+        """The token behind which a pair's tokens have type 1; None: of no row."""
+        if not self.dataset.manifest.pairs:
+            return None
+        encoder = encoder_of_model(self.base.config, self.base.tokenizer_files, self.base.source)
+        return encoder.first_type_ends
 
     @property
     def task(self) -> Task:

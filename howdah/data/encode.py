@@ -74,6 +74,11 @@ class Encoder:
         self._tokenizer.no_padding()
         self._cls_sep = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self._max_length: int | None = None
+        pair = self._tokenizer.encode("a", "b")
+        at = pair.type_ids.index(1) if 1 in pair.type_ids else None
+        self.first_type_ends: int | None = None if at is None else pair.ids[at - 1]
+        """Of a pair the token that ends the first text: all behind it have token type 1. None:
+        all tokens have type 0, as RoBERTa's. No text can hold it (see `encode_special_tokens`)."""
         # If the text is split at blanks first, the tokens of its beginning do not depend on what
         # follows: true for BERT's chain without added tokens, which may contain blanks.
         self._prefix_stable = (

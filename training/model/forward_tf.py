@@ -67,7 +67,9 @@ class EncoderClassifier:
         trainable: list[str],
         rates: tuple[float, float, float],
         compute_dtype: tf.DType,
+        first_type_ends: int | None = None,
     ) -> None:
+        self.first_type_ends = first_type_ends
         self.config = dict(config)
         self.family = family_of(config)
         self.compute_dtype = compute_dtype
@@ -90,8 +92,8 @@ class EncoderClassifier:
         Args:
             ids_BT, mask_BT: int32.
             seed_2: int64 [2], dropout's seed of this call; None: no dropout.
-            types_BT: int32, the token types; None: all are 0. Not read where the model has fewer
-                than two.
+            types_BT: int32, the token types; None: by `first_type_ends`. Not read where the model
+                has fewer than two.
         """
         dropout, attention_dropout, classifier_dropout = self.rates
         dropouts = Dropouts(seed_2)
@@ -133,6 +135,10 @@ class EncoderClassifier:
         if family.token_type_table:
             types = self.variables[family.token_type_embeddings]
             count = types.shape[0]
+            if types_BT is None and self.first_type_ends is not None:
+                ends_BT = tf.cast(ids_BT == self.first_type_ends, tf.int32)
+                # Behind the first end.
+                types_BT = tf.cast(tf.cumsum(ends_BT, axis=1) > ends_BT, tf.int32)
             if types_BT is None or count == 1:
                 embedded_BTD += types[0]
             else:  # a product: what a gather gives back is a sparse gradient, larger than the table
@@ -219,9 +225,12 @@ def build(
     training: TrainingSection,
     model: ModelSection,
     precision: str = "fp32",
+    first_type_ends: int | None = None,
 ) -> EncoderClassifier:
     """The model with these weights; a new classifier where they have none for `num_labels`.
 
+    Args:
+        first_type_ends: of pairs (Encoder.first_type_ends); None: all tokens have type 0.
     Raises:
         ModelError: an unknown family, or an activation that it does not have.
         ConfigError: model.freeze_layers exceeds the model's layers.
@@ -234,6 +243,7 @@ def build(
         trainable=trainable_names(base_config, model),
         rates=dropout_rates(base_config, model),
         compute_dtype={"fp32": tf.float32, "bf16": tf.bfloat16, "fp16": tf.float16}[precision],
+        first_type_ends=first_type_ends,
     )
 
 

@@ -74,6 +74,8 @@ class EncoderClassifier(torch.nn.Module):
         device: torch's name of the device.
         split: how layers are divided among ranks; the weights are this rank's parts then.
         stage: the layers that this rank has; the weights are theirs then.
+        first_type_ends: rows are pairs of texts, and this token ends the first one: those behind it
+            have token type 1. None: all have type 0.
     """
 
     def __init__(
@@ -88,8 +90,10 @@ class EncoderClassifier(torch.nn.Module):
         device: str = "cpu",
         split: Split | None = None,
         stage: Stage | None = None,
+        first_type_ends: int | None = None,
     ) -> None:
         super().__init__()
+        self.first_type_ends = first_type_ends
         self.split = split
         self.stage = stage or Stage.of(0, 1, config[family_of(config).keys.layers])
         self.config = dict(config)
@@ -138,8 +142,8 @@ class EncoderClassifier(torch.nn.Module):
             ids_BT: int64.
             mask_BT: integers, 1 for tokens, 0 for padding; each row has at least one token.
             hidden_BTD: what the stage before gives; None: it is the first.
-            types_BT: int64, the token types; None: all are 0. Not read where the model has fewer
-                than two.
+            types_BT: int64, the token types; None: by `first_type_ends`. Not read where the model
+                has fewer than two.
         """
         dropout, _, classifier_dropout = self.rates
         blocked_BT = torch.zeros(mask_BT.shape, device=mask_BT.device)
@@ -177,6 +181,9 @@ class EncoderClassifier(torch.nn.Module):
         embedded_BTD = words_BTD + positions_TD
         if family.token_type_table:
             types = self._parameter(family.token_type_embeddings)
+            if types_BT is None and self.first_type_ends is not None:
+                ends_BT = (ids_BT == self.first_type_ends).long()
+                types_BT = (ends_BT.cumsum(1) > ends_BT).long()  # behind the first end
             one_type = types_BT is None or len(types) == 1
             embedded_BTD = embedded_BTD + (types[0] if one_type else F.embedding(types_BT, types))
         return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
@@ -352,6 +359,7 @@ def build(
     device: str = "cpu",
     split: Split | None = None,
     stage: Stage | None = None,
+    first_type_ends: int | None = None,
 ) -> EncoderClassifier:
     """The model with the run's dropouts and frozen parts; its parameters are float32.
 
@@ -365,6 +373,7 @@ def build(
         device: torch's name of the device.
         split: how layers are divided among ranks; None: this rank has all of each.
         stage: the layers that this rank has; None: all.
+        first_type_ends: of pairs (Encoder.first_type_ends); None: all tokens have type 0.
     Raises:
         ModelError: an unknown family, or an activation that it does not have.
         ConfigError: model.freeze_layers exceeds the model's layers.
@@ -388,6 +397,7 @@ def build(
         device=device,
         split=split,
         stage=stage,
+        first_type_ends=first_type_ends,
     )
 
 

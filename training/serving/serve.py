@@ -199,7 +199,14 @@ def open_model(
             got=encoder.hash,
             remedy="restore the export's files, or export the run again",
         )
-    forward, gpu = _forward(chosen, base.config, base.weights, len(labels))
+    pairs = bool(info.get("pairs", False))
+    forward, gpu = _forward(
+        chosen,
+        base.config,
+        base.weights,
+        len(labels),
+        first_type_ends=encoder.first_type_ends if pairs else None,
+    )
     return ServedModel(
         path=path,
         framework=chosen,
@@ -217,7 +224,7 @@ def open_model(
         positions=limit,
         kind=base.family.kind,
         task=task_of(config.get("problem_type")),
-        pairs=bool(info.get("pairs", False)),
+        pairs=pairs,
     )
 
 
@@ -267,7 +274,12 @@ def _grow_memory(devices: Any) -> None:
 
 
 def _forward(
-    framework: str, config: dict, weights: dict[str, np.ndarray], classes: int
+    framework: str,
+    config: dict,
+    weights: dict[str, np.ndarray],
+    classes: int,
+    *,
+    first_type_ends: int | None,
 ) -> tuple[Forward, bool]:
     """The forward pass, and whether it runs on a GPU."""
     # Full precision: scores must not depend on the machine.
@@ -275,6 +287,7 @@ def _forward(
         "num_labels": classes,
         "training": TrainingSection(framework=framework, precision="fp32"),
         "model": ModelSection(),
+        "first_type_ends": first_type_ends,
     }
     build = {"torch": _forward_torch, "tensorflow": _forward_tensorflow}[framework]
     return build(config, weights, settings)

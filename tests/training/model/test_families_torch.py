@@ -16,6 +16,7 @@ import transformers
 
 from howdah.config.loader import from_dict
 from howdah.config.model import ModelSection, TrainingSection
+from howdah.data.encode import Encoder
 from howdah.data.family import FAMILIES
 from tests.fixtures.dataset import build_dataset
 from tests.support.threads_torch import in_threads
@@ -223,3 +224,37 @@ def test_ranks_compute_together_what_the_whole_model_does(name, layout):
             np.testing.assert_allclose(gradient, part, rtol=1e-3, atol=1e-4, err_msg=key)
         held |= gradients.keys()
     assert held == whole.keys()
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_token_types_of_pairs_follow_from_the_token_between_the_texts(name, tmp_path):
+    """Records hold ids alone; in a row of one text all types are 0."""
+    base = load_base(write_family(str(tmp_path), name, labels=LABELS), label_names=LABELS)
+    encoder = Encoder(base.tokenizer_files, str(tmp_path))
+    plain = transformers.AutoTokenizer.from_pretrained(str(tmp_path))
+    pairs = [("the first text", "another"), ("the", "first text, another one")]
+    rows = encoder.encode_pairs(pairs, 16)
+    first, second = zip(*pairs, strict=True)
+    theirs = plain(
+        first, second, return_token_type_ids=True, truncation="longest_first", max_length=16
+    )
+    assert [row.tolist() for row in rows] == theirs["input_ids"]
+    two = base.config.get("type_vocab_size", 1) > 1
+    assert (encoder.first_type_ends is not None) == any(1 in t for t in theirs["token_type_ids"])
+    width = max(map(len, rows))
+    ids_BT = np.full((len(rows), width), base.config["pad_token_id"], np.int32)
+    mask_BT, types_BT = np.zeros_like(ids_BT), np.zeros_like(ids_BT)
+    for at, (row, types) in enumerate(zip(rows, theirs["token_type_ids"], strict=True)):
+        ids_BT[at, : len(row)], mask_BT[at, : len(row)], types_BT[at, : len(row)] = row, 1, types
+    own, whole = (
+        forward_torch.forward_fn(
+            forward_torch.build(
+                base.config, base.weights, num_labels=len(LABELS), model=ModelSection(),
+                training=TrainingSection(framework="torch"), first_type_ends=ends,
+            )
+        )
+        for ends in (encoder.first_type_ends, None)
+    )  # fmt: skip
+    found, untyped = own(ids_BT, mask_BT), whole(ids_BT, mask_BT)
+    np.testing.assert_array_equal(found, whole(ids_BT, mask_BT, types_BT))
+    assert (np.abs(found - untyped).max() > 1e-3) == (two and encoder.first_type_ends is not None)
