@@ -96,9 +96,12 @@ def test_the_proxied_user_owns_application_and_files(secure_etl, mode):
     env = ticket(secure_etl.cluster, secure_etl.place, superuser, "super")
     code, answer, err = secure_etl.run(config, **env)
     assert code == 0, err
-    assert _owner(secure_etl, storage.join(answer["dataset"], "manifest.json")) == "bob"
-    shard = next(iter(load_dataset(answer["dataset"]).manifest.splits["train"])).name
-    assert _owner(secure_etl, storage.join(answer["dataset"], shard)) == "bob"
+    # The dataset is bob's alone: of others only the superuser may look at it.
+    listed = cluster.run_as_superuser("hdfs", "dfs", "-ls", "-R", answer["dataset"]).stdout
+    entries = [line.split() for line in listed.splitlines() if line[:1] in ("-", "d")]
+    assert {owner for _, _, owner, *_ in entries} == {"bob"}
+    names = {path.rpartition("/")[2] for *_, path in entries}
+    assert "manifest.json" in names and any("tfrecord" in name for name in names)
     status = cluster.run(
         "yarn", "application", "-status", answer["application"], env={**cluster.env, **env}
     )
