@@ -12,6 +12,7 @@ from safetensors.numpy import load_file, save_file
 from howdah.config.loader import from_dict
 from howdah.data.family import FAMILIES
 from howdah.errors import ModelError
+from jobs import checks
 from tests.fixtures.dataset import build_dataset
 from tests.support.tiny_families import FAMILY_NAMES, LABELS, write_family
 from training.model import parameters
@@ -133,3 +134,18 @@ def test_rows_longer_than_roberta_s_positions_are_refused(tmp_path):
         with pytest.raises(ModelError, match="longer than the base model can read") as caught:
             check_fit(config, dataset, base)
         assert "at most 64" in caught.value.expected
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_job_asks_for_the_files_of_its_own_tokenizer(name, tmp_path):
+    base = write_family(str(tmp_path), name)
+    config = from_dict({"model": {"base": base}})
+    checks.model(config, print)
+    os.remove(os.path.join(base, "tokenizer.json"))
+    other = "vocab.json" if name == "bert" else "vocab.txt"
+    for present in (None, other):
+        if present is not None:
+            (tmp_path / present).write_text("of another kind")
+        with pytest.raises(ModelError, match="not whole") as caught:
+            checks.model(config, print)
+        assert "tokenizer.json" in caught.value.remedy
