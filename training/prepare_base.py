@@ -19,7 +19,7 @@ from training.model import parameters
 from training.model.pretrained import BaseModel, load_base
 from training.run.run import Run
 
-__all__ = ["agreed_base", "broadcast_files", "check_fit"]
+__all__ = ["agreed_base", "broadcast_files"]
 
 
 def agreed_base(
@@ -37,7 +37,7 @@ def agreed_base(
         base = load_base(
             config.model.base, revision=config.model.revision, label_names=manifest.labels
         )
-        check_fit(config, dataset, base)
+        _check_fit(config, dataset, base)
         for note in base.notes:
             run.say(note)
         facts = {"config": base.config, "hash": base.hash, "source": base.source}
@@ -64,14 +64,7 @@ def broadcast_files(files: dict[str, bytes], comm: Comm, root: int) -> dict[str,
     return {name: array.tobytes() for name, array in comm.broadcast(arrays, root=root).items()}
 
 
-def check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
-    """Refuse a base model that the dataset was not made for.
-
-    Raises:
-        ModelError: it is of another kind, has another tokenizer, or too few embeddings or
-            positions.
-        ConfigError: its layers cannot be divided or frozen as the configuration says.
-    """
+def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
     manifest, family = dataset.manifest, base.family
     if family.kind != manifest.kind or config.training.framework not in family.frameworks:
         raise ModelError(
