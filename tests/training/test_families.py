@@ -87,7 +87,11 @@ def test_from_a_table_to_predictions(made, name, framework, tmp_path):
     assert dataset.manifest.tokenizer.pad_id == (0 if name == "bert" else 1)
     run = train(
         str(tmp_path / "run"), dataset=dataset.path, base=base, framework=framework,
-        settings={"training.max_steps": 2, "data.max_length": 40},
+        settings={
+            "training.max_steps": 2,
+            "data.max_length": 40,
+            "evaluation.splits": ["validation", "test"],
+        },
     )  # fmt: skip
     assert len(run.losses()) == 2 and np.isfinite(run.losses()).all()
     accuracy = run.run_json()["metrics"]["test"]["accuracy"]
