@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.splits import TRAIN
-from howdah.data.family import IMAGE_FILES, family_of
+from howdah.data.family import FAMILIES, IMAGE_FILES, ModelFamily, family_of
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.modelfiles import base_config
 from howdah.errors import (
@@ -145,24 +145,28 @@ def model(config: Config, progress: Progress) -> None:
         names = {entry.name for entry in storage.list_dir(base) if not entry.is_dir}
     except NotFound:
         names = set()
-    expected = ["config.json", "tokenizer.json", "*.safetensors"]
-    missing = [name for name in ("config.json",) if name not in names]
-    if not missing:
-        family = family_of(base_config(base))
-        either = IMAGE_FILES if family.kind == "image" else family.tokenizer.vocabularies
-        expected[1] = " or ".join(either)
-        if not names.intersection(either):
-            missing.append(expected[1])
+    missing = [] if "config.json" in names else ["config.json"]
+    prepared = {family.model_type: _prepared_by(family) for family in FAMILIES.values()}
+    if not names.intersection(set().union(*prepared.values())):
+        missing.append("tokenizer.json")
     if not any(name.endswith(".safetensors") for name in names):
         missing.append("*.safetensors")
+    if not missing:
+        own = prepared[family_of(base_config(base)).model_type]
+        missing = [] if names.intersection(own) else [" or ".join(own)]
     if missing:
         raise ModelError(
             "the base model is not whole",
             where=f"model.base {base}",
-            expected=", ".join(expected),
+            expected="config.json, *.safetensors and the files of a tokenizer or image processor",
             got=", ".join(sorted(names)[:10]) or "no such directory, or an empty one",
             remedy=f"add the missing files: {', '.join(missing)}",
         )
+
+
+def _prepared_by(family: ModelFamily) -> tuple[str, ...]:
+    """Files of which a model of the family has at least one: what makes its rows."""
+    return IMAGE_FILES if family.kind == "image" else family.tokenizer.vocabularies
 
 
 def free_space(config: Config) -> None:

@@ -22,7 +22,7 @@ from training.model.pretrained import BaseModel, load_base
 from training.model.warm import start_from
 from training.run.run import Run
 
-__all__ = ["agreed_base", "broadcast_files", "check_fit"]
+__all__ = ["agreed_base", "broadcast_files"]
 
 
 def agreed_base(
@@ -40,7 +40,7 @@ def agreed_base(
         base = load_base(
             config.model.base, revision=config.model.revision, label_names=manifest.labels
         )
-        check_fit(config, dataset, base)
+        _check_fit(config, dataset, base)
         if (wanted := config.model.init_from) is not None:
             base = start_from(wanted, base, manifest.labels, config.training.seed)
         for note in base.notes:
@@ -69,14 +69,7 @@ def broadcast_files(files: dict[str, bytes], comm: Comm, root: int) -> dict[str,
     return {name: array.tobytes() for name, array in comm.broadcast(arrays, root=root).items()}
 
 
-def check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
-    """Refuse a base model that the dataset was not made for.
-
-    Raises:
-        ModelError: it is of another kind, has another tokenizer, or too few embeddings or
-            positions.
-        ConfigError: its layers cannot be divided or frozen as the configuration says.
-    """
+def _check_fit(config: Config, dataset: Dataset, base: BaseModel) -> None:
     manifest, family = dataset.manifest, base.family
     if manifest.task != config.data.task:
         raise ConfigError(

@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from howdah.config.loader import from_dict
+from howdah.config.loader import Config, from_dict
 from howdah.data.family import FAMILIES
+from howdah.data.manifest import Dataset
 from howdah.errors import ModelError
+from jobs import checks
 from tests.fixtures.dataset import build_dataset
 from tests.support.tiny_families import FAMILY_NAMES, LABELS, write_family
+from training.comm.base import SoloComm
 from training.model import parameters
 from training.model.pretrained import load_base
-from training.prepare_base import check_fit
+from training.prepare_base import agreed_base
 from training.serving.serve import open_model
+
+FEW = {"train": 4, "validation": 2, "test": 2}
+
+
+def check_fit(config: Config, dataset: Dataset) -> None:
+    """As the one rank of a run does before its first step."""
+    agreed_base(config, dataset, SoloComm(), SimpleNamespace(say=print))
 
 
 def rewrite(directory: str, change) -> None:
@@ -106,14 +117,15 @@ def test_a_dataset_of_another_family_s_tokenizer_is_refused(name, tmp_path):
     others = [other for other in FAMILY_NAMES if other != name]
     base = load_base(write_family(str(tmp_path / name), name))
     config = from_dict({"model": {"base": base.source}})
-    own = build_dataset(str(tmp_path / "own" / "v=1"), model_dir=base.source)
-    check_fit(config, own, base)
+    own = build_dataset(str(tmp_path / "own" / "v=1"), model_dir=base.source, rows=FEW)
+    check_fit(config, own)
     assert own.manifest.tokenizer.pad_id == (0 if name == "bert" else 1)
     for other in others:
         model_dir = write_family(str(tmp_path / other), other)
-        dataset = build_dataset(str(tmp_path / f"{other}-data" / "v=1"), model_dir=model_dir)
+        path = str(tmp_path / f"{other}-data" / "v=1")
+        dataset = build_dataset(path, model_dir=model_dir, rows=FEW)
         with pytest.raises(ModelError, match="tokenizer is not the dataset's") as caught:
-            check_fit(config, dataset, base)
+            check_fit(config, dataset)
         assert dataset.manifest.tokenizer.hash in caught.value.expected
         assert model_dir in caught.value.expected and "howdah etl" in caught.value.remedy
 
@@ -125,11 +137,26 @@ def test_rows_longer_than_roberta_s_positions_are_refused(tmp_path):
     config = from_dict({"model": {"base": base.source}})
     for length in (64, 65):
         dataset = build_dataset(
-            str(tmp_path / f"{length}" / "v=1"), model_dir=base.source, max_length=length
+            str(tmp_path / f"{length}" / "v=1"), model_dir=base.source, max_length=length, rows=FEW
         )
         if length == 64:
-            check_fit(config, dataset, base)
+            check_fit(config, dataset)
             continue
         with pytest.raises(ModelError, match="longer than the base model can read") as caught:
-            check_fit(config, dataset, base)
+            check_fit(config, dataset)
         assert "at most 64" in caught.value.expected
+
+
+@pytest.mark.parametrize("name", FAMILY_NAMES)
+def test_a_job_asks_for_the_files_of_its_own_tokenizer(name, tmp_path):
+    base = write_family(str(tmp_path), name)
+    config = from_dict({"model": {"base": base}})
+    checks.model(config, print)
+    os.remove(os.path.join(base, "tokenizer.json"))
+    other = "vocab.json" if name == "bert" else "vocab.txt"
+    for present in (None, other):
+        if present is not None:
+            (tmp_path / present).write_text("of another kind")
+        with pytest.raises(ModelError, match="not whole") as caught:
+            checks.model(config, print)
+        assert "tokenizer.json" in caught.value.remedy
