@@ -126,7 +126,7 @@ LATER = {
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "training.parallel.shard",
     "training.parallel.tensor", "training.parallel.pipeline",
-    "data.max_length", "data.kind", "data.format",
+    "data.max_length", "data.kind", "data.format", "data.task", "evaluation.metric",
     "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
     "job.gloo_timeout_seconds",
     "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",
