@@ -78,10 +78,8 @@ class Columns(Section):
 
     @field_validator("text_pair")
     @classmethod
-    def _names_a_column(cls, value: list[str] | None) -> list[str] | None:
-        if value == []:
-            raise ValueError("text_pair names no column: leave it out, or set it to null")
-        return value
+    def _none_is_null(cls, value: list[str] | None) -> list[str] | None:
+        return value or None
 
 
 class CsvOptions(Section):

@@ -113,7 +113,6 @@ def test_records_and_index_hold_them(tmp_path, task, labels):
         ({"task": "regression", "expect": {"min_rows_per_class": 3}}, "count labels"),
         ({"kind": "image", "columns": {"text_pair": "b"}}, "for texts"),
         ({"format": "tfrecord", "columns": {"text_pair": "b"}}, "ids of both sides"),
-        ({"columns": {"text_pair": []}}, "names no column"),
     ],
 )  # fmt: skip
 def test_what_means_nothing_for_a_task_is_refused(data, message):

@@ -128,6 +128,15 @@ def require_comparable(one: Variant, other: Variant, share: float | None) -> flo
             expected="more than 0 and less than 1, for example 0.1",
             got="none" if share is None else str(share),
         )
+    tasks = [each.info.get("task", "single_label") for each in (one, other)]
+    if tasks[0] != tasks[1] or bool(one.info.get("pairs")) != bool(other.info.get("pairs")):
+        raise ModelError(
+            "the two models are of different tasks",
+            where=other.path,
+            expected=f"{tasks[0]} ({one.path})",
+            got=tasks[1],
+            remedy="serve them apart, or train both on datasets of one task",
+        )
     if one.labels != other.labels:
         raise ModelError(
             "the two models have different labels",
