@@ -268,6 +268,12 @@ def _unchanged(
         return None
     progress(f"unchanged: {version}")
     found = committed(version, unchanged=True)
+    table = config.data.rejects_table
+    if table is not None and found.manifest.quality.get("rejects_table") != table:
+        progress(
+            f"WARNING: data.rejects_table {table} was not written: this version was made without"
+            " it; its rejected rows are in files of that version"
+        )
     expectations(config, found.manifest, progress)  # other ones may have been asked of it
     return found
 

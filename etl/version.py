@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -115,6 +116,7 @@ def write_files(
     ]
     _warn_empty(task, built, splits)
     _refuse_changed(task.spark, task.config, task.source)
+    built.quality["software"] = _software(task.spark)
     built.quality["seconds"] = round(time.monotonic() - began, 2)
     manifest = _manifest(task, built, layout, splits)
     if task.past is not None:
@@ -254,6 +256,7 @@ def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Kee
     table = task.config.data.rejects_table
     if table is not None:
         hive_write.write_rejects(task.spark, table, task.hash, task.directory, files)
+        built.quality["rejects_table"] = table
         task.progress(f"rejected rows are in {table}, dataset={task.hash}")
 
 
@@ -301,11 +304,25 @@ def _manifest(
     )
 
 
+def _software(spark: SparkSession) -> dict[str, str]:
+    """Versions of what made the dataset; `etl_version` has Howdah's."""
+    import tokenizers
+
+    return {
+        "spark": spark.version,
+        "python": platform.python_version(),
+        "tokenizers": tokenizers.__version__,
+        "numpy": np.__version__,
+    }
+
+
 def _described(source: Source, data: DataSection) -> dict:
     """The source in the manifest: the mapped columns, and its state when it was read."""
     state = dict(source.identity or {})
     if "columns" in state:  # of a Hive table: [name, type] of each
         state["schema"] = state.pop("columns")
+    if source.query is not None:  # of which the state has the hash
+        state["sql"] = source.query
     return {
         "kind": source.kind,
         "name": source.name,

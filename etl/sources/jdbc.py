@@ -7,6 +7,7 @@ the run.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from dataclasses import dataclass, field, replace
@@ -60,7 +61,7 @@ def resolved(spark: SparkSession, source: Source, data: DataSection) -> Source:
             "schema": [[f.name, f.dataType.simpleString()] for f in frame.schema.fields],
         }
         if source.query is not None:
-            identity["query"] = source.query
+            identity["query"] = hashlib.sha256(source.query.encode()).hexdigest()
         else:
             identity["table"] = source.name
         if options.predicates:

@@ -7,6 +7,7 @@ from pydantic import create_model
 
 from etl import pipeline
 from etl.sources.source import Source
+from etl.version import _described
 from howdah.config import loader as config_module
 from howdah.config.data import DataSection
 from howdah.config.types import Section
@@ -199,3 +200,28 @@ def test_a_version_of_an_earlier_format_is_another_one(monkeypatch):
     now = version()
     monkeypatch.setattr(pipeline, "ETL_FORMAT", pipeline.ETL_FORMAT - 1)
     assert version() != now
+
+
+# -------------------------------------------------------------------------- what a manifest says
+def test_a_tables_schema_and_the_mapped_columns_stand_side_by_side():
+    schema = [["body", "string"], ["topic", "string"]]
+    source = Source(kind="hive", name="q.sql", query="SELECT 1", identity={"columns": schema})
+    data = DataSection(format="hive", columns={"text": "body", "label": "topic"})
+    said = _described(source, data)
+    assert said["columns"]["text"] == ["body"] and said["schema"] == schema
+    assert said["sql"] == "SELECT 1"
+    assert source.identity == {"columns": schema}  # which is hashed
+
+
+def test_a_version_without_the_table_of_rejects_says_so(tmp_path, monkeypatch):
+    lines = []
+    for asked, written, warned in (("db.bad", None, 1), ("db.bad", "db.bad", 0), (None, None, 0)):
+        data = {"dataset": str(tmp_path), "rejects_table": asked}
+        config = config_module.from_dict({"data": data})
+        found = SimpleNamespace(manifest=SimpleNamespace(quality={"rejects_table": written}))
+        monkeypatch.setattr(pipeline, "committed", lambda path, unchanged, found=found: found)
+        monkeypatch.setattr(pipeline, "expectations", lambda *args: None)
+        monkeypatch.setattr(pipeline.storage, "exists", lambda path: True)
+        lines.clear()
+        pipeline._unchanged(config, SOURCE, ENCODER, lines.append)
+        assert sum("db.bad was not written" in line for line in lines) == warned

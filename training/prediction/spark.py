@@ -322,7 +322,8 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
             frame = reader.option("encoding", options.encoding).csv(source)
             return frame.toDF(*options.names) if options.names and not options.header else frame
         if form == "jsonl":
-            return spark.read.json(source)
+            # as the ETL reads it: the number 1.10 is the text 1.10
+            return spark.read.option("primitivesAsString", "true").json(source)
         if form == "parquet" or storage.exists(source):
             return spark.read.parquet(source)
         return spark.table(source)

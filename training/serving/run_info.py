@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howdah import redact
-from howdah.config.data import CleanOptions
+from howdah.config.data import CleanOptions, Columns
 from howdah.config.loader import Config
 from howdah.config.tasks import Task
-from howdah.data.manifest import Dataset
+from howdah.data.manifest import Dataset, DatasetManifest
 from training.model.pretrained import BaseModel
 from training.run.run_json import versions
 
@@ -86,7 +86,7 @@ def describe_run(
         clean={
             name: bool(manifest.cleaning.get(name, False)) for name in CleanOptions.model_fields
         },
-        columns=config.data.columns.model_dump(mode="json"),
+        columns=_columns(manifest, config),
         base={"source": redact.text(base.source), "hash": base.hash},
         tokenizer_hash=manifest.tokenizer.hash,
         dataset={
@@ -99,3 +99,14 @@ def describe_run(
         versions=versions(training.framework),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def _columns(manifest: DatasetManifest, config: Config) -> dict:
+    """The columns that the dataset was made of, whatever the training's configuration says.
+
+    Manifests of Hive tables by earlier versions, and of other writers, do not have them.
+    """
+    made_of = manifest.source.get("columns")
+    if not isinstance(made_of, dict):
+        return config.data.columns.model_dump(mode="json")
+    return Columns(**made_of).model_dump(mode="json")

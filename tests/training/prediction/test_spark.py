@@ -116,15 +116,17 @@ def test_predictions_become_a_partition_of_a_hive_table(model, tmp_path):
         with open(source, "w") as file:
             for number, text in enumerate(texts):
                 file.write(json.dumps({"key": str(number), "words": text}) + "\n")
+            file.write('{"key": 1.10, "words": "a number as its text"}\n')
         # without Hive's settings the metastore is in the working directory
         done = run(model, source, "table:predicted", "local[1]", "words", cwd=str(tmp_path))
         assert done.returncode == 0, done.stderr[-3000:]
         summary = json.loads(done.stdout.splitlines()[-1])
-        assert summary["rows"] == len(texts) and summary["run_id"] == "run-5"
+        assert summary["rows"] == len(texts) + 1 and summary["run_id"] == "run-5"
     rows = pq.read_table(str(tmp_path / "spark-warehouse" / "predicted")).to_pylist()
-    assert sorted(row["id"] for row in rows) == ["0", "1"]
+    assert sorted(row["id"] for row in rows) == ["0", "1", "1.10"]
     assert {row["run_id"] for row in rows} == {"run-5"}
-    assert {row["id"]: row["error"] is None for row in rows} == {"0": True, "1": False}
+    found = {row["id"]: row["error"] is None for row in rows}
+    assert found == {"0": True, "1": False, "1.10": True}
 
 
 # ------------------------------------------------------------------ what is there, and failures

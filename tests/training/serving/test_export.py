@@ -36,7 +36,9 @@ def weights_for(base, seed: int = 1) -> dict[str, np.ndarray]:
     return dict(base.weights) | head
 
 
-def make_dataset(directory: str, *, created: str = "2030-01-01T00:00:00+00:00", version: str = "1"):
+def make_dataset(
+    directory: str, *, created: str = "2030-01-01T00:00:00+00:00", version: str = "1", source=None
+):
     shard = ShardEntry(
         name="s", index_name="i", rows=7, bytes=1, crc32c=0, index_crc32c=0, tokens=9,
         class_counts={"0": 7}, length_histogram={"8": 7},
@@ -45,7 +47,8 @@ def make_dataset(directory: str, *, created: str = "2030-01-01T00:00:00+00:00", 
         dataset_hash=version, created=created, etl_version="1", labels=LABELS, max_length=48,
         tokenizer=TokenizerEntry(hash="tok", vocab_size=1013, pad_id=0, source="tiny"),
         record=RecordEntry(ids_dtype="uint16", columns={}), splits={"train": [shard]},
-        source={}, seed=1, split_rule={}, cleaning={"unicode_nfc": True, "html_tags": False},
+        source=source or {}, seed=1, split_rule={},
+        cleaning={"unicode_nfc": True, "html_tags": False},
     )  # fmt: skip
     path = os.path.join(directory, f"v={version}")
     os.makedirs(path)
@@ -66,6 +69,21 @@ def info(tmp_path, base, tiny_model_dir) -> RunInfo:
         config=config, dataset=make_dataset(str(tmp_path / "data")), base=base, run_id="run-1",
         step=12, metrics={"test": classification_metrics(labels, logits, LABELS)},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ({"columns": {"text": ["title", "body"], "label": "topic"}}, ["title", "body"]),
+        ({"columns": [["body", "string"]]}, ["configured"]),  # a Hive table's, by earlier versions
+        ({}, ["configured"]),
+    ],
+)
+def test_the_texts_columns_are_those_of_the_dataset(tmp_path, base, source, text):
+    config = from_dict({"data": {"columns": {"text": "configured"}}})
+    dataset = make_dataset(str(tmp_path), source=source)
+    found = describe_run(config=config, dataset=dataset, base=base, run_id="r", step=1, metrics={})
+    assert found.columns["text"] == text
 
 
 def write(target: str, base, info: RunInfo, **changes) -> str:
