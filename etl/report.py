@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 from importlib.resources import files
+from typing import Protocol
 
-from etl.build import Built
 from howdah import storage
 from howdah.data.manifest import DatasetManifest
 
@@ -15,7 +15,14 @@ HTML = "report.html"
 _MOST_CLASSES = 40
 
 
-def write(version: str, manifest: DatasetManifest, built: Built) -> None:
+class Samples(Protocol):
+    """Beginnings of texts: of rows by label, of rejected rows by reason."""
+
+    samples: dict[str, list[str]]
+    reject_samples: dict[str, list[str]]
+
+
+def write(version: str, manifest: DatasetManifest, built: Samples) -> None:
     """Write both files into a version directory (each whole or not at all)."""
     value = contents(manifest, built)
     text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
@@ -23,7 +30,7 @@ def write(version: str, manifest: DatasetManifest, built: Built) -> None:
     storage.write_whole(storage.join(version, HTML), page(value).encode("utf-8", "replace"))
 
 
-def contents(manifest: DatasetManifest, built: Built) -> dict:
+def contents(manifest: DatasetManifest, built: Samples) -> dict:
     """What the report says, as JSON."""
     splits = {}
     for name, shards in manifest.splits.items():

@@ -30,6 +30,7 @@ from training.data.planner import (
     padded_length,
 )
 from training.data.readers import BatchSource
+from training.data.replay import replayed
 from training.data.shard_cache import ShardCache
 from training.data.shards import ShardSet, node_cache
 from training.evaluation import metrics
@@ -215,7 +216,7 @@ def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | 
     path = None
     if comm.rank == 0:
         path = run.choose_dataset(lambda wanted: load_dataset(wanted).path)
-    dataset = load_dataset(comm.broadcast_json(path))
+    dataset = _seen(config, load_dataset(comm.broadcast_json(path)))
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))
     _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
@@ -223,11 +224,15 @@ def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | 
     return _job(config, device.gpu, precision, dataset, opened, base, weights)
 
 
+def _seen(config: Config, dataset: Dataset) -> Dataset:
+    return replayed(dataset, config.training.replay, config.training.seed)
+
+
 def _joined(
     config: Config, comm: Comm, run: Run, gpu: bool, facts: dict, files: dict[str, bytes]
 ) -> Job:
     """The job of a rank that joins a running job."""
-    dataset, precision = load_dataset(facts["path"]), facts["precision"]
+    dataset, precision = _seen(config, load_dataset(facts["path"])), facts["precision"]
     opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
     base = BaseModel(weights={}, tokenizer_files=files, **facts["base"])
     return _job(config, gpu, precision, dataset, opened, base, {})

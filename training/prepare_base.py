@@ -17,6 +17,7 @@ from howdah.errors import ModelError
 from training.comm.base import Comm
 from training.model import parameters
 from training.model.pretrained import BaseModel, load_base
+from training.model.warm import start_from
 from training.run.run import Run
 
 __all__ = ["agreed_base", "broadcast_files"]
@@ -38,6 +39,8 @@ def agreed_base(
             config.model.base, revision=config.model.revision, label_names=manifest.labels
         )
         _check_fit(config, dataset, base)
+        if (wanted := config.model.init_from) is not None:
+            base = start_from(wanted, base, manifest.labels, config.training.seed)
         for note in base.notes:
             run.say(note)
         facts = {"config": base.config, "hash": base.hash, "source": base.source}

@@ -143,6 +143,10 @@ def etl(
     append: Annotated[
         bool, typer.Option("--append", help="Add the rows to the newest version (data.append).")
     ] = False,
+    compact: Annotated[
+        bool,
+        typer.Option("--compact", help="Read no rows: merge the shards of the older parts."),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
@@ -156,6 +160,9 @@ def etl(
     if deploy_mode is not None:
         overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
     checked = load(config, overrides)
+    if compact:
+        _compact(checked, json)
+        return
     from etl.launch.submit import run
 
     result = run(checked, progress=say)
@@ -169,6 +176,72 @@ def etl(
             f"dataset {state}: {result.path}",
             "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in splits.items()),
             f"report: {result.report_path}",
+        ],
+    )
+
+
+def _compact(config, json: bool) -> None:
+    from etl.history import rewrite
+    from howdah.data.manifest import load_dataset
+
+    before = load_dataset(config.data.dataset)
+    made = rewrite.compact(before, say, target=config.data.shard_bytes)
+    shards = [sum(map(len, one.manifest.splits.values())) for one in (before, made)]
+    answer(
+        {"dataset": made.path, "shards_before": shards[0], "shards": shards[1]},
+        json,
+        [f"dataset: {made.path}", f"shards: {shards[0]:,} before, {shards[1]:,} now"],
+    )
+
+
+@app.command()
+def forget(
+    ids: Annotated[str, typer.Option(help="File (any storage) with an id of a row a line.")],
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Root of a dataset (data.dataset); repeatable.")
+    ] = None,
+    runs: Annotated[
+        list[str] | None, typer.Option(help="A run directory, or one of many; repeatable.")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="publish.directory, or a model in it; repeatable.")
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option(help="File or directory of predictions and the like; repeatable."),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; without it nothing is changed.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Remove rows from datasets, rejects, predictions and reports; list models trained on them."""
+    if not (dataset or runs or models or files):
+        raise UsageError("give at least one of --dataset, --runs, --models, --files")
+    allowed(
+        ("--ids", "path", ids),
+        *(("--dataset", "path", path) for path in dataset or ()),
+        *(("--runs", "path", path) for path in runs or ()),
+        *(("--models", "path", path) for path in models or ()),
+        *(("--files", "path", path) for path in files or ()),
+    )
+    from etl.history import forget as forgetting
+
+    wanted = forgetting.read_ids(ids)
+    places = {"datasets": dataset or [], "runs": runs or [], "files": files or []}
+    found = forgetting.survey(wanted, **places, models=models or [])
+    changed: list[str] = []
+    if apply:
+        changed = forgetting.apply(wanted, found, **places, progress=say)
+        forgetting.refuse_left(forgetting.survey(wanted, **places))
+    did = "removed; a scan finds none" if apply else "nothing is changed without --apply"
+    answer(
+        {"ids": len(wanted), "applied": apply, **found.as_dict(), "changed": changed},
+        json,
+        [
+            *(f"{path}: {count:,}" for path, count in found.files.items()),
+            *(f"trained on such rows: {one['path']} ({one['dataset']})" for one in found.models),
+            f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
         ],
     )
 

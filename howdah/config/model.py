@@ -8,7 +8,7 @@ KEY` and the Airflow trigger form show it.
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -56,6 +56,10 @@ class ModelSection(Section):
     """Base model: a directory (any storage) or a hub name."""
     revision: Revision | None = None
     """Revision (branch, tag or commit) on the hub."""
+    init_from: AnyPath | None = None
+    """Begin with the weights of a published model, <publish.directory>/<name>, or <name>@N for its
+    version N, or of an export (any storage). The dataset has all of its labels, and maybe new ones.
+    A run that may be resumed after the next publication names the version."""
     dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
     """Dropout of the transformer; null: the base model's."""
     attention_dropout: float | None = Field(default=None, ge=0.0, lt=1.0)
@@ -144,6 +148,9 @@ class TrainingSection(Section):
     """Rows of one optimizer step over all ranks; it does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
     """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
+    replay: Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)] | None = None
+    """Of an appended dataset's older training rows so many are trained on beside those of the
+    newest part: a fraction (below 1) or rows, in whole shards chosen by the seed. null: all."""
     num_train_epochs: float = Field(default=3.0, gt=0)
     """Epochs; fractions are allowed."""
     max_steps: int | None = Field(default=None, ge=1)

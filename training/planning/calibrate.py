@@ -23,6 +23,7 @@ from howdah.data.manifest import load_dataset
 from howdah.errors import DataError
 from training.comm.base import split_evenly
 from training.data.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
+from training.data.replay import replayed
 from training.data.shards import ShardSet, node_cache
 from training.model import parameters
 from training.model.pretrained import load_base
@@ -56,7 +57,9 @@ class Sizes:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._dataset = load_dataset(config.data.dataset)
+        training = config.training
+        dataset = load_dataset(config.data.dataset)
+        self._dataset = replayed(dataset, training.replay, training.seed)
         self._shards = ShardSet(self._dataset, TRAIN, cache=node_cache(config.training))
 
     def planner(self, global_batch_size: int) -> Planner:

@@ -1,0 +1,381 @@
+"""A version made from another one's files, without Spark: fewer shards, or without some rows.
+
+The new version lies in its own directory as a whole: it names no file of the versions before, so
+that those may be removed. It is committed as every other one, by its manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import re
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from hashlib import sha256
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etl import report
+from etl.workspace.staging import (
+    LEDGER,
+    REJECTS,
+    Lease,
+    attempt_name,
+    discard,
+    refuse_missing,
+    sweep,
+)
+from howdah import storage
+from howdah.data.manifest import (
+    MANIFEST,
+    Dataset,
+    DatasetManifest,
+    LedgerFile,
+    ShardEntry,
+    commit,
+    content_hash,
+    load_dataset,
+)
+from howdah.data.record import Columns, RecordLayout, ShardWriter, decode_example, read_frames
+from howdah.errors import DataError, StorageError
+
+Progress = Callable[[str], None]
+_ROWS = 2_000
+_DISCARD_SECONDS = 60.0
+_VALUE = {"rows": "node", "bands": "band"}
+_GROUP_ROWS = {"rows": 2_048, "bands": 65_536}
+_WORD = re.compile(r"[^\s\"'`,;<>(){}\[\]]+")
+_GONE = "[forgotten]"
+_COPY = re.compile(r"#\d+$")
+TARGET_BYTES = 96 * 2**20
+"""Of a merged shard, where nothing else is asked: as data.shard_bytes."""
+
+
+def is_one_of(row_id: str, ids: Collection[str]) -> bool:
+    """Whether a row is one of those named, or a copy that class balance has made (id#2)."""
+    return row_id in ids or _COPY.sub("", row_id) in ids
+
+
+def compact(dataset: Dataset, progress: Progress, *, target: int = TARGET_BYTES) -> Dataset:
+    """A version of the same rows with the shards and ledger files of all parts but the newest
+    merged; the dataset itself where there is nothing to merge.
+
+    Raises:
+        DataError: a file is not what the manifest says.
+    """
+    newest = _newest_parts(dataset.manifest)
+    merged = {entry.part for entry in _all_shards(dataset.manifest)} - newest
+    if len(merged) < 2:
+        progress(f"nothing to merge in {dataset.path}: {len(merged)} older parts")
+        return dataset
+    return _Rewrite(dataset=dataset, progress=progress, target=target, keep=newest).run()
+
+
+def without(dataset: Dataset, ids: Collection[str], progress: Progress) -> Dataset:
+    """A version without these rows, in its own directory, even where it has none of them."""
+    return _Rewrite(dataset=dataset, progress=progress, ids=frozenset(ids)).run()
+
+
+def rows_of(dataset: Dataset, entry: ShardEntry) -> Iterator[tuple[np.ndarray, int, bytes]]:
+    """(token ids or pixels, label, id) of a shard, checked."""
+    path, record = dataset.shard_path(entry), dataset.manifest.record
+    data = storage.read_bytes(path)
+    if len(data) != entry.bytes:
+        raise DataError(
+            "a shard is not the one that was committed",
+            where=path,
+            expected=f"{entry.bytes:,} bytes",
+            got=f"{len(data):,} bytes",
+            remedy="restore the file, or make the dataset again",
+        )
+    data = gzip.decompress(data) if record.compression == "gzip" else data
+    layout = layout_of(dataset.manifest)
+    for offset, payload in read_frames(data, path):
+        row = decode_example(payload, layout, where=f"{path}, offset {offset}")
+        yield row.input_ids, row.label, row.id
+
+
+def layout_of(manifest: DatasetManifest) -> RecordLayout:
+    """How its records are stored."""
+    record = manifest.record
+    return RecordLayout(
+        ids_dtype=record.ids_dtype,
+        columns=Columns(**{"length": None, **record.columns}),
+        image=record.image,
+        image_tokens=manifest.max_length if record.image is not None else 0,
+    )
+
+
+def _sweep(root: str) -> None:
+    with contextlib.suppress(StorageError):  # the next run sweeps as well
+        sweep(root)
+
+
+def _all_shards(manifest: DatasetManifest) -> list[ShardEntry]:
+    return [entry for shards in manifest.splits.values() for entry in shards]
+
+
+def _newest_parts(manifest: DatasetManifest) -> set[str | None]:
+    latest = f"v={manifest.dataset_hash}"
+    return {part.name for part in manifest.parts if part.version == latest}
+
+
+@dataclass(kw_only=True)
+class _Rewrite:
+    """One run.
+
+    Attributes:
+        target: bytes of a merged shard; None: every shard stays by itself.
+        keep: parts whose shards stay by themselves.
+        ids: of rows that are left out.
+    """
+
+    dataset: Dataset
+    progress: Progress
+    target: int | None = None
+    keep: Collection[str | None] = ()
+    ids: frozenset[str] = frozenset()
+    _files: int = field(default=0, init=False)
+
+    def run(self) -> Dataset:
+        old = self.dataset.manifest
+        hash_ = content_hash(
+            {"from": old.dataset_hash, "without": sorted(self.ids), "target": self.target}
+        )
+        path = storage.join(storage.parent(self.dataset.path), f"v={hash_}")
+        if storage.exists(storage.join(path, MANIFEST)):
+            return load_dataset(path)
+        lease = Lease(path)
+        with contextlib.ExitStack() as stack:
+            # last of all, when the lease has ended: what this run or a dead one left
+            stack.callback(_sweep, storage.parent(path))
+            stack.push(lease)
+            try:
+                lease.__enter__()
+                manifest = self._manifest(path, lease.token, hash_)
+                lease.beat()
+                refuse_missing(path, manifest)
+                commit(path, manifest)
+            except BaseException:
+                with contextlib.suppress(StorageError), storage.waiting_at_most(_DISCARD_SECONDS):
+                    discard(path, lease.token)
+                raise
+        self.progress(f"committed {path}")
+        return load_dataset(path)
+
+    def _manifest(self, path: str, token: str, hash_: str) -> DatasetManifest:
+        old = self.dataset.manifest
+        splits = {split: self._split(path, token, split) for split in old.splits}
+        splits = {split: shards for split, shards in splits.items() if shards}
+        quality = dict(old.quality)
+        quality["reject_files"] = self._rejects(path, token)
+        if self.ids:
+            kept = sum(entry.rows for shards in splits.values() for entry in shards)
+            before = sum(entry.rows for entry in _all_shards(old))
+            quality["forgotten"] = quality.get("forgotten", 0) + before - kept
+            if "leakage" in quality:  # pairs of ids
+                quality["leakage"] = {**quality["leakage"], "examples": []}
+            if "csv" in quality:
+                quality["csv"] = {**quality["csv"], "most_line_breaks_in": None}
+        latest, own = f"v={old.dataset_hash}", f"v={hash_}"
+        update = {
+            "dataset_hash": hash_,
+            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "splits": splits,
+            "quality": quality,
+            "parent": old.dataset_hash,
+            "schema_version": 2,
+            "parts": [
+                part.model_copy(update={"version": own}) if part.version == latest else part
+                for part in old.parts
+            ],
+        }
+        if old.ledger is not None:
+            files = self._ledger(path, token)
+            update["ledger"] = old.ledger.model_copy(update={"files": files})
+        manifest = old.model_copy(update=update)
+        # Beginnings of texts stand in the old report without their ids: none is taken over.
+        report.write(path, manifest, SimpleNamespace(samples={}, reject_samples={}))
+        return manifest
+
+    # -------------------------------------------------------------------------------- shards
+    def _split(self, path: str, token: str, split: str) -> list[ShardEntry]:
+        groups = list(self._groups(self.dataset.manifest.splits[split]))
+        made = []
+        for n, group in enumerate(groups):
+            stem = f"{split}-{n:05d}-of-{len(groups):05d}"
+            name = attempt_name(stem, token, self._next(), "tfrecord")
+            entry = self._shard(path, name, group)
+            if entry is not None:
+                part = group[0].part if len({one.part for one in group}) == 1 else None
+                made.append(entry.model_copy(update={"part": part}))
+        return made
+
+    def _groups(self, entries: Sequence[ShardEntry]) -> Iterator[list[ShardEntry]]:
+        if self.target is None:
+            yield from ([entry] for entry in entries)
+            return
+        group: list[ShardEntry] = []
+        for entry in entries:
+            if entry.part in self.keep:
+                continue
+            if group and sum(one.bytes for one in group) + entry.bytes > self.target:
+                yield group
+                group = []
+            group.append(entry)
+        if group:
+            yield group
+        yield from ([entry] for entry in entries if entry.part in self.keep)
+
+    def _shard(self, path: str, name: str, group: list[ShardEntry]) -> ShardEntry | None:
+        record, layout = self.dataset.manifest.record, layout_of(self.dataset.manifest)
+        buffer = io.BytesIO()  # a shard is to be held in memory as a whole, as it is read
+        writer, count, batch = ShardWriter(buffer, layout, compression=record.compression), 0, []
+        for entry in group:
+            for row in rows_of(self.dataset, entry):
+                if is_one_of(row[2].decode("utf-8"), self.ids):
+                    continue
+                batch.append(row)
+                count += 1
+                if len(batch) == _ROWS:
+                    _write(writer, batch)
+                    batch = []
+        _write(writer, batch)
+        if not count:
+            return None
+        stats = writer.close()
+        entry = stats.entry(name)
+        storage.write_whole(storage.join(path, name), buffer.getvalue())
+        storage.write_whole(storage.join(path, entry.index_name), stats.index)
+        return entry
+
+    # -------------------------------------------------------------------------------- Parquet
+    def _rejects(self, path: str, token: str) -> list[str]:
+        names = []
+        for old in self.dataset.manifest.quality.get("reject_files", []):
+            table = _filtered(storage.join(self.dataset.path, old), "id", self.ids)
+            table = _mapped(table, "detail", lambda text: without_mentions(text, self.ids))
+            if table.num_rows:
+                name = attempt_name(f"part-{len(names):05d}", token, self._next(), "parquet")
+                names.append(f"{REJECTS}/{name}")
+                _write_table(storage.join(path, names[-1]), table, _ROWS)
+        return sorted(names)
+
+    def _ledger(self, path: str, token: str) -> list[LedgerFile]:
+        groups: dict[tuple, list[LedgerFile]] = {}
+        for file in self.dataset.manifest.ledger.files:
+            apart = self.target is None or file.part in self.keep
+            key = (file.kind, file.bucket, file.part if apart else None)
+            groups.setdefault(key, []).append(file)
+        gone = self._nodes_without_rows()
+        made = []
+        for (kind, bucket, part), files in groups.items():
+            paths = [self.dataset.ledger_path(file) for file in files]
+            if kind == "rows":
+                tables = [_filtered(one, "id", self.ids) for one in paths]
+                tables = [_mapped(one, "cluster", self._cluster(token)) for one in tables]
+            else:
+                tables = [_filtered(one, "node", gone) for one in paths]
+            table = pa.concat_tables(tables)
+            if not table.num_rows:
+                continue
+            order = [(name, "ascending") for name in table.schema.names if name != "signature"]
+            table = table.sort_by(order)
+            name = attempt_name(f"{kind}-{bucket:04d}", token, self._next(), "parquet")
+            target = storage.join(path, f"{LEDGER}/{name}")
+            _write_table(target, table, _GROUP_ROWS[kind])
+            made.append(
+                LedgerFile(
+                    kind=kind, bucket=bucket, part=part, name=f"{LEDGER}/{name}",
+                    bytes=storage.size(target), rows=table.num_rows,
+                )
+            )  # fmt: skip
+        return made
+
+    def _nodes_without_rows(self) -> frozenset[int]:
+        """Nodes of the rows that are left out, unless another row has the same text."""
+        gone, stay = set(), set()
+        if not self.ids:
+            return frozenset()
+        for file in self.dataset.manifest.ledger.files:
+            if file.kind == "rows":
+                table = _read(self.dataset.ledger_path(file), ["id", "node"])
+                for row_id, node in zip(*(c.to_pylist() for c in table.columns), strict=True):
+                    (gone if is_one_of(row_id, self.ids) else stay).add(node)
+        return frozenset(gone - stay)
+
+    def _cluster(self, token: str) -> Callable[[str], str]:
+        """Names of clusters: one that was named by a row that is left out gets another name."""
+
+        def name(cluster: str) -> str:
+            if not is_one_of(cluster, self.ids):
+                return cluster
+            return "forgotten-" + sha256(f"{token}:{cluster}".encode()).hexdigest()[:16]
+
+        return name
+
+    def _next(self) -> int:
+        self._files += 1
+        return self._files
+
+
+def _write(writer: ShardWriter, batch: list[tuple[np.ndarray, int, bytes]]) -> None:
+    if batch:
+        ids, labels, row_ids = zip(*batch, strict=True)
+        writer.write(list(ids), list(labels), list(row_ids))
+
+
+def _read(path: str, columns: list[str] | None = None) -> pa.Table:
+    with storage.open_read(path) as file:
+        return pq.read_table(pa.PythonFile(file, "r"), columns=columns)
+
+
+def _filtered(path: str, column: str, unwanted: Collection) -> pa.Table:
+    table = _read(path)
+    if not unwanted:
+        return table
+    values = table.column(column).to_pylist()
+    if column == "id":
+        mask = [value is None or not is_one_of(value, unwanted) for value in values]
+    else:
+        mask = [value not in unwanted for value in values]
+    return table.filter(pa.array(mask, pa.bool_()))
+
+
+def _mapped(table: pa.Table, column: str, change: Callable[[str], str]) -> pa.Table:
+    values = [value and change(value) for value in table.column(column).to_pylist()]
+    at = table.schema.get_field_index(column)
+    return table.set_column(at, column, pa.array(values, table.schema.field(at).type))
+
+
+def mentions(text: str, ids: Collection[str]) -> Iterator[tuple[int, int]]:
+    """(begin, end) of each mention: a word that is an id, or an id of several words."""
+    for match in _WORD.finditer(text):
+        word = match[0].strip(".:")
+        if is_one_of(word, ids):
+            begin = match.start() + match[0].index(word)
+            yield begin, begin + len(word)
+    for row_id in ids:
+        if not _WORD.fullmatch(row_id):
+            at = text.find(row_id)
+            while at >= 0:
+                yield at, at + len(row_id)
+                at = text.find(row_id, at + len(row_id))
+
+
+def without_mentions(text: str, ids: Collection[str]) -> str:
+    """The text with each mention of one of the ids replaced."""
+    for begin, end in sorted(set(mentions(text, ids)), reverse=True):
+        text = text[:begin] + _GONE + text[end:]
+    return text
+
+
+def _write_table(path: str, table: pa.Table, row_group_rows: int) -> None:
+    buffer = io.BytesIO()
+    pq.write_table(table, buffer, row_group_size=row_group_rows)
+    storage.write_whole(path, buffer.getvalue())

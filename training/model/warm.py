@@ -1,0 +1,123 @@
+"""Begin from a published model: its weights, with the classifier's rows by their labels' names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from howdah import storage
+from howdah.errors import ModelError
+from howdah.models.registry import Published
+from training.model import parameters
+from training.model.pretrained import BaseModel, label_names_of, load_base
+
+__all__ = ["locate", "start_from"]
+
+_VERSION = re.compile(r"(.+)@([1-9][0-9]*)")
+
+
+def locate(wanted: str) -> str:
+    """The directory that `model.init_from` names: that of a published model's current version, of
+    NAME@VERSION, or an export as it is.
+
+    Raises:
+        ModelError: there is none.
+    """
+    pinned = _VERSION.fullmatch(wanted)
+    if pinned is not None and not storage.exists(wanted):
+        published, number = Published(pinned[1]), int(pinned[2])
+        published.version(number)
+        return published.path_of(number)
+    published = Published(wanted)
+    current = published.current()
+    if current is not None:
+        return published.path_of(current["version"])
+    if not storage.exists(storage.join(wanted, "config.json")):
+        raise ModelError(
+            "there is no model to begin from",
+            where="model.init_from",
+            expected="<publish.directory>/<name>, one of its versions as <name>@N, or an export",
+            got=wanted,
+            remedy="publish a model first, or leave model.init_from out",
+        )
+    return wanted
+
+
+def start_from(wanted: str, base: BaseModel, labels: Sequence[str], seed: int) -> BaseModel:
+    """The base with the weights of the model that `model.init_from` names, classifier included.
+
+    The hash is of both, so that a run resumes only from checkpoints that began the same way.
+
+    Args:
+        labels: the dataset's, in their order: those of the model and, maybe, new ones, whose rows
+            of the classifier are drawn by the seed.
+    Raises:
+        ModelError: another family or shape, or a label that the dataset has not.
+    """
+    path = locate(wanted)
+    theirs = load_base(path)
+    known = label_names_of(theirs.config) or []
+    theirs = load_base(path, label_names=known)
+    missing = [name for name in known if name not in labels]
+    if missing or not known:
+        raise ModelError(
+            "the model to begin from has labels that the dataset has not",
+            where=f"model.init_from {path}",
+            expected=f"no others than {', '.join(labels)}",
+            got=", ".join(known) or "no labels in its config.json",
+            remedy="append to the dataset that it was trained on (labels keep their numbers), or"
+            " leave model.init_from out",
+        )
+    _check_shapes(base, theirs, path)
+    drawn = parameters.start_weights(
+        base.config, {**base.weights, **_no_head(theirs)}, num_labels=len(labels), seed=seed
+    )
+    head = _head_by_name(theirs, known, labels, drawn)
+    new = [name for name in labels if name not in known]
+    note = f"begins from {path}" + (f"; new labels: {', '.join(new)}" if new else "")
+    both = hashlib.sha256(f"{base.hash}:{theirs.hash}".encode()).hexdigest()[:16]
+    return replace(base, weights={**_no_head(theirs), **head}, hash=both, notes=(*base.notes, note))
+
+
+def _no_head(model: BaseModel) -> dict[str, np.ndarray]:
+    return {name: model.weights[name] for name in model.family.encoder_shapes(model.config)}
+
+
+def _head_by_name(
+    theirs: BaseModel,
+    known: Sequence[str],
+    labels: Sequence[str],
+    drawn: Mapping[str, np.ndarray],
+) -> dict[str, np.ndarray]:
+    """The classifier: rows of a label by its name, those of new labels as drawn."""
+    family = theirs.family
+    shapes = family.head_shapes(theirs.config, len(labels))
+    other = family.head_shapes(theirs.config, len(labels) + 1)
+    numbers = [labels.index(name) for name in known]
+    head = {}
+    for name, shape in shapes.items():
+        old = theirs.weights[name]
+        if shape == other[name]:  # not a row a label
+            head[name] = old
+            continue
+        head[name] = np.array(drawn[name])
+        head[name][numbers] = old
+    return head
+
+
+def _check_shapes(base: BaseModel, theirs: BaseModel, path: str) -> None:
+    ours, found = (m.family.encoder_shapes(m.config) for m in (base, theirs))
+    if base.family != theirs.family or ours != found:
+        differ = [name for name in ours if ours[name] != found.get(name)]
+        raise ModelError(
+            "the model to begin from is of another kind or size than model.base",
+            where=f"model.init_from {path}",
+            expected=f"a {base.family.title} with the shapes of {base.source}",
+            got=theirs.family.title
+            + (f", {differ[0]} {found.get(differ[0], 'missing')}" if differ else ""),
+            remedy="set model.base to the base that it was trained from",
+        )
