@@ -99,6 +99,7 @@ def append_days(place, base, days: int, count: int, seed: int):
     return past, result, before, gone
 
 
+@pytest.mark.full
 def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
     _, result, _, gone = append_days(tmp_path, tiny_model_dir, 2, 24, seed=3)
     assert [part.name for part in result.manifest.parts] == ["day-00", "day-01"]
