@@ -21,7 +21,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl import report
-from etl.workspace.staging import LEDGER, REJECTS, Lease, attempt_name, discard, refuse_missing
+from etl.workspace.staging import (
+    LEDGER,
+    REJECTS,
+    Lease,
+    attempt_name,
+    discard,
+    refuse_missing,
+    sweep,
+)
 from howdah import storage
 from howdah.data.manifest import (
     MANIFEST,
@@ -103,6 +111,11 @@ def layout_of(manifest: DatasetManifest) -> RecordLayout:
     )
 
 
+def _sweep(root: str) -> None:
+    with contextlib.suppress(StorageError):  # the next run sweeps as well
+        sweep(root)
+
+
 def _all_shards(manifest: DatasetManifest) -> list[ShardEntry]:
     return [entry for shards in manifest.splits.values() for entry in shards]
 
@@ -139,6 +152,8 @@ class _Rewrite:
             return load_dataset(path)
         lease = Lease(path)
         with contextlib.ExitStack() as stack:
+            # last of all, when the lease has ended: what this run or a dead one left
+            stack.callback(_sweep, storage.parent(path))
             stack.push(lease)
             try:
                 lease.__enter__()

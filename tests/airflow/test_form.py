@@ -121,7 +121,7 @@ def test_limits_are_in_the_help_since_the_form_shows_none():
 LATER = {
     "data.balance_ratio", "data.partitions", "data.query_file",  # with other keys
     "data.dedup.num_permutations", "data.dedup.bands", "data.dedup.ngram",
-    "data.split.validation", "data.split.test",
+    "data.split.validation", "data.split.test", "data.append.part", "training.replay",
     "data.split.time.validation_from", "data.split.time.test_from",
     "training.per_device_max_tokens", "training.early_stopping.patience",
     "training.gradient_checkpointing", "training.comm", "training.parallel.shard",

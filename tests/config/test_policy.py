@@ -23,6 +23,7 @@ NAMES_NOTHING = {
     "data.csv.quote", "data.csv.escape", "data.csv.encoding", "data.tfrecord.input_ids",
     "data.tfrecord.attention_mask", "data.tfrecord.label", "data.tfrecord.id",
     "data.labels", "data.split.fold", "data.split.column", "data.split.values",
+    "data.append.part",
     "data.split.group", "data.split.time.column", "data.split.time.validation_from",
     "data.split.time.test_from", "data.spark.driver_memory",
     "data.spark.executor_memory", "training.class_weights", "gate.minimum", "publish.name",

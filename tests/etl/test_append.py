@@ -100,6 +100,40 @@ def append_days(place, base, days: int, count: int, seed: int):
 
 
 @pytest.mark.full
+def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
+    _, result, _, gone = append_days(tmp_path, tiny_model_dir, 2, 24, seed=3)
+    assert [part.name for part in result.manifest.parts] == ["day-00", "day-01"]
+    assert set(gone.values()) & {"exact_duplicate", "near_duplicate"}
+
+
+@pytest.mark.full
+def test_a_part_that_is_read_again_keeps_the_places_of_its_rows(spark, tmp_path, tiny_model_dir):
+    rng, frozen = random.Random(5), {"frozen": ["test"]}
+    first = day_rows(0, [], 30, rng)
+    second = day_rows(1, first, 20, rng)
+    run(config_for(tmp_path, tiny_model_dir, first, "a", append=frozen))
+    result, _ = run(config_for(tmp_path, tiny_model_dir, second, "b", append=frozen))
+    before = places_of(result)
+    again, lines = run(config_for(tmp_path, tiny_model_dir, second, "b", append=frozen))
+    assert again.path != result.path  # the file was written again: another state of the part
+    assert places_of(again) == before
+    gone = next(row for row in first if row[0] in before)
+    late = [row for row in first if row != gone] + day_rows(2, first + second, 10, rng)
+    result, lines = run(config_for(tmp_path, tiny_model_dir, late, "a", append=frozen))
+    assert any("replaces its older state" in line for line in lines)
+    places = places_of(result)
+    texts = {row_id: text for row_id, text, _ in [*first, *second, *late]}
+    assert gone[0] not in places
+    assert {i: s for i, s in places.items() if i in before} == {
+        i: s for i, s in before.items() if i != gone[0]
+    }
+    tested = {i for i, split in places.items() if split == "test"}
+    assert tested == {i for i, s in before.items() if s == "test"} - {gone[0]}
+    assert leaks(places, texts) == []
+    assert [part.name for part in result.manifest.parts] == ["a", "b"]
+
+
+@pytest.mark.full
 def test_ten_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
     past, result, places, gone = append_days(tmp_path, tiny_model_dir, DAYS, 40, seed=3)
     assert len(result.manifest.parts) == DAYS and result.manifest.schema_version == 2

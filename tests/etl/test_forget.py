@@ -1,0 +1,174 @@
+"""Versions made from others without Spark: merged shards, and versions without some rows."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.history import forget, rewrite
+from etl.workspace import staging
+from howdah import cli, storage
+from howdah.config.splits import SPLITS
+from howdah.data.manifest import load_dataset
+from howdah.errors import ConfigError, DataError
+from tests.support.appended import build_appended, ids_of
+from training.data.replay import replayed
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.fixture
+def root(tmp_path, tiny_model_dir):
+    build_appended(str(tmp_path / "data"), model_dir=tiny_model_dir, days=3)
+    return str(tmp_path / "data")
+
+
+def versions(root: str) -> int:
+    return sum(
+        storage.exists(storage.join(e.path, "manifest.json")) for e in storage.list_dir(root)
+    )
+
+
+def test_shards_of_versions_before_are_found_and_stay_when_it_is_swept(root):
+    staging.sweep(root)
+    found = ids_of(load_dataset(root))
+    assert len(found["train"]) == 18 and "d0-train-0" in found["train"]
+    old = storage.join(root, "v=0000000000000000")
+    assert {e.name for e in storage.list_dir(old) if e.is_dir} == {"ledger", "rejects"}
+    assert "parent" not in json.dumps(load_dataset(old).manifest.model_dump())
+
+
+def test_a_missing_shard_of_a_version_before_is_named(root):
+    dataset = load_dataset(root)
+    entry = dataset.manifest.splits["train"][0]
+    storage.remove(dataset.shard_path(entry))
+    with pytest.raises(DataError) as caught:
+        ids_of(dataset)
+    assert "v=0000000000000000" in str(caught.value)
+
+
+def test_compaction_merges_all_parts_but_the_newest(root):
+    before = load_dataset(root)
+    made = rewrite.compact(before, quiet)
+    assert ids_of(made) == ids_of(before) and load_dataset(root).path == made.path
+    assert [e.part for e in made.manifest.splits["train"]] == [None, "day-2"]
+    assert {f.part for f in made.manifest.ledger.files} == {None, "day-2"}
+    assert sum(f.rows for f in made.manifest.ledger.files if f.kind == "rows") == 33
+    again = rewrite.compact(made, quiet)
+    assert again.path == made.path  # one older part is left: nothing to merge
+    staging.sweep(root)
+    assert ids_of(load_dataset(root)) == ids_of(before)
+    for entry in storage.list_dir(root):  # it needs no version before
+        if entry.path != made.path:
+            storage.remove(entry.path, recursive=True)
+    assert len(ids_of(load_dataset(root))["train"]) == 18
+
+
+def test_a_run_that_fails_leaves_the_parent_whole(root, monkeypatch):
+    before = load_dataset(root)
+    held = ids_of(before)
+
+    def fails(*args):
+        raise DataError("no more room")
+
+    for step in ("refuse_missing", "commit"):
+        with monkeypatch.context() as patch:
+            patch.setattr(rewrite, step, fails)
+            with pytest.raises(DataError):
+                rewrite.compact(before, quiet)
+        assert versions(root) == 3 and len(storage.list_dir(root)) == 3
+        assert ids_of(load_dataset(root)) == held
+
+
+def test_replay_takes_the_newest_part_and_some_of_the_older(root):
+    dataset = load_dataset(root)
+    assert replayed(dataset, None, 1) is dataset
+    none = replayed(dataset, 0, 1)
+    assert [e.part for e in none.manifest.splits["train"]] == ["day-2"]
+    assert none.manifest.splits["test"] == dataset.manifest.splits["test"]
+    for wanted in (0.5, 6):
+        half = replayed(dataset, wanted, 1)
+        assert half.manifest.rows("train") == 12
+        assert half.manifest_hash == replayed(dataset, wanted, 1).manifest_hash
+        assert len({half.manifest_hash, none.manifest_hash, dataset.manifest_hash}) == 3
+    chosen = {replayed(dataset, 6, s).manifest.splits["train"][0].part for s in range(8)}
+    assert chosen == {"day-0", "day-1"}
+    with pytest.raises(ConfigError):
+        replayed(load_dataset(root).__class__(
+            path="x", manifest=dataset.manifest.model_copy(update={"parts": []}),
+            manifest_hash="y"), 0.5, 1)  # fmt: skip
+
+
+def test_nothing_is_left_of_a_forgotten_row(root, tmp_path):
+    runs, ids = tmp_path / "runs" / "one", {"d0-train-0", "d1-test-1", "gone-1"}
+    (runs / "predictions").mkdir(parents=True)
+    (runs / "export").mkdir()
+    rows = {"id": ["d0-train-0", "d0-train-1"], "text": ["a", "b"]}
+    pq.write_table(pa.table(rows), runs / "predictions" / "p.parquet")
+    (runs / "predictions" / "p.csv").write_text('id,text\nd1-test-1,"a\nb"\nd1-test-0,c\n')
+    (runs / "predictions" / "p.jsonl").write_text('{"id": "gone-1"}\n{"id": "x"}\n')
+    (runs / "rank-0.log").write_text("row d0-train-0: too long\nother\n")
+    trained = load_dataset(storage.join(root, "v=0000000000000001"))
+    info = {"run_id": "r1", "dataset": {"hash": trained.manifest.dataset_hash}}
+    (runs / "export" / "howdah.json").write_text(json.dumps(info))
+    places = {"datasets": [root], "runs": [str(tmp_path / "runs")]}
+    before, listed = ids_of(load_dataset(root)), sorted(storage.find(f"{root}/*/*"))
+    found = forget.survey(ids, **places)
+    assert sorted(storage.find(f"{root}/*/*")) == listed  # a survey changes nothing
+    assert len(found.versions) == 3 and found.models[0]["run_id"] == "r1"
+    assert {p.rpartition(".")[2] for p in found.files} >= {"parquet", "csv", "jsonl", "log"}
+    with pytest.raises(DataError) as caught:
+        forget.refuse_left(found)
+    assert caught.value.exit_code == 3
+    changed = forget.apply(ids, found, **places, progress=quiet)
+    forget.refuse_left(forget.survey(ids, **places))
+    after = load_dataset(root)
+    assert after.path in changed and versions(root) == 1
+    got = ids_of(after)
+    for split in SPLITS:
+        assert set(before[split]) - set(got[split]) == ids & set(before[split])
+    ledger = after.manifest.ledger.files
+    assert sum(f.rows for f in ledger if f.kind == "bands") == 31
+    assert [p.name for p in after.manifest.parts] == ["day-0", "day-1", "day-2"]
+    assert (runs / "predictions" / "p.csv").read_text() == "id,text\nd1-test-0,c\n"
+    assert (runs / "rank-0.log").read_text() == "row [forgotten]: too long\nother\n"
+    assert pq.read_table(runs / "predictions" / "p.parquet").num_rows == 1
+
+
+def test_what_has_none_of_the_rows_stays_as_it_is(root):
+    listed = sorted(storage.find(f"{root}/*/*"))
+    found = forget.survey({"nobody"}, datasets=[root])
+    assert found.files == {} == forget.survey({"train-0"}, datasets=[root]).files
+    assert forget.apply({"nobody"}, found, datasets=[root], progress=quiet) == []
+    assert sorted(storage.find(f"{root}/*/*")) == listed
+
+
+def test_a_list_without_ids_and_a_single_version_are_refused(root, tmp_path):
+    (tmp_path / "ids").write_text("\n \n")
+    with pytest.raises(DataError):
+        forget.read_ids(str(tmp_path / "ids"))
+    with pytest.raises(DataError) as caught:
+        forget.survey({"a"}, datasets=[load_dataset(root).path])
+    assert root in str(caught.value)
+
+
+def test_the_commands_say_what_they_find_and_change_nothing_unasked(root, tmp_path, capsys):
+    (tmp_path / "ids").write_text("d0-train-0\n")
+    words = ["forget", "--ids", str(tmp_path / "ids"), "--dataset", root, "--json"]
+    assert howdah(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert not said["applied"] and len(said["versions"]) == 3 and versions(root) == 3
+    assert howdah([*words, "--apply"]) == 0
+    assert json.loads(capsys.readouterr().out)["applied"] and versions(root) == 1
+    assert howdah(["forget", "--ids", str(tmp_path / "ids")]) == 2
+    capsys.readouterr()
+    assert howdah(["etl", "--compact", "--set", f"data.dataset={root}", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["shards"] < said["shards_before"]
+
+
+def howdah(words: list[str]) -> int:
+    return cli.run(lambda: cli.app(words, standalone_mode=False), as_json="--json" in words)
