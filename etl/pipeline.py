@@ -20,7 +20,7 @@ from etl.workspace.scratch import Scratch
 from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
 from howdah import storage
 from howdah.config.model import Config
-from howdah.config.source_options import LAKES
+from howdah.config.options.source import LAKES
 from howdah.data.inputs import ENCODERS, AnyEncoder
 from howdah.data.manifest import (
     MANIFEST,

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from etl.sources.given import GIVEN
-from howdah.config.split_options import SplitOptions
+from howdah.config.options.split import SplitOptions
 from howdah.config.splits import TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
 from howdah.errors import DataError

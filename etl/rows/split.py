@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from etl.rows.draw import draw, newest, refuse_too_few
 from etl.sources.given import GIVEN, MOMENT
 from howdah import redact
-from howdah.config.split_options import SplitOptions, moment
+from howdah.config.options.split import SplitOptions, moment
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION, Split
 from howdah.config.tasks import Task
 

@@ -4,7 +4,7 @@ Rows get up to three more columns, and only those that `data.split` asks for (`c
 
     given   string, the split that the data names; null: none
     groups  array<string>, "<column>=<value>" of each column of data.split.group that has a value
-    moment  double, `split_options.moment` of the row's time
+    moment  double, `options.split.moment` of the row's time
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from etl.sources import hive, jdbc, lake
 from etl.sources import source as sources
 from etl.sources.source import Source
 from howdah.config.data import DataSection
-from howdah.config.split_options import SplitOptions, SplitTime, is_number
+from howdah.config.options.split import SplitOptions, SplitTime, is_number
 from howdah.config.splits import Split
 from howdah.errors import ConfigError
 from howdah.storage import Entry
@@ -187,7 +187,7 @@ def _group(name: str, value: Column) -> Column:
 
 
 def _moment(column: Column, kind: DataType) -> Column:
-    """`split_options.moment` in Spark; null where a value is neither number nor date."""
+    """`options.split.moment` in Spark; null where a value is neither number nor date."""
     if isinstance(kind, NumericType):
         number = column.cast("double")
         return F.when(~F.isnan(number), number)

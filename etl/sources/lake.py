@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from etl.sources.source import Source
 from howdah import storage
 from howdah.config.data import DataSection
-from howdah.config.source_options import LAKES, TABLE, moment_of
+from howdah.config.options.source import LAKES, TABLE, moment_of
 from howdah.errors import DataError
 from howdah.spark.errors import translated
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.data import DataSection
-from howdah.config.source_options import LAKES, TABLE
+from howdah.config.options.source import LAKES, TABLE
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.append import AppendOptions
-from howdah.config.source_options import LAKES, TABLE, JdbcOptions, check_as_of
-from howdah.config.split_options import MOST_FOLDS, SplitOptions
+from howdah.config.options.append import AppendOptions
+from howdah.config.options.source import LAKES, TABLE, JdbcOptions, check_as_of
+from howdah.config.options.split import MOST_FOLDS, SplitOptions
 from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
     AnyPath,

@@ -150,6 +150,7 @@ def test_what_the_field_takes_the_configuration_takes(name):
     """Else a user would learn of it only from a failed run."""
     schema = FIELDS[name].schema
     edges = [schema[k] for k in ("minimum", "maximum") if k in schema] + schema.get("enum", [])
+    edges.append(FIELDS[name].default)
     taken = 0
     for value in [*CANDIDATES, *edges]:
         if not accepts(schema, value):

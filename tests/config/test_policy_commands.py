@@ -55,6 +55,7 @@ def test_commands_are_in_one_of_two_lists():
         (["submit", "--dry-run", "--config", "-"], ["data.source", "run.user"]),
         (["evaluate", "--model", "/root"], ["--model"]),
         (["baseline", "--output", "/etc"], ["--output"]),
+        (["forget", "--ids", "/etc/passwd", "--dataset", "/etc"], ["--ids", "--dataset"]),
         (["report", "/etc", "/srv/run", "--output", "/etc/x"], ["RUN", "--output"]),
         (["crossval", "--config", "-"], ["data.source", "run.user"]),
         (["export", "--checkpoint", "/a", "--output", "/b"], ["--checkpoint", "--output"]),

@@ -10,7 +10,7 @@ import pytest
 from etl.sources import given
 from howdah.config import loader as config_module
 from howdah.config.data import DataSection
-from howdah.config.source_options import moment_of
+from howdah.config.options.source import moment_of
 from howdah.errors import ConfigError
 from howdah.spark import connectors
 from tests import ROOT

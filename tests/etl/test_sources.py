@@ -13,7 +13,7 @@ import pytest
 from etl.sources import given, hive, reading
 from etl.sources import source as sources
 from howdah.config import loader as config_module
-from howdah.config.split_options import moment
+from howdah.config.options.split import moment
 from howdah.errors import ConfigError, DataError
 
 ROWS = [

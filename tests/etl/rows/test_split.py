@@ -9,7 +9,7 @@ from etl.rows import draw, split, units
 from etl.sources.given import GIVEN, MOMENT
 from etl.workspace.scratch import Scratch
 from howdah.config import loader as config_module
-from howdah.config.split_options import SplitOptions, moment
+from howdah.config.options.split import SplitOptions, moment
 from howdah.errors import ConfigError, DataError
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences, write_csv
 

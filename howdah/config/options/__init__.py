@@ -1,0 +1,1 @@
+"""Groups of keys of the section `data`."""
