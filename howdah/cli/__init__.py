@@ -39,7 +39,7 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 
 _UNDER_POLICY = {
-    "baseline", "config", "crossval", "doctor", "etl", "evaluate", "export", "forget", "gate", "guard",
+    "baseline", "config", "crossval", "doctor", "etl", "evaluate", "export", "gate", "guard",
     "kill", "logs", "plan", "predict", "ps", "publish", "register", "report", "scale", "status",
     "submit", "train", "tune",
 }  # fmt: skip
