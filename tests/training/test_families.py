@@ -10,12 +10,14 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
 
 from howdah.config.loader import dump_yaml, from_dict
-from howdah.data.manifest import load_dataset
+from howdah.data.manifest import Dataset, load_dataset
 from tests import ROOT
 from tests.fixtures.spark import etl
 from tests.runs.training_runs import NO_DROPOUT, train
@@ -46,8 +48,8 @@ def command(*argv: str, code: int = 0) -> str:
 
 
 @pytest.fixture(scope="module")
-def made(spark, tmp_path_factory) -> dict[str, tuple[str, str]]:
-    """{family: (base, dataset)} of one table."""
+def made(spark, tmp_path_factory) -> Callable[[str], tuple[str, Dataset]]:
+    """(base, dataset) of a family, made of one table when it is first asked for."""
     place = tmp_path_factory.mktemp("families")
     rng = np.random.default_rng(4)
     with open(place / "rows.csv", "w", encoding="utf-8", newline="") as file:
@@ -58,14 +60,15 @@ def made(spark, tmp_path_factory) -> dict[str, tuple[str, str]]:
             label = ("even", "odd")[number % 2]
             part = words()[number % 2 : 800 : 2]  # each label has words of its own
             writer.writerow([" ".join(rng.choice(part, rng.integers(4, 30))), label])
-    found = {}
-    for name in FAMILY_NAMES:
-        base = write_family(str(place / name), name)
+
+    @cache
+    def make(name: str) -> tuple[str, Dataset]:
+        base, data = write_family(str(place / name), name), str(place / f"{name}-data")
         config = from_dict(
             {
                 "data": {
                     "source": str(place / "rows.csv"),
-                    "dataset": str(place / f"{name}-data"),
+                    "dataset": data,
                     "max_length": 40,
                     "split": {"validation": 0.15, "test": 0.15},
                 },
@@ -75,15 +78,15 @@ def made(spark, tmp_path_factory) -> dict[str, tuple[str, str]]:
         path = place / f"{name}.yaml"
         path.write_text(dump_yaml(config))
         assert etl(["--config", str(path)]) == 0
-        found[name] = base, str(place / f"{name}-data")
-    return found
+        return base, load_dataset(data)
+
+    return make
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_from_a_table_to_predictions(made, name, framework, tmp_path):
-    base, data = made[name]
-    dataset = load_dataset(data)
+    base, dataset = made(name)
     assert dataset.manifest.tokenizer.pad_id == (0 if name == "bert" else 1)
     run = train(
         str(tmp_path / "run"), dataset=dataset.path, base=base, framework=framework,
@@ -130,16 +133,15 @@ LAYOUTS = {
 @pytest.mark.parametrize("name", FAMILY_NAMES)
 def test_divided_runs_take_the_steps_of_one_rank(made, name, tmp_path):
     """The pooler, which is no part of `head`, and the token types included."""
-    base, data = made[name]
-    dataset = load_dataset(data).path
+    base, dataset = made(name)
     settings = {"training.max_steps": 3, "data.max_length": 40, **NO_DROPOUT}
     settings |= {"model.freeze_layers": 1}
-    one = train(str(tmp_path / "one"), dataset=dataset, base=base, settings=settings)
+    one = train(str(tmp_path / "one"), dataset=dataset.path, base=base, settings=settings)
     assert len(one.losses()) == 3
     wanted = one.tensors(3)
     for layout, own in LAYOUTS.items():
         found = train(
-            str(tmp_path / layout), dataset=dataset, base=base, np_=2, kind="torchrun",
+            str(tmp_path / layout), dataset=dataset.path, base=base, np_=2, kind="torchrun",
             settings=settings | own,
         )  # fmt: skip
         assert found.losses() == pytest.approx(one.losses(), abs=2e-5), layout
@@ -156,10 +158,10 @@ def test_divided_runs_take_the_steps_of_one_rank(made, name, tmp_path):
 
 def test_frameworks_take_the_same_steps(made, tmp_path):
     for name in ("bert", "roberta"):
-        base, data = made[name]
+        base, dataset = made(name)
         losses = [
             train(
-                str(tmp_path / name / framework), dataset=load_dataset(data).path, base=base,
+                str(tmp_path / name / framework), dataset=dataset.path, base=base,
                 framework=framework,
                 settings={"training.max_steps": 4, "data.max_length": 40, **NO_DROPOUT},
             ).losses()
