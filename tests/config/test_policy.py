@@ -17,7 +17,8 @@ from tests import ROOT
 
 NAMES_NOTHING = {
     "run.name", "run.mode", "data.partitions", "data.columns.text", "data.columns.label",
-    "data.columns.id", "data.columns.image", "data.columns.separator", "data.csv.names",
+    "data.columns.id", "data.columns.image", "data.columns.separator", "data.columns.text_pair",
+    "data.columns.label_separator", "data.csv.names",
     "data.csv.delimiter",
     "data.csv.quote", "data.csv.escape", "data.csv.encoding", "data.tfrecord.input_ids",
     "data.tfrecord.attention_mask", "data.tfrecord.label", "data.tfrecord.id",
