@@ -26,6 +26,7 @@ def postgres(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.spark
+@pytest.mark.timeout(1200)  # several ETLs, and jars that are fetched
 def test_rows_come_from_a_real_database(postgres, tmp_path, tiny_model_dir, monkeypatch):
     monkeypatch.setenv(jdbc.VARIABLE, postgres)
     work = tmp_path / "work"

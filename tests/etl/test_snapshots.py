@@ -55,6 +55,7 @@ def judge_snapshots(found):
 
 @pytest.mark.full
 @pytest.mark.spark
+@pytest.mark.timeout(1200)  # several ETLs, and jars that are fetched
 def test_a_delta_tables_version_is_pinned(tmp_path, tiny_model_dir):
     found = scenarios("delta", tmp_path, tiny_model_dir)
     judge_snapshots(found)
@@ -64,13 +65,14 @@ def test_a_delta_tables_version_is_pinned(tmp_path, tiny_model_dir):
 
 @pytest.mark.full
 @pytest.mark.spark
-@pytest.mark.timeout(900)  # the first time the environment is fetched
+@pytest.mark.timeout(1200)  # the first time the environment is fetched
 def test_an_iceberg_tables_snapshot_is_pinned(spark35_python, tmp_path, tiny_model_dir):
     judge_snapshots(scenarios("iceberg", tmp_path, tiny_model_dir, spark35_python))
 
 
 @pytest.mark.full
 @pytest.mark.spark
+@pytest.mark.timeout(1200)  # several ETLs, and jars that are fetched
 def test_avro_files_are_read_and_their_columns_compared(tmp_path, tiny_model_dir):
     found = scenarios("avro", tmp_path, tiny_model_dir)
     assert rows(found["auto"]) == 80 and found["auto"]["source"]["kind"] == "avro"
