@@ -218,13 +218,6 @@ def forget(
     """Remove rows from datasets, rejects, predictions and reports; list models trained on them."""
     if not (dataset or runs or models or files):
         raise UsageError("give at least one of --dataset, --runs, --models, --files")
-    allowed(
-        ("--ids", "path", ids),
-        *(("--dataset", "path", path) for path in dataset or ()),
-        *(("--runs", "path", path) for path in runs or ()),
-        *(("--models", "path", path) for path in models or ()),
-        *(("--files", "path", path) for path in files or ()),
-    )
     from etl.history import forget as forgetting
 
     wanted = forgetting.read_ids(ids)
