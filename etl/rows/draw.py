@@ -131,7 +131,7 @@ def refuse_too_few(sizes: Mapping[Split, float], total: int) -> None:
         )
 
 
-def _units(rows: DataFrame, options: SplitOptions, task: Task) -> DataFrame:
+def _units(rows: DataFrame, options: SplitOptions, task: Task = "single_label") -> DataFrame:
     """(group, order, rows, stratum) of each unit: a stratum for the class that is rarest in it."""
     units = rows.groupBy("group").agg(F.count("*").alias("rows"))
     if options.stratify is None:
