@@ -234,7 +234,7 @@ def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | 
     path = None
     if comm.rank == 0:
         path = run.choose_dataset(lambda wanted: load_dataset(wanted).path)
-    dataset = _seen(config, load_dataset(comm.broadcast_json(path)))
+    dataset = replayed(load_dataset(comm.broadcast_json(path)), config.training)
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))
     _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
@@ -242,15 +242,11 @@ def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | 
     return _job(config, device.gpu, precision, dataset, opened, base, weights)
 
 
-def _seen(config: Config, dataset: Dataset) -> Dataset:
-    return replayed(dataset, config.training.replay, config.training.seed)
-
-
 def _joined(
     config: Config, comm: Comm, run: Run, gpu: bool, facts: dict, files: dict[str, bytes]
 ) -> Job:
     """The job of a rank that joins a running job."""
-    dataset, precision = _seen(config, load_dataset(facts["path"])), facts["precision"]
+    dataset, precision = replayed(load_dataset(facts["path"]), config.training), facts["precision"]
     opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
     base = BaseModel(weights={}, tokenizer_files=files, **facts["base"])
     return _job(config, gpu, precision, dataset, opened, base, {})

@@ -9,6 +9,7 @@ import pytest
 from etl.history import forget, rewrite
 from etl.workspace import staging
 from howdah import cli, storage
+from howdah.config.model import TrainingSection
 from howdah.config.splits import SPLITS
 from howdah.data.manifest import load_dataset
 from howdah.errors import ConfigError, DataError
@@ -83,23 +84,27 @@ def test_a_run_that_fails_leaves_the_parent_whole(root, monkeypatch):
         assert ids_of(load_dataset(root)) == held
 
 
+def training(replay, seed: int) -> TrainingSection:
+    return TrainingSection(replay=replay, seed=seed)
+
+
 def test_replay_takes_the_newest_part_and_some_of_the_older(root):
     dataset = load_dataset(root)
-    assert replayed(dataset, None, 1) is dataset
-    none = replayed(dataset, 0, 1)
+    assert replayed(dataset, training(None, 1)) is dataset
+    none = replayed(dataset, training(0, 1))
     assert [e.part for e in none.manifest.splits["train"]] == ["day-2"]
     assert none.manifest.splits["test"] == dataset.manifest.splits["test"]
     for wanted in (0.5, 6):
-        half = replayed(dataset, wanted, 1)
+        half = replayed(dataset, training(wanted, 1))
         assert half.manifest.rows("train") == 12
-        assert half.manifest_hash == replayed(dataset, wanted, 1).manifest_hash
+        assert half.manifest_hash == replayed(dataset, training(wanted, 1)).manifest_hash
         assert len({half.manifest_hash, none.manifest_hash, dataset.manifest_hash}) == 3
-    chosen = {replayed(dataset, 6, s).manifest.splits["train"][0].part for s in range(8)}
+    chosen = {replayed(dataset, training(6, s)).manifest.splits["train"][0].part for s in range(8)}
     assert chosen == {"day-0", "day-1"}
     with pytest.raises(ConfigError):
         replayed(load_dataset(root).__class__(
             path="x", manifest=dataset.manifest.model_copy(update={"parts": []}),
-            manifest_hash="y"), 0.5, 1)  # fmt: skip
+            manifest_hash="y"), training(0.5, 1))  # fmt: skip
 
 
 def test_nothing_is_left_of_a_forgotten_row(root, tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import math
 from dataclasses import replace
 
+from howdah.config.model import TrainingSection
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import Dataset, ShardEntry, content_hash
 from howdah.errors import ConfigError
@@ -13,7 +14,7 @@ from howdah.errors import ConfigError
 __all__ = ["replayed"]
 
 
-def replayed(dataset: Dataset, replay: float | int | None, seed: int) -> Dataset:
+def replayed(dataset: Dataset, training: TrainingSection) -> Dataset:
     """The dataset as training sees it: of train, the newest part and whole older shards until
     `replay` of their rows are reached; validation and test as they are.
 
@@ -21,11 +22,12 @@ def replayed(dataset: Dataset, replay: float | int | None, seed: int) -> Dataset
     is resumed by another.
 
     Args:
-        replay: `training.replay`: a fraction of the older rows (float), rows (int), None for all.
-        seed: of the order in which older shards are taken.
+        training: its `replay`: a fraction of the older rows (float), rows (int), None for all; its
+            `seed` orders the older shards.
     Raises:
         ConfigError: the dataset has no parts.
     """
+    replay, seed = training.replay, training.seed
     if replay is None:
         return dataset
     manifest = dataset.manifest

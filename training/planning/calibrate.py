@@ -57,9 +57,7 @@ class Sizes:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        training = config.training
-        dataset = load_dataset(config.data.dataset)
-        self._dataset = replayed(dataset, training.replay, training.seed)
+        self._dataset = replayed(load_dataset(config.data.dataset), config.training)
         self._shards = ShardSet(self._dataset, TRAIN, cache=node_cache(config.training))
 
     def planner(self, global_batch_size: int) -> Planner:

@@ -36,8 +36,7 @@ def preview(config: Config, world: int) -> dict:
         DataError: no dataset, or it is not whole.
     """
     training = config.training
-    training = config.training
-    dataset = replayed(load_dataset(config.data.dataset), training.replay, training.seed)
+    dataset = replayed(load_dataset(config.data.dataset), config.training)
     shards = ShardSet(dataset, TRAIN, cache=node_cache(training))
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)
