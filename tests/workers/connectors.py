@@ -59,7 +59,9 @@ def main(kind: str, directory: str, base: str) -> dict:
         """What a source is and how many rows it has, without making a dataset of it."""
         section = configured(**data).data
         try:
-            source = given.resolved(spark, given.resolve(section), section)
+            source = given.resolve(section)
+            if given.by_spark(source):
+                source = given.resolved(spark, source, section)
             rows = reading.table(spark, source, section).count()
         except HowdahError as error:
             found[name] = {"error": error.as_dict()}
