@@ -112,6 +112,9 @@ def _carried(text: str) -> HowdahError | None:
 
 def first_line(error: BaseException) -> str:
     """The most specific line of an exception's text: the innermost cause of a Java stack."""
+    if "[FAILED_JDBC" in str(error):  # says that it failed; its cause says why
+        while (cause := getattr(error, "_cause", None)) is not None:
+            error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     causes = [line for line in lines if line.startswith("Caused by:")]
     if causes:
