@@ -100,6 +100,7 @@ def append_days(place, base, days: int, count: int, seed: int):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(900)
 def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
     _, result, _, gone = append_days(tmp_path, tiny_model_dir, 2, 24, seed=3)
     assert [part.name for part in result.manifest.parts] == ["day-00", "day-01"]
@@ -107,6 +108,7 @@ def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_mo
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1200)  # four ETLs
 def test_a_part_that_is_read_again_keeps_the_places_of_its_rows(spark, tmp_path, tiny_model_dir):
     rng, frozen = random.Random(5), {"frozen": ["test"]}
     first = day_rows(0, [], 30, rng)
@@ -134,6 +136,7 @@ def test_a_part_that_is_read_again_keeps_the_places_of_its_rows(spark, tmp_path,
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)  # eleven ETLs
 def test_ten_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
     past, result, places, gone = append_days(tmp_path, tiny_model_dir, DAYS, 40, seed=3)
     assert len(result.manifest.parts) == DAYS and result.manifest.schema_version == 2
