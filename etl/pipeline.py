@@ -12,6 +12,7 @@ from etl import report
 from etl.build import Kept
 from etl.history import past as history
 from etl.history.past import Past
+from etl.history.turn import turn
 from etl.sources import given
 from etl.sources.source import Source
 from etl.version import Task, expectations, write_files
@@ -337,9 +338,11 @@ def _make(
                 manifest = write_files(task, lease.token, scratch, kept, keeper)
             lease.beat()  # a sweep that begins from here on leaves our files alone
             refuse_missing(path, manifest)
+            appends = contextlib.nullcontext()
             if past is not None:
-                history.refuse_outrun(config.data, past)
-            commit(path, manifest)
+                appends = turn(config.data.dataset, past.parent, lease)
+            with appends:
+                commit(path, manifest)
         except BaseException as error:
             failed = isinstance(error, HowdahError)
             # What storage does not remove now, the next run sweeps; report the first error.

@@ -186,25 +186,6 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
     return replace(past, buckets=old.buckets)
 
 
-def refuse_outrun(data: DataSection, past: Past) -> None:
-    """Right before the commit: no other version may have come meanwhile, its part would be lost.
-
-    Raises:
-        DataError: one has.
-    """
-    now = newest(data.dataset)
-    have = None if now is None else now.path
-    began = None if past.parent is None else past.parent.path
-    if have != began:
-        raise DataError(
-            "another version was committed while this part was made",
-            where=data.dataset,
-            expected=began or "no version",
-            got=have,
-            remedy="run `howdah etl` again: it appends to the new one. Append one part at a time",
-        )
-
-
 def say(progress: Callable[[str], None], past: Past) -> None:
     """Say what is appended to what."""
     if past.parent is None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl import report
+from etl.history.turn import turn
 from etl.workspace.staging import (
     LEDGER,
     REJECTS,
@@ -160,13 +161,18 @@ class _Rewrite:
                 manifest = self._manifest(path, lease.token, hash_)
                 lease.beat()
                 refuse_missing(path, manifest)
-                commit(path, manifest)
+                with self._turn(lease):
+                    commit(path, manifest)
             except BaseException:
                 with contextlib.suppress(StorageError), storage.waiting_at_most(_DISCARD_SECONDS):
                     discard(path, lease.token)
                 raise
         self.progress(f"committed {path}")
         return load_dataset(path)
+
+    def _turn(self, lease: Lease) -> contextlib.AbstractContextManager[None]:
+        """Of the newest version: a part that is appended meanwhile would be lost."""
+        return turn(storage.parent(self.dataset.path), self.dataset, lease)
 
     def _manifest(self, path: str, token: str, hash_: str) -> DatasetManifest:
         old = self.dataset.manifest

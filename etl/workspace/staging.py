@@ -305,6 +305,16 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
     return removed
 
 
+def is_live(version: str, token: str) -> bool:
+    """Whether the run lives whose lease in a version directory has this token."""
+    try:
+        entry = storage.entry(storage.join(version, f"_run-{token}.json"))
+        alive = _alive(entry, _storage_time(version), ())
+    except NotFound:
+        return False
+    return bool(_beat_again({token: entry})) if alive is None else alive
+
+
 def _beat_again(expired: dict[str, Entry]) -> set[str]:
     """Of runs whose leases have expired those that beat again within SECOND_LOOK_SECONDS."""
     if not expired:

@@ -172,16 +172,6 @@ def test_a_dataset_without_a_ledger_and_a_merged_part_are_refused(root):
     assert "compacted" in str(caught.value)
 
 
-def test_a_version_that_came_meanwhile_stops_the_commit(root):
-    began = find(data(root, append={"part": "day-2"}))
-    past.refuse_outrun(data(root), began)
-    other = began.parent.manifest.model_copy(update={"created": "2026-05-01"})
-    commit(f"{root}/v=other", other)
-    with pytest.raises(DataError) as caught:
-        past.refuse_outrun(data(root), began)
-    assert "v=other" in str(caught.value)
-
-
 @pytest.mark.parametrize(
     "given",
     [
