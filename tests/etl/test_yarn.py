@@ -264,7 +264,7 @@ def answered(tmp_path, monkeypatch):
         storage.write_whole(f"{version}/train-00000-of-00001.0badcafe-3.tfrecord", b"half")
         config = _config(dataset=str(version.parent), spark={"master": "yarn", **CLUSTER})
         with pytest.raises(type(error)) as caught:
-            submit._on_cluster(str(tmp_path), config, SimpleNamespace(files={}), print)
+            submit._on_cluster(str(tmp_path), config, SimpleNamespace(files={}), {}, print)
         return caught.value
 
     run.application, run.version = application, version
