@@ -40,5 +40,5 @@ def test_memory_growth_is_set_before_tensorflow_starts(monkeypatch):
     monkeypatch.setattr(tf, "constant", lambda value: order.append("start"))
     monkeypatch.setattr("training.model.forward_tf.build", lambda *words, **settings: None)
     monkeypatch.setattr("training.model.forward_tf.forward_fn", lambda net: None)
-    serve._forward("tensorflow", {}, {}, 2)
+    serve._forward("tensorflow", {}, {}, 2, first_type_ends=None)
     assert order == ["memory", "start"]
