@@ -53,7 +53,7 @@ def howdah(tmp_path, tiny_dataset, tiny_model_dir):
         given.write_text(json.dumps(_nested(values | settings)))
         done = subprocess.run(
             [sys.executable, "-m", "howdah.cli", *words, "--config", str(config or given)],
-            cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             timeout=SECONDS,
         )  # fmt: skip
         return done.returncode, done.stdout
