@@ -20,6 +20,7 @@ from typing import Any
 from howdah import storage
 from howdah.core.cache import cache_root
 from howdah.errors import ClusterError, NotFound, StorageError
+from jobs.status import status_file
 from jobs.status.status_file import directory, status_path
 
 __all__ = [
@@ -103,11 +104,7 @@ def jobs_directory() -> str:
 
 def driver_status(record: Record) -> dict[str, Any]:
     """What its driver last wrote; {}: nothing yet."""
-    try:
-        status = storage.read_json(status_path(record.run_directory))
-    except NotFound:
-        return {}
-    return status if status.get("application") == record.application else {}
+    return status_file.read(record.run_directory, record.application)
 
 
 @contextlib.contextmanager

@@ -145,19 +145,16 @@ def _wait_for_end(there: Record, config: Config, progress: Progress) -> None:
         ClusterError: it does not end.
     """
     seconds = config.checkpoint.grace_seconds + _END_SECONDS
-    until, shown = time.monotonic() + seconds, False
-    while there.alive and status_file.is_ending(record.driver_status(there)):
-        if time.monotonic() > until:
-            raise ClusterError(
-                "the job that has this run directory is being stopped and does not end",
-                where=there.run_directory, expected=f"its end within {seconds:.0f} s",
-                got=f"{there.application}, process {there.pid}",
-                remedy=f"howdah kill {there.application}",
-            )  # fmt: skip
-        if not shown:
-            progress(f"waiting for the end of {there.application}, which is being stopped")
-            shown = True
-        time.sleep(_POLL_SECONDS)
+    status_file.wait_for_end(
+        lambda: not (there.alive and status_file.is_ending(record.driver_status(there))),
+        application=there.application, seconds=seconds, pause=_POLL_SECONDS, progress=progress,
+        refused=ClusterError(
+            "the job that has this run directory is being stopped and does not end",
+            where=there.run_directory, expected=f"its end within {seconds:.0f} s",
+            got=f"{there.application}, process {there.pid}",
+            remedy=f"howdah kill {there.application}",
+        ),
+    )  # fmt: skip
 
 
 # -------------------------------------------------------------------------------------- checks

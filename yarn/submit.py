@@ -25,7 +25,6 @@ from howdah.errors import (
     ClusterError,
     HowdahError,
     Interrupted,
-    NotFound,
     StorageError,
     Terminated,
 )
@@ -129,7 +128,9 @@ def submit(config: Config, progress: Progress) -> Submitted:
         lock = SubmissionLock(config.run.directory, spec.tag(config.run.directory), manager)
         token, digest = secrets.token_hex(6), fingerprint(config)
         claim = lock.acquire(token, digest, submitter(config))
-        if isinstance(claim, str) and _is_ending(config, claim):
+        if isinstance(claim, str) and status_file.is_ending(
+            status_file.read(config.run.directory, claim)
+        ):
             _wait_for_end(config, manager, claim, progress)
             claim = lock.acquire(token, digest, submitter(config))
         if isinstance(claim, str):
@@ -154,15 +155,6 @@ def _check(config: Config, manager: ResourceManager, progress: Progress) -> None
     preflight.check(config, manager, progress)
 
 
-def _is_ending(config: Config, application: str) -> bool:
-    """Its driver's newest status says that it is being stopped, or has failed."""
-    try:
-        status = storage.read_json(status_file.status_path(config.run.directory))
-    except NotFound:
-        return False
-    return status.get("application") == application and status_file.is_ending(status)
-
-
 def _wait_for_end(
     config: Config, manager: ResourceManager, application: str, progress: Progress
 ) -> None:
@@ -172,16 +164,15 @@ def _wait_for_end(
         ClusterError: it does not end.
     """
     seconds = config.checkpoint.grace_seconds + _END_SECONDS
-    until = time.monotonic() + seconds
-    progress(f"waiting for the end of {application}, which is being stopped")
-    while manager.application(application)["state"] not in OVER:
-        if time.monotonic() > until:
-            raise ClusterError(
-                "the application that has this run directory is being stopped and does not end",
-                where=config.run.directory, expected=f"its end within {seconds:.0f} s",
-                got=application, remedy=f"howdah kill {application}",
-            )  # fmt: skip
-        time.sleep(_POLL_SECONDS)
+    status_file.wait_for_end(
+        lambda: manager.application(application)["state"] in OVER,
+        application=application, seconds=seconds, pause=_POLL_SECONDS, progress=progress,
+        refused=ClusterError(
+            "the application that has this run directory is being stopped and does not end",
+            where=config.run.directory, expected=f"its end within {seconds:.0f} s",
+            got=application, remedy=f"howdah kill {application}",
+        ),
+    )  # fmt: skip
 
 
 def _attach(lock: SubmissionLock, application: str, digest: str) -> str:

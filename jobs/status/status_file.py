@@ -17,10 +17,17 @@ from typing import Any
 from howdah import attempts, storage
 from howdah.attempts import Attempt
 from howdah.core import threads
-from howdah.errors import DataError, HowdahError, StorageError, StorageUnavailable
+from howdah.errors import (
+    ClusterError,
+    DataError,
+    HowdahError,
+    NotFound,
+    StorageError,
+    StorageUnavailable,
+)
 from jobs.status.claim import Claim, Superseded
 
-__all__ = ["StatusFile", "directory", "is_ending", "status_path"]
+__all__ = ["StatusFile", "directory", "is_ending", "read", "status_path", "wait_for_end"]
 
 _STATUS_SECONDS = 5.0
 _REQUEST_SECONDS = 2.0
@@ -44,6 +51,42 @@ def is_ending(status: Mapping[str, Any]) -> bool:
     Who submits its run again wants a new job, not the verdict of this one.
     """
     return status.get("state") in ("stopping", "killed", "failed")
+
+
+def read(run_directory: str, application: str) -> dict[str, Any]:
+    """What an application's driver last wrote; {}: nothing yet, or it is another one's."""
+    try:
+        status = storage.read_json(status_path(run_directory))
+    except NotFound:
+        return {}
+    return status if status.get("application") == application else {}
+
+
+def wait_for_end(
+    ended: Callable[[], bool],
+    *,
+    application: str,
+    seconds: float,
+    pause: float,
+    progress: Callable[[str], None],
+    refused: ClusterError,
+) -> None:
+    """Wait for the end of a job that is being stopped.
+
+    Args:
+        ended: whether it has.
+        seconds: how long it may take.
+        pause: seconds between two looks.
+        refused: raised where it does not end.
+    """
+    until, shown = time.monotonic() + seconds, False
+    while not ended():
+        if time.monotonic() > until:
+            raise refused
+        if not shown:
+            progress(f"waiting for the end of {application}, which is being stopped")
+            shown = True
+        time.sleep(pause)
 
 
 class StatusFile:
