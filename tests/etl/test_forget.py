@@ -145,9 +145,9 @@ def test_nothing_is_left_of_a_forgotten_row(root, tmp_path):
 
 def test_what_has_none_of_the_rows_stays_as_it_is(root):
     listed = sorted(storage.find(f"{root}/*/*"))
-    found = forget.survey({"nobody"}, datasets=[root])
+    found = forget.survey({"no-such-id"}, datasets=[root])
     assert found.files == {} == forget.survey({"train-0"}, datasets=[root]).files
-    assert forget.apply({"nobody"}, found, datasets=[root], progress=quiet) == []
+    assert forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet) == []
     assert sorted(storage.find(f"{root}/*/*")) == listed
 
 

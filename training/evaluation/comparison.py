@@ -18,7 +18,7 @@ from training.run.run_json import CONFIG
 __all__ = ["MOST", "compare"]
 
 MOST = 12
-"""Runs on a page: more curves than that cannot be told apart."""
+"""Runs on a page: the colours of more curves could not be distinguished."""
 
 _FIGURES = (
     ("status", "status", "{}"),

@@ -14,8 +14,8 @@ from howdah.config.tasks import Task
 from howdah.errors import DataError, ModelError
 
 __all__ = [
-    "assembled", "calibration_bins", "classification_metrics", "log_softmax", "ratio", "refuse",
-    "scores_of", "softmax",
+    "assembled", "calibration_bins", "class_scores", "classification_metrics", "log_softmax",
+    "ratio", "refuse", "scores_of", "softmax",
 ]  # fmt: skip
 
 ECE_BINS = 15
@@ -111,10 +111,8 @@ def assembled(
     guesses = np.bincount(of_prediction, counts, classes)
     right = of_label == of_prediction
     hits = np.bincount(of_label[right], counts[right], classes)
-    precision, recall = ratio(hits, guesses), ratio(hits, support)
-    f1 = ratio(2 * hits, support + guesses)
+    precision, recall, f1, seen = class_scores(hits, support, guesses)
     defined = [area for area in areas if area is not None]
-    seen = (support + guesses) > 0
     share = support / support.sum()
     reliability, ece = _calibration(bins)
     worst = np.lexsort((keys[~right], -counts[~right]))[:MOST_CONFUSED]
@@ -157,6 +155,18 @@ def assembled(
         ],
         "reliability": reliability,
     }
+
+
+def class_scores(
+    hits: np.ndarray, support: np.ndarray, guesses: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """(precision, recall, F1, whether it occurs at all) of each class.
+
+    Args:
+        hits, support, guesses: float[C], rows rightly predicted, labelled, predicted.
+    """
+    named = support + guesses
+    return ratio(hits, guesses), ratio(hits, support), ratio(2 * hits, named), named > 0
 
 
 def _checked(

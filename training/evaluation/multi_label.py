@@ -12,7 +12,7 @@ import numpy as np
 
 from howdah.errors import ModelError
 from training.comm.base import Comm
-from training.evaluation.metrics import ratio, refuse
+from training.evaluation.metrics import class_scores, ratio, refuse
 
 __all__ = ["LabelSums", "binary_loss", "multi_label_metrics"]
 
@@ -116,16 +116,14 @@ class LabelSums:
         areas = self.areas
         if self.histogram is not None:
             areas = [_areas(*self.histogram[:, c]) for c in range(self.classes)]
-        precision, recall = ratio(hits, guesses), ratio(hits, support)
-        f1 = ratio(2 * hits, support + guesses)
-        seen = (support + guesses) > 0
-        told = float(support.sum() + guesses.sum())
+        precision, recall, f1, seen = class_scores(hits, support, guesses)
+        named = float(support.sum() + guesses.sum())
         return {
             "task": "multi_label",
             "rows": self.rows,
             "loss": self.loss / self.rows,
             "subset_accuracy": self.whole / self.rows,
-            "micro_f1": float(2 * hits.sum() / told) if told else 0.0,
+            "micro_f1": float(2 * hits.sum() / named) if named else 0.0,
             "macro_precision": _mean(precision[seen]) or 0.0,
             "macro_recall": _mean(recall[seen]) or 0.0,
             "macro_f1": _mean(f1[seen]) or 0.0,
