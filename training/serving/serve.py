@@ -119,15 +119,20 @@ class ServedModel:
         """The text, or both of a pair, cleaned as by the ETL."""
         return (clean_pair if self.pairs else clean_text)(text, self.clean)
 
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Token ids of cleaned texts, truncated to `max_length`: an int array [T] of each."""
+        return self.encoder.encode_rows(list(texts), self.max_length, pairs=self.pairs)
+
     def scores(self, texts: Sequence[str]) -> np.ndarray:
-        """`scores_of` the task, float32 [N, C], of cleaned texts, in their order.
+        """`scores_of` the task, float32 [N, C], of cleaned texts, in their order."""
+        return self.scores_of_ids(self.encode(texts) if texts else [])
+
+    def scores_of_ids(self, ids_N: Sequence[np.ndarray]) -> np.ndarray:
+        """`scores_of` the task, float32 [N, C], of encoded texts, in their order.
 
         Rows of similar length share a batch, which keeps padding small.
         """
-        scores_NC = np.zeros((len(texts), len(self.labels)), np.float32)
-        if not texts:
-            return scores_NC
-        ids_N = self.encoder.encode_rows(list(texts), self.max_length, pairs=self.pairs)
+        scores_NC = np.zeros((len(ids_N), len(self.labels)), np.float32)
         order = np.argsort([-len(ids) for ids in ids_N], kind="stable")
         start = 0
         while start < len(order):
