@@ -24,6 +24,7 @@ from howdah.config.metric_table import metrics_of
 from howdah.config.tasks import TASKS, Task
 from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
+from howdah.drift.profile import PROFILE
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
 from howdah.models import registry as models
 from howdah.storage import commit
@@ -50,6 +51,7 @@ def export(
     label_names: Sequence[str],
     run_info: RunInfo | Mapping[str, Any],
     replace: bool = False,
+    profile: bytes | None = None,
     check: Callable[[], None] = lambda: None,
 ) -> str:
     """Write the export directory `target`, whole or not at all; returns `target`.
@@ -62,6 +64,7 @@ def export(
         label_names: C names in the order of the classifier's rows.
         run_info: written to howdah.json and the model card.
         replace: also replace an export of another run.
+        profile: contents of profile.json (howdah/drift/profile.py); None: it has none.
         check: called before the export gets its name; raises where this process must not write any
             more.
     Raises:
@@ -72,6 +75,8 @@ def export(
     _check_weights(weights, base_config, label_names, target)
     _check_target(target, info, replace)
     files = _files(weights, base_config, tokenizer_files, label_names, info)
+    if profile is not None:
+        files[PROFILE] = profile
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
         for name, data in files.items():
