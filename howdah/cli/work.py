@@ -375,7 +375,19 @@ def export(
     from training.serving.export import export_run
 
     path = export_run(checked, checkpoint=checkpoint, output=output)
+    _add_profile(checked, path)
     answer({"export": path}, json, [f"export: {path}"])
+
+
+def _add_profile(config, path: str) -> None:
+    """Give an export of a checkpoint its profile for `howdah drift`: rows are scored for it."""
+    from howdah.errors import HowdahError
+    from training.serving.reference import make_reference
+
+    try:
+        say(f"profile: {make_reference(config, path, progress=say)}")
+    except HowdahError as error:  # the export itself is whole
+        say(f"warning: no profile.json for `howdah drift`: {error.what}")
 
 
 @app.command()

@@ -157,6 +157,9 @@ class _Judging:
         """The column where there are not enough rows on both sides."""
         if texts and not self.bins.vocabulary:
             return Column(name=name, state="not measured", why="the model has no tokens")
+        if texts and not self.new.texts and self.new.rows:
+            why = "the rows' texts were not read, only their predictions"
+            return Column(name=name, state="not measured", why=why)
         least = self.limits.min_rows
         for rows, whose in ((new, "the partition"), (old, "the model's own profile")):
             if rows < least:

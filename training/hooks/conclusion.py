@@ -67,7 +67,8 @@ def conclude(
     metrics: dict[str, dict[str, Any]] = {}
     splits = [split for split in job.config.evaluation.splits if job.has(split)]
     scored = next((split for split in reference.SPLITS if split in splits), None)
-    kept = reference.Kept.of(len(job.labels), groups.rows.size, job.task)
+    rows = job.dataset.manifest.rows(scored) if scored is not None else 0
+    kept = reference.Kept.of(rows, len(job.labels), job.task)
     for split in splits:
         with run.heartbeat.during("evaluate"):
             metrics[split] = _final_evaluation(

@@ -297,9 +297,20 @@ def evaluate_run(
 
 
 def split_source(
-    config: Config, dataset: Dataset, split: str, *, gpu: bool, row_ids: bool
+    config: Config,
+    dataset: Dataset,
+    split: str,
+    *,
+    gpu: bool,
+    row_ids: bool,
+    max_rows: int | None = None,
 ) -> Iterable[Batch]:
-    """Batches of all rows of a split, in order, for one process."""
+    """Batches of a split for one process, each row once.
+
+    Args:
+        max_rows: about so many, the first ones of each shard: shards are shuffled globally, so that
+            these are a sample. None: all.
+    """
     shards = ShardSet(dataset, split, cache=node_cache(config.training))
     spec = PlanSpec(
         dataset_hash=dataset.manifest_hash,
@@ -308,7 +319,11 @@ def split_source(
         global_batch_size=config.training.global_batch_size,
         shuffle=False,
     )
-    planner = Planner(shards.lengths, spec)
+    lengths = shards.lengths
+    if max_rows is not None and max_rows < shards.rows:
+        share = -(-max_rows // len(lengths))
+        lengths = [part[:share] for part in lengths]
+    planner = Planner(lengths, spec)
     shards.check_room(planner)
     if shards.cached_bytes + shards.files.index_bytes <= config.training.shard_cache_bytes:
         shards.verify()  # otherwise each shard is checked when it is fetched

@@ -45,37 +45,29 @@ _SHARDS = 8
 
 @dataclass(kw_only=True)
 class Kept:
-    """The first rows of one rank's evaluation, so many that all ranks' together are bounded.
+    """Every n-th row of one rank's evaluation, so that all ranks' together are bounded.
 
-    Shards are shuffled as a whole when they are written, so the first rows are a fair sample.
+    Not the first ones: batches are sorted by length over some windows of rows.
     """
 
-    most: int
-    """Rows that this rank keeps."""
+    every: int
     task: Task = "single_label"
     labels: list[np.ndarray] = field(default_factory=list)
     logits: list[np.ndarray] = field(default_factory=list)
-    rows: int = 0
+    seen: int = 0
 
     @classmethod
-    def of(cls, classes: int, world: int, task: Task) -> Kept:
-        """For one rank of a world."""
-        most = min(references.MOST_ROWS, _MOST_VALUES // max(1, classes))
-        return cls(most=-(-most // world), task=task)
-
-    @property
-    def full(self) -> bool:
-        """No further row is kept."""
-        return self.rows >= self.most
+    def of(cls, rows: int, classes: int, task: Task) -> Kept:
+        """For one rank of an evaluation of `rows` rows over all ranks."""
+        most = max(1, min(references.MOST_ROWS, _MOST_VALUES // max(1, classes)))
+        return cls(every=max(1, -(-rows // most)), task=task)
 
     def add(self, labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
-        """Take in a batch's rows, as long as there is room."""
-        room = self.most - self.rows
-        if room <= 0 or not len(labels_B):
-            return
-        self.labels.append(np.array(labels_B[:room]))
-        self.logits.append(np.array(logits_BC[:room], np.float32))
-        self.rows += len(self.labels[-1])
+        """Take in a batch's rows."""
+        chosen = slice(-self.seen % self.every, None, self.every)
+        self.labels.append(np.array(labels_B[chosen]))
+        self.logits.append(np.array(logits_BC[chosen], np.float32))
+        self.seen += len(labels_B)
 
     def gathered(self, comm: Comm, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """(labels, logits float32 [N, C]) of all ranks, on every rank. Every rank enters, also one
@@ -204,10 +196,12 @@ def make_reference(
     _check_dataset(directory, dataset)
     served = open_model(directory, framework=framework, threads=config.training.threads_per_rank)
     check_fit(served, dataset)
-    kept = Kept.of(len(served.labels), 1, served.task)
-    kept.most = min(kept.most, _SCORED_ROWS)
-    source = split_source(config, dataset, chosen, gpu=served.gpu, row_ids=False)
-    progress(f"scoring up to {kept.most:,} rows of {chosen} for the profile of {directory}")
+    rows = min(dataset.manifest.rows(chosen), _SCORED_ROWS)
+    kept = Kept.of(rows, len(served.labels), served.task)
+    source = split_source(
+        config, dataset, chosen, gpu=served.gpu, row_ids=False, max_rows=_SCORED_ROWS
+    )
+    progress(f"scoring {rows:,} rows of {chosen} for the profile of {directory}")
     _score(served.forward, source, kept)
     train = held_out = None
     if served.kind == "text":
@@ -242,8 +236,6 @@ def _score(
         if real_B.any():
             logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
             kept.add(np.asarray(batch.labels_B)[real_B], logits_BC[real_B])
-        if kept.full:
-            return
 
 
 def _split_of(dataset: Dataset, split: str | None) -> str:
