@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from howdah.cli import alerting
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
@@ -165,6 +166,7 @@ def etl(
         return
     from etl.launch.submit import run
 
+    alerting.begun("etl")
     result = run(checked, progress=say)
     made = result.as_dict()
     splits = made["rows"]
@@ -328,6 +330,7 @@ def train(
     checked = load(config, overrides)
     from training.launch.launch import train as launch
 
+    alerting.begun("train")
     raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
 
 

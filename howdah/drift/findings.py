@@ -1,4 +1,4 @@
-"""What `howdah drift` has found: a verdict, those of partitions before it, as JSON and as a page."""
+"""What `howdah drift` has found: a verdict and those before it, as JSON and as a page."""
 
 from __future__ import annotations
 
