@@ -40,7 +40,8 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 _UNDER_POLICY = {
     "baseline", "config", "crossval", "doctor", "etl", "evaluate", "export", "gate", "guard",
-    "kill", "logs", "plan", "predict", "ps", "publish", "register", "report", "scale", "status",
+    "kill", "logs", "plan", "predict", "ps", "publish", "register", "report", "scale", "score",
+    "status",
     "submit", "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""

@@ -334,6 +334,14 @@ class MlflowOptions(Section):
     """Name of the experiment."""
 
 
+class ScoreSection(Section):
+    """Scoring partitions of a Hive table (`howdah score`)."""
+
+    max_error_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
+    """A partition is not replaced if more of its rows have an error (a null or empty text); 1: any
+    number."""
+
+
 class TrackingSection(Section):
     tensorboard: bool = True
     """Write TensorBoard events to <run.directory>/tensorboard."""
@@ -372,6 +380,8 @@ class Config(Section):
     """The Ray cluster of jobs on Ray."""
     tune: TuneSection = TuneSection()
     """Hyperparameter studies."""
+    score: ScoreSection = ScoreSection()
+    """Scoring partitions of a Hive table."""
 
     @model_validator(mode="before")
     @classmethod
