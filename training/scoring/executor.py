@@ -86,22 +86,21 @@ def _batch(served: ServedModel, predictions: Sequence[Prediction]) -> pa.RecordB
         "array<string>": pa.list_(pa.string()),
         "map<string,float>": pa.map_(pa.string(), pa.float32()),
     }
-    values = {
-        "id": [one.id for one in predictions],
-        **{key: [one.label for one in predictions] for key in ("label", "labels", "value")},
-        "score": [None if one.scores is None else one.scores.max() for one in predictions],
-        "scores": [
-            None if one.scores is None else list(zip(served.labels, one.scores, strict=True))
-            for one in predictions
+    scored = [one.scores for one in predictions]
+    cells = {
+        "id": lambda: [one.id for one in predictions],
+        **dict.fromkeys(("label", "labels", "value"), lambda: [one.label for one in predictions]),
+        "score": lambda: [None if each is None else each.max() for each in scored],
+        "scores": lambda: [
+            None if each is None else list(zip(served.labels, each, strict=True)) for each in scored
         ],
-        "margin": [
-            None if one.scores is None else margin_of(served.task, one.scores)
-            for one in predictions
+        "margin": lambda: [
+            None if each is None else margin_of(served.task, each) for each in scored
         ],
-        "error": [one.error for one in predictions],
+        "error": lambda: [one.error for one in predictions],
     }
     columns = columns_of(served.task)
-    arrays = [pa.array(values[name], types[kind]) for name, kind in columns.items()]
+    arrays = [pa.array(cells[name](), types[kind]) for name, kind in columns.items()]
     arrays.append(pa.array([served.run_id] * len(predictions), pa.string()))
     return pa.record_batch(arrays, names=[*columns, "run_id"])
 
