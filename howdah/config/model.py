@@ -16,6 +16,8 @@ from howdah.config.data import DataSection
 from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.options.export import ExportSection
+from howdah.config.options.score import ScoreSection
 from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
@@ -334,14 +336,6 @@ class MlflowOptions(Section):
     """Name of the experiment."""
 
 
-class ScoreSection(Section):
-    """Scoring partitions of a Hive table (`howdah score`)."""
-
-    max_error_fraction: Annotated[float, Field(ge=0.0, le=1.0)] = 0.05
-    """A partition is not replaced if more of its rows have an error (a null or empty text); 1: any
-    number."""
-
-
 class TrackingSection(Section):
     tensorboard: bool = True
     """Write TensorBoard events to <run.directory>/tensorboard."""
@@ -366,6 +360,8 @@ class Config(Section):
     """Evaluation."""
     baseline: BaselineSection = BaselineSection()
     """The simple model that a run is compared with."""
+    export: ExportSection = ExportSection()
+    """What the trained model is written as."""
     gate: GateSection = GateSection()
     """Metrics that a model must reach to be published."""
     publish: PublishSection = PublishSection()

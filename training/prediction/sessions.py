@@ -12,7 +12,7 @@ from howdah.config.loader import Config
 from howdah.errors import ClusterError, ConfigError
 from howdah.spark import applications, shipping
 from howdah.spark.session import Application, is_local_master, session
-from training.prediction.cluster import Model, memory_overhead_mib
+from training.prediction.cluster import Model, environment_kind, memory_overhead_mib
 from training.prediction.executor import ModelLocation
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _shipped(
 ) -> tuple[SparkOptions, dict[str, str]]:
     """Options, and settings that ship Python, Howdah and the model to executors."""
     options = config.data.spark
-    conf = shipping.ship(config, f"predict-{framework}", progress).conf
+    conf = shipping.ship(config, environment_kind(framework), progress).conf
     files = [f"{url}#{name}" for name, url in model.urls().items()]
     if _DIST_FILES in options.conf:  # both: the user's files and ours
         files.append(options.conf[_DIST_FILES])

@@ -83,7 +83,7 @@ def predict_spark(
     keytab = (options.keytab, options.principal, "data.spark.keytab")
     with interrupts("the prediction"), logged_in(*keytab):
         request = _Request(
-            model=find_model(model), source=source, output=output, form=form,
+            model=find_model(model, framework), source=source, output=output, form=form,
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip

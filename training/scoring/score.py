@@ -28,7 +28,7 @@ from training.scoring import marker as markers
 from training.scoring import partition as partitions
 from training.scoring.selection import Selection, Spec, chosen
 from training.scoring.target import Scorer, find_scorer
-from training.serving.serve import choose_framework
+from training.serving.serve import serving_framework
 
 __all__ = ["MODEL", "Request", "score"]
 
@@ -58,7 +58,7 @@ class Request:
     id_column: str | None = None
     """None: as it was trained."""
     framework: str | None = None
-    """None: see `choose_framework`."""
+    """None: onnx where the export has it, else as it was trained."""
     drift: bool = True
     """Make a profile of each partition, if the model has a reference."""
     force: bool = False
@@ -135,16 +135,14 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
         "scoring", remedy="run it again: it goes on with what has no marker; partitions are whole"
     )
     with stopped, logged_in(*keytab):
-        scorer = find_scorer(request.model, config.publish.directory)
+        scorer = find_scorer(request.model, config.publish.directory, request.framework)
         progress(f"model: {scorer.title}, run {scorer.run_id or 'unknown'}, {scorer.model.path}")
         with reading(spark, user=config.run.user) as catalogue:
             tables = _tables(catalogue, request, scorer, progress)
             done, todo = _planned(catalogue, request, scorer, tables, progress)
         made: dict = {"framework": None, "application": None, "workers": None}
         if todo:
-            framework = choose_framework(
-                request.framework, trained_with=scorer.model.info.get("framework")
-            )
+            framework = serving_framework(scorer.model.path, request.framework)
             with sessions.explained(config):
                 made = _run(todo, request, config, scorer, tables, framework, progress, done)
     return {

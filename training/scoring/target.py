@@ -48,17 +48,18 @@ class Scorer:
         }
 
 
-def find_scorer(model: str, publish_directory: str) -> Scorer:
+def find_scorer(model: str, publish_directory: str, framework: str | None = None) -> Scorer:
     """The model of this name; a published one at the version that is current now.
 
     Args:
         model: see `variants.find`.
+        framework: that is asked for.
     Raises:
         ModelError: there is none, or its files are broken.
         UsageError: it is a model of images, or its name cannot be a partition's value.
     """
     found = variants.find(model, publish_directory)
-    files = find_model(found.path)
+    files = find_model(found.path, framework)
     name = found.name if found.version is not None else (found.run_id or f"model-{files.key}")
     if not name.isprintable() or "/" in name:
         raise UsageError(
