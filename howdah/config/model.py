@@ -19,6 +19,7 @@ from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.options.export import ExportSection
+from howdah.config.options.score import ScoreSection
 from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
@@ -381,6 +382,8 @@ class Config(Section):
     """When scored rows count as drifted."""
     alerts: AlertsSection = AlertsSection()
     """Who is informed of failures, stalls, missed gates and drift."""
+    score: ScoreSection = ScoreSection()
+    """Scoring partitions of a Hive table."""
 
     @model_validator(mode="before")
     @classmethod
