@@ -17,6 +17,7 @@ from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.ray import RaySection
+from howdah.config.serve import ServeSection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
 from howdah.config.tune import TuneSection
@@ -372,6 +373,8 @@ class Config(Section):
     """The Ray cluster of jobs on Ray."""
     tune: TuneSection = TuneSection()
     """Hyperparameter studies."""
+    serve: ServeSection = ServeSection()
+    """The server of a published model."""
 
     @model_validator(mode="before")
     @classmethod
