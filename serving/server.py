@@ -20,8 +20,8 @@ from typing import Any
 
 from howdah.config.serve import ServeSection
 from howdah.errors import Interrupted, Terminated, UsageError
-from serving import access
-from serving.generation import Generation, open_generation
+from serving.compute.generation import Generation, open_generation
+from serving.http import access
 from training.deployment import listening
 from training.deployment.variants import find
 
@@ -119,12 +119,12 @@ class _Server:
         publish_directory: str,
         say: Callable[[str], None],
     ) -> None:
-        from serving.app import State
-        from serving.batcher import Batcher
-        from serving.live_drift import LiveDrift
-        from serving.metrics import Metrics
-        from serving.reloading import Reloader, published_root
-        from serving.shadow import Shadow, challenger
+        from serving.compute.batcher import Batcher
+        from serving.compute.metrics import Metrics
+        from serving.http.app import State
+        from serving.versions.live_drift import LiveDrift
+        from serving.versions.reloading import Reloader, published_root
+        from serving.versions.shadow import Shadow, challenger
 
         self._settings, self._listener, self._say = settings, listener, say
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -169,8 +169,8 @@ class _Server:
     async def _run(self, ready: Callable[[Started], None]) -> int:
         import uvicorn
 
-        from serving.app import Front, build
-        from serving.connection import connection_class
+        from serving.http.app import Front, build
+        from serving.http.connection import connection_class
 
         loop = self._loop = asyncio.get_running_loop()
         asked_to_end = asyncio.Event()

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from howdah.cli.common import MODEL_HELP, AsJson, ConfigPath, Overrides, answer, load, say
-from howdah.errors import UsageError
+from howdah.errors import ModelError, UsageError
 
 app = typer.Typer()
 
@@ -18,6 +18,12 @@ _OF_RAY = "With --on ray: "
 @app.command()
 def serve(
     model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
+    action: Annotated[
+        str | None, typer.Argument(metavar="[ACTION]", help="With --yarn: status or stop.")
+    ] = None,
+    yarn: Annotated[
+        bool, typer.Option("--yarn", help="As an application that YARN keeps alive.")
+    ] = False,
     on: Annotated[
         str | None, typer.Option("--on", help="ray: behind Ray Serve; none: Howdah's own server.")
     ] = None,
@@ -85,16 +91,26 @@ def serve(
         raise UsageError("unknown server", where="--on", expected="ray, or no --on", got=on)
     if on is None:
         _refuse(of_ray, "are for --on ray")
-        given = _overrides({**shared, **ours})
-        _serve(model, load(config, [*(set or []), *given]), json)
+        checked = load(config, [*(set or []), *_overrides({**shared, **ours})])
+        if yarn:
+            _refuse({"host": host, "port": port}, "are not for --yarn: the node gives the port")
+            _serve_on_yarn(action, model, checked, json)
+            return
+        _refuse({"ACTION": action}, "is for --yarn")
+        _serve(model, checked, json)
         return
-    _refuse(ours, "are for Howdah's own server, without --on")
+    more = {"yarn": yarn or None, "ACTION": action}
+    _refuse({**ours, **more}, "are for Howdah's own server, without --on")
     _serve_by_ray(model, load(config, set), shared, of_ray, json)
 
 
 def _refuse(options: dict[str, Any], what: str) -> None:
     """Raise UsageError where an option of the other server is given."""
-    given = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    given = [
+        name if name.isupper() else f"--{name.replace('_', '-')}"
+        for name, value in options.items()
+        if value is not None
+    ]
     if given:
         raise UsageError(f"{', '.join(given)} {what}", where=given[0])
 
@@ -144,3 +160,31 @@ def _serve_by_ray(
         sys.stdout.flush()
 
     ray_serve.serve(found, part, options, say=say, ready=ready)
+
+
+def _serve_on_yarn(action: str | None, model: str, checked: Any, as_json: bool) -> None:
+    from howdah import storage
+    from howdah.models.registry import Published
+    from serving.http import access
+    from yarn.serving import control
+
+    if action not in (None, "status", "stop"):
+        raise UsageError("unknown action", where="ACTION", expected="status or stop", got=action)
+    local = storage.is_local(model) and not model.startswith("/")
+    directory = storage.join(checked.publish.directory, model) if local else model
+    if action == "stop":
+        found = control.stop(checked, directory, say)
+        answer(found.as_dict(), as_json, [f"{found.application} is {found.state}"])
+        return
+    tokens = access.tokens(checked.serve.token_file)
+    if action == "status":
+        found = control.status(checked, directory, tokens)
+    else:
+        if Published(directory).current() is None:
+            raise ModelError(
+                "no model is published there", where=directory,
+                expected="NAME below publish.directory, or a published model's directory",
+                remedy="`howdah publish` publishes a run",
+            )  # fmt: skip
+        found = control.start(checked, directory, tokens, say)
+    answer(found.as_dict(), as_json, found.lines)

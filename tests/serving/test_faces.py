@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from serving import faces
+from serving.http import faces
 from training.deployment.requests import Refusal
 
 

@@ -17,9 +17,9 @@ from howdah import storage
 from howdah.core import threads
 from howdah.errors import HowdahError, ModelError
 from howdah.models.registry import Published
-from serving.batcher import Batcher
-from serving.generation import Generation, open_generation, try_out
-from serving.metrics import Metrics
+from serving.compute.batcher import Batcher
+from serving.compute.generation import Generation, open_generation, try_out
+from serving.compute.metrics import Metrics
 from training.deployment.variants import find
 
 __all__ = ["Look", "Reloader", "decide", "published_root", "require_same_answers"]

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Any
 
-from serving.refusals import Gone, QueueFull, TooSlow, WrongMedia
+from serving.compute.refusals import Gone, QueueFull, TooSlow, WrongMedia
 from training.deployment.requests import TooLarge, WrongShape
 
 __all__ = ["Held", "deadline_ms", "read_body"]

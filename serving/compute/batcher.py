@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from howdah.core import threads
-from serving.batching import choose, retry_seconds
-from serving.generation import Generation
-from serving.metrics import Metrics
-from serving.refusals import Broken, QueueFull
+from serving.compute.batching import choose, retry_seconds
+from serving.compute.generation import Generation
+from serving.compute.metrics import Metrics
+from serving.compute.refusals import Broken, QueueFull
 from training.data.planner import pad_multiple, padded_length
 from training.deployment.requests import Refusal
 from training.prediction.classify import predicted, usable

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from serving.generation import Generation
+from serving.compute.generation import Generation
 from training.prediction.rows import Prediction
 
 __all__ = ["Metrics"]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.generation import Generation
+from serving.compute.generation import Generation
 from training.deployment.requests import (
     TooLarge,
     WrongShape,

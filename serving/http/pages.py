@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from howdah.config.serve import ServeSection
-from serving.generation import Generation
+from serving.compute.generation import Generation
 
 __all__ = ["OIP", "PLAIN", "TEI", "docs"]
 

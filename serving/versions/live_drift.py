@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from serving.generation import Generation
-from serving.metrics import Metrics
+from serving.compute.generation import Generation
+from serving.compute.metrics import Metrics
 
 __all__ = ["LiveDrift"]
 

@@ -19,11 +19,9 @@ from starlette.responses import HTMLResponse, Response
 
 from howdah import __version__
 from howdah.config.serve import ServeSection
-from serving import faces, pages
-from serving.batcher import Batcher, Work
-from serving.metrics import Metrics
-from serving.reading import Held, deadline_ms, header, read_body
-from serving.refusals import (
+from serving.compute.batcher import Batcher, Work
+from serving.compute.metrics import Metrics
+from serving.compute.refusals import (
     Broken,
     DeadlinePassed,
     Draining,
@@ -32,6 +30,8 @@ from serving.refusals import (
     QueueFull,
     UnknownModel,
 )
+from serving.http import faces, pages
+from serving.http.reading import Held, deadline_ms, header, read_body
 from training.deployment.requests import Refusal, UnknownRoute, WrongHost, WrongMethod, refusal_body
 
 __all__ = ["Front", "State", "build"]

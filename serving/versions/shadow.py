@@ -4,8 +4,9 @@ A process, because nothing in it can then delay or fail a request: not its compu
 lowest priority), not its memory, not a crash. What it gets waits in a bounded queue; what does not
 fit is counted and left out.
 
-    python -m serving.shadow PATH THREADS      lines of JSON in: {"n", "text", "pair", "label",
-                                               "score"}, out: {"n", "label", "score", "seconds"}
+    python -m serving.versions.shadow PATH THREADS
+
+It reads lines of JSON {"text", "pair"} and writes {"label", "scores", "seconds"} for each.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any
 from howdah.core import threads
 from howdah.core.processes import die_with_parent
 from howdah.errors import ModelError, UsageError
-from serving.generation import Generation
-from serving.metrics import Metrics
+from serving.compute.generation import Generation
+from serving.compute.metrics import Metrics
 from training.deployment.variants import Variant, find, require_comparable
 from training.prediction.rows import Prediction, Row
 
@@ -110,7 +111,13 @@ class Shadow:
             self._metrics.shadowed.labels("left out").inc()
 
     def _run(self) -> None:
-        argv = [sys.executable, "-m", "serving.shadow", self._variant.path, str(self._threads)]
+        argv = [
+            sys.executable,
+            "-m",
+            "serving.versions.shadow",
+            self._variant.path,
+            str(self._threads),
+        ]
         process = self._process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
             preexec_fn=functools.partial(die_with_parent, parent=os.getpid()),
@@ -159,7 +166,7 @@ class Shadow:
 def main(path: str, compute_threads: int) -> int:
     """The challenger's process."""
     os.nice(_NICENESS)
-    from serving.generation import open_generation
+    from serving.compute.generation import open_generation
     from training.prediction.classify import classify
 
     generation: Generation = open_generation(find(path, ""), threads=compute_threads)
