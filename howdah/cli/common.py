@@ -26,6 +26,14 @@ Overrides = Annotated[
 ]
 MODEL_HELP = "Published model (NAME or NAME/v=3 below publish.directory), export or run directory"
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+RunWith = Annotated[
+    str | None,
+    typer.Option(
+        "--framework",
+        help="What runs the model: torch, tensorflow, or onnx (onnxruntime; onnx-w8 and onnx-int8"
+        " if the export has them); none: what it was trained with.",
+    ),
+]
 
 
 _POLICIES: list[str] = []
