@@ -15,7 +15,8 @@ import pytest
 
 from tests import ROOT
 
-ROOMS = ("howdah", "etl", "training", "jobs", "yarn", "places", "minicluster", "tuning", "dags")
+ROOMS = ("howdah", "etl", "training", "jobs", "yarn", "places", "minicluster", "tuning", "serving",
+         "dags")  # fmt: skip
 MAY_IMPORT = {
     "howdah": {"howdah"},
     "etl": {"howdah", "etl"},
@@ -25,6 +26,7 @@ MAY_IMPORT = {
     "places": {"howdah", "etl", "jobs", "places"},
     "minicluster": {"howdah", "minicluster"},
     "tuning": {"howdah", "training", "tuning"},
+    "serving": {"howdah", "training", "serving"},
     "dags": {"howdah"},
 }
 COMPOSITION_ROOTS = ("howdah/cli/", "howdah/library.py")

@@ -23,8 +23,13 @@ __all__ = ["plan", "upload"]
 Progress = Callable[[str], None]
 
 
-def plan(config: Config, progress: Progress) -> tuple[Shipment, list[Package]]:
+def plan(
+    config: Config, progress: Progress, *, kind: str | None = None
+) -> tuple[Shipment, list[Package]]:
     """The packages of a job, built if they are not in the local cache; nothing is uploaded.
+
+    Args:
+        kind: of the environment; None: the one of the framework that trains.
 
     Raises:
         ConfigError: a file of `yarn.files` is missing, or its name is taken.
@@ -36,7 +41,7 @@ def plan(config: Config, progress: Progress) -> tuple[Shipment, list[Package]]:
     environment = None
     if {"archive": True, "path": False}[config.yarn.environment]:
         started = time.monotonic()
-        made = package.environment(config.training.framework, progress=progress)
+        made = package.environment(kind or config.training.framework, progress=progress)
         seconds = time.monotonic() - started
         progress(
             f"environment {made.name}: {made.size / 2**20:,.0f} MiB, ready in {seconds:.1f} s;"

@@ -385,8 +385,9 @@ def _specification(skein: Any, application: spec.Application, security: Any) -> 
         instances=application.workers,
         nodes=list(application.nodes) or None,
         relax_locality=True,
-        # The driver decides which containers to replace: skein counts preemption as a failure.
-        max_restarts=0,
+        # Where there is a driver it decides which containers to replace: skein counts preemption as
+        # a failure.
+        max_restarts=application.restarts,
         allow_failures=True,
     )
     master = skein.Master(

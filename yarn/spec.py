@@ -24,6 +24,8 @@ __all__ = [
     "Shipment",
     "Source",
     "application",
+    "preamble",
+    "python",
     "refuse_local_paths",
     "refuse_other_carriers",
     "tag",
@@ -45,6 +47,12 @@ WORKER = "worker"
 """The service whose containers are the workers."""
 TAG = "howdah"
 """A tag that every job has."""
+MASTER_ENV = {
+    "_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp",
+    "JDK_JAVA_OPTIONS": "--add-opens=java.base/java.util=ALL-UNNAMED",
+}
+"""For skein's master, a Java program: /tmp may not be executable or writable, and from Java 16 on
+its pages reflect on java.util only if it is opened (Java 8 ignores JDK_*)."""
 _MIB = 2**20
 _RESERVED = (CONFIG, SECRET, HADOOP, FINISHED, ENVIRONMENT, "home", "tmp")
 
@@ -106,6 +114,8 @@ class Application:
     """Hosts that hold the dataset's blocks: preferred, not required."""
     driver: ContainerRequest
     worker: ContainerRequest
+    restarts: int = 0
+    """How often skein starts a worker anew that has failed; -1: always. 0: the driver decides."""
 
     def as_dict(self) -> dict[str, Any]:
         """For --dry-run and --json."""
@@ -176,19 +186,13 @@ def application(
             gpus=0,
             script=_driver_script(config, shipment),
             files=files,
-            # For skein's master, a Java program: /tmp may not be executable or writable, and from
-            # Java 16 on its pages reflect on java.util only if it is opened (Java 8 ignores JDK_*).
-            env={
-                "_JAVA_OPTIONS": "-Djava.io.tmpdir=$PWD/tmp",
-                "JDK_JAVA_OPTIONS": "--add-opens=java.base/java.util=ALL-UNNAMED",
-                SUBMISSION: token,
-            },
+            env={**MASTER_ENV, SUBMISSION: token},
         ),
         worker=ContainerRequest(
             memory_mib=_mib(config.job.worker.memory),
             vcores=config.job.worker.vcores,
             gpus=config.job.worker.gpus,
-            script=_preamble(config, shipment) + f"exec {_python(config)} -m yarn agent\n",
+            script=preamble(shipment) + f"exec {python(config)} -m yarn agent\n",
             files=files,
             env={},
         ),
@@ -270,14 +274,15 @@ def file_names(config: Config) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------------- scripts
-def _python(config: Config) -> str:
+def python(config: Config) -> str:
+    """The interpreter in a container, as its script names it."""
     return {
         "archive": f"./{ENVIRONMENT}/bin/python",
         "path": shlex.quote(config.yarn.python or ""),
     }[config.yarn.environment]
 
 
-def _preamble(config: Config, shipment: Shipment) -> str:
+def preamble(shipment: Shipment) -> str:
     """The beginning of each container's script.
 
     It sets a home and a temporary directory of the container's own (/tmp may be noexec, the user
@@ -307,9 +312,9 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
     YARN starts the next attempt and shows the driver's last lines. skein would end the whole
     application because of the driver's exit code.
     """
-    return _preamble(config, shipment) + (
+    return preamble(shipment) + (
         "unset _JAVA_OPTIONS JDK_JAVA_OPTIONS\n"
-        f"{_python(config)} -m yarn driver\n"
+        f"{python(config)} -m yarn driver\n"
         "code=$?\n"
         f"if test ! -e {FINISHED}; then\n"
         '  log="${LOG_DIRS%%,*}"\n'

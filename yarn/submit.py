@@ -42,7 +42,7 @@ from yarn.client.status import Job
 from yarn.client.submission_lock import Claim, SubmissionLock, claim_tag, submitter
 from yarn.preflight import locality, preflight
 
-__all__ = ["Submitted", "dry_run", "submit"]
+__all__ = ["Submitted", "dry_run", "submit", "write_private", "zip_settings"]
 
 Progress = Callable[[str], None]
 _END_SECONDS = 120.0
@@ -210,9 +210,9 @@ def _new(
         with tempfile.TemporaryDirectory(prefix="howdah-submit-") as directory:  # 0700
             request = spec.application(
                 config, shipment, nodes=nodes, token=claim.token,
-                config_file=_write(directory, spec.CONFIG, _shipped(config)),
-                secret_file=_write(directory, spec.SECRET, job_secrets.text()),
-                hadoop_file=_zip(directory, manager.conf), secure=manager.conf.kerberos,
+                config_file=write_private(directory, spec.CONFIG, _shipped(config)),
+                secret_file=write_private(directory, spec.SECRET, job_secrets.text()),
+                hadoop_file=zip_settings(directory, manager.conf), secure=manager.conf.kerberos,
             )  # fmt: skip
             progress(f"submitting {request.name} to queue {request.queue}")
             application = skein_backend.submit(
@@ -240,7 +240,7 @@ def _shipped(config: Config) -> str:
     return config_module.dump_yaml(config.model_copy(update={"run": run, "yarn": yarn}))
 
 
-def _write(directory: str, name: str, text: str) -> str:
+def write_private(directory: str, name: str, text: str) -> str:
     """Write a file that its owner alone can read; its path."""
     path = os.path.join(directory, name.lstrip("."))
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -248,7 +248,7 @@ def _write(directory: str, name: str, text: str) -> str:
     return path
 
 
-def _zip(directory: str, conf: HadoopConf) -> str:
+def zip_settings(directory: str, conf: HadoopConf) -> str:
     """Write the settings as a .zip of one core-site.xml; its path."""
     path = os.path.join(directory, f"{spec.HADOOP}.zip")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from howdah import __version__
-from howdah.cli import alerting, comparing, drift, jobs, minicluster, models, tune, work
+from howdah.cli import alerting, comparing, drift, jobs, minicluster, models, serving, tune, work
 from howdah.cli.common import say, under
 from howdah.core.terminal import shown
 from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, render
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.add_typer(work.app)
 app.add_typer(tune.app)
 app.add_typer(models.app)
+app.add_typer(serving.http.app)
 app.add_typer(comparing.app)
 app.add_typer(drift.app)
 app.add_typer(jobs.app)

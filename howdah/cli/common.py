@@ -24,6 +24,7 @@ ConfigPath = Annotated[
 Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value; may be given several times.")
 ]
+MODEL_HELP = "Published model (NAME or NAME/v=3 below publish.directory), export or run directory"
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 RunWith = Annotated[
     str | None,

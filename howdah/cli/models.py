@@ -1,14 +1,13 @@
-"""The commands from a finished run on: gate, publish, score, serve, register."""
+"""The commands from a finished run on: gate, publish, score, register."""
 
 from __future__ import annotations
 
 import json as _json
-import sys
 from typing import Annotated
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.cli.common import MODEL_HELP, AsJson, ConfigPath, Overrides, allowed, answer, load, say
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -147,70 +146,13 @@ def score(
     )
 
 
-# ------------------------------------------------------------------------- to others' servers
-_MODEL_HELP = "Published model (NAME or NAME/v=3 below publish.directory), export or run directory"
-
-
-@app.command()
-def serve(
-    model: Annotated[str, typer.Option(help=f"{_MODEL_HELP}.")],
-    on: Annotated[str, typer.Option("--on", help="What serves: ray (Ray Serve).")],
-    other: Annotated[
-        str | None, typer.Option("--and", help="A second model, which gets --share of requests.")
-    ] = None,
-    share: Annotated[
-        float | None,
-        typer.Option(help="Of requests, for --and: 0.1. One `key` always goes to one model."),
-    ] = None,
-    host: Annotated[
-        str, typer.Option(help="Address to listen on; who reaches it can classify.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8000,
-    replicas: Annotated[
-        str, typer.Option(help="Of each model: a number, or LEAST:MOST by how many requests wait.")
-    ] = "1",
-    queue: Annotated[
-        int, typer.Option(min=1, help="Requests that may wait for a model; beyond it: 503.")
-    ] = 64,
-    threads: Annotated[int, typer.Option(min=1, help="Compute threads of a replica.")] = 1,
-    config: ConfigPath = None,
-    set: Overrides = None,
-    json: AsJson = False,
-) -> None:
-    """Serve models as JSON over HTTP: POST /predict, GET /health; Ctrl-C ends it.
-
-    --json prints one object once requests are answered.
-    """
-    if on != "ray":
-        raise UsageError("unknown server", where="--on", expected="ray", got=on)
-    if other is None and share is not None:
-        raise UsageError("--share is the share of --and", remedy="name the other model by --and")
-    checked = load(config, set)
-    from training.deployment import ray_serve, variants
-
-    options = ray_serve.Options(
-        host=host, port=port, replicas=ray_serve.parse_replicas(replicas), queue=queue,
-        threads=threads,
-    )  # fmt: skip
-    found = [variants.find(model, checked.publish.directory)]
-    part = 0.0
-    if other is not None:
-        found.append(variants.find(other, checked.publish.directory))
-        part = variants.require_comparable(*found, share)
-
-    def ready(what: dict) -> None:
-        answer(what, json, [])
-        sys.stdout.flush()
-
-    ray_serve.serve(found, part, options, say=say, ready=ready)
-
-
+# ------------------------------------------------------------------------- to others' registries
 @app.command()
 def register(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
-        str | None, typer.Option(help=f"{_MODEL_HELP}; none: the configuration's published model.")
+        str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's published model.")
     ] = None,
     uri: Annotated[
         str | None, typer.Option(help="MLflow's registry; none: tracking.mlflow.uri.")

@@ -21,6 +21,7 @@ from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.options.export import ExportSection
 from howdah.config.options.score import ScoreSection
 from howdah.config.ray import RaySection
+from howdah.config.serve import ServeSection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
 from howdah.config.tune import TuneSection
@@ -384,6 +385,8 @@ class Config(Section):
     """Who is informed of failures, stalls, missed gates and drift."""
     score: ScoreSection = ScoreSection()
     """Scoring partitions of a Hive table."""
+    serve: ServeSection = ServeSection()
+    """The server of a published model."""
 
     @model_validator(mode="before")
     @classmethod

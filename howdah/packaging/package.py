@@ -31,7 +31,17 @@ from howdah.storage import commit
 
 Progress = Callable[[str], None]
 
-PACKAGES = ("howdah", "etl", "training", "jobs", "yarn", "places", "minicluster", "tuning")
+PACKAGES = (
+    "howdah",
+    "etl",
+    "training",
+    "jobs",
+    "yarn",
+    "places",
+    "minicluster",
+    "tuning",
+    "serving",
+)
 _FORMAT = 1
 """Raise it when the layout of archives changes for the same files."""
 _READ_BYTES = 2**22

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,6 +26,8 @@ def finished_run(
     accuracy: float = 0.9,
     dataset: str = "d1",
     changes: dict | None = None,
+    answers: str | None = None,
+    labels: Sequence[str] = LABELS,
 ) -> str:
     """Write run.json and export/ of a run; returns `directory`.
 
@@ -34,20 +37,25 @@ def finished_run(
             on validation.
         dataset: hash of the dataset.
         changes: of run.json.
+        answers: the label that the model gives every text; None: by random weights.
+        labels: of the model.
     """
     model = load_base(base)
     rng = np.random.default_rng(sum(run_id.encode()))
     head = {
         name: rng.standard_normal(shape).astype(np.float32)
-        for name, shape in model.family.head_shapes(model.config, len(LABELS)).items()
+        for name, shape in model.family.head_shapes(model.config, len(labels)).items()
     }
+    if answers is not None:
+        head["classifier.weight"] *= 0.01
+        head["classifier.bias"] = np.array([3.0 * (n == answers) for n in labels], np.float32)
     metrics = {"test": _metrics(accuracy), "validation": _metrics(accuracy + 0.01)}
     export(
         storage.join(directory, "export"),
         weights=dict(model.weights) | head,
         base_config=model.config,
         tokenizer_files=model.tokenizer_files,
-        label_names=LABELS,
+        label_names=list(labels),
         run_info=RunInfo(
             run_id=run_id, run_name="zoo", framework="torch", step=12, max_length=48,
             clean={}, base={"source": base, "hash": model.hash},

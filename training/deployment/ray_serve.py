@@ -7,7 +7,6 @@ many requests wait. What waits is bounded as well: beyond it, the answer is 503.
 from __future__ import annotations
 
 import re
-import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from howdah.core import machine
 from howdah.errors import ClusterError, UsageError
+from training.deployment import listening
 from training.deployment.own_ray import own_ray, require_ray
 from training.deployment.variants import Variant
 
@@ -93,8 +93,9 @@ def serve(
             got=f"{len(variants)} models, {options.replicas[0]} replicas each, of"
             f" {options.threads} threads: {needed}",
         )
-    port = _free_port(options.host, options.port)
-    url = f"http://{_shown(options.host)}:{port}"
+    with listening.listen(options.host, options.port) as probe:  # Ray binds the port itself
+        port = probe.getsockname()[1]
+    url = f"http://{listening.shown(options.host)}:{port}"
     say(f"starting Ray on {cores} cores")
     with own_ray(cores):
         _deploy(variants, share, options, port)
@@ -152,7 +153,7 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
             router.bind(
                 [{"name": one.name, "version": one.version, "run_id": one.run_id}
                  for one in variants],
-                share, _host_names(options.host), *handles,
+                share, listening.host_names(options.host), *handles,
             ),
             name="howdah",
             route_prefix="/",
@@ -180,31 +181,3 @@ def _watch() -> None:
                 "Ray has ended", got=str(error).splitlines()[0] if str(error) else None,
                 remedy="start it again; memory is the usual cause (dmesg)",
             ) from None  # fmt: skip
-
-
-def _free_port(host: str, port: int) -> int:
-    """The port, or a free one for 0.
-
-    Raises:
-        UsageError: it cannot be listened on.
-    """
-    try:
-        with socket.create_server((host, port)) as probe:
-            return probe.getsockname()[1]
-    except (OSError, OverflowError) as error:
-        raise UsageError(
-            "nothing can listen there",
-            where="--host, --port",
-            expected="an address of this machine and a free port",
-            got=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
-        ) from None
-
-
-def _host_names(host: str) -> list[str] | None:
-    """What requests to a server on loopback name; None: it is on other addresses, of any name."""
-    is_loopback = host in ("localhost", "::1") or host.startswith("127.")
-    return sorted({host, "localhost", "127.0.0.1", "::1"}) if is_loopback else None
-
-
-def _shown(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

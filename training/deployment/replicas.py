@@ -9,7 +9,6 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from howdah.errors import HowdahError
 from training.deployment.requests import (
     MOST_BYTES,
     BadRequest,
@@ -21,6 +20,7 @@ from training.deployment.requests import (
     WrongMethod,
     as_json,
     parse,
+    refusal_body,
     rows_of,
 )
 from training.deployment.variants import choose
@@ -98,7 +98,7 @@ class Router:
             headers = {"Retry-After": "1"} if error.status == Overloaded.status else {}
             if error.status == WrongMethod.status:
                 headers["Allow"] = error.expected or ""
-            return JSONResponse(_body(error), status_code=error.status, headers=headers)
+            return JSONResponse(refusal_body(error), status_code=error.status, headers=headers)
 
     async def _answer(self, request: Request) -> dict[str, Any]:
         if self._hosts is not None and request.url.hostname not in self._hosts:
@@ -170,9 +170,3 @@ async def _body_of(request: Request) -> bytes:
             remedy="send fewer texts at a time; `howdah predict` classifies files",
         )
     return b"".join(parts)
-
-
-def _body(error: HowdahError) -> dict[str, Any]:
-    described = error.as_dict()
-    described.pop("exit_code")
-    return {key: value for key, value in described.items() if value is not None}

@@ -6,13 +6,15 @@
 A model of several labels answers {"labels", "scores"}, one of numbers {"value"}. A model of pairs
 takes a list of two texts in the place of a text.
 
-A refusal is the JSON of a HowdahError: error, what, where, expected, got, remedy.
+A refusal is one JSON object, whatever the server: error (one sentence, which clients of other
+servers show), error_type, what, where, expected, got, remedy.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +24,8 @@ from training.prediction.rows import Outputs, Prediction, Row
 
 __all__ = [
     "MOST_BYTES", "MOST_TEXTS", "Asked", "BadRequest", "Overloaded", "Refusal", "TooLarge",
-    "UnknownRoute", "WrongHost", "WrongMethod", "as_json", "parse", "rows_of",
+    "UnknownRoute", "WrongHost", "WrongMethod", "WrongShape", "as_json", "check_known",
+    "check_texts", "kind_of", "loaded", "parse", "refusal_body", "rows_of",
 ]  # fmt: skip
 
 MOST_TEXTS = 256
@@ -30,6 +33,8 @@ MOST_TEXTS = 256
 MOST_BYTES = 4 * 2**20
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
+_FIELDS = ("what", "where", "expected", "got", "remedy")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Refusal(HowdahError):
@@ -39,9 +44,15 @@ class Refusal(HowdahError):
 
 
 class BadRequest(Refusal):
-    """The request is not what is expected."""
+    """The body is not JSON."""
 
     status = 400
+
+
+class WrongShape(Refusal):
+    """The body is JSON of another shape; `where` names the field."""
+
+    status = 422
 
 
 class WrongHost(Refusal):
@@ -63,7 +74,7 @@ class WrongMethod(Refusal):
 
 
 class TooLarge(Refusal):
-    """The body is longer than MOST_BYTES."""
+    """The body is too long, or has too many texts."""
 
     status = 413
 
@@ -86,93 +97,145 @@ class Asked:
     """It had `text`: the answer has `prediction`."""
 
 
-def parse(body: bytes) -> Asked:
+def parse(body: bytes, *, most_texts: int = MOST_TEXTS, most_bytes: int = MOST_BYTES) -> Asked:
     """Check a request's body.
 
     Raises:
-        BadRequest, TooLarge: with what is wrong in it.
+        BadRequest, WrongShape, TooLarge: with what is wrong in it.
     """
-    if len(body) > MOST_BYTES:
+    if len(body) > most_bytes:
         raise TooLarge(
             "the body is too large",
-            expected=f"at most {MOST_BYTES:,} bytes",
+            expected=f"at most {most_bytes:,} bytes",
             got=f"{len(body):,} bytes",
             remedy="send fewer texts at a time; `howdah predict` classifies files",
         )
-    try:
-        given = json.loads(body)
-    except ValueError as error:  # UnicodeDecodeError is one, too
-        raise BadRequest(
-            "the body is not JSON",
-            expected='{"texts": ["a text", ...]}, in UTF-8',
-            got=str(error) if body else "nothing",
-        ) from None
-    except RecursionError:
-        raise BadRequest("the body is nested too deeply", expected='{"texts": [...]}') from None
-    if not isinstance(given, dict):
-        raise BadRequest(
-            "the body is not an object",
-            expected='{"texts": ["a text", ...]}',
-            got=_type(given),
-        )
-    unknown = [name for name in given if name not in _KEYS]
-    if unknown:
-        raise BadRequest(
-            "the body has a name that is not known",
-            expected=", ".join(_KEYS),
-            got=", ".join(map(repr, unknown[:5])),
-        )
+    given = loaded(body, '{"texts": ["a text", ...]}')
+    check_known(given, _KEYS)
     if ("text" in given) == ("texts" in given):
-        raise BadRequest(
+        raise WrongShape(
             "the body must have text or texts",
+            where="text, texts",
             expected='{"text": "one text"} or {"texts": ["a text", ...]}',
             got="both" if "text" in given else "neither",
         )
     is_single = "text" in given
     texts = [given["text"]] if is_single else given["texts"]
-    if not isinstance(texts, list) or not texts:
+    check_texts(texts, "text" if is_single else "texts", most_texts, is_single=is_single)
+    return Asked(tuple(texts), _key(given.get("key")), is_single)
+
+
+def loaded(body: bytes, expected: str) -> dict[str, Any]:
+    """The JSON object that a body is.
+
+    Raises:
+        BadRequest: it is not JSON.
+        WrongShape: it is no object.
+    """
+    try:
+        given = json.loads(body)
+    except ValueError as error:  # UnicodeDecodeError is one, too
         raise BadRequest(
-            "texts is not a list of texts",
-            where="texts",
-            expected="at least one text",
-            got="an empty list" if texts == [] else _type(texts),
+            "the body is not JSON",
+            expected=f"{expected}, in UTF-8",
+            got=str(error) if body else "nothing",
+        ) from None
+    except RecursionError:
+        raise BadRequest(
+            "the body is nested too deeply", expected=expected, got="lists or objects in each other"
+        ) from None
+    if not isinstance(given, dict):
+        raise WrongShape("the body is not an object", expected=expected, got=kind_of(given))
+    return given
+
+
+def check_known(given: Mapping[str, Any], known: Sequence[str], where: str | None = None) -> None:
+    """Refuse an object with another name than those.
+
+    Raises:
+        WrongShape: it has one.
+    """
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise WrongShape(
+            "the body has a name that is not known",
+            where=where or _shortened(unknown[0]),
+            expected=", ".join(known),
+            got=", ".join(repr(_shortened(name)) for name in unknown[:5]),
         )
-    if len(texts) > MOST_TEXTS:
-        raise BadRequest(
+
+
+def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -> None:
+    """Refuse what is not a list of 1 to `most` texts, or pairs of texts.
+
+    Args:
+        where: the field's name.
+        is_single: the field holds one text, which the list was made of.
+    Raises:
+        WrongShape, TooLarge: with the field of the first wrong text.
+    """
+    if not isinstance(texts, list) or not texts:
+        raise WrongShape(
+            f"{where} is not a list of texts",
+            where=where,
+            expected="at least one text",
+            got="an empty list" if texts == [] else kind_of(texts),
+        )
+    if len(texts) > most:
+        raise TooLarge(
             "there are too many texts",
-            where="texts",
-            expected=f"at most {MOST_TEXTS}",
+            where=where,
+            expected=f"at most {most}",
             got=str(len(texts)),
             remedy="send several requests; `howdah predict` classifies files",
         )
     for number, text in enumerate(texts):
-        where = "text" if is_single else f"texts[{number}]"
+        field = where if is_single else f"{where}[{number}]"
         sides = text if isinstance(text, list) and len(text) == 2 else [text]
-        if wrong := [side for side in sides if not isinstance(side, str)]:
-            raise BadRequest(
-                "a text is not a string",
-                where=where,
-                expected="a string, or a list of two for a model of pairs",
-                got=_type(wrong[0]),
-            )
-        if any("\ud800" <= character <= "\udfff" for side in sides for character in side):
-            raise BadRequest(
-                "a text is not Unicode", where=where, expected="no lone surrogates", got=ascii(text)
-            )
-    return Asked(tuple(texts), _key(given.get("key")), is_single)
+        for side in sides:
+            if not isinstance(side, str):
+                raise WrongShape(
+                    "a text is not a string",
+                    where=field,
+                    expected="a string, or a list of two for a model of pairs",
+                    got=kind_of(side),
+                )
+            lone = _SURROGATE.search(side)
+            if lone:
+                raise WrongShape(
+                    "a text is not Unicode",
+                    where=field,
+                    expected="no lone surrogates",
+                    got=f"{lone[0]!a} at character {lone.start()}",
+                )
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= 40 else name[:37] + "..."
 
 
 def _key(key: Any) -> str | None:
     if key is None:
         return None
     if not isinstance(key, str) or not key or len(key) > _LONGEST_KEY:
-        raise BadRequest(
+        raise WrongShape(
             "key is not a string of 1 to 1,024 characters",
             where="key",
             expected="what stays the same for one user or session",
-            got=_type(key) if not isinstance(key, str) else f"{len(key)} characters",
+            got=kind_of(key) if not isinstance(key, str) else f"{len(key)} characters",
         )
     return key
+
+
+def refusal_body(error: HowdahError) -> dict[str, Any]:
+    """A refusal as JSON. `error` is a sentence: clients of other servers show it alone."""
+    described = error.as_dict()
+    sentence = described["what"]
+    parts = [f"{name} {described[name]}" for name in ("expected", "got") if described.get(name)]
+    if parts:
+        sentence += f" ({'; '.join(parts)})"
+    known = {name: described.get(name) for name in _FIELDS if described.get(name) is not None}
+    return {"error": sentence, "error_type": described["error"], **known}
 
 
 def rows_of(texts: Sequence[str | list[str]]) -> list[Row]:
@@ -203,6 +266,7 @@ def as_json(predictions: Sequence[Prediction], outputs: Outputs) -> list[dict[st
     return answers
 
 
-def _type(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a JSON value is, for messages."""
     names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean"}
     return names.get(type(value), "null" if value is None else "a number")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import assert_never
 
 import numpy as np
@@ -27,8 +26,6 @@ def classify(
 ) -> list[Prediction]:
     """Predictions of rows, in their order; a row without a usable text gets an error.
 
-    A text that is empty after cleaning is not classified: the model would return its prior.
-
     Args:
         observe: called once with the scores float32 [N, C] and the token ids of the N rows that
             have a usable text, if there are any.
@@ -36,37 +33,44 @@ def classify(
         UsageError: the model classifies images.
     """
     served.require("text", where="model", remedy="`howdah predict --source DIR` classifies images")
-    out: list[Prediction | None] = [None] * len(rows)
-    texts, numbers = [], []
-    for number, row in enumerate(rows):
-        if row.text is not None and served.pairs != row.pair:
-            row = replace(row, text=None, error=_WRONG_SIDES[served.pairs])
-        text = None if row.text is None else served.clean_text(row.text)
-        if text is None:
-            out[number] = Prediction(row.id, None, None, row.error)
-        elif not all(side.strip() for side in (text.split(PAIR) if row.pair else [text])):
-            out[number] = Prediction(row.id, None, None, EMPTY)
-        else:
-            texts.append(text)
-            numbers.append(number)
-    ids_N = served.encode(texts) if texts else []
+    out = [usable(served, row) for row in rows]
+    numbers = [number for number, one in enumerate(out) if isinstance(one, str)]
+    ids_N = served.encode([out[number] for number in numbers]) if numbers else []
     scores_NC = served.scores_of_ids(ids_N)
-    if texts:
+    if numbers:
         observe(scores_NC, ids_N)
     for number, scores_C in zip(numbers, scores_NC, strict=True):
-        out[number] = Prediction(rows[number].id, _predicted(served, scores_C), scores_C)
+        out[number] = predicted(served, rows[number], scores_C)
     return out
 
 
-def _predicted(served: ServedModel, scores_C: np.ndarray) -> str | list[str] | float:
-    """The label, the labels above 0.5, or the number."""
+def usable(served: ServedModel, row: Row) -> str | Prediction:
+    """The row's cleaned text, or its prediction without a label: why there is none to classify.
+
+    A text that is empty after cleaning is not classified: the model would return its prior.
+    """
+    if row.text is None:
+        return Prediction(row.id, None, None, row.error)
+    if served.pairs != row.pair:
+        return Prediction(row.id, None, None, _WRONG_SIDES[served.pairs])
+    text = served.clean_text(row.text)
+    if not all(side.strip() for side in (text.split(PAIR) if row.pair else [text])):
+        return Prediction(row.id, None, None, "the text is empty")
+    return text
+
+
+def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction:
+    """The prediction of a row by its scores: the label, the labels above 0.5, or the number."""
+    label: str | list[str] | float
     if served.task == "single_label":
-        return served.labels[int(scores_C.argmax())]
-    if served.task == "multi_label":
-        return [served.labels[number] for number in np.flatnonzero(scores_C > 0.5)]
-    if served.task == "regression":
-        return float(scores_C[0])
-    assert_never(served.task)
+        label = served.labels[int(scores_C.argmax())]
+    elif served.task == "multi_label":
+        label = [served.labels[number] for number in np.flatnonzero(scores_C > 0.5)]
+    elif served.task == "regression":
+        label = float(scores_C[0])
+    else:
+        assert_never(served.task)
+    return Prediction(row.id, label, scores_C)
 
 
 def outputs_of(served: ServedModel) -> Outputs:

@@ -29,7 +29,10 @@ SECTIONS = {
 OF_STUDIES = tuple(name for name, _ in configs.keys() if name.startswith("tune."))  # noqa: SIM118
 """Keys that only the installation's defaults give: a search space is no field of a form."""
 
-NOT_SHOWN = frozenset({"run.directory", "job.on", "ray.address", *OF_STUDIES})
+OF_SERVERS = tuple(name for name, _ in configs.keys() if name.startswith("serve."))  # noqa: SIM118
+"""Keys of a server, which no task starts."""
+
+NOT_SHOWN = frozenset({"run.directory", "job.on", "ray.address", *OF_STUDIES, *OF_SERVERS})
 """Keys that the user cannot choose: a DAG run has one run directory for all retries, and watches
 its job on YARN or runs on the worker (`backend`)."""
 

@@ -141,7 +141,7 @@ def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
     # Bad input: what, expected, got; and nothing breaks by it.
     for path, body, method, code, word in (
         ("/predict", b"{", None, 400, "not JSON"),
-        ("/predict", {"texts": ["a", 3]}, None, 400, "not a string"),
+        ("/predict", {"texts": ["a", 3]}, None, 422, "not a string"),
         ("/predict", None, "GET", 405, "another method"),
         ("/health", {}, "POST", 405, "another method"),
         ("/nothing", {}, None, 404, "no such path"),

@@ -1,0 +1,84 @@
+"""Where a model's server on a cluster listens: a small file that clients read.
+
+    <publish.directory>/<name>/server.json     {"value": "{...}", "seal": "..."}
+
+Who may write to the model's directory could write another address there, and clients would send
+their texts and the token to it. So the file is signed with the server's token, which clients hold.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from dataclasses import asdict, dataclass
+
+from howdah import storage
+from howdah.errors import ModelError
+
+__all__ = ["FILE", "ServerAddress", "path_of", "read", "write"]
+
+FILE = "server.json"
+_SUBJECT = b"howdah server address\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerAddress:
+    """What the file says."""
+
+    url: str
+    """http://host:port."""
+    application: str
+    container: str
+    started: float
+    """Seconds since 1970."""
+
+
+def path_of(model_directory: str) -> str:
+    """The file of a published model."""
+    return storage.join(model_directory, FILE)
+
+
+def write(path: str, address: ServerAddress, token: bytes | None) -> None:
+    """Replace the file.
+
+    Args:
+        token: to sign with; None: the server asks for none, and the file is not signed.
+    """
+    text = json.dumps(asdict(address), sort_keys=True)
+    sealed = {"value": text, "seal": None if token is None else _seal(text, token)}
+    storage.write_whole(path, json.dumps(sealed).encode())
+
+
+def read(path: str, tokens: list[bytes]) -> ServerAddress:
+    """The address.
+
+    Args:
+        tokens: of the server; the file must be signed with one. []: its signature is not looked at.
+    Raises:
+        NotFound: there is no file.
+        ModelError: it is another file, or is not signed with one of the tokens.
+    """
+    try:
+        sealed = storage.read_json(path)
+        text, seal = sealed["value"], sealed["seal"]
+        address = ServerAddress(**json.loads(text))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelError(
+            "the file of the server's address is another file", where=path,
+            got=type(error).__name__, remedy="howdah serve stop --yarn, then start it again",
+        ) from None  # fmt: skip
+    if tokens and not any(
+        isinstance(seal, str) and hmac.compare_digest(seal.encode(), _seal(text, one).encode())
+        for one in tokens
+    ):
+        raise ModelError(
+            "the server's address is not signed with this token", where=path,
+            expected="the file that a server with this token has written",
+            remedy="give the token file of the server; else another user may have written the file",
+        )  # fmt: skip
+    return address
+
+
+def _seal(text: str, token: bytes) -> str:
+    return hmac.digest(token, _SUBJECT + text.encode(), hashlib.sha256).hex()

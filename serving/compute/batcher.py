@@ -1,0 +1,316 @@
+"""The queue and the one thread that computes: texts of many requests in batches by tokens.
+
+Requests come from the event loop, and what becomes of them goes back there. All texts of a request
+are classified by one generation: the one that is current when they are encoded.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from howdah.core import threads
+from serving.compute.batching import choose, retry_seconds
+from serving.compute.generation import Generation
+from serving.compute.metrics import Metrics
+from serving.compute.refusals import Broken, QueueFull
+from training.data.planner import pad_multiple, padded_length
+from training.deployment.requests import Refusal
+from training.prediction.classify import predicted, usable
+from training.prediction.rows import Prediction, Row
+
+__all__ = ["Batcher", "Work"]
+
+_ENCODED_AT_ONCE = 64
+"""Texts between two batches, so that a long queue delays no batch."""
+_KEPT, _KEPT_CHARACTERS = 8, 2000
+_RATE_SECONDS = 5.0
+
+
+@dataclass(eq=False)
+class Work:
+    """A request's texts, and what becomes of them."""
+
+    rows: Sequence[Row]
+    began: float = field(default_factory=time.monotonic)
+    dropped: bool = False
+    """The client is gone, or its time is over: its texts are not computed."""
+    generation: Generation | None = None
+    """Which one answers; None: it was not encoded yet."""
+    predictions: list[Prediction | None] = field(default_factory=list)
+    failure: Refusal | None = None
+    open: int = 0
+    """Texts without a prediction."""
+    done: Callable[[], None] = lambda: None
+    """Called in the event loop."""
+
+
+@dataclass(eq=False)
+class _Text:
+    """One encoded text that waits."""
+
+    work: Work
+    number: int
+    ids: np.ndarray
+
+
+class Batcher:
+    """Computes what is submitted; only the event loop calls `submit` and `drop`.
+
+    Args:
+        first: the generation that answers at first.
+        budget: most tokens of a batch.
+        most: texts that wait or are computed; more are refused.
+        wait: seconds that a batch with room waits for more texts.
+        metrics: where batches and predictions are counted.
+        call_soon: hands a function to the event loop, from any thread.
+        answered: called in the computing thread after each batch, with (generation, row, ids,
+            prediction) of each text; it must be quick and must not raise.
+        say: takes a line.
+    """
+
+    def __init__(
+        self,
+        first: Generation,
+        *,
+        budget: int,
+        most: int,
+        wait: float,
+        metrics: Metrics,
+        call_soon: Callable[[Callable[[], None]], None],
+        answered: Callable[[list[tuple[Generation, Row, np.ndarray, Prediction]]], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._generation, self._budget, self._most, self._wait = first, budget, most, wait
+        self._metrics, self._call_soon, self._answered = metrics, call_soon, answered
+        self._say = say
+        self._news = threading.Condition()
+        self._arrived: deque[Work] = deque()
+        self._held = 0
+        self._waiting: list[_Text] = []
+        self._several = False
+        """The last batch had texts of several requests."""
+        self._stop = False
+        self._kept: deque[Row] = deque(maxlen=_KEPT)
+        self._rate, self._rate_since, self._rate_texts = 0.0, time.monotonic(), 0
+        self._said_broken = 0.0
+        metrics.serving(first)
+
+    # ------------------------------------------------------------------- from the event loop
+    @property
+    def generation(self) -> Generation:
+        """The one that answers new requests."""
+        return self._generation
+
+    @property
+    def held(self) -> int:
+        """Texts that wait or are computed."""
+        return self._held
+
+    def submit(self, work: Work) -> None:
+        """Queue a request's texts.
+
+        Raises:
+            QueueFull: there is no room.
+        """
+        with self._news:
+            if self._held + len(work.rows) > self._most:
+                raise QueueFull(
+                    "too many texts are waiting",
+                    seconds=retry_seconds(self._held, self._rate),
+                    expected=f"at most {self._most} in the queue",
+                    got=f"{self._held} waiting, {len(work.rows)} more",
+                    remedy="ask again after Retry-After seconds, or start more servers",
+                )
+            self._held += len(work.rows)
+            self._arrived.append(work)
+            self._news.notify()
+        self._metrics.waiting.set(self._held)
+
+    def drop(self, work: Work) -> None:
+        """Do not compute what of this request was not computed yet."""
+        with self._news:
+            work.dropped = True
+            self._news.notify()
+
+    # -------------------------------------------------------------------- from other threads
+    def swap(self, generation: Generation) -> None:
+        """Requests that are encoded from now on are answered by this generation."""
+        with self._news:
+            self._generation = generation
+        self._metrics.serving(generation)
+
+    def kept(self) -> list[Row]:
+        """Beginnings of the last texts that were classified, to try a new version with."""
+        with self._news:
+            return list(self._kept)
+
+    def start(self) -> threading.Thread:
+        """Begin to compute; a failure outside of the model ends the process."""
+        return threads.start(self._run, name="compute", failed=threads.end_process, say=self._say)
+
+    def stop(self) -> None:
+        """End the thread after its batch."""
+        with self._news:
+            self._stop = True
+            self._news.notify()
+
+    # ------------------------------------------------------------------- the computing thread
+    def _run(self) -> None:
+        while True:
+            arrived = self._next()
+            if arrived is None:
+                return
+            self._encode(arrived)
+            self._forget_dropped()
+            if self._waiting and not self._worth_waiting():
+                self._compute()
+
+    def _next(self) -> list[Work] | None:
+        """What has arrived, at most _ENCODED_AT_ONCE texts; waits if there is nothing to do."""
+        with self._news:
+            while not (self._stop or self._arrived or self._waiting):
+                self._news.wait()
+            if self._stop:
+                return None
+            taken, count = [], 0
+            while self._arrived and count < _ENCODED_AT_ONCE:
+                taken.append(self._arrived.popleft())
+                count += len(taken[-1].rows)
+            return taken
+
+    def _encode(self, arrived: list[Work]) -> None:
+        generation = self._generation
+        model = generation.model
+        texts: list[tuple[Work, int, str]] = []
+        for work in arrived:
+            work.generation = generation
+            if work.dropped:
+                self._finish([work])
+                continue
+            found = [usable(model, row) for row in work.rows]
+            work.predictions = [None if isinstance(one, str) else one for one in found]
+            own = [(work, n, text) for n, text in enumerate(found) if isinstance(text, str)]
+            work.open = len(own)
+            texts += own
+            if not own:
+                self._finish([work])
+        if not texts:
+            return
+        try:
+            ids_N = model.encode([text for _, _, text in texts])
+        except Exception as error:  # noqa: BLE001 - one by one: which request is it?
+            if len({id(work) for work, _, _ in texts}) > 1:
+                for work in {id(work): work for work, _, _ in texts}.values():
+                    self._encode([work])
+                return
+            self._fail([texts[0][0]], error)
+            return
+        for (work, number, _), ids in zip(texts, ids_N, strict=True):
+            self._waiting.append(_Text(work, number, ids))
+        with self._news:
+            for work in arrived:
+                row = work.rows[0]
+                if row.text:
+                    self._kept.append(Row("0", row.text[:_KEPT_CHARACTERS], pair=row.pair))
+
+    def _forget_dropped(self) -> None:
+        gone = {id(one.work): one.work for one in self._waiting if one.work.dropped}
+        if gone:
+            self._waiting = [one for one in self._waiting if not one.work.dropped]
+            self._finish(list(gone.values()))
+
+    def _worth_waiting(self) -> bool:
+        """Whether the batch has room, and other requests are likely; waits for them, once."""
+        oldest = self._waiting[0]
+        left = oldest.work.began + self._wait - time.monotonic()
+        tokens = sum(len(one.ids) for one in self._waiting)
+        if left <= 0 or not self._several or tokens >= self._budget:
+            return False
+        with self._news:
+            if not (self._arrived or self._stop):
+                self._news.wait(left)
+            return bool(self._arrived) or self._stop
+
+    def _compute(self) -> None:
+        generation = self._waiting[0].work.generation
+        of_one = [n for n, one in enumerate(self._waiting) if one.work.generation is generation]
+        # As the model pads them, so that it does not divide the batch once more.
+        lengths = [self._width(len(self._waiting[number].ids), generation) for number in of_one]
+        chosen = {of_one[index] for index in choose(lengths, self._budget)}
+        batch = [self._waiting[number] for number in sorted(chosen)]
+        self._waiting = [one for n, one in enumerate(self._waiting) if n not in chosen]
+        self._several = len({id(one.work) for one in batch}) > 1
+        began = time.monotonic()
+        for one in batch:
+            self._metrics.queued.observe(began - one.work.began)
+        try:
+            scores_NC = generation.model.scores_of_ids([one.ids for one in batch])
+        except Exception as error:  # noqa: BLE001 - the requests fail, the server goes on
+            works = {id(one.work): one.work for one in batch}
+            self._waiting = [one for one in self._waiting if id(one.work) not in works]
+            self._fail(list(works.values()), error)
+            return
+        seconds = time.monotonic() - began
+        found, whole = [], {}
+        for one, scores_C in zip(batch, scores_NC, strict=True):
+            row = one.work.rows[one.number]
+            prediction = predicted(generation.model, row, scores_C)
+            one.work.predictions[one.number] = prediction
+            one.work.open -= 1
+            found.append((generation, row, one.ids, prediction))
+            if one.work.open == 0:
+                whole[id(one.work)] = one.work
+        self._count(len(batch))
+        self._finish(list(whole.values()))
+        self._metrics.batch([len(one.ids) for one in batch], seconds)
+        self._answered(found)
+
+    def _width(self, tokens: int, generation: Generation) -> int:
+        model = generation.model
+        return padded_length(tokens, pad_multiple(model.gpu), model.positions)
+
+    def _count(self, texts: int) -> None:
+        """Keep the rate of the last seconds, for Retry-After."""
+        self._rate_texts += texts
+        seconds = time.monotonic() - self._rate_since
+        if seconds > _RATE_SECONDS or not self._rate:
+            self._rate = self._rate_texts / max(seconds, 1e-3)
+            self._rate_since, self._rate_texts = time.monotonic(), 0
+
+    def _fail(self, works: list[Work], error: Exception) -> None:
+        now = time.monotonic()
+        if now - self._said_broken > 60:  # where and what, once a minute; no text of a user's
+            self._said_broken = now
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            self._say(
+                f"the model failed on a request: {type(error).__name__} in"
+                f" {frame.filename}:{frame.lineno}"
+            )
+        for work in works:
+            work.failure = Broken(
+                "the model failed on this request",
+                got=type(error).__name__,
+                remedy="try one text at a time; see the server's log",
+            )
+        self._metrics.errors.labels("failed").inc(len(works))
+        self._finish(works)
+
+    def _finish(self, works: list[Work]) -> None:
+        if not works:
+            return
+        with self._news:
+            self._held -= sum(len(work.rows) for work in works)
+        self._metrics.waiting.set(self._held)
+
+        def resolve() -> None:
+            for work in works:
+                work.done()
+
+        self._call_soon(resolve)

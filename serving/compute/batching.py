@@ -1,0 +1,49 @@
+"""Which waiting texts are computed together. Pure: no clock, no thread, no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["choose", "padded", "retry_seconds"]
+
+_LONGEST_RETRY = 60
+
+
+def choose(lengths: Sequence[int], budget: int) -> list[int]:
+    """Which of the waiting texts the next batch has, as indexes in their order of arrival.
+
+    The oldest is always one of them, so that none waits for ever. It is joined by its neighbours in
+    length, since each text of a batch costs as much as the longest: first by shorter ones, longest
+    first, then, if there is room, by longer ones.
+
+    Args:
+        lengths: tokens of the waiting texts, the oldest first; not empty.
+        budget: most tokens of a batch, padding included. A longer text is alone.
+
+    >>> choose([4, 90, 5, 3, 80], 16)
+    [0, 2, 3]
+    >>> choose([90, 4, 80, 85], 300)
+    [0, 2, 3]
+    """
+    order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    oldest = order.index(0)
+    room = max(1, budget // max(1, lengths[0]))
+    chosen = order[oldest : oldest + room]
+    if len(chosen) < room:  # it and all shorter ones fit: longer ones widen the batch
+        for index in reversed(order[:oldest]):
+            if (len(chosen) + 1) * lengths[index] > budget:
+                break
+            chosen.append(index)
+    return sorted(chosen)
+
+
+def padded(lengths: Sequence[int]) -> int:
+    """Tokens of a batch with its padding."""
+    return len(lengths) * max(lengths, default=0)
+
+
+def retry_seconds(waiting: int, per_second: float) -> int:
+    """When to ask again, where `waiting` texts are before one's own: whole seconds, 1 to 60."""
+    if per_second <= 0:
+        return 1
+    return min(_LONGEST_RETRY, max(1, round(waiting / per_second)))

@@ -1,0 +1,122 @@
+"""What the server counts, for Prometheus. Nothing here has a text of a user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from serving.compute.generation import Generation
+from training.prediction.rows import Prediction
+
+__all__ = ["Metrics"]
+
+_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_TOKENS = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+_CONFIDENCE = (*(round(0.05 * step, 2) for step in range(1, 20)), 0.99, 1.0)
+_MOST_LABELS = 500
+"""Labels that are counted by name; those after them are one. Each is a time series."""
+_OTHERS = "(others)"
+
+
+class Metrics:
+    """The server's counters, in a registry of its own. Prometheus' classes are thread-safe."""
+
+    def __init__(self) -> None:
+        from prometheus_client import (
+            CollectorRegistry,
+            Counter,
+            Gauge,
+            Histogram,
+            PlatformCollector,
+            ProcessCollector,
+        )
+
+        self.registry = own = CollectorRegistry()
+        ProcessCollector(registry=own)
+        PlatformCollector(registry=own)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"howdah_{name}", text, labels, registry=own)
+
+        def histogram(name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(f"howdah_{name}", text, labels, buckets=buckets, registry=own)
+
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            return Gauge(f"howdah_{name}", text, labels, registry=own)
+
+        self.requests = counter("requests", "Requests answered.", "face", "code")
+        self.latency = histogram(
+            "request_seconds", "From a request's head to its answer.", _SECONDS, "face"
+        )
+        self.queued = histogram("queue_seconds", "From a request's body to its batch.", _SECONDS)
+        self.computed = histogram("batch_seconds", "Computing a batch.", _SECONDS)
+        self.batch_rows = histogram("batch_texts", "Texts of a batch.", _ROWS)
+        self.batch_tokens = histogram("batch_tokens", "Tokens of a batch, with padding.", _TOKENS)
+        self.tokens = counter("tokens", "Tokens computed, without padding.")
+        self.padding = counter("padding_tokens", "Padding computed.")
+        self.waiting = gauge("queue_texts", "Texts that wait or are computed.")
+        self.connections = gauge("connections", "Open connections.")
+        self.ready = gauge("ready", "1 while requests are answered.")
+        self.info = gauge("model_info", "1 for the version that answers.", "model", "version",
+                          "run_id", "framework")  # fmt: skip
+        self.reloads = counter("reloads", "Versions that were opened, by result.", "result")
+        self.pointer_errors = counter("pointer_errors", "Looks at current.json that failed.")
+        self.labels = counter("labels", "Texts by predicted label.", "label")
+        self.confidence = histogram("confidence", "Score of the predicted label.", _CONFIDENCE)
+        self.errors = counter("errors", "Texts and requests without a prediction.", "reason")
+        self.shadowed = counter("shadow_texts", "Texts for the challenger, by result.", "result")
+        self.shadow_seconds = histogram(
+            "shadow_text_seconds", "The challenger's time for a text.", _SECONDS
+        )
+        self.shadow_difference = histogram(
+            "shadow_score_difference", "Of the served label's score.",
+            (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0),
+        )  # fmt: skip
+        self.shadow_up = gauge("shadow_up", "1 while the challenger's process answers.")
+        self.drift = gauge("drift_psi", "Of live traffic against the training data.", "column")
+        self.drift_rows = gauge("drift_texts", "Texts that drift is computed from.")
+        self.drift_alarm = gauge("drift_alarm", "1: the column has drifted.", "column")
+        self._known: set[str] = set()
+
+    def serving(self, generation: Generation) -> None:
+        """A version answers from now on."""
+        self.info.clear()
+        version = "" if generation.version is None else str(generation.version)
+        model = generation.model
+        self.info.labels(generation.name, version, model.run_id, model.framework).set(1)
+
+    def batch(self, lengths: Sequence[int], seconds: float) -> None:
+        """A batch was computed."""
+        padded = len(lengths) * max(lengths)
+        self.computed.observe(seconds)
+        self.batch_rows.observe(len(lengths))
+        self.batch_tokens.observe(padded)
+        self.tokens.inc(sum(lengths))
+        self.padding.inc(padded - sum(lengths))
+
+    def prediction(self, one: Prediction, generation: Generation) -> None:
+        """A text was answered."""
+        if one.scores is None:
+            self.errors.labels(one.error or "unknown").inc()
+            return
+        if generation.outputs.task == "single_label":
+            self.labels.labels(self._counted(str(one.label))).inc()
+            self.confidence.observe(float(np.max(one.scores)))
+        elif isinstance(one.label, list):
+            for label in one.label:
+                self.labels.labels(self._counted(label)).inc()
+
+    def _counted(self, label: str) -> str:
+        if label not in self._known and len(self._known) >= _MOST_LABELS:
+            return _OTHERS
+        self._known.add(label)
+        return label
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """(the page, its media type) for a request's Accept header."""
+        from prometheus_client.exposition import choose_encoder
+
+        encode, media = choose_encoder(accept)
+        return encode(self.registry), media

@@ -1,0 +1,73 @@
+"""What the server answers instead of predictions; what both servers refuse is in
+training/deployment/requests.py."""
+
+from __future__ import annotations
+
+from training.deployment.requests import Refusal
+
+__all__ = [
+    "Broken", "DeadlinePassed", "Draining", "Gone", "NoToken", "QueueFull", "TooSlow",
+    "UnknownModel", "WrongMedia",
+]  # fmt: skip
+
+
+class NoToken(Refusal):
+    """The request has no bearer token of the server's."""
+
+    status = 401
+
+
+class UnknownModel(Refusal):
+    """No such model, or a version that is not loaded."""
+
+    status = 404
+
+
+class TooSlow(Refusal):
+    """The request did not arrive in time."""
+
+    status = 408
+
+
+class WrongMedia(Refusal):
+    """The body is compressed."""
+
+    status = 415
+
+
+class QueueFull(Refusal):
+    """As many texts wait as may wait.
+
+    Args:
+        seconds: after which room can be expected.
+    """
+
+    status = 429
+
+    def __init__(self, what: str, *, seconds: int, **fields: str) -> None:
+        super().__init__(what, **fields)
+        self.seconds = seconds
+
+
+class Gone(Refusal):
+    """The client has closed the connection: no process reads this. (nginx's number.)"""
+
+    status = 499
+
+
+class Broken(Refusal):
+    """The model failed on the request, which is a defect of the server or of the model."""
+
+    status = 500
+
+
+class Draining(Refusal):
+    """The server is ending, or has no model yet."""
+
+    status = 503
+
+
+class DeadlinePassed(Refusal):
+    """The answer was not there in time."""
+
+    status = 504

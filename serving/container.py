@@ -1,0 +1,74 @@
+"""The server in a container on YARN: `python -m serving` there, in the container's directory.
+
+It listens on the node's interfaces, on a free port, and writes where into the model's server.json.
+YARN ends it with SIGTERM; when it fails, another container gets the same, and replaces the file.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+
+from howdah import redact, storage
+from howdah.config import loader
+from howdah.errors import HowdahError, UsageError, render
+from howdah.models import server_file
+from serving.http import access
+from serving.server import Started, serve
+
+__all__ = ["CONFIG", "MODEL", "TOKENS", "main"]
+
+CONFIG = "run.yaml"
+TOKENS = ".howdah.tokens"
+MODEL = "HOWDAH_SERVE_MODEL"
+"""Variable: the model's path."""
+FILE = "HOWDAH_SERVE_FILE"
+"""Variable: where the address is written."""
+
+
+def say(line: str) -> None:
+    """A line of the container's log."""
+    print(redact.text(line), file=sys.stderr, flush=True)
+
+
+def main() -> int:
+    """Serve until a signal; the exit code."""
+    try:
+        config = loader.load(CONFIG)
+        storage.configure(retry_seconds=config.run.storage_retry_seconds)
+        storage.be_patient()
+        model, path = _variable(MODEL), _variable(FILE)
+        container = _variable("CONTAINER_ID")
+        token_file = os.path.abspath(TOKENS) if os.path.exists(TOKENS) else None
+        settings = config.serve.model_copy(
+            update={"host": "0.0.0.0", "port": 0, "token_file": token_file}
+        )
+        tokens = access.tokens(token_file)
+
+        def ready(started: Started) -> None:
+            host = os.environ.get("NM_HOST") or socket.gethostname()
+            address = server_file.ServerAddress(
+                url=f"http://{host}:{started.port}", container=container, started=time.time(),
+                application="application_" + "_".join(container.rsplit("_", 4)[1:3]),
+            )  # fmt: skip
+            server_file.write(path, address, tokens[0] if tokens else None)
+            say(f"{path} says {address.url}")
+
+        serve(
+            model, settings, publish_directory=config.publish.directory, say=say, ready=ready
+        )  # fmt: skip
+    except HowdahError as error:
+        say(f"howdah: {render(error)}")
+        return error.exit_code
+    return 0
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name)
+    if not value:
+        raise UsageError(
+            "this process is not in a container of `howdah serve --yarn`", where=name, got="not set"
+        )
+    return value

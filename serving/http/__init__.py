@@ -1,0 +1,1 @@
+"""The server's HTTP: paths, formats, limits of connections and bodies, tokens."""

@@ -1,0 +1,276 @@
+"""`howdah serve`: one process that answers by HTTP until a signal ends it.
+
+The main thread has the event loop (requests, answers), one thread computes, one follows the
+published model, and one feeds the challenger, where there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from howdah.config.serve import ServeSection
+from howdah.errors import Interrupted, Terminated, UsageError
+from serving.compute.generation import Generation, open_generation
+from serving.http import access
+from training.deployment import listening
+from training.deployment.variants import find
+
+__all__ = ["Started", "require_packages", "serve"]
+
+_MOST_CONNECTIONS = 1000
+_HEAD_SECONDS = 10.0
+_KEEP_ALIVE_SECONDS = 75
+_LAST_SECONDS = 2.0
+"""After the grace: for answers that are on their way."""
+_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Started:
+    """What the server says once it answers."""
+
+    url: str
+    port: int
+    identity: dict[str, Any]
+    framework: str
+    follows: bool
+    """A later version of the published model is served, too."""
+    shadow: str | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {
+            "url": self.url, "port": self.port, "pid": os.getpid(), **self.identity,
+            "framework": self.framework, "follows": self.follows, "shadow": self.shadow,
+        }  # fmt: skip
+
+
+def require_packages() -> None:
+    """Refuse where the server's packages are not installed.
+
+    Raises:
+        UsageError: with those that are missing.
+    """
+    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            "the server's packages are not installed",
+            expected=", ".join(_PACKAGES),
+            got=f"no {', '.join(missing)}",
+            remedy="pip install 'howdah[serve]', into the environment of howdah",
+        )
+
+
+def serve(
+    model: str,
+    settings: ServeSection,
+    *,
+    publish_directory: str,
+    say: Callable[[str], None],
+    ready: Callable[[Started], None] = lambda started: None,
+) -> None:
+    """Serve a model until SIGTERM or SIGINT, then answer what was asked before.
+
+    Args:
+        model: name of a published model, or a path (training/deployment/variants.py: find).
+        settings: where it listens, and its limits.
+        publish_directory: publish.directory of the configuration.
+        say: takes a line.
+        ready: called once, when requests are answered.
+    Raises:
+        UsageError, ConfigError: a port that is taken, no token, no packages.
+        ModelError, StorageError: there is no such model, or it does not open.
+        Terminated, Interrupted: at the end, as the signal was.
+    """
+    require_packages()
+    access.require_guarded(settings)
+    tokens = access.tokens(settings.token_file)
+    with listening.listen(settings.host, settings.port) as listener:
+        variant = find(model, publish_directory)
+        say(f"opening {variant.title}")
+        first = open_generation(variant, threads=settings.threads)
+        server = _Server(first, model, settings, tokens, listener, publish_directory, say)
+        number = server.run(ready)
+    if number == signal.SIGINT:
+        raise Interrupted("interrupted")
+    raise Terminated("asked to end (SIGTERM)")
+
+
+class _Server:
+    """The parts of one server, made in `run`."""
+
+    def __init__(
+        self,
+        first: Generation,
+        model: str,
+        settings: ServeSection,
+        tokens: list[bytes],
+        listener: socket.socket,
+        publish_directory: str,
+        say: Callable[[str], None],
+    ) -> None:
+        from serving.compute.batcher import Batcher
+        from serving.compute.metrics import Metrics
+        from serving.http.app import State
+        from serving.versions.live_drift import LiveDrift
+        from serving.versions.reloading import Reloader, published_root
+        from serving.versions.shadow import Shadow, challenger
+
+        self._settings, self._listener, self._say = settings, listener, say
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._signals: list[int] = []
+        metrics = self._metrics = Metrics()
+        root = published_root(model, publish_directory)
+        self.shadow = None
+        if settings.shadow is not None:
+            other = challenger(settings.shadow, first.variant, root, publish_directory)
+            self.shadow = Shadow(other, compute_threads=1, metrics=metrics, say=say)
+        self._drift = LiveDrift(first, metrics, say)
+        self.batcher = Batcher(
+            first, budget=settings.max_batch_tokens, most=settings.max_queue,
+            wait=settings.max_wait_ms / 1000, metrics=metrics, call_soon=self._call_soon,
+            answered=self._answered, say=say,
+        )  # fmt: skip
+        self.reloader = None
+        if root is not None:
+            self.reloader = Reloader(
+                root, self.batcher, seconds=settings.reload_seconds,
+                compute_threads=settings.threads, metrics=metrics, say=say,
+                swapped=self._drift.begin,
+            )  # fmt: skip
+        self.state = State(
+            batcher=self.batcher, metrics=metrics, settings=settings, tokens=tokens,
+            hosts=listening.host_names(settings.host), say=say,
+            before_metrics=self._drift.publish,
+        )  # fmt: skip
+
+    def run(self, ready: Callable[[Started], None]) -> int:
+        """Serve; the signal that ended it."""
+        try:
+            return asyncio.run(self._run(ready))
+        finally:
+            self._loop = None
+            self.batcher.stop()
+            if self.reloader is not None:
+                self.reloader.stop()
+            if self.shadow is not None:
+                self.shadow.stop()
+
+    async def _run(self, ready: Callable[[Started], None]) -> int:
+        import uvicorn
+
+        from serving.http.app import Front, build
+        from serving.http.connection import connection_class
+
+        loop = self._loop = asyncio.get_running_loop()
+        asked_to_end = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number, asked_to_end)
+        for name in ("uvicorn.error", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        server = _uvicorn(
+            uvicorn.Config(
+                Front(build(self.state), self.state), log_config=None, access_log=False,
+                lifespan="off", loop="asyncio", ws="none", server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=512,
+                http=connection_class(
+                    head_seconds=min(_HEAD_SECONDS, self._settings.read_seconds),
+                    most=_MOST_CONNECTIONS, opened=self._metrics.connections.set,
+                ),
+            )
+        )  # fmt: skip
+        self.batcher.start()
+        if self.reloader is not None:
+            self.reloader.start()
+        if self.shadow is not None:
+            self.shadow.start()
+        running = loop.create_task(server.serve(sockets=[self._listener]))
+        while not server.started and not running.done():
+            await asyncio.sleep(0.01)
+        self._metrics.ready.set(1)
+        self._announce(ready)
+        stopping = loop.create_task(asked_to_end.wait())
+        await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        await self._drain()
+        server.should_exit = True
+        await running
+        return self._signals[0] if self._signals else signal.SIGTERM
+
+    def _announce(self, ready: Callable[[Started], None]) -> None:
+        generation = self.batcher.generation
+        port = self._listener.getsockname()[1]
+        url = f"http://{listening.shown(self._settings.host)}:{port}"
+        self._say(
+            f"serving {generation.variant.title} ({generation.model.framework}) at {url}"
+            f"/v1/classify (page: {url}/docs; Ctrl-C ends it)"
+        )
+        if not listening.is_loopback(self._settings.host):
+            asked = "with a token" if self.state.tokens else "without a token"
+            self._say(f"it listens on {self._settings.host}: who reaches it classifies {asked}")
+        ready(
+            Started(
+                url=url, port=port, identity=generation.identity,
+                framework=generation.model.framework, follows=self.reloader is not None,
+                shadow=self._settings.shadow,
+            )
+        )  # fmt: skip
+
+    async def _drain(self) -> None:
+        """Take no more requests; wait for those that run, at most for the grace."""
+        self.state.draining = True
+        self._metrics.ready.set(0)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._settings.grace_seconds
+        if self.state.running:
+            self._say(f"ending: {self.state.running} requests are answered before")
+        while self.state.running and loop.time() < until:
+            await asyncio.sleep(0.02)
+        if self.state.running:
+            self._say(f"the grace is over: {self.state.running} requests are refused")
+        for answered in list(self.state.waiting):
+            answered.set_result(None)
+
+    def _on_signal(self, number: int, asked_to_end: asyncio.Event) -> None:
+        if self._signals:  # the second one: at once
+            self._say("ended at once")
+            if self.shadow is not None:
+                self.shadow.stop()
+            sys.stderr.flush()
+            os._exit(128 + number)
+        self._signals.append(number)
+        asked_to_end.set()
+
+    def _call_soon(self, function: Callable[[], None]) -> None:
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(function)
+
+    def _answered(self, found: list[tuple[Any, Any, Any, Any]]) -> None:
+        self._drift.add(found)
+        if self.shadow is not None:
+            for _, row, _, prediction in found:
+                self.shadow.offer(row, prediction)
+
+
+def _uvicorn(config: Any) -> Any:
+    """uvicorn's server, which leaves signals to us."""
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        @contextlib.contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            yield
+
+    return Server(config)

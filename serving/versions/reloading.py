@@ -1,0 +1,198 @@
+"""Follows the published model: a new current version is opened beside the old one, tried, swapped.
+
+What the storage cannot answer, what does not open and what has other labels changes nothing: the
+old version goes on answering.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from howdah import storage
+from howdah.core import threads
+from howdah.errors import HowdahError, ModelError
+from howdah.models.registry import Published
+from serving.compute.batcher import Batcher
+from serving.compute.generation import Generation, open_generation, try_out
+from serving.compute.metrics import Metrics
+from training.deployment.variants import find
+
+__all__ = ["Look", "Reloader", "decide", "published_root", "require_same_answers"]
+
+_RESULTS = ("swapped", "refused", "labels changed")
+
+
+@dataclass(frozen=True)
+class Look:
+    """A version, and the state of its files: names, sizes, times."""
+
+    version: int
+    files: str
+
+
+def decide(serving: int | None, current: Look, refused: Look | None) -> Literal["stay", "open"]:
+    """What to do about the current version. Pure.
+
+    Args:
+        serving: the version that answers.
+        current: the version that is current.
+        refused: the last one that was refused: it is not tried again until the pointer moves, or
+            its files change.
+    """
+    if current.version == serving or current == refused:
+        return "stay"
+    return "open"
+
+
+def published_root(model: str, publish_directory: str) -> str | None:
+    """The directory of the published model that `model` names without a version; None: it names a
+    version or an export, which stay."""
+    candidates = [model]
+    if storage.is_local(model) and not model.startswith("/") and ".." not in model.split("/"):
+        candidates.append(storage.join(publish_directory, model))
+    for place in candidates:
+        if storage.exists(storage.join(place, "config.json")):
+            return None
+        if Published(place).current() is not None:
+            return place
+    return None
+
+
+def require_same_answers(old: Generation, new: Generation) -> None:
+    """Refuse a version whose answers clients of the old one could not read.
+
+    Raises:
+        ModelError: other labels, in another order, or another task.
+    """
+    for what, before, after in (
+        ("labels", list(old.outputs.labels), list(new.outputs.labels)),
+        ("task", old.outputs.task, new.outputs.task),
+        ("kind of texts", old.model.pairs, new.model.pairs),
+    ):
+        if before != after:
+            raise _OtherLabels(
+                f"the new version has other {what}",
+                where=new.variant.path,
+                expected=str(before),
+                got=str(after),
+                remedy="start the server again to serve it: clients must know",
+            )
+
+
+class _OtherLabels(ModelError):
+    pass
+
+
+class Reloader:
+    """Looks at the pointer, in a thread.
+
+    Args:
+        root: the published model's directory.
+        batcher: what is swapped.
+        seconds: between two looks.
+        threads: compute threads of a version.
+        say: takes a line.
+        swapped: called with the new generation.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        batcher: Batcher,
+        *,
+        seconds: float,
+        compute_threads: int | None,
+        metrics: Metrics,
+        say: Callable[[str], None],
+        swapped: Callable[[Generation], None] = lambda generation: None,
+    ) -> None:
+        self._root, self._batcher, self._seconds = root, batcher, seconds
+        self._threads, self._metrics, self._say = compute_threads, metrics, say
+        self._swapped = swapped
+        self._refused: Look | None = None
+        self._away = False
+        self._unswept = 0
+        self._stop = threading.Event()
+        for result in _RESULTS:
+            metrics.reloads.labels(result)
+
+    def start(self) -> None:
+        """Begin to look; after an unexpected failure it begins again."""
+        threads.start(self._run, name="reload", failed=threads.RESTART, say=self._say)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            self.look()
+
+    def look(self) -> None:
+        """Look once, and open what is to be opened."""
+        try:
+            look = self._current()
+        except HowdahError as error:
+            self._metrics.pointer_errors.inc()
+            if not self._away:  # once, not every five seconds
+                self._say(f"current.json cannot be read, the version stays: {error.what}")
+            self._away = True
+            return
+        if self._away:
+            self._say("current.json can be read again")
+            self._away = False
+        if look is not None and decide(self._batcher.generation.version, look, self._refused) == (
+            "open"
+        ):
+            self._refused = None if self._open(look) else look
+        elif self._unswept:
+            self._sweep()
+
+    def _current(self) -> Look | None:
+        """None: the version that answers is current."""
+        current = Published(self._root).current()
+        number = self._batcher.generation.version if current is None else current["version"]
+        if number == self._batcher.generation.version:
+            return None
+        entries = storage.list_dir(Published(self._root).path_of(number))
+        files = sorted((one.name, one.size, str(one.modified)) for one in entries)
+        return Look(number, str(files))
+
+    def _open(self, look: Look) -> bool:
+        """Open a version and let it answer; False: it is refused."""
+        old = self._batcher.generation
+        result = "refused"
+        try:
+            variant = find(Published(self._root).path_of(look.version), "")
+            new = open_generation(variant, threads=self._threads)
+            require_same_answers(old, new)
+            try_out(new, self._batcher.kept())
+        except Exception as error:  # noqa: BLE001 - whatever a damaged model does to its readers
+            if isinstance(error, _OtherLabels):
+                result = "labels changed"
+            what = error.what if isinstance(error, HowdahError) else type(error).__name__
+            self._say(
+                f"v={look.version} is not served, {old.variant.title} stays: {what}"
+                + (f" ({error.where})" if getattr(error, "where", None) else "")
+            )
+            self._metrics.reloads.labels(result).inc()
+            return False
+        self._batcher.swap(new)
+        self._metrics.reloads.labels("swapped").inc()
+        self._say(f"serving {new.variant.title} (run {new.model.run_id})")
+        self._swapped(new)
+        self._unswept = 2  # requests of the old one may be under way at the first look
+        return True
+
+    def _sweep(self) -> None:
+        """Give the old version's memory back to the system."""
+        self._unswept -= 1
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc
+        if trim is not None:
+            trim(0)

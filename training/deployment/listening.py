@@ -1,0 +1,58 @@
+"""Where a server listens, and which names of itself it answers to."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+
+from howdah.errors import UsageError
+
+__all__ = ["host_names", "is_loopback", "listen", "shown"]
+
+_BACKLOG = 512
+
+
+def listen(host: str, port: int, *, where: str = "--host, --port") -> socket.socket:
+    """A socket that listens there; port 0: a free one.
+
+    Raises:
+        UsageError: it cannot be listened on.
+    """
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UsageError(
+            "nothing can listen there",
+            where=where,
+            expected="an address of this machine and a free port",
+            got=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach the address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def host_names(host: str) -> list[str] | None:
+    """What requests to a server on loopback name; None: it is on other addresses, of any name.
+
+    A server on loopback knows its names: another one is a page's that has been bound to it (DNS
+    rebinding).
+    """
+    return sorted({host, "localhost", "127.0.0.1", "::1"}) if is_loopback(host) else None
+
+
+def shown(host: str) -> str:
+    """The host as a URL has it."""
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,1 @@
+"""A server of a published model as an application that YARN keeps alive."""
