@@ -16,6 +16,7 @@ from howdah.config.data import DataSection
 from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.options.report import ReportSection
 from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
@@ -356,6 +357,8 @@ class Config(Section):
     """Checkpoints."""
     evaluation: EvaluationSection = EvaluationSection()
     """Evaluation."""
+    report: ReportSection = ReportSection()
+    """The run's page."""
     baseline: BaselineSection = BaselineSection()
     """The simple model that a run is compared with."""
     gate: GateSection = GateSection()

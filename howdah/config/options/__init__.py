@@ -1,1 +1,1 @@
-"""Groups of keys of the section `data`."""
+"""Groups of keys, each a section or a part of one."""

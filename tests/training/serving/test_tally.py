@@ -45,7 +45,12 @@ def test_sums_agree_with_the_rows(monkeypatch, world, rows, classes, skill):
     assert found["roc_auc"] == pytest.approx(exact["roc_auc"], abs=1e-5)
     for key in ("rows", "confusion_matrix", "confused", "labels"):
         assert found[key] == exact[key]
-    for key in ("loss", "accuracy", "macro_f1", "weighted_precision", "ece"):
+    assert found["mean_average_precision"] == pytest.approx(
+        exact["mean_average_precision"], abs=1e-5
+    )
+    assert found["coverage_at_95"] == pytest.approx(exact["coverage_at_95"], abs=1e-3)
+    assert found["top_5_accuracy"] == exact["top_5_accuracy"]
+    for key in ("loss", "accuracy", "macro_f1", "weighted_precision", "ece", "mcc"):
         assert found[key] == pytest.approx(exact[key], rel=1e-6, abs=1e-9)
     for name in names:
         assert found["per_class"][name]["roc_auc"] == pytest.approx(
