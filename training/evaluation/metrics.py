@@ -306,14 +306,26 @@ def areas_of_rows(positive_N: np.ndarray, score_N: np.ndarray) -> tuple[float | 
     return areas(np.bincount(inverse, minlength=len(scores)) - positives, positives)
 
 
-def areas(negatives: np.ndarray, positives: np.ndarray) -> tuple[float | None, float | None]:
-    """(area under the ROC curve, average precision) of rows in bins of ascending score, where rows
-    of one bin are ties. None: undefined, without rows of a kind."""
+def areas(
+    negatives: np.ndarray, positives: np.ndarray, *, ties: bool = True
+) -> tuple[float | None, float | None]:
+    """(area under the ROC curve, average precision) of rows in bins of ascending score. None:
+    undefined, without rows of a kind.
+
+    Args:
+        ties: rows of one bin have equal scores; False: scores that were put together, whose rows
+            are taken to be evenly mixed.
+    """
     without, having = float(negatives.sum()), float(positives.sum())
     if not having:
         return None, None
-    at_least = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
-    precision = ratio(at_least[0].astype(float), (at_least[0] + at_least[1]).astype(float))
+    above = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
+    if not ties:  # the precision that a bin's middle positive row has
+        above = tuple(
+            total - np.maximum(own[::-1] - part, 0.0) / 2
+            for total, own, part in zip(above, (positives, negatives), (1.0, 0.0), strict=True)
+        )
+    precision = ratio(above[0].astype(float), (above[0] + above[1]).astype(float))
     average = float((positives[::-1] * precision).sum() / having)
     if not without:
         return None, average

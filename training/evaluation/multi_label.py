@@ -115,7 +115,7 @@ class LabelSums:
         hits, support, guesses = self.counts
         found = self.areas
         if self.histogram is not None:
-            found = [areas(*self.histogram[:, c]) for c in range(self.classes)]
+            found = [areas(*self.histogram[:, c], ties=False) for c in range(self.classes)]
         precision, recall, f1, seen = class_scores(hits, support, guesses)
         named = float(support.sum() + guesses.sum())
         return {
