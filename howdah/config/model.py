@@ -16,6 +16,7 @@ from howdah.config.data import DataSection
 from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.options.export import ExportSection
 from howdah.config.options.report import ReportSection
 from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
@@ -361,6 +362,8 @@ class Config(Section):
     """The run's page."""
     baseline: BaselineSection = BaselineSection()
     """The simple model that a run is compared with."""
+    export: ExportSection = ExportSection()
+    """What the trained model is written as."""
     gate: GateSection = GateSection()
     """Metrics that a model must reach to be published."""
     publish: PublishSection = PublishSection()

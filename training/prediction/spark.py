@@ -28,7 +28,12 @@ from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
 from howdah.spark.session import Application, is_local_master, session
 from howdah.storage import commit
-from training.prediction.cluster import Model, find_model, memory_overhead_mib
+from training.prediction.cluster import (
+    Model,
+    environment_kind,
+    find_model,
+    memory_overhead_mib,
+)
 from training.prediction.executor import ModelLocation, Predictor, summarize, workers
 from training.prediction.rows import Outputs, delimiter_of, format_of, source_files
 from training.serving.serve import choose_framework
@@ -93,7 +98,7 @@ def predict_spark(
     keytab = (options.keytab, options.principal, "data.spark.keytab")
     with interrupts("the prediction"), logged_in(*keytab):
         request = _Request(
-            model=find_model(model), source=source, output=output, form=form,
+            model=find_model(model, framework), source=source, output=output, form=form,
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip
@@ -260,7 +265,7 @@ def _shipped(
 ) -> tuple[SparkOptions, dict[str, str]]:
     """Options, and settings that ship Python, Howdah and the model to executors."""
     options = config.data.spark
-    conf = shipping.ship(config, f"predict-{framework}", progress).conf
+    conf = shipping.ship(config, environment_kind(framework), progress).conf
     files = [f"{url}#{name}" for name, url in model.urls().items()]
     if _DIST_FILES in options.conf:  # both: the user's files and ours
         files.append(options.conf[_DIST_FILES])

@@ -1,1 +1,1 @@
-"""Groups of keys, each a section or a part of one."""
+"""Groups of keys of the section `data`, and small sections."""
