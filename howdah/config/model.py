@@ -19,6 +19,7 @@ from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
 from howdah.config.options.export import ExportSection
+from howdah.config.options.report import ReportSection
 from howdah.config.options.score import ScoreSection
 from howdah.config.ray import RaySection
 from howdah.config.serve import ServeSection
@@ -361,6 +362,8 @@ class Config(Section):
     """Checkpoints."""
     evaluation: EvaluationSection = EvaluationSection()
     """Evaluation."""
+    report: ReportSection = ReportSection()
+    """The run's page."""
     baseline: BaselineSection = BaselineSection()
     """The simple model that a run is compared with."""
     export: ExportSection = ExportSection()

@@ -158,6 +158,18 @@ class Encoder:
         sides = [text.partition(PAIR) for text in texts]
         return self.encode_pairs([(first, second) for first, _, second in sides], max_length)
 
+    def decode(self, ids: np.ndarray, *, pairs: bool) -> str:
+        """The text that a row's ids stand for, special tokens left out; of a pair both, joined
+        (howdah/data/clean.py). Case, blanks and rare characters may not be the original's.
+        """
+        if not pairs:
+            return self._tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        ends = np.flatnonzero(ids == ids[-1])[:1]  # no text can hold the token that ends it
+        sides = np.split(ids, ends)
+        return PAIR.join(
+            self._tokenizer.decode(s.tolist(), skip_special_tokens=True) for s in sides
+        )
+
     def _encode(self, texts: Sequence) -> list:
         return self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)
 

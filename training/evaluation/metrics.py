@@ -14,14 +14,19 @@ from howdah.config.tasks import Task
 from howdah.errors import DataError, ModelError
 
 __all__ = [
-    "assembled", "calibration_bins", "class_scores", "classification_metrics", "log_softmax",
-    "ratio", "refuse", "scores_of", "softmax",
+    "ACCURACY_OF_COVERAGE", "TOP", "areas", "areas_of_rows", "assembled", "calibration",
+    "calibration_bins", "class_scores", "classification_metrics", "counted", "coverage_at",
+    "label_ranks", "log_softmax", "pair_metrics", "ratio", "refuse", "scores_of", "softmax",
 ]  # fmt: skip
 
 ECE_BINS = 15
 MOST_IN_MATRIX = 200
 """Classes up to which the confusion matrix is given; 2,000 would be 12 MB of JSON each time."""
 MOST_CONFUSED = 50
+TOP = (3, 5)
+"""k of the top-k accuracies; one of as many classes or fewer is undefined: it would be 1."""
+ACCURACY_OF_COVERAGE = 0.95
+"""Accuracy that the rows of `coverage_at_95` have."""
 
 
 def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
@@ -57,7 +62,10 @@ def classification_metrics(
 
     Macro averages cover the classes that occur as a label or as a prediction (scikit-learn's
     default). `roc_auc` is one-versus-rest, averaged over classes that have both positive and
-    negative rows; None without such a class. 0/0 counts as 0.
+    negative rows; None without such a class. `mean_average_precision` (the area under the curve of
+    precision over recall) is averaged over the classes that have rows. `mcc` is Matthews'
+    correlation coefficient (Gorodkin's for several classes). `coverage_at_95` is the largest share
+    of rows that are right 95 times in 100, if the most confident ones are kept. 0/0 counts as 0.
 
     Args:
         labels_N: int, class numbers.
@@ -65,9 +73,9 @@ def classification_metrics(
         label_names: C names in the order of the columns.
     Returns:
         Plain JSON: `rows`, the METRICS, `labels`, `per_class` (precision, recall, f1, support,
-        roc_auc by name), `confusion_matrix` (row: label, column: prediction; None above 200
-        classes), `confused` (the most frequent wrong pairs: label, prediction, rows),
-        `reliability` (the bins of `ece`: lower, upper, rows, confidence, accuracy).
+        roc_auc, average_precision by name), `confusion_matrix` (row: label, column: prediction;
+        None above 200 classes), `confused` (the most frequent wrong pairs: label, prediction,
+        rows), `reliability` (the bins of `ece`: lower, upper, rows, confidence, accuracy).
     Raises:
         DataError: no rows, or a label outside 0 .. C-1.
         ModelError: logits with NaN or infinity, or of another number of classes.
@@ -78,12 +86,18 @@ def classification_metrics(
     probabilities = np.exp(log_probabilities)
     predicted = logits.argmax(axis=1)
     keys, counts = np.unique(labels * classes + predicted, return_counts=True)
+    confidence, right = probabilities.max(axis=1), predicted == labels
+    levels, inverse = np.unique(confidence, return_inverse=True)
     return assembled(
         label_names,
         loss=float(-log_probabilities[np.arange(len(labels)), labels].mean()),
         pairs=(keys, counts),
-        areas=[_roc_auc(labels == c, probabilities[:, c]) for c in range(classes)],
-        bins=calibration_bins(probabilities.max(axis=1), predicted == labels),
+        areas=[areas_of_rows(labels == c, probabilities[:, c]) for c in range(classes)],
+        bins=calibration_bins(confidence, right),
+        within=(label_ranks(labels, logits)[:, None] < np.array(TOP)).sum(axis=0),
+        confidence=np.stack(
+            [np.bincount(inverse, ~right, len(levels)), np.bincount(inverse, right, len(levels))]
+        ),
     )
 
 
@@ -92,29 +106,31 @@ def assembled(
     *,
     loss: float,
     pairs: tuple[np.ndarray, np.ndarray],
-    areas: Sequence[float | None],
+    areas: Sequence[tuple[float | None, float | None]],
     bins: np.ndarray,
+    within: np.ndarray,
+    confidence: np.ndarray,
 ) -> dict:
     """The metrics from sums over all rows; see `classification_metrics`.
 
     Args:
         loss: mean over the rows.
         pairs: (keys int64[M], rows int64[M]): of each pair that occurs, label * C + prediction.
-        areas: ROC AUC of each class.
+        areas: `areas` of each class.
         bins: float64[3, ECE_BINS], sums of `calibration_bins`.
+        within: [len(TOP)], rows whose label has one of the k highest scores.
+        confidence: [2, M], wrong and right rows in bins of ascending confidence.
     """
     classes = len(label_names)
     keys, counts = pairs
     rows = int(counts.sum())
     of_label, of_prediction = keys // classes, keys % classes
-    support = np.bincount(of_label, counts, classes)
-    guesses = np.bincount(of_prediction, counts, classes)
     right = of_label == of_prediction
-    hits = np.bincount(of_label[right], counts[right], classes)
-    precision, recall, f1, seen = class_scores(hits, support, guesses)
-    defined = [area for area in areas if area is not None]
-    share = support / support.sum()
-    reliability, ece = _calibration(bins)
+    hits, support, guesses = counted(keys, counts, classes)
+    precision, recall, f1, _ = class_scores(hits, support, guesses)
+    curves = [area for area, _ in areas if area is not None]
+    precisions = [one for _, one in areas if one is not None]
+    reliability, ece = calibration(bins)
     worst = np.lexsort((keys[~right], -counts[~right]))[:MOST_CONFUSED]
     matrix = None
     if classes <= MOST_IN_MATRIX:
@@ -123,14 +139,14 @@ def assembled(
     return {
         "rows": rows,
         "loss": loss,
-        "accuracy": float(hits.sum() / rows),
-        "macro_precision": float(precision[seen].mean()),
-        "macro_recall": float(recall[seen].mean()),
-        "macro_f1": float(f1[seen].mean()),
-        "weighted_precision": float(precision @ share),
-        "weighted_recall": float(recall @ share),
-        "weighted_f1": float(f1 @ share),
-        "roc_auc": sum(defined) / len(defined) if defined else None,
+        **pair_metrics(keys, counts, classes),
+        "roc_auc": sum(curves) / len(curves) if curves else None,
+        "mean_average_precision": sum(precisions) / len(precisions) if precisions else None,
+        **{
+            f"top_{k}_accuracy": float(hit / rows) if classes > k else None
+            for k, hit in zip(TOP, within, strict=True)
+        },
+        "coverage_at_95": coverage_at(ACCURACY_OF_COVERAGE, *confidence),
         "ece": ece,
         "labels": list(label_names),
         "per_class": {
@@ -139,7 +155,8 @@ def assembled(
                 "recall": float(recall[c]),
                 "f1": float(f1[c]),
                 "support": int(support[c]),
-                "roc_auc": areas[c],
+                "roc_auc": areas[c][0],
+                "average_precision": areas[c][1],
             }
             for c, name in enumerate(label_names)
         },
@@ -154,6 +171,37 @@ def assembled(
             )
         ],
         "reliability": reliability,
+    }
+
+
+def counted(
+    keys: np.ndarray, counts: np.ndarray, classes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(hits, support, guesses), float[C] each, of counted pairs; see `class_scores`."""
+    of_label, of_prediction = keys // classes, keys % classes
+    right = of_label == of_prediction
+    return (
+        np.bincount(of_label[right], counts[right], classes),
+        np.bincount(of_label, counts, classes),
+        np.bincount(of_prediction, counts, classes),
+    )
+
+
+def pair_metrics(keys: np.ndarray, counts: np.ndarray, classes: int) -> dict[str, float]:
+    """The METRICS that follow from counted pairs of label and prediction (see `assembled`)."""
+    hits, support, guesses = counted(keys, counts, classes)
+    precision, recall, f1, seen = class_scores(hits, support, guesses)
+    rows = float(support.sum())
+    share = support / rows
+    return {
+        "accuracy": float(hits.sum() / rows),
+        "macro_precision": float(precision[seen].mean()),
+        "macro_recall": float(recall[seen].mean()),
+        "macro_f1": float(f1[seen].mean()),
+        "weighted_precision": float(precision @ share),
+        "weighted_recall": float(recall @ share),
+        "weighted_f1": float(f1 @ share),
+        "mcc": _mcc(float(hits.sum()), support, guesses),
     }
 
 
@@ -222,17 +270,67 @@ def ratio(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
     return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)
 
 
-def _roc_auc(positive_N: np.ndarray, score_N: np.ndarray) -> float | None:
-    """Area under the ROC curve as the Mann-Whitney statistic; ties count half."""
-    positives = int(positive_N.sum())
-    negatives = len(positive_N) - positives
-    if not positives or not negatives:
-        return None
-    _, inverse, counts = np.unique(score_N, return_inverse=True, return_counts=True)
-    # Mean rank (from 1) of each group of equal scores.
-    ranks = (np.cumsum(counts) - (counts - 1) / 2.0)[inverse]
-    rank_sum = float(ranks[positive_N].sum())
-    return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+def label_ranks(labels_N: np.ndarray, logits_NC: np.ndarray) -> np.ndarray:
+    """int[N]: how many classes come before a row's label, by score. Of equal scores the class with
+    the higher number comes first, as in scikit-learn's top_k_accuracy_score."""
+    own_N1 = np.take_along_axis(logits_NC, labels_N[:, None], axis=1)
+    later_NC = np.arange(logits_NC.shape[1]) > labels_N[:, None]
+    return ((logits_NC > own_N1) | ((logits_NC == own_N1) & later_NC)).sum(axis=1)
+
+
+def _mcc(right: float, support: np.ndarray, guesses: np.ndarray) -> float:
+    """Matthews' correlation coefficient of several classes (Gorodkin, 2004); 0 where undefined."""
+    rows = float(support.sum())
+    spread = (rows**2 - float(guesses @ guesses)) * (rows**2 - float(support @ support))
+    return (right * rows - float(support @ guesses)) / spread**0.5 if spread > 0 else 0.0
+
+
+def coverage_at(accuracy: float, wrong: np.ndarray, right: np.ndarray) -> float:
+    """The largest share of rows that reaches an accuracy, if the most confident ones are kept.
+
+    Args:
+        wrong, right: rows in bins of ascending confidence; rows of one bin are kept together.
+
+    >>> coverage_at(0.9, np.array([3, 1, 0]), np.array([1, 9, 6]))  # the upper two: 15 of 16
+    0.8
+    """
+    kept_right, kept = np.cumsum(right[::-1]), np.cumsum((wrong + right)[::-1])
+    enough = (kept > 0) & (kept_right >= accuracy * kept)
+    return float(kept[enough].max() / kept[-1]) if enough.any() else 0.0
+
+
+def areas_of_rows(positive_N: np.ndarray, score_N: np.ndarray) -> tuple[float | None, float | None]:
+    """`areas` of rows, each score a bin of its own."""
+    scores, inverse = np.unique(score_N, return_inverse=True)
+    positives = np.bincount(inverse[positive_N], minlength=len(scores))
+    return areas(np.bincount(inverse, minlength=len(scores)) - positives, positives)
+
+
+def areas(
+    negatives: np.ndarray, positives: np.ndarray, *, ties: bool = True
+) -> tuple[float | None, float | None]:
+    """(area under the ROC curve, average precision) of rows in bins of ascending score. None:
+    undefined, without rows of a kind.
+
+    Args:
+        ties: rows of one bin have equal scores; False: scores that were put together, whose rows
+            are taken to be evenly mixed.
+    """
+    without, having = float(negatives.sum()), float(positives.sum())
+    if not having:
+        return None, None
+    above = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
+    if not ties:  # the precision that a bin's middle positive row has
+        above = tuple(
+            total - np.maximum(own[::-1] - part, 0.0) / 2
+            for total, own, part in zip(above, (positives, negatives), (1.0, 0.0), strict=True)
+        )
+    precision = ratio(above[0].astype(float), (above[0] + above[1]).astype(float))
+    average = float((positives[::-1] * precision).sum() / having)
+    if not without:
+        return None, average
+    below = np.cumsum(negatives) - negatives / 2
+    return float((positives * below).sum() / (without * having)), average
 
 
 def calibration_bins(confidence_N: np.ndarray, correct_N: np.ndarray) -> np.ndarray:
@@ -248,7 +346,7 @@ def calibration_bins(confidence_N: np.ndarray, correct_N: np.ndarray) -> np.ndar
     )
 
 
-def _calibration(bins: np.ndarray) -> tuple[list[dict], float]:
+def calibration(bins: np.ndarray) -> tuple[list[dict], float]:
     """(the bins as JSON, expected calibration error), of sums of `calibration_bins`."""
     rows, confidence, accuracy = bins[0], ratio(bins[1], bins[0]), ratio(bins[2], bins[0])
     ece = float((rows * np.abs(accuracy - confidence)).sum() / rows.sum())

@@ -12,7 +12,7 @@ import numpy as np
 
 from howdah.errors import ModelError
 from training.comm.base import Comm
-from training.evaluation.metrics import class_scores, ratio, refuse
+from training.evaluation.metrics import areas, areas_of_rows, class_scores, refuse
 
 __all__ = ["LabelSums", "binary_loss", "multi_label_metrics"]
 
@@ -87,7 +87,7 @@ class LabelSums:
         self.whole += float((labels == predicted).all(axis=1).sum())
         self.loss += float(binary_loss(labels, logits).sum())
         if self.histogram is None:
-            self.areas = [_of_rows(labels[:, c], logits[:, c]) for c in range(self.classes)]
+            self.areas = [areas_of_rows(labels[:, c], logits[:, c]) for c in range(self.classes)]
             return
         place_NC = (logits + _LOG_ODDS) * (self.width / (2 * _LOG_ODDS))
         place_NC = np.clip(place_NC, 0, self.width - 1).astype(np.int64)
@@ -113,9 +113,9 @@ class LabelSums:
         """As `multi_label_metrics`."""
         refuse(self.classes, rows=self.rows, bad=(0, 0), broken=self.broken)
         hits, support, guesses = self.counts
-        areas = self.areas
+        found = self.areas
         if self.histogram is not None:
-            areas = [_areas(*self.histogram[:, c]) for c in range(self.classes)]
+            found = [areas(*self.histogram[:, c], ties=False) for c in range(self.classes)]
         precision, recall, f1, seen = class_scores(hits, support, guesses)
         named = float(support.sum() + guesses.sum())
         return {
@@ -127,8 +127,8 @@ class LabelSums:
             "macro_precision": _mean(precision[seen]) or 0.0,
             "macro_recall": _mean(recall[seen]) or 0.0,
             "macro_f1": _mean(f1[seen]) or 0.0,
-            "roc_auc": _mean([area for area, _ in areas if area is not None]),
-            "mean_average_precision": _mean([one for _, one in areas if one is not None]),
+            "roc_auc": _mean([area for area, _ in found if area is not None]),
+            "mean_average_precision": _mean([one for _, one in found if one is not None]),
             "labels": list(label_names),
             "per_class": {
                 name: {
@@ -136,8 +136,8 @@ class LabelSums:
                     "recall": float(recall[c]),
                     "f1": float(f1[c]),
                     "support": int(support[c]),
-                    "roc_auc": areas[c][0],
-                    "average_precision": areas[c][1],
+                    "roc_auc": found[c][0],
+                    "average_precision": found[c][1],
                 }
                 for c, name in enumerate(label_names)
             },
@@ -146,25 +146,3 @@ class LabelSums:
 
 def _mean(values: Sequence[float] | np.ndarray) -> float | None:
     return float(np.mean(values)) if len(values) else None
-
-
-def _of_rows(has_N: np.ndarray, score_N: np.ndarray) -> tuple[float | None, float | None]:
-    """`_areas` of rows, each score a bin of its own."""
-    scores, inverse = np.unique(score_N, return_inverse=True)
-    positives = np.bincount(inverse[has_N], minlength=len(scores))
-    return _areas(np.bincount(inverse, minlength=len(scores)) - positives, positives)
-
-
-def _areas(negatives: np.ndarray, positives: np.ndarray) -> tuple[float | None, float | None]:
-    """(area under the ROC curve, average precision) of rows in bins of ascending score, where rows
-    of one bin are ties."""
-    without, having = float(negatives.sum()), float(positives.sum())
-    if not having:
-        return None, None
-    at_least = np.cumsum(positives[::-1]), np.cumsum(negatives[::-1])
-    precision = ratio(at_least[0].astype(float), (at_least[0] + at_least[1]).astype(float))
-    average = float((positives[::-1] * precision).sum() / having)
-    if not without:
-        return None, average
-    below = np.cumsum(negatives) - negatives / 2
-    return float((positives * below).sum() / (without * having)), average

@@ -1,46 +1,51 @@
-"""report.html of a run directory: curves, metrics, confusion, calibration, configuration.
+"""report.html of a run directory: first whether the model is good, then why, then how it came.
 
-One self-contained file: it can be mailed, and opened without a network.
+One self-contained file: it can be mailed, and opened without a network, with or without scripts.
+It is made from what the run left (run.json, metrics.jsonl, predictions, export, dataset, baseline,
+the gate's verdict), so that `howdah report` can make it again anywhere.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from importlib.resources import files
 from typing import Any
 
 from howdah import storage
-from howdah.config.metric_table import METRICS, SHOWN
-from howdah.config.splits import VALIDATION
-from howdah.errors import DataError, HowdahError, NotFound
-from howdah.models import baseline
-from training.evaluation import plots
+from howdah.core.terminal import shown
+from howdah.errors import DataError, NotFound
+from training.evaluation import view
+from training.evaluation.findings.material import Material, gather
 from training.run.metrics_log import read_metrics
+from training.run.run_json import CONFIG, REPORT
 from training.run.run_json import FILE_NAME as RUN_FILE
-from training.run.run_json import REPORT
 
 __all__ = ["number", "read_run", "render", "template", "write"]
 
-_TILES = tuple(name for name in SHOWN if name != "loss")
-"""The loss has a curve of its own, beside the training's."""
+_STYLES = "'unsafe-inline'"
 
 
-def write(run_directory: str, check: Callable[[], None] = lambda: None) -> str:
+def write(
+    run_directory: str, check: Callable[[], None] = lambda: None, *, texts: str | None = None
+) -> str:
     """Write report.html into a run directory (any storage) and return its path.
 
     Args:
         check: called before it is written; raises where this process must not write any more.
+        texts: none or worst, in place of the run's own report.texts.
     Raises:
         DataError: not a run directory.
     """
     run = read_run(run_directory)
     try:
-        config = storage.read_text(storage.join(run_directory, "config.yaml"))
+        config = storage.read_text(storage.join(run_directory, CONFIG))
     except NotFound:  # without config.yaml the report lacks the configuration
         config = ""
+    material = gather(run_directory, run, config, texts=texts)
     path = storage.join(run_directory, REPORT)
-    page = render(
-        run, read_metrics(run_directory), config, compared=_compared(run_directory, run)
-    ).encode("utf-8")
+    page = render(run, read_metrics(run_directory), config, material).encode("utf-8", "replace")
     check()
     storage.write_whole(path, page)
     return path
@@ -63,34 +68,11 @@ def read_run(run_directory: str) -> dict[str, Any]:
         ) from None
 
 
-def _compared(run_directory: str, run: Mapping[str, Any]) -> list[str]:
-    """Lines about the baseline, if the run directory has one.
-
-    A file that cannot be read is no reason for a finished run to have no report: a line says so.
-    """
-    try:
-        found = baseline.read(run_directory)
-    except HowdahError as error:
-        return [f"baseline: {error.what} ({error.where})"]
-    if found is None:
-        return []
-    attempts = run.get("attempts") or [{}]
-    own = attempts[-1].get("dataset")
-    if own is not None and storage.name(own) != storage.name(found.dataset):
-        return [f"baseline: of another dataset ({found.dataset}), not compared"]
-    splits = (run.get("metrics") or {}).items()
-    lines = [line for split, metrics in splits for line in found.beside(split, metrics)]
-    keys = ("baseline", "by", "features", "c", "created")
-    about = ", ".join(f"{key} {found.about[key]}" for key in keys if key in found.about)
-    return [*lines, f"measured: {about}"]
-
-
 def render(
     run: Mapping[str, Any],
     lines: Sequence[Mapping[str, Any]],
     config: str,
-    *,
-    compared: Sequence[str] = (),
+    material: Material | None = None,
 ) -> str:
     """The page as HTML.
 
@@ -98,37 +80,47 @@ def render(
         run: run.json.
         lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
         config: config.yaml's text.
-        compared: lines about the baseline.
+        material: what else is known; None: nothing is.
     """
-    from markupsafe import Markup
-
     return template("training.evaluation", "report.html.j2").render(
         run=run,
         status=_status(run),
-        tiles=_tiles(run),
-        curves=[Markup(svg) for svg in _curves(lines)],
-        splits=[_split(name, found) for name, found in (run.get("metrics") or {}).items()],
-        scalars=_scalars(run),
-        compared=compared,
         facts=_facts(run),
         config=config,
+        **view.context(run, lines, material or Material()),
     )
 
 
-def _scalars(run: Mapping[str, Any]) -> list[str]:
-    """The metrics that the run's task has, in the table's order."""
-    found = (run.get("metrics") or {}).values()
-    return [name for name in METRICS if any(name in metrics for metrics in found)]
-
-
 def template(package: str, name: str) -> Any:
-    """A page's template from a package; it may include page.css, and has the filter `number`."""
+    """A page's template from a package; it may include page.css, and has the filter `number`, and
+    `head`: style, script and the policy that forbids all else. Control characters and the like are
+    shown escaped wherever they stand.
+    """
     import jinja2
+    from markupsafe import Markup
 
     packages = dict.fromkeys((package, "training.evaluation"))
     loader = jinja2.ChoiceLoader([jinja2.PackageLoader(each, ".") for each in packages])
-    environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True)
+    environment = jinja2.Environment(
+        loader=loader,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: (
+            shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+        ),
+    )
     environment.filters["number"] = number
+    environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
+    environment.filters["thousands"] = lambda value: f"{value:,}"
+    own = files("training.evaluation")
+    script = own.joinpath("page.js").read_text("utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment.globals["policy"] = Markup(
+        "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none';"
+        f" style-src {_STYLES}; script-src 'sha256-{digest}'"
+    )
+    environment.globals["script"] = Markup(script)
     return environment.get_template(name)
 
 
@@ -141,84 +133,6 @@ def _status(run: Mapping[str, Any]) -> str:
 def number(value: Any) -> str:
     """A figure with four decimals, or a dash."""
     return "–" if value is None else f"{value:.4f}"
-
-
-def _tiles(run: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) of the figures at the top of the page."""
-    tiles = []
-    for split, metrics in (run.get("metrics") or {}).items():
-        for name in _TILES:
-            if metrics.get(name) is not None:
-                tiles.append((f"{split} {name}", number(metrics[name])))
-    for key, name, shape in (
-        ("steps", "steps", "{:,}"),
-        ("train_seconds", "seconds of training", "{:,.0f}"),
-        ("examples_per_second", "examples/s", "{:,.1f}"),
-        ("tokens_per_second", "tokens/s", "{:,.0f}"),
-    ):
-        if isinstance(run.get(key), int | float):
-            tiles.append((name, shape.format(run[key])))
-    return tiles
-
-
-def _curves(lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    steps = [line for line in lines if "split" not in line and line.get("loss") is not None]
-    judged = [line for line in lines if line.get("split") == VALIDATION and "metrics" in line]
-    if not steps:
-        return []
-    x = [line["step"] for line in steps]
-    x_judged = [line["step"] for line in judged]
-
-    def logged(key: str) -> list[float | None]:
-        return [line.get(key) for line in steps]
-
-    def measured(key: str) -> list[float | None]:
-        return [line["metrics"].get(key) for line in judged]
-
-    loss: list[plots.Series] = [("training", x, logged("loss"))]
-    if judged:
-        loss.append((VALIDATION, x_judged, measured("loss")))
-    out = [plots.curve("Loss", loss), plots.curve("Learning rate", [("lr", x, logged("lr"))])]
-    if judged:
-        series = [(name, x_judged, measured(name)) for name in _TILES]
-        series = [one for one in series if any(value is not None for value in one[2])]
-        if series:
-            out.append(plots.curve("Validation", series, points=True))
-    for title, key in (("Gradient norm", "grad_norm"), ("Examples/s", "examples_per_second")):
-        if any(value is not None for value in logged(key)):
-            out.append(plots.curve(title, [(key, x, logged(key))]))
-    return out
-
-
-def _split(name: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
-    from markupsafe import Markup
-
-    if metrics.get("task", "single_label") != "single_label":
-        return {
-            "name": name,
-            "metrics": metrics,
-            "confusion": "",
-            "reliability": "",
-            "confused": [],
-        }
-    labels, matrix = metrics["labels"], metrics["confusion_matrix"]
-    wrong = metrics.get("confused")
-    if wrong is None:  # a result of an earlier version
-        wrong = [
-            (labels[row], labels[column], count)
-            for row, counts in enumerate(matrix)
-            for column, count in enumerate(counts)
-            if count and row != column
-        ]
-    confusion = plots.confusion_matrix(name, matrix, labels) if matrix is not None else ""
-    reliability = plots.reliability_diagram(name, metrics["reliability"], metrics["ece"])
-    return {
-        "name": name,
-        "metrics": metrics,
-        "confusion": Markup(confusion),
-        "reliability": Markup(reliability),
-        "confused": sorted(wrong, key=lambda item: -item[2])[:10],
-    }
 
 
 def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -3,9 +3,11 @@
 Ten million rows of a hundred classes are 4 GB of logits on each rank, if all are gathered. Here a
 rank keeps the logits of up to `EXACT_VALUES` values, and the world gathers no more than that.
 Beyond it, rows become counts: pairs of label and prediction, bins of the calibration, and
-histograms of each class's score for the area under the ROC curve. Only that area is an estimate
-then: scores in one bin of log-odds count as ties. It was within 1e-5 of the exact one wherever the
-two were compared (tests/training/serving/test_tally.py).
+histograms of scores for the areas under the curves of each class, and of confidence. Only those
+areas and `coverage_at_95` are estimates then: scores in one bin of log-odds count as ties.
+The areas were within 1e-5 (ROC) and 1e-4 of the exact ones wherever the two were compared, the
+coverage within 1e-3
+(tests/training/serving/test_tally.py).
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Tally:
     def __init__(self, label_names: Sequence[str], task: Task = "single_label") -> None:
         self.names = list(label_names)
         classes = len(self.names)
-        self._of_rows, self._sums_of = _MEASURES[task]
+        self._of_rows, self._sums_of = MEASURES[task]
         self._dtype = np.int64 if task == "single_label" else np.float32
         shape = (0, classes) if task == "multi_label" else (0,)
         self.labels = [np.zeros(shape, self._dtype)]
@@ -100,6 +102,9 @@ class _Sums:
         self.keys = np.zeros(0, np.int64)
         self.counts = np.zeros(0, np.int64)
         self.bins = np.zeros((3, metrics.ECE_BINS))
+        self.within = np.zeros(len(metrics.TOP))
+        # (wrong or right rows, bin of the log-odds of the predicted class)
+        self.confidence = np.zeros((2, _MOST_BINS))
         # (negative or positive rows of the class, class, bin of its log-odds)
         self.histogram = np.zeros((2, classes, self.width))
         # sum of the losses; rows, rows with a wrong label, such a label, rows with NaN or infinity
@@ -122,13 +127,16 @@ class _Sums:
         predicted = logits.argmax(axis=1)
         self.loss -= float(log_probabilities[np.arange(len(labels)), labels].sum())
         self._count(*np.unique(labels * self.classes + predicted, return_counts=True))
-        confidence = np.exp(log_probabilities.max(axis=1))
-        self.bins += metrics.calibration_bins(confidence, predicted == labels)
+        right = predicted == labels
+        self.bins += metrics.calibration_bins(np.exp(log_probabilities.max(axis=1)), right)
+        ranks_N = metrics.label_ranks(labels, logits)
+        self.within += (ranks_N[:, None] < np.array(metrics.TOP)).sum(axis=0)
         with np.errstate(divide="ignore"):  # a probability of 1 is an infinity, clipped below
             odds_NC = log_probabilities - np.log(-np.expm1(log_probabilities))
-        place_NC = (odds_NC + _LOG_ODDS) * (self.width / (2 * _LOG_ODDS))
-        place_NC = np.clip(place_NC, 0, self.width - 1).astype(np.int64)
-        place_NC += np.arange(self.classes) * self.width
+        place_N = _bins(odds_NC.max(axis=1), _MOST_BINS)
+        for kind, rows in enumerate((~right, right)):
+            self.confidence[kind] += np.bincount(place_N[rows], minlength=_MOST_BINS)
+        place_NC = _bins(odds_NC, self.width) + np.arange(self.classes) * self.width
         size = self.classes * self.width
         both = np.bincount(place_NC.reshape(-1), minlength=size)
         positive = np.bincount(place_NC[np.arange(len(labels)), labels], minlength=size)
@@ -146,11 +154,17 @@ class _Sums:
         total._count(comm.gather(self.keys), comm.gather(self.counts))
         total.histogram = comm.sum(self.histogram)
         # Each rank's, added in the order of the ranks: the same bits on every rank.
-        own = np.array([[self.loss, self.rows, self.bad, self.broken, *self.bins.reshape(-1)]])
+        parts = (self.bins, self.within, self.confidence)
+        flat = np.concatenate([part.reshape(-1) for part in parts])
+        own = np.array([[self.loss, self.rows, self.bad, self.broken, *flat]])
         sums = comm.gather(own).sum(axis=0)
         total.loss = float(sums[0])
         total.rows, total.bad, total.broken = (int(value) for value in sums[1:4])
-        total.bins = sums[4:].reshape(self.bins.shape)
+        ends = np.cumsum([part.size for part in parts])[:-1]
+        total.bins, total.within, total.confidence = (
+            values.reshape(part.shape)
+            for values, part in zip(np.split(sums[4:], ends), parts, strict=True)
+        )
         bad_labels = comm.gather(np.array([self.bad_label] if self.bad else [], np.int64))
         total.bad_label = int(bad_labels[0]) if len(bad_labels) else 0
         return total
@@ -164,21 +178,20 @@ class _Sums:
             names,
             loss=self.loss / self.rows,
             pairs=(self.keys, self.counts),
-            areas=[_area(*self.histogram[:, c]) for c in range(self.classes)],
+            areas=[metrics.areas(*self.histogram[:, c], ties=False) for c in range(self.classes)],
             bins=self.bins,
+            within=self.within,
+            confidence=self.confidence,
         )
 
 
-def _area(negatives: np.ndarray, positives: np.ndarray) -> float | None:
-    """Area under the ROC curve of rows in bins of ascending score; rows of one bin are ties."""
-    all_negatives, all_positives = negatives.sum(), positives.sum()
-    if not all_negatives or not all_positives:
-        return None
-    below = np.cumsum(negatives) - negatives / 2
-    return float((positives * below).sum() / (all_negatives * all_positives))
+def _bins(odds: np.ndarray, width: int) -> np.ndarray:
+    """int64, the bin of each of some log-odds."""
+    place = (odds + _LOG_ODDS) * (width / (2 * _LOG_ODDS))
+    return np.clip(place, 0, width - 1).astype(np.int64)
 
 
-_MEASURES: dict[Task, tuple] = {
+MEASURES: dict[Task, tuple] = {
     "single_label": (metrics.classification_metrics, _Sums),
     "multi_label": (multi_label_metrics, LabelSums),
     "regression": (regression_metrics, TargetSums),
@@ -199,7 +212,7 @@ def require(metric: str, task: Task = "single_label") -> None:
     """
     labels, logits = _SAMPLES[task]
     names = [str(number) for number in range(logits.shape[1])]
-    measured = _MEASURES[task][0](labels, logits, names)
+    measured = MEASURES[task][0](labels, logits, names)
     if metric in metrics_of(task) and metric in measured:
         return
     raise ConfigError(

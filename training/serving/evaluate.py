@@ -19,7 +19,7 @@ from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import DataError, HowdahError, ModelError
 from training.comm.base import Comm, SoloComm
 from training.comm.in_step import InStep
-from training.data.planner import Planner, PlanSpec, pad_multiple
+from training.data.planner import Planner, PlanSpec, Rows, pad_multiple
 from training.data.readers import Batch, BatchSource
 from training.data.shards import ShardSet, node_cache
 from training.evaluation.metrics import scores_of
@@ -135,7 +135,7 @@ def _forward_all(
         activity.advanced(done)
         if part is not None and real_B.any():  # row_ids parses every record
             ids = [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
-            part.add(ids, labels_B[real_B], logits_BC[real_B])
+            part.add(ids, labels_B[real_B], logits_BC[real_B], batch.rows.take(real_B))
         if stop is not None and stop():
             return True
     return False
@@ -150,9 +150,10 @@ class PredictionPart:
     """A Parquet file of one rank's predictions, written as rows come; a context manager.
 
     Columns: id, label, predicted (names), scores (probabilities in the order of the labels, which
-    the file's metadata `labels` lists), run_id. Of task multi_label label and predicted are lists
-    of names; of regression they are numbers, and there are no scores. Up to 64 MiB it is in memory,
-    then in a temporary file, until it is published.
+    the file's metadata `labels` lists), run_id, and where the row lies: shard (its number in the
+    manifest's list of the split), row (in the shard), tokens. Of task multi_label label and
+    predicted are lists of names; of regression they are numbers, and there are no scores. Up to 64
+    MiB it is in memory, then in a temporary file, until it is published.
     """
 
     def __init__(
@@ -176,6 +177,9 @@ class PredictionPart:
                 ("predicted", named),
                 *scores,
                 ("run_id", pa.string()),
+                ("shard", pa.int32()),
+                ("row", pa.int64()),
+                ("tokens", pa.int32()),
             ],
             metadata={"labels": "\n".join(label_names), "run_id": run_id},
         )
@@ -191,8 +195,10 @@ class PredictionPart:
             self.writer.close()
         self.file.close()
 
-    def add(self, ids_B: Sequence[bytes], labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
-        """Take in a batch's rows."""
+    def add(
+        self, ids_B: Sequence[bytes], labels_B: np.ndarray, logits_BC: np.ndarray, places: Rows
+    ) -> None:
+        """Take in a batch's rows, without fillers."""
         import pyarrow as pa
 
         def named(given: np.ndarray) -> pa.Array:
@@ -223,6 +229,9 @@ class PredictionPart:
             named(predicted),
             *scores,
             pa.array([self.run_id] * len(ids_B), pa.string()),
+            pa.array(places.shard, pa.int32()),
+            pa.array(places.row, pa.int64()),
+            pa.array(places.length, pa.int32()),
         ]
         self.waiting.append(pa.RecordBatch.from_arrays(columns, schema=self.schema))
         if sum(batch.num_rows for batch in self.waiting) >= _ROW_GROUP:

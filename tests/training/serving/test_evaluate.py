@@ -14,6 +14,7 @@ import pytest
 from howdah.config.metric_table import metrics_of
 from howdah.errors import DataError, ModelError
 from training.comm.base import SoloComm
+from training.data.planner import Rows
 from training.evaluation.metrics import classification_metrics, softmax
 from training.serving.evaluate import evaluate
 
@@ -88,6 +89,12 @@ def batches(ids_NT, labels_N, chosen: list[int], padding: int = 0, size: int = 4
             labels_B=labels_N[index],
             weights_B=np.array([weight for _, weight in part], np.float32),
             row_ids=[f"row-{row}".encode() for row in index],
+            rows=Rows(
+                shard=np.zeros(len(part), np.int32),
+                row=np.array(index, np.int64),
+                length=np.full(len(part), ids_NT.shape[1], np.int32),
+                real=np.array([weight > 0 for _, weight in part]),
+            ),
         )
 
 

@@ -27,6 +27,12 @@ def sample(rows: int, classes: int, seed: int = 0, skill: float = 1.0):
     return labels, logits, [f"c{i}" for i in range(classes)]
 
 
+def coverage(confidence, right):
+    """By trying each confidence as the least one that is kept."""
+    kept = [confidence >= least for least in np.unique(confidence)]
+    return max([rows.mean() for rows in kept if right[rows].mean() >= 0.95], default=0.0)
+
+
 @pytest.mark.parametrize("classes", [2, 3, 11])
 @pytest.mark.parametrize("rows", [40, 3000])
 def test_agrees_with_scikit_learn(rows, classes):
@@ -49,6 +55,17 @@ def test_agrees_with_scikit_learn(rows, classes):
     else:
         area = peer.roc_auc_score(labels, scores, multi_class="ovr", average="macro")
     assert ours["roc_auc"] == pytest.approx(area)
+    average = np.mean([peer.average_precision_score(labels == c, scores[:, c]) for c in everything])
+    assert ours["mean_average_precision"] == pytest.approx(average)
+    assert ours["mcc"] == pytest.approx(peer.matthews_corrcoef(labels, predicted))
+    for k in (3, 5):
+        top = (
+            peer.top_k_accuracy_score(labels, logits, k=k, labels=everything)
+            if classes > k
+            else None
+        )
+        assert ours[f"top_{k}_accuracy"] == (None if top is None else pytest.approx(top))
+    assert ours["coverage_at_95"] == pytest.approx(coverage(scores.max(1), predicted == labels))
     matrix = peer.confusion_matrix(labels, predicted, labels=everything)
     assert ours["confusion_matrix"] == matrix.tolist()
     precision, recall, f1, support = peer.precision_recall_fscore_support(
@@ -68,6 +85,13 @@ def test_ties_in_scores_count_half():
     logits = np.array([[0, 1], [0, 2], [0, 1], [0, 2], [0, 2], [0, 0]], float)
     expected = peer.roc_auc_score(labels, softmax(logits)[:, 1])
     assert classification_metrics(labels, logits, ["a", "b"])["roc_auc"] == pytest.approx(expected)
+
+
+def test_equal_scores_rank_as_scikit_learn_ranks_them():
+    labels = np.array([0, 1, 2, 3])
+    logits = np.array([[1, 1, 1, 1], [2, 1, 1, 1], [0, 0, 0, 0], [3, 2, 1, 1]], float)
+    found = classification_metrics(labels, logits, list("abcd"))
+    assert found["top_3_accuracy"] == peer.top_k_accuracy_score(labels, logits, k=3) == 0.5
 
 
 def test_calibration_agrees_with_a_hand_computed_one():

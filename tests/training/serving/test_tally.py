@@ -9,7 +9,8 @@ import pytest
 from howdah.errors import DataError, ModelError
 from tests.training.serving.test_evaluate import World
 from training.comm.base import SoloComm
-from training.evaluation import report, tally
+from training.evaluation import tally, view
+from training.evaluation.findings.material import Material
 from training.evaluation.metrics import classification_metrics
 from training.evaluation.tally import Tally
 
@@ -45,7 +46,12 @@ def test_sums_agree_with_the_rows(monkeypatch, world, rows, classes, skill):
     assert found["roc_auc"] == pytest.approx(exact["roc_auc"], abs=1e-5)
     for key in ("rows", "confusion_matrix", "confused", "labels"):
         assert found[key] == exact[key]
-    for key in ("loss", "accuracy", "macro_f1", "weighted_precision", "ece"):
+    assert found["mean_average_precision"] == pytest.approx(
+        exact["mean_average_precision"], abs=1e-4
+    )
+    assert found["coverage_at_95"] == pytest.approx(exact["coverage_at_95"], abs=1e-3)
+    assert found["top_5_accuracy"] == exact["top_5_accuracy"]
+    for key in ("loss", "accuracy", "macro_f1", "weighted_precision", "ece", "mcc"):
         assert found[key] == pytest.approx(exact[key], rel=1e-6, abs=1e-9)
     for name in names:
         assert found["per_class"][name]["roc_auc"] == pytest.approx(
@@ -114,5 +120,5 @@ def test_thousands_of_classes_have_no_matrix_but_the_worst_pairs():
     assert found["confusion_matrix"] is None
     assert found["confused"][0] == ["c5", "c6", int((labels == 5).sum())]
     assert len(found["confused"]) == 50
-    split = report._split("test", found)
-    assert split["confusion"] == "" and split["confused"][0][0] == "c5"
+    shown = view.context({"metrics": {"test": found}}, [], Material(metric="accuracy"))
+    assert shown["confusion"] is None and shown["pairs"][0]["label"] == "c5"

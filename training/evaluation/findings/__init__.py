@@ -1,0 +1,1 @@
+"""What the predictions of a split say beyond its metrics: in two passes over their files."""

@@ -1,0 +1,236 @@
+"""Gathers what a run left for its report; what cannot be had becomes a note on the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from howdah import storage
+from howdah.config.metric_table import METRICS
+from howdah.config.splits import TEST
+from howdah.config.tasks import TASKS, Task
+from howdah.core import activity
+from howdah.data.manifest import DatasetManifest, load_dataset
+from howdah.errors import HowdahError, NotFound
+from howdah.models import baseline
+from howdah.models.gate import VERDICT
+from howdah.models.registry import EXPORT_INFO, Published
+from training.evaluation.findings.look import Findings, look
+from training.evaluation.findings.texts import Texts
+from training.evaluation.findings.verdict import Versus
+
+__all__ = ["Material", "gather"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Material:
+    """What is known about a run beside run.json and metrics.jsonl."""
+
+    task: Task = "single_label"
+    metric: str = ""
+    """The main one (evaluation.metric)."""
+    split: str = TEST
+    """That is judged."""
+    findings: Findings | None = None
+    manifest: DatasetManifest | None = None
+    against: Sequence[Versus] = ()
+    """Baseline and published version, by the main metric on the same rows."""
+    bounds: Sequence[Versus] = ()
+    """The gate's."""
+    baseline: Sequence[str] = ()
+    """Lines about the baseline."""
+    decision: Mapping[str, Any] = field(default_factory=dict)
+    """Of the export (`howdah threshold`)."""
+    notes: Sequence[str] = ()
+
+
+def gather(
+    run_directory: str, run: Mapping[str, Any], config: str, *, texts: str | None = None
+) -> Material:
+    """Gather a run's material.
+
+    Args:
+        config: config.yaml's text.
+        texts: none or worst; None: as the configuration says.
+    """
+    keys, metrics = _keys(config), run.get("metrics") or {}
+    task: Task = next((m.get("task") or "single_label" for m in metrics.values()), "single_label")
+    metric = _at(keys, "evaluation", "metric") or TASKS[task].metric
+    split = _at(keys, "gate", "split") or TEST
+    split = split if split in metrics else next(reversed(metrics), TEST)
+    notes: list[str] = []
+    path = _dataset(run)
+    manifest = _manifest(path, run, notes)
+    info = _info(run_directory)
+    shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
+    findings = None
+    if metrics:
+        labels = next(iter(metrics.values()))["labels"]
+        export = storage.join(run_directory, "export")
+
+        def opened() -> Texts:
+            return Texts(path, run.get("dataset_hash"), export)
+
+        with activity.doing("evaluate", "looking at the predictions", unit="batches"):
+            findings = look(
+                storage.join(run_directory, "predictions"),
+                list(metrics),
+                labels,
+                task,
+                texts=opened if manifest is not None else None,
+                shown=shown,
+                advance=lambda: activity.advanced(1),
+            )
+        if findings is None:
+            notes.append(
+                "The run has no predictions (evaluation.predictions): rows and slices are not known"
+            )
+        elif not shown:
+            notes.append("Texts are left out (report.texts: none)")
+    against, lines = _baseline(run_directory, run, metrics, split, metric)
+    against += _published(keys, info, split, metric, notes)
+    return Material(
+        task=task,
+        metric=metric,
+        split=split,
+        findings=findings,
+        manifest=manifest,
+        against=against,
+        bounds=_bounds(run_directory, run, keys, metrics.get(split) or {}, split, info),
+        baseline=lines,
+        decision=info.get("decision") or {},
+        notes=[*notes, *(findings.notes if findings else ())],
+    )
+
+
+def _keys(config: str) -> dict[str, Any]:
+    import yaml
+
+    try:
+        found = yaml.safe_load(config)
+    except yaml.YAMLError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _at(keys: Mapping[str, Any], section: str, key: str) -> Any:
+    found = keys.get(section)
+    return found.get(key) if isinstance(found, dict) else None
+
+
+def _dataset(run: Mapping[str, Any]) -> str | None:
+    attempts = run.get("attempts") or [{}]
+    return run.get("dataset") or attempts[-1].get("dataset")
+
+
+def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> DatasetManifest | None:
+    if path is None:
+        return None
+    try:
+        dataset = load_dataset(path)
+    except HowdahError as error:
+        notes.append(f"The dataset cannot be read, so texts are missing: {error.what} ({path})")
+        return None
+    if run.get("dataset_hash") not in (None, dataset.manifest_hash):
+        notes.append(f"The dataset has changed since, so texts are missing ({path})")
+        return None
+    return dataset.manifest
+
+
+def _info(run_directory: str) -> dict[str, Any]:
+    """howdah.json of the run's export, if it is there."""
+    try:
+        found = storage.read_json(storage.join(run_directory, "export", EXPORT_INFO))
+    except HowdahError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _baseline(
+    run_directory: str,
+    run: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    split: str,
+    metric: str,
+) -> tuple[list[Versus], list[str]]:
+    """The baseline's figure, and lines about it.
+
+    A file that cannot be read is no reason for a finished run to have no report: a line says so.
+    """
+    try:
+        found = baseline.read(run_directory)
+    except HowdahError as error:
+        return [], [f"baseline: {error.what} ({error.where})"]
+    if found is None:
+        return [], []
+    attempts = run.get("attempts") or [{}]
+    own = attempts[-1].get("dataset")
+    if own is not None and storage.name(own) != storage.name(found.dataset):
+        return [], [f"baseline: of another dataset ({found.dataset}), not compared"]
+    lines = [line for of, each in metrics.items() for line in found.beside(of, each)]
+    keys = ("baseline", "by", "features", "c", "created")
+    about = ", ".join(f"{key} {found.about[key]}" for key in keys if key in found.about)
+    value = found.value(split, metric)
+    versus = [] if value is None else [Versus(name="the baseline", value=value)]
+    return versus, [*lines, f"measured: {about}"]
+
+
+def _published(
+    keys: Mapping[str, Any], info: Mapping[str, Any], split: str, metric: str, notes: list[str]
+) -> list[Versus]:
+    """The current published version's figure, if it was measured on the same dataset."""
+    name = _at(keys, "publish", "name") or _at(keys, "run", "name")
+    directory = _at(keys, "publish", "directory")
+    if not (name and directory):
+        return []
+    try:
+        now = Published(storage.join(str(directory), str(name))).current()
+    except HowdahError as error:
+        notes.append(f"The published model is not compared: {error.what} ({error.where})")
+        return []
+    if now is None:
+        return []
+    title = f"published v={now['version']}"
+    if now.get("run_id") == info.get("run_id"):
+        notes.append(f"This run's model is {title}")
+        return []
+    theirs, ours = now.get("dataset") or {}, info.get("dataset") or {}
+    if theirs.get("hash") != ours.get("hash"):
+        notes.append(f"{title} was measured on another dataset: it is not compared")
+        return []
+    value = ((now.get("metrics") or {}).get(split) or {}).get(metric)
+    return [] if value is None else [Versus(name=title, value=value)]
+
+
+def _bounds(
+    run_directory: str,
+    run: Mapping[str, Any],
+    keys: Mapping[str, Any],
+    metrics: Mapping[str, Any],
+    split: str,
+    info: Mapping[str, Any],
+) -> list[Versus]:
+    """The gate's bounds: of its verdict on this run, else of the configuration."""
+    try:
+        verdict = storage.read_json(storage.join(run_directory, VERDICT))
+    except (NotFound, HowdahError):
+        verdict = {}
+    same = isinstance(verdict, dict) and (verdict.get("run_id"), verdict.get("step")) == (
+        info.get("run_id"), info.get("step"),
+    )  # fmt: skip
+    if same and verdict.get("split") == split and verdict.get("checks"):
+        return [
+            Versus(
+                name=str(one["against"]), value=one["bound"], bound=True, metric=one["metric"],
+                got=one["got"],
+            )
+            for one in verdict["checks"]
+            if one.get("metric") in METRICS
+        ]  # fmt: skip
+    minimum = _at(keys, "gate", "minimum")
+    return [
+        Versus(name="gate.minimum", value=bound, bound=True, metric=name, got=metrics.get(name))
+        for name, bound in (minimum if isinstance(minimum, dict) else {}).items()
+        if name in METRICS and metrics
+    ]

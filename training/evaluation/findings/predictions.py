@@ -1,0 +1,130 @@
+"""Reads the predictions that a run wrote (predictions/<split>/part-*.parquet), batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from howdah import storage
+from howdah.config.tasks import Task
+from howdah.errors import DataError, NotFound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Chunk", "Predictions"]
+
+_BATCH_VALUES = 2**20
+"""Scores that are in memory at a time."""
+_BATCH_ROWS = 16_384
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chunk:
+    """Some rows. N rows, C labels."""
+
+    ids: pa.Array
+    labels: np.ndarray
+    """int[N]; of several labels bool [N, C]; of a regression float64[N]."""
+    predicted: np.ndarray
+    """The same."""
+    scores: np.ndarray
+    """float32 [N, C]; of a regression [N, 1], the predicted number."""
+    places: np.ndarray | None
+    """int64 [N, 3]: shard (in the manifest's order), row in it, tokens. None: written by a version
+    that did not note them."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+class Predictions:
+    """A split's predictions.
+
+    Args:
+        directory: with the parts.
+        labels: names in the order of the scores.
+    Raises:
+        NotFound: no predictions.
+        DataError: a part is no file of predictions of these labels.
+    """
+
+    def __init__(self, directory: str, labels: Sequence[str], task: Task) -> None:
+        self.directory, self.labels, self.task = directory, list(labels), task
+        self._numbers = {name: number for number, name in enumerate(labels)}
+        entries = storage.list_dir(directory)
+        self._parts = sorted(
+            e.path for e in entries if e.name.startswith("part-") and e.name.endswith(".parquet")
+        )
+        if not self._parts:
+            raise NotFound("there are no predictions", where=directory)
+
+    def chunks(self) -> Iterator[Chunk]:
+        """All rows, in the order of the files."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = max(256, min(_BATCH_ROWS, _BATCH_VALUES // max(1, len(self.labels))))
+        for path in self._parts:
+            with storage.open_read(path) as file:
+                try:
+                    parquet = pq.ParquetFile(file)
+                    names = parquet.schema_arrow.names
+                    columns = ["id", "label", "predicted"]
+                    columns += [n for n in ("scores", "shard", "row", "tokens") if n in names]
+                    for batch in parquet.iter_batches(rows, columns=columns):
+                        if batch.num_rows:
+                            yield self._chunk(batch)
+                except (pa.ArrowException, KeyError, ValueError) as error:
+                    raise DataError(
+                        "the predictions cannot be read",
+                        where=path,
+                        expected="a file that the run's evaluation wrote, with its labels",
+                        got=f"{type(error).__name__}: {error}",
+                        remedy="`howdah evaluate` measures the model again; train anew to have them"
+                        " written",
+                    ) from None
+
+    def _chunk(self, batch: pa.RecordBatch) -> Chunk:
+        names = batch.schema.names
+        count = batch.num_rows
+        places = None
+        if {"shard", "row", "tokens"} <= set(names):
+            found = [
+                batch.column(n).to_numpy(zero_copy_only=False) for n in ("shard", "row", "tokens")
+            ]
+            places = np.stack(found, axis=1).astype(np.int64)
+        predicted = self._named(batch.column("predicted"))
+        if self.task == "regression":
+            scores = predicted[:, None].astype(np.float32)
+        else:
+            flat = batch.column("scores").flatten().to_numpy(zero_copy_only=False)
+            scores = flat.astype(np.float32, copy=False).reshape(count, len(self.labels))
+        return Chunk(
+            ids=batch.column("id"),
+            labels=self._named(batch.column("label")),
+            predicted=predicted,
+            scores=scores,
+            places=places,
+        )
+
+    def _named(self, column: pa.Array) -> np.ndarray:
+        import pyarrow as pa
+
+        if self.task == "regression":
+            return column.to_numpy(zero_copy_only=False).astype(np.float64)
+        if self.task == "multi_label":
+            out = np.zeros((len(column), len(self.labels)), bool)
+            owners = np.repeat(
+                np.arange(len(column)), np.diff(column.offsets.to_numpy(zero_copy_only=False))
+            )
+            numbers = [self._numbers[name] for name in column.flatten().to_pylist()]
+            out[owners, np.array(numbers, np.int64)] = True
+            return out
+        if not isinstance(column, pa.DictionaryArray):
+            column = column.dictionary_encode()
+        known = np.array([self._numbers[name] for name in column.dictionary.to_pylist()], np.int64)
+        return known[column.indices.to_numpy(zero_copy_only=False)]

@@ -1,0 +1,78 @@
+"""What a model reaches that always gives the most frequent answer. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from howdah.config.splits import TRAIN
+from howdah.config.tasks import Task
+from howdah.data.manifest import DatasetManifest
+from training.evaluation.metrics import class_scores, pair_metrics
+
+__all__ = ["majority"]
+
+
+def majority(
+    metric: str, metrics: Mapping[str, Any], manifest: DatasetManifest | None, task: Task
+) -> float | None:
+    """A metric of always answering with training's most frequent label (of a regression: its mean),
+    on the split that `metrics` are of; None: it is not known.
+
+    Args:
+        manifest: of the dataset; None: the split's own most frequent label.
+    """
+    if task == "regression":
+        return _mean(metric, metrics, manifest)
+    names, per_class = list(metrics["labels"]), metrics.get("per_class") or {}
+    support = np.array([per_class[name]["support"] for name in names], float)
+    if not support.sum():
+        return None
+    trained = Counter(dict(zip(range(len(names)), support.tolist(), strict=True)))
+    rows = float(metrics["rows"])
+    if manifest is not None and manifest.rows(TRAIN):
+        rows = float(manifest.rows(TRAIN))
+        trained = Counter()
+        for shard in manifest.splits[TRAIN]:
+            trained.update({int(number): count for number, count in shard.class_counts.items()})
+    if metric == "roc_auc":
+        return 0.5
+    if metric == "mean_average_precision":  # equal scores: precision is the share at any recall
+        return float((support[support > 0] / float(metrics["rows"])).mean())
+    if task == "multi_label":
+        given = np.array([trained[number] > rows / 2 for number in range(len(names))])
+        return _several(metric, support, given, float(metrics["rows"]))
+    top = max(range(len(names)), key=lambda number: (trained[number], -number))
+    keys = np.arange(len(names)) * len(names) + top
+    return pair_metrics(keys, support, len(names)).get(metric)
+
+
+def _several(metric: str, support: np.ndarray, given: np.ndarray, rows: float) -> float | None:
+    hits, guesses = support * given, rows * given
+    precision, recall, f1, seen = class_scores(hits, support, guesses)
+    named = float(support.sum() + guesses.sum())
+    return {
+        "micro_f1": float(2 * hits.sum() / named) if named else 0.0,
+        "macro_precision": float(precision[seen].mean()),
+        "macro_recall": float(recall[seen].mean()),
+        "macro_f1": float(f1[seen].mean()),
+    }.get(metric)
+
+
+def _mean(
+    metric: str, metrics: Mapping[str, Any], manifest: DatasetManifest | None
+) -> float | None:
+    own = metrics["targets"]
+    centre = own["mean"]
+    if manifest is not None and manifest.rows(TRAIN):
+        shards = [s.target for s in manifest.splits[TRAIN] if s.target is not None]
+        centre = sum(one.total for one in shards) / manifest.rows(TRAIN) if shards else centre
+    squared = own["deviation"] ** 2 + (own["mean"] - centre) ** 2
+    if metric in ("mse", "loss"):
+        return squared
+    if metric == "r2":
+        return 1 - squared / own["deviation"] ** 2 if own["deviation"] else None
+    return None
