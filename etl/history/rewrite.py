@@ -32,6 +32,7 @@ from etl.workspace.staging import (
     sweep,
 )
 from howdah import storage
+from howdah.data.id_index import name_of
 from howdah.data.manifest import (
     MANIFEST,
     Dataset,
@@ -258,6 +259,7 @@ class _Rewrite:
         entry = stats.entry(name)
         storage.write_whole(storage.join(path, name), buffer.getvalue())
         storage.write_whole(storage.join(path, entry.index_name), stats.index)
+        storage.write_whole(storage.join(path, name_of(name)), stats.ids)
         return entry
 
     # -------------------------------------------------------------------------------- Parquet

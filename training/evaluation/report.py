@@ -13,6 +13,7 @@ from howdah.config.metric_table import METRICS, SHOWN
 from howdah.config.splits import VALIDATION
 from howdah.errors import DataError, HowdahError, NotFound
 from howdah.models import baseline
+from howdah.runs import hours
 from training.evaluation import plots
 from training.run.metrics_log import read_metrics
 from training.run.run_json import FILE_NAME as RUN_FILE
@@ -234,6 +235,10 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     if git:
         facts.append(("git", git["commit"] + (" (changed since)" if git.get("dirty") else "")))
     facts += [(f"version of {name}", value) for name, value in (run.get("versions") or {}).items()]
+    if (base := run.get("base") or {}).get("source"):
+        facts.append(("base", str(base["source"])))
+    if said := hours.shown(run.get("hours")):
+        facts.append(("used", said))
     attempts = run.get("attempts") or []
     facts.append(("attempts", str(len(attempts))))
     facts += [(f"attempt {one.get('attempt', n)}", _attempt(one)) for n, one in enumerate(attempts)]

@@ -69,6 +69,7 @@ def conclude(
             run.metrics.evaluated(replace(state, step=step, epochs=epochs), split, metrics[split])
     with run.heartbeat.during("save", "collecting the weights"):
         weights = resumable.whole_weights()  # every rank enters, where they are divided
+    run.used(comm)  # every rank enters; here, for the report shows it
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
             run.finish(state, metrics, framework_precision=job.precision)
