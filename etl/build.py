@@ -24,9 +24,9 @@ from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.tasks import Task
 from howdah.data.encode import Encoder
-from howdah.data.forgotten import NONE, Forgotten
 from howdah.data.images import ImageEncoder
 from howdah.errors import ConfigError, DataError
+from howdah.lineage.forgotten import NONE, Forgotten
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
 

@@ -22,8 +22,6 @@ from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_u
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.options.source import LAKES
-from howdah.data import forgotten as marks
-from howdah.data.forgotten import NONE, Forgotten
 from howdah.data.inputs import ENCODERS, AnyEncoder
 from howdah.data.manifest import (
     MANIFEST,
@@ -33,6 +31,8 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.errors import DataError, HowdahError, StorageError
+from howdah.lineage import forgotten as marks
+from howdah.lineage.forgotten import NONE, Forgotten
 from howdah.spark import connectors, shipping, sizing
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts

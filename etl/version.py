@@ -27,7 +27,6 @@ from howdah import __version__, redact, storage
 from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
-from howdah.data.forgotten import NONE, Forgotten
 from howdah.data.images import ImageEncoder
 from howdah.data.inputs import AnyEncoder
 from howdah.data.manifest import (
@@ -39,6 +38,7 @@ from howdah.data.manifest import (
 )
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
 from howdah.errors import DataError
+from howdah.lineage.forgotten import NONE, Forgotten
 
 Table = dict[tuple[str, int], tuple[int, int, int]]
 """{(split, label): (rows, tokens, rows that reach max_length)}"""

@@ -23,9 +23,9 @@ from etl.history import rewrite
 from etl.history.rewrite import is_one_of, mentions, without_mentions
 from howdah import redact, storage
 from howdah.core.user import user_and_host
-from howdah.data import forgotten as marks
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
 from howdah.errors import DataError, HowdahError, NotFound
+from howdah.lineage import forgotten as marks
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
 
@@ -43,7 +43,7 @@ class Found:
     versions: list[str] = field(default_factory=list)
     """Dataset versions with one of them in a shard."""
     hashes: dict[str, list[str]] = field(default_factory=dict)
-    """{root of a dataset: hashes of its versions that have one of them, or are marked}."""
+    """{root of a dataset: hashes of its versions that have one of them in a shard}."""
     models: list[dict] = field(default_factory=list)
     """Runs and published models trained on such a version: {path, dataset, run_id, current: whether
     it is the one that is served, scored: tables that it has scored}."""
@@ -96,11 +96,11 @@ def survey(
                 found.versions.append(version.path)
                 hashes[version.manifest.dataset_hash] = version.path
             found.files |= _in_files([version.path], ids)
-        # Versions that an earlier call has removed: their models are still there.
-        old = {hash_: storage.join(root, f"v={hash_}") for hash_ in marks.load(root).versions}
-        own = {hash_: path for hash_, path in hashes.items() if storage.parent(path) == root}
-        found.hashes[root] = sorted({*old, *own})
-        hashes = {**old, **hashes}
+        own = [hash_ for hash_, path in hashes.items() if storage.parent(path) == root.rstrip("/")]
+        found.hashes[root] = sorted(own)
+        # Versions with these rows that an earlier call has removed: their models are still there.
+        for hash_ in marks.load(root).versions_with(ids):
+            hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
     found.files |= _in_files([*runs, *files], ids)
     found.models = [
         {**one, "dataset": hashes[one["dataset"]]}
@@ -123,8 +123,8 @@ def apply(
     the paths that were made or changed.
 
     A kill at any step loses nothing that stays: a new version is committed before an old one goes.
-    The ids are marked (howdah/data/forgotten.py), so that the ETL leaves them out where they come
-    again and no run of a version that had them is published.
+    The ids are marked (howdah/lineage/forgotten.py), so that the ETL leaves them out where they
+    come again and no run of a version that had them is published.
     """
     changed = []
     for root in datasets:
@@ -142,6 +142,16 @@ def apply(
             progress(f"taken out of {path}")
             changed.append(path)
     return changed
+
+
+def model_lines(one: dict) -> list[str]:
+    """A run or published model of `Found.models`, for the user."""
+    state = ", which is current" if one.get("current") else ""
+    lines = [f"trained on such rows: {one['path']}{state} ({one['dataset']})"]
+    if one.get("scored"):
+        tables = ", ".join(one["scored"])
+        lines.append(f"    scored {tables}: give their directories as --files")
+    return lines
 
 
 def refuse_left(left: Found) -> None:

@@ -235,7 +235,7 @@ def forget(
         json,
         [
             *(f"{path}: {count:,}" for path, count in found.files.items()),
-            *(f"trained on such rows: {one['path']} ({one['dataset']})" for one in found.models),
+            *(line for one in found.models for line in forgetting.model_lines(one)),
             f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
         ],
     )

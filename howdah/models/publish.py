@@ -10,20 +10,21 @@ completes what it began.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
 import re
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.core.user import user_and_host
-from howdah.data import forgotten
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
+from howdah.lineage import forgotten
 from howdah.models.gate import Evaluate, Run, finished_run, judge
 from howdah.models.registry import CHALLENGER, MANIFEST, Published
 from howdah.storage import commit
@@ -33,6 +34,7 @@ __all__ = ["publish", "republish", "roll_back"]
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 _STAGING = re.compile(r"staging-[0-9a-f]{12}")
+_VERSION = re.compile(r"v=[1-9][0-9]*")
 _STALE_SECONDS = 24 * 3600.0
 
 Progress = Callable[[str], None]
@@ -71,7 +73,7 @@ def publish(
         _write_pointer(model)
         progress(f"run {run.run_id} is version {version} already")
         return _result(model, version, None, changed=False)
-    _refuse_forgotten(run.dataset, run.directory, config.data.dataset)
+    _refuse_forgotten(run.dataset, run.run.get("base"), run.directory, config.data.dataset)
     verdict = judge(config, evaluate, run=run)
     verdict.require("gate")
     if version is None:
@@ -118,8 +120,12 @@ def republish(
     _verify(model, version)
     more = {} if gate is None else {"gate": gate}
     try:
+        manifest = model.version(version)
         _refuse_forgotten(
-            model.version(version).get("dataset") or {}, model.path_of(version), config.data.dataset
+            manifest.get("dataset") or {},
+            (manifest.get("lineage") or {}).get("base"),
+            model.path_of(version),
+            config.data.dataset,
         )
     except ForgottenRows:
         if not despite_forgotten:
@@ -163,11 +169,12 @@ def roll_back(
     )
 
 
-def _refuse_forgotten(dataset: dict, where: str, root: str) -> None:
-    """Refuse what was trained on rows that were forgotten since.
+def _refuse_forgotten(dataset: dict, base: dict | None, where: str, root: str) -> None:
+    """Refuse what was trained on rows that were forgotten since, or began from such a model.
 
     Args:
         dataset: {path, hash} of the version that it was trained on.
+        base: {source, init_from} that it began from.
         where: the run or version.
         root: data.dataset, which may have moved since the run.
     Raises:
@@ -176,14 +183,45 @@ def _refuse_forgotten(dataset: dict, where: str, root: str) -> None:
     marked = forgotten.of_dataset(dataset)
     if marked is None and storage.exists(root):
         marked = forgotten.load(root).versions.get(str(dataset.get("hash")))
+    remedy = "train again on the dataset's newest version, and publish that run"
+    said = f"dataset {dataset.get('path')}, marked by `howdah forget` on {marked}"
+    if marked is None:
+        for path in _began_from(base):
+            of = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
+            marked = forgotten.of_dataset(of.get("dataset") or {})
+            if marked is not None:
+                said = f"it began from {path}, whose dataset was marked on {marked}"
+                remedy += "; begin from a model that never had these rows (model.base, and"
+                remedy += " model.init_from left out once)"
+                break
     if marked is not None:
         raise ForgottenRows(
             "the model was trained on rows that were forgotten",
             where=where,
             expected="a run of a dataset version without them",
-            got=f"dataset {dataset.get('path')}, marked by `howdah forget` on {marked}",
-            remedy="train again on the dataset's newest version, and publish that run",
+            got=said,
+            remedy=remedy,
         )
+
+
+def _began_from(base: dict | None) -> Iterator[str]:
+    """The published versions that a model began from, those of these as well, as far as they are
+    still there."""
+    waiting, seen = [base or {}], set()
+    while waiting:
+        found = waiting.pop()
+        for path in (found.get("source"), found.get("init_from")):
+            if (
+                not isinstance(path, str)
+                or path in seen
+                or not _VERSION.fullmatch(storage.name(path))
+            ):
+                continue
+            seen.add(path)
+            with contextlib.suppress(ModelError):
+                manifest = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
+                waiting.append((manifest.get("lineage") or {}).get("base") or {})
+                yield path
 
 
 # ---------------------------------------------------------------------------------- a version

@@ -19,7 +19,16 @@ from dataclasses import dataclass
 from howdah import storage
 from howdah.errors import ModelError, NotFound
 
-__all__ = ["CHALLENGER", "EXPORT_INFO", "MANIFEST", "POINTER", "Published", "located", "resolve"]
+__all__ = [
+    "CHALLENGER",
+    "EXPORT_INFO",
+    "MANIFEST",
+    "MLFLOW",
+    "POINTER",
+    "Published",
+    "located",
+    "resolve",
+]
 
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
@@ -27,6 +36,7 @@ EXPORT_INFO = "howdah.json"
 MANIFEST = "manifest.json"
 POINTER = "current.json"
 CHALLENGER = "challenger.json"
+MLFLOW = "mlflow.json"
 HISTORY = "history"
 _VERSION = re.compile(r"v=([1-9][0-9]*)")
 _PINNED = re.compile(r"(.+)@([1-9][0-9]*)")

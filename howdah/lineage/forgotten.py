@@ -16,8 +16,9 @@ import datetime
 import json
 import re
 import secrets
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
@@ -34,26 +35,57 @@ _MARK = re.compile(r"\d{8}T\d{6}-[0-9a-f]{8}\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Forgotten:
-    """All marks of a dataset."""
+class Mark:
+    """What one call of `howdah forget` has marked."""
 
-    salt: str
+    created: str
+    """ISO 8601, UTC."""
     ids: frozenset[str]
     """Of `hashed`."""
-    versions: Mapping[str, str]
-    """{hash of a dataset version that had such a row: when it was marked}."""
+    versions: tuple[str, ...]
+    """Hashes of dataset versions that had one of the ids."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forgotten:
+    """All marks of a dataset, the oldest first."""
+
+    salt: str
+    marks: tuple[Mark, ...]
+
+    @cached_property
+    def ids(self) -> frozenset[str]:
+        """Of `hashed`."""
+        return frozenset(one for mark in self.marks for one in mark.ids)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """{hash of a dataset version that had such a row: when it was marked first}."""
+        return {hash_: mark.created for mark in self.marks[::-1] for hash_ in mark.versions}
 
     @property
     def digest(self) -> str | None:
-        """Changes with every mark; None: there is none."""
+        """Changes with every new id; None: there is none."""
         return content_hash(sorted(self.ids)) if self.ids else None
 
+    def when(self, row_id: str) -> str | None:
+        """When an id was marked first; None: it is not."""
+        return next((mark.created for mark in self._with({row_id})), None)
 
-NONE = Forgotten(salt="", ids=frozenset(), versions={})
+    def versions_with(self, row_ids: Collection[str]) -> set[str]:
+        """Hashes of versions that were marked together with one of the ids."""
+        return {hash_ for mark in self._with(row_ids) for hash_ in mark.versions}
+
+    def _with(self, row_ids: Collection[str]) -> Iterator[Mark]:
+        wanted = {hashed(self.salt, row_id) for row_id in row_ids}
+        return (mark for mark in self.marks if not wanted.isdisjoint(mark.ids))
+
+
+NONE = Forgotten(salt="", marks=())
 
 
 def hashed(salt: str, row_id: str) -> str:
-    """What stands for an id: hexadecimal digits, as etl/rows/forgotten.py has Spark compute them."""
+    """What stands for an id, in hexadecimal; etl/rows/forgotten.py has Spark compute the same."""
     return sha256(f"{salt}{row_id}".encode()).hexdigest()[:_DIGITS]
 
 
@@ -71,11 +103,8 @@ def load(root: str) -> Forgotten:
     marks = [_read(storage.join(directory, name)) for name in names if _MARK.fullmatch(name)]
     if not marks:
         return NONE
-    return Forgotten(
-        salt=storage.read_text(storage.join(directory, _SALT)).strip(),
-        ids=frozenset(one for mark in marks for one in mark["ids"]),
-        versions={hash_: mark["created"] for mark in marks for hash_ in mark["versions"]},
-    )
+    salt = storage.read_text(storage.join(directory, _SALT)).strip()
+    return Forgotten(salt=salt, marks=tuple(marks))
 
 
 def of_dataset(dataset: Mapping[str, Any]) -> str | None:
@@ -120,13 +149,12 @@ def _salt(path: str) -> str:
     return storage.read_text(path).strip()
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> Mark:
     mark = storage.read_json(path)
     try:
-        return {
-            key: mark[key] + type(of)()
-            for key, of in (("ids", []), ("versions", []), ("created", ""))
-        }
+        return Mark(
+            created=mark["created"], ids=frozenset(mark["ids"]), versions=tuple(mark["versions"])
+        )
     except (KeyError, TypeError):
         raise DataError(
             "marks of forgotten rows cannot be read",
