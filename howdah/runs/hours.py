@@ -15,7 +15,7 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["of_application", "of_run", "shown"]
+__all__ = ["of_application", "of_run", "shown", "tags_of"]
 
 _GPU = "yarn.io/gpu"
 _DIGITS = 6
@@ -128,6 +128,18 @@ def shown(hours: Mapping[str, Any] | None) -> str:
     if cost := hours.get("cost"):
         parts.append(f"cost {cost['amount']:.2f} {cost['currency']}")
     return ", ".join(parts) + ("" if hours.get("complete", True) else " (not final)")
+
+
+def tags_of(hours: Mapping[str, Any] | None) -> dict[str, str]:
+    """Tags of a run in a tracker: `howdah.hours.cpu` and so on, `howdah.cost`."""
+    found = {
+        f"howdah.hours.{key}": f"{hours[key]:.4f}"
+        for key in ("wall", "cpu", "gpu", "vcore", "gib")
+        if hours and hours.get(key) is not None
+    }
+    if hours and (cost := hours.get("cost")):
+        found["howdah.cost"] = f"{cost['amount']:.4f} {cost['currency']}"
+    return found
 
 
 def _hours(seconds: float | None) -> float | None:

@@ -80,7 +80,7 @@ def test_a_row_of_another_day_or_split_leads_to_less(place):
 
 
 def test_versions_without_indexes_are_read_once(place, monkeypatch):
-    paths = [path for path in storage.find(f"{place}/data/v=*/*.ids")]
+    paths = storage.find(f"{place}/data/v=*/*.ids")
     assert len(paths) == 0  # the shards of `build_appended` are as earlier Howdahs wrote them
     reads = []
     real = lineage.shards.rows_of
