@@ -87,7 +87,8 @@ def _put(
         if said is not None:
             attempt["command"] = said
     after = (json.dumps(run, indent=1, ensure_ascii=False) + "\n").encode()
-    live = run.get("status") == "running" and not run["hours"]["complete"]
+    newest = (run.get("attempts") or [{}])[-1].get("submission")
+    live = run.get("status") == "running" and not figures.get(newest, {}).get("final")
     if after != before and not live and _run(run_directory) == before:
         storage.write_whole(storage.join(run_directory, _RUN), after)
     return run["hours"]

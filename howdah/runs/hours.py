@@ -49,7 +49,7 @@ def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> d
         "gpu": _sum([*(one["gpu"] for one in measured), *(one.get("gpu") for one in given)]),
         "vcore": _sum(one.get("vcore") for one in given) if given else None,
         "gib": _sum(one.get("gib") for one in given) if given else None,
-        "complete": all(one["ended"] for one in attempts)
+        "complete": all(one["ended"] for one in measured)
         and all(one.get("final", False) for one in given),
         "attempts": attempts,
         "applications": applications,

@@ -69,7 +69,11 @@ def test_a_base_is_the_version_that_is_current_when_the_run_begins(models, tmp_p
 def test_plan_and_train_take_it_and_go_on_with_it_after_another_is_published(
     models, tmp_path, tiny_model_dir
 ):
-    dataset = build_dataset(str(tmp_path / "data" / "v=1"), model_dir=tiny_model_dir, rows={"train": 48, "validation": 12})  # fmt: skip
+    dataset = build_dataset(
+        str(tmp_path / "data" / "v=1"),
+        model_dir=tiny_model_dir,
+        rows={"train": 48, "validation": 12},
+    )
     values = SETTINGS | {
         "run.name": "zoo", "run.directory": str(tmp_path / "run"), "data.dataset": dataset.path,
         "model.base": "models/zoo", "training.framework": "torch", "training.max_steps": 4,
