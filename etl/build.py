@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from etl import counting
 from etl.history import judge
 from etl.history.past import Past
-from etl.rows import dedup, gate, labels, leakage, split, units
+from etl.rows import dedup, forgotten, gate, labels, leakage, split, units
 from etl.rows import images as image_rows
 from etl.sources import given, images, reading
 from etl.sources.source import Source
@@ -26,6 +26,7 @@ from howdah.config.tasks import Task
 from howdah.data.encode import Encoder
 from howdah.data.images import ImageEncoder
 from howdah.errors import ConfigError, DataError
+from howdah.lineage.forgotten import NONE, Forgotten
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
 
@@ -73,17 +74,19 @@ def from_text(
     *,
     scratch: Scratch,
     past: Past | None = None,
+    gone: Forgotten = NONE,
 ) -> Built:
     """Rows of text: read, clean, gate, de-duplicate, split, encode.
 
     Args:
+        gone: rows that are left out.
         past: the version that they are appended to, whose rows they are compared with as well.
     Raises:
         DataError: an empty source, unknown labels, too many rejected rows.
     """
     data = config.data
     strays = reading.check_quotes(spark, source, data.csv) if source.kind == "csv" else None
-    gated = _gate(spark, source, data).persist()
+    gated = _gate(spark, source, data, gone).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
         at_gate, lines = counting.at_gate(gated, data)
@@ -212,6 +215,7 @@ def from_images(
     progress: Callable[[str], None],
     *,
     scratch: Scratch,
+    gone: Forgotten = NONE,
 ) -> Built:
     """Rows of images: read, decode, gate, de-duplicate, split.
 
@@ -234,7 +238,7 @@ def from_images(
     work = partial(
         image_rows.decode_batches, files=files, options=data.image, labels=labels.mapping(data)
     )
-    rows = images.read(spark, source, data)
+    rows = forgotten.leave_out(images.read(spark, source, data), gone)
     gated = rows.mapInArrow(crossing(work), image_rows.SCHEMA).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
@@ -285,13 +289,14 @@ def _rejected(gated: DataFrame, final: DataFrame) -> DataFrame:
     )
 
 
-def _gate(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+def _gate(spark: SparkSession, source: Source, data: DataSection, gone: Forgotten) -> DataFrame:
     """The source's rows, cleaned and judged: `gate.SCHEMA`."""
     work = partial(
         gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
     more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
-    return reading.read(spark, source, data).mapInArrow(crossing(work), gate.SCHEMA + more)
+    rows = forgotten.leave_out(reading.read(spark, source, data), gone)
+    return rows.mapInArrow(crossing(work), gate.SCHEMA + more)
 
 
 def _labels_at_gate(
@@ -411,6 +416,7 @@ def from_records(
     encoder: Encoder,
     kept: Kept,
     progress: Callable[[str], None],
+    gone: Forgotten = NONE,
 ) -> Built:
     """Records of another writer: verified, padding stripped, ids as they are.
 
@@ -424,7 +430,8 @@ def from_records(
         expected="fractions, or 'train', 'validation' and 'test' in the files' names",
         remedy="leave these keys out, or give the texts as the source",
     )
-    rows = adopt.read_records(spark, source, data, encoder, _numbered(data)).persist()
+    read_rows = adopt.read_records(spark, source, data, encoder, _numbered(data))
+    rows = forgotten.leave_out(read_rows, gone).persist()
     kept.append(rows)
     with translated(f"read the records {source.name}", DataError):
         counts = counting.by(rows, "reason", "label")

@@ -165,8 +165,9 @@ def refuse_empty(read: int, source: Source) -> None:
 
 
 def refuse_rejects(read: int, drops: Counter[str], data: DataSection) -> None:
-    """Fail where more rows are rejected than data.quality.max_reject_fraction, duplicates aside."""
-    counted = {r: n for r, n in drops.items() if n and r not in gate.DUPLICATES}
+    """Fail where more rows are rejected than data.quality.max_reject_fraction, duplicates and
+    forgotten rows aside."""
+    counted = {r: n for r, n in drops.items() if n and r not in gate.NOT_BAD}
     rejected = sum(counted.values())
     if read and rejected / read > data.quality.max_reject_fraction:
         raise DataError(

@@ -31,6 +31,8 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.errors import DataError, HowdahError, StorageError
+from howdah.lineage import forgotten as marks
+from howdah.lineage.forgotten import NONE, Forgotten
 from howdah.spark import connectors, shipping, sizing
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
@@ -66,8 +68,8 @@ _NOT_HASHED = frozenset(
         "partitions", "query_file", "rejects_table", "as_of", "jdbc",
         # What a version must have is judged when it is made.
         "expect",
-        # The version that is appended to is hashed in its place.
-        "append",
+        # The version that is appended to, and marks of forgotten rows, are hashed in their place.
+        "append", "forgotten",
     }
 )  # fmt: skip
 """Keys of `data` that change no byte of the dataset, or are hashed as the source's identity."""
@@ -223,10 +225,14 @@ def prepare(
 
 
 def dataset_hash(
-    config: Config, source: Source, encoder: AnyEncoder, past: Past | None = None
+    config: Config,
+    source: Source,
+    encoder: AnyEncoder,
+    past: Past | None = None,
+    gone: Forgotten = NONE,
 ) -> str:
-    """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format, and
-    of the version that the rows are appended to.
+    """The hash in v=<hash>: of the source's state, the data config, the tokenizer, the format, of
+    the version that the rows are appended to, and of the marks of rows that are left out.
 
     Of the data config the keys whose values differ from their default, so that a new key leaves
     the hashes of all datasets as they are. A default that is given by name hashes as one that is
@@ -243,12 +249,18 @@ def dataset_hash(
             "data": data,
             "tokenizer": encoder.hash,
             **({} if past is None else {"append": past.hashed}),
+            **({} if gone.digest is None else {"forgotten": gone.digest}),
         }
     )
 
 
 def _past(config: Config, source: Source, encoder: AnyEncoder) -> Past | None:
     return history.find(config.data, source, etl_format=ETL_FORMAT, tokenizer=encoder.hash)
+
+
+def _gone(config: Config) -> Forgotten:
+    """The rows that are left out, where `data.forgotten` says so."""
+    return NONE if config.data.forgotten == "keep" else marks.load(config.data.dataset)
 
 
 def _version(config: Config, hash_: str) -> str:
@@ -259,7 +271,7 @@ def _unchanged(
     config: Config, source: Source, encoder: AnyEncoder, progress: Progress
 ) -> EtlResult | None:
     past = _past(config, source, encoder)
-    hash_ = dataset_hash(config, source, encoder, past)
+    hash_ = dataset_hash(config, source, encoder, past, _gone(config))
     version = _version(config, hash_)
     _sweep(config.data.dataset, None, progress)
     if past is not None and past.unchanged:
@@ -313,11 +325,12 @@ def _make(
     past = _past(config, source, encoder)
     if past is not None:
         history.say(progress, past)
-    hash_ = dataset_hash(config, source, encoder, past)
+    gone = _gone(config)
+    hash_ = dataset_hash(config, source, encoder, past, gone)
     path = _version(config, hash_)
     task = Task(
         spark=spark, config=config, source=source, encoder=encoder, progress=progress,
-        hash=hash_, directory=path, past=past,
+        hash=hash_, directory=path, past=past, gone=gone,
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         # last of all, when the lease has ended: what this run or a dead one left beside a manifest

@@ -38,6 +38,7 @@ from howdah.data.manifest import (
 )
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
 from howdah.errors import DataError
+from howdah.lineage.forgotten import NONE, Forgotten
 
 Table = dict[tuple[str, int], tuple[int, int, int]]
 """{(split, label): (rows, tokens, rows that reach max_length)}"""
@@ -56,6 +57,8 @@ class Task:
     directory: str
     past: Past | None = None
     """What the rows are appended to; None: the version has these rows alone."""
+    gone: Forgotten = NONE
+    """Rows that are left out."""
 
     @property
     def longest(self) -> int:
@@ -179,10 +182,10 @@ def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
     """Rows from the source, encoded and split."""
     given = (task.spark, task.source, task.config, task.encoder, kept, task.progress)
     if task.source.kind == "tfrecord":
-        return build.from_records(*given)
+        return build.from_records(*given, gone=task.gone)
     if task.config.data.kind == "image":
-        return build.from_images(*given, scratch=scratch)
-    return build.from_text(*given, scratch=scratch, past=task.past)
+        return build.from_images(*given, scratch=scratch, gone=task.gone)
+    return build.from_text(*given, scratch=scratch, past=task.past, gone=task.gone)
 
 
 def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:

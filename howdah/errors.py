@@ -114,6 +114,10 @@ class ExpectationsFailed(DataError):
     """A new dataset version is not what `data.expect` asks for; `problems` has each bound."""
 
 
+class ForgottenRows(DataError):
+    """A model was trained on a dataset version that had rows which were forgotten since."""
+
+
 class ModelError(HowdahError):
     """A base model or an export cannot be used."""
 

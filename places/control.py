@@ -146,6 +146,7 @@ def list_jobs(*, finished: bool) -> list[dict[str, Any]]:
                 "elapsed_seconds": status["elapsed_seconds"],
                 "workers": driver.get("world_size"),
                 "step": driver.get("step"),
+                "hours": (status.get("run") or {}).get("hours"),
                 "run_directory": job.run_directory,
             }
         )

@@ -184,6 +184,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 def _train(config: Config, run: Run, worlds: Worlds, waits: Waits) -> None:
     device = _start_framework(config.training.framework)
+    run.gpu = device.gpu
     limit = config.training.gpu_collective_seconds
     if device.gpu and limit is not None:
         CollectiveLimit(run, waits, limit).start()

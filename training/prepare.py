@@ -16,7 +16,7 @@ from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
 from howdah.data.inputs import encoder_of_model
-from howdah.data.manifest import Dataset, load_dataset
+from howdah.data.manifest import Dataset, described, load_dataset
 from howdah.errors import ConfigError, DataError
 from training.checkpoint.identity import Identity
 from training.checkpoint.state import TrainState
@@ -236,7 +236,9 @@ def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | 
     path = None
     if comm.rank == 0:
         path = run.choose_dataset(lambda wanted: load_dataset(wanted).path)
-    dataset = replayed(load_dataset(comm.broadcast_json(path)), config.training)
+    version = load_dataset(comm.broadcast_json(path))
+    run.update(source=described(version.manifest))
+    dataset = replayed(version, config.training)
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))
     _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard

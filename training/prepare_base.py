@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from howdah import storage
+from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset
 from howdah.errors import ConfigError, ModelError
+from howdah.models.base import with_pinned_base
 from training.comm.base import Comm
 from training.evaluation import tally
 from training.model import parameters
@@ -37,6 +38,7 @@ def agreed_base(
     """
     manifest, base, facts = dataset.manifest, None, None
     if comm.rank == 0:
+        config = with_pinned_base(config)  # rank 0's alone: another version may be published now
         base = load_base(
             config.model.base, revision=config.model.revision, label_names=manifest.labels
         )
@@ -45,6 +47,10 @@ def agreed_base(
             base = start_from(wanted, base, manifest.labels, config.training.seed)
         for note in base.notes:
             run.say(note)
+        begins = {"source": redact.text(base.source), "hash": base.hash}
+        if wanted is not None:
+            begins["init_from"] = wanted
+        run.update(base=begins)
         facts = {"config": base.config, "hash": base.hash, "source": base.source}
     facts = comm.broadcast_json(facts)
     # Any rank may have to export: one of an elastic job that outlives rank 0.

@@ -33,6 +33,7 @@ from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import OVER, PATIENCE_SECONDS, ResourceManager
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PACKAGES
+from howdah.runs import applications
 from jobs import secret_file
 from jobs.status import status_file
 from yarn import address, shipping, spec
@@ -219,6 +220,7 @@ def _new(
                 request, keytab=config.yarn.keytab, principal=config.yarn.principal
             )
         completed = lock.complete(claim, application)
+        applications.note_submission(config.run.directory, application)
         if completed.user != claim.user:  # the lock has looked up tags of the wrong user
             progress(f"YARN's name for the submitter is {completed.user}, not {claim.user}")
         not_registered = announce(config, application)

@@ -21,9 +21,12 @@ import pyarrow.parquet as pq
 
 from etl.history import rewrite
 from etl.history.rewrite import is_one_of, mentions, without_mentions
-from howdah import storage
+from howdah import redact, storage
+from howdah.core.user import user_and_host
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
 from howdah.errors import DataError, HowdahError, NotFound
+from howdah.lineage import forgotten as marks
+from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
 
 Progress = Callable[[str], None]
@@ -39,8 +42,11 @@ class Found:
     """{path: rows, or mentions in a text}"""
     versions: list[str] = field(default_factory=list)
     """Dataset versions with one of them in a shard."""
+    hashes: dict[str, list[str]] = field(default_factory=dict)
+    """{root of a dataset: hashes of its versions that have one of them in a shard}."""
     models: list[dict] = field(default_factory=list)
-    """Runs and published models trained on such a version: {path, dataset, run_id}."""
+    """Runs and published models trained on such a version: {path, dataset, run_id, current: whether
+    it is the one that is served, scored: tables that it has scored}."""
 
     def as_dict(self) -> dict:
         """For --json."""
@@ -90,6 +96,11 @@ def survey(
                 found.versions.append(version.path)
                 hashes[version.manifest.dataset_hash] = version.path
             found.files |= _in_files([version.path], ids)
+        own = [hash_ for hash_, path in hashes.items() if storage.parent(path) == root.rstrip("/")]
+        found.hashes[root] = sorted(own)
+        # Versions with these rows that an earlier call has removed: their models are still there.
+        for hash_ in marks.load(root).versions_with(ids):
+            hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
     found.files |= _in_files([*runs, *files], ids)
     found.models = [
         {**one, "dataset": hashes[one["dataset"]]}
@@ -112,9 +123,17 @@ def apply(
     the paths that were made or changed.
 
     A kill at any step loses nothing that stays: a new version is committed before an old one goes.
+    The ids are marked (howdah/lineage/forgotten.py), so that the ETL leaves them out where they
+    come again and no run of a version that had them is published.
     """
     changed = []
     for root in datasets:
+        # Before anything goes: where this is interrupted, the rows do not come back, nor is a model
+        # of theirs published.
+        marked = marks.add(root, ids, found.hashes.get(root, []), _user())
+        if marked is not None:
+            progress(f"marked in {marked}")
+            changed.append(marked)
         changed += _dataset(root, ids, found, progress)
     for path in found.files:
         inside = any(path.startswith(f"{base.rstrip('/')}/") for base in (*runs, *files))
@@ -123,6 +142,16 @@ def apply(
             progress(f"taken out of {path}")
             changed.append(path)
     return changed
+
+
+def model_lines(one: dict) -> list[str]:
+    """A run or published model of `Found.models`, for the user."""
+    state = ", which is current" if one.get("current") else ""
+    lines = [f"trained on such rows: {one['path']}{state} ({one['dataset']})"]
+    if one.get("scored"):
+        tables = ", ".join(one["scored"])
+        lines.append(f"    scored {tables}: give their directories as --files")
+    return lines
 
 
 def refuse_left(left: Found) -> None:
@@ -140,6 +169,10 @@ def refuse_left(left: Found) -> None:
             got=f"{len(left.files):,} files: " + ", ".join(f"{n:,} in {path}" for path, n in few),
             remedy="remove these files, or run `howdah forget` again when nothing writes to them",
         )
+
+
+def _user() -> str:
+    return redact.text(user_and_host())
 
 
 # ------------------------------------------------------------------------------------ datasets
@@ -226,12 +259,14 @@ def _published(places: Sequence[str]) -> Iterator[dict]:
         if not Published(place).numbers():
             roots = [entry.path for entry in storage.list_dir(place) if entry.is_dir]
         for model in map(Published, roots):
+            now = (model.current() or {}).get("version")
             for number in model.versions():
                 manifest = model.version(number)
                 dataset = manifest.get("dataset") or {}
                 yield {
                     "path": model.path_of(number), "dataset": dataset.get("hash"),
-                    "run_id": manifest.get("run_id"),
+                    "run_id": manifest.get("run_id"), "current": number == now,
+                    "scored": scored.tables(model.root, number),
                 }  # fmt: skip
 
 
@@ -285,6 +320,9 @@ def _kept(table: pa.Table, ids: Collection[str]) -> list[bool]:
     """Whether each row has none of the ids in any of its columns of text."""
     kept = [True] * table.num_rows
     for name, kind in zip(table.schema.names, table.schema.types, strict=True):
+        if name == "id" and pa.types.is_integer(kind):  # of a scored table
+            for n, value in enumerate(table.column(name).to_pylist()):
+                kept[n] = kept[n] and str(value) not in ids
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
             for n, value in enumerate(table.column(name).to_pylist()):
                 # a rejected row's detail names the row that it is a copy of

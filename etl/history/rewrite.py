@@ -7,7 +7,6 @@ that those may be removed. It is committed as every other one, by its manifest.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import io
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -32,6 +31,7 @@ from etl.workspace.staging import (
     sweep,
 )
 from howdah import storage
+from howdah.data.id_index import name_of
 from howdah.data.manifest import (
     MANIFEST,
     Dataset,
@@ -42,8 +42,9 @@ from howdah.data.manifest import (
     content_hash,
     load_dataset,
 )
-from howdah.data.record import Columns, RecordLayout, ShardWriter, decode_example, read_frames
-from howdah.errors import DataError, StorageError
+from howdah.data.record import ShardWriter
+from howdah.errors import StorageError
+from howdah.lineage.rows import layout_of, rows_of
 
 Progress = Callable[[str], None]
 _ROWS = 2_000
@@ -80,36 +81,6 @@ def compact(dataset: Dataset, progress: Progress, *, target: int = TARGET_BYTES)
 def without(dataset: Dataset, ids: Collection[str], progress: Progress) -> Dataset:
     """A version without these rows, in its own directory, even where it has none of them."""
     return _Rewrite(dataset=dataset, progress=progress, ids=frozenset(ids)).run()
-
-
-def rows_of(dataset: Dataset, entry: ShardEntry) -> Iterator[tuple[np.ndarray, int, bytes]]:
-    """(token ids or pixels, label, id) of a shard, checked."""
-    path, record = dataset.shard_path(entry), dataset.manifest.record
-    data = storage.read_bytes(path)
-    if len(data) != entry.bytes:
-        raise DataError(
-            "a shard is not the one that was committed",
-            where=path,
-            expected=f"{entry.bytes:,} bytes",
-            got=f"{len(data):,} bytes",
-            remedy="restore the file, or make the dataset again",
-        )
-    data = gzip.decompress(data) if record.compression == "gzip" else data
-    layout = layout_of(dataset.manifest)
-    for offset, payload in read_frames(data, path):
-        row = decode_example(payload, layout, where=f"{path}, offset {offset}")
-        yield row.input_ids, row.label, row.id
-
-
-def layout_of(manifest: DatasetManifest) -> RecordLayout:
-    """How its records are stored."""
-    record = manifest.record
-    return RecordLayout(
-        ids_dtype=record.ids_dtype,
-        columns=Columns(**{"length": None, **record.columns}),
-        image=record.image,
-        image_tokens=manifest.max_length if record.image is not None else 0,
-    )
 
 
 def _sweep(root: str) -> None:
@@ -258,6 +229,7 @@ class _Rewrite:
         entry = stats.entry(name)
         storage.write_whole(storage.join(path, name), buffer.getvalue())
         storage.write_whole(storage.join(path, entry.index_name), stats.index)
+        storage.write_whole(storage.join(path, name_of(name)), stats.ids)
         return entry
 
     # -------------------------------------------------------------------------------- Parquet

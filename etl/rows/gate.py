@@ -33,6 +33,7 @@ REASONS = (
     "bad_target",
     "bad_split",
     "bad_time",
+    "forgotten",
     "known_id",
     "label_conflict",
     "bridges_splits",
@@ -41,6 +42,8 @@ REASONS = (
     "near_duplicate",
 )
 DUPLICATES = ("held_out_copy", "exact_duplicate", "near_duplicate")
+NOT_BAD = ("forgotten", *DUPLICATES)
+"""What says nothing against the source: data.quality.max_reject_fraction does not count it."""
 DETAIL_CHARACTERS = 200
 
 SCHEMA = (

@@ -26,6 +26,7 @@ from types import TracebackType
 from howdah import storage
 from howdah.core import threads
 from howdah.core.processes import stat_fields
+from howdah.data.id_index import name_of
 from howdah.data.manifest import MANIFEST, DatasetManifest
 from howdah.errors import (
     DataError,
@@ -49,7 +50,7 @@ _END_SECONDS = 60.0
 """How long the end of a lease waits for storage: a file that stays is swept by the next run."""
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
-_OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|parquet)$")
+_OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
 _SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
 _REPORTS = ("report.json", "report.html")
 
@@ -208,7 +209,7 @@ def _named(version: str) -> set[str] | None:
     names = {MANIFEST, *_REPORTS}
     for shards in value.get("splits", {}).values():
         for shard in shards:
-            names |= {shard["name"], shard["index_name"]}
+            names |= {shard["name"], shard["index_name"], name_of(shard["name"])}
     names |= {file["name"] for file in (value.get("ledger") or {}).get("files", [])}
     return names | set(value.get("quality", {}).get("reject_files", []))
 

@@ -27,6 +27,7 @@ from howdah.config.splits import TRAIN
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR
 from howdah.data.encode import Encoder
+from howdah.data.id_index import name_of
 from howdah.data.manifest import ShardEntry
 from howdah.data.record import RecordLayout, ShardWriter, ids_dtype_for
 from howdah.errors import DataError
@@ -398,6 +399,8 @@ def _write_batches(
         entry = stats.entry(name)
         with storage.open_write(storage.join(directory, entry.index_name)) as file:
             file.write(stats.index)
+        with storage.open_write(storage.join(directory, name_of(name))) as file:
+            file.write(stats.ids)
         yield pa.RecordBatch.from_arrays(
             [pa.array([split]), pa.array([shard], pa.int32()), pa.array([entry.model_dump_json()])],
             names=["split", "shard", "entry"],

@@ -16,7 +16,18 @@ from typing import Annotated, Any
 import typer
 
 from howdah import __version__
-from howdah.cli import alerting, comparing, drift, jobs, minicluster, models, serving, tune, work
+from howdah.cli import (
+    alerting,
+    comparing,
+    drift,
+    jobs,
+    lineage,
+    minicluster,
+    models,
+    serving,
+    tune,
+    work,
+)  # fmt: skip
 from howdah.cli.common import say, under
 from howdah.core.terminal import shown
 from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, render
@@ -34,6 +45,7 @@ app.add_typer(work.app)
 app.add_typer(tune.app)
 app.add_typer(models.app)
 app.add_typer(serving.http.app)
+app.add_typer(lineage.app)
 app.add_typer(comparing.app)
 app.add_typer(drift.app)
 app.add_typer(jobs.app)
@@ -42,8 +54,8 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 _UNDER_POLICY = {
     "baseline", "config", "crossval", "doctor", "drift", "etl", "evaluate", "export", "gate",
-    "guard", "kill", "logs", "plan", "predict", "ps", "publish", "register", "report", "scale",
-    "score", "status", "submit", "train", "tune",
+    "guard", "kill", "lineage", "logs", "plan", "predict", "ps", "publish", "register", "report",
+    "scale", "score", "status", "submit", "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 

@@ -117,3 +117,25 @@ def load(path: str | None, overrides: list[str] | None):
     storage.configure(retry_seconds=checked.run.storage_retry_seconds, user=checked.run.user)
     _LOADED[:] = [checked]
     return checked
+
+
+def note_command() -> None:
+    """Let run.json say which command began the run: the ranks are processes of other commands."""
+    import os
+
+    from howdah.runs.command import VARIABLE, shown_command
+
+    os.environ[VARIABLE] = shown_command(sys.argv)
+
+
+def load_to_begin(path: str | None, overrides: list[str] | None):
+    """As `load`, for commands that begin a run: a published model as base is one version of it."""
+    from howdah.models.base import with_pinned_base
+
+    checked = load(path, overrides)
+    pinned = with_pinned_base(checked)
+    for key in ("base", "init_from"):
+        asked, found = getattr(checked.model, key), getattr(pinned.model, key)
+        if asked != found:
+            say(f"model.{key} {asked}: {found}")
+    return pinned

@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    Overrides,
+    allowed,
+    answer,
+    load,
+    load_to_begin,
+    say,
+)
 from howdah.config import launchers
 from howdah.config.data import MOST_FOLDS
 from howdah.errors import UsageError
@@ -65,7 +74,7 @@ def crossval(
         raise UsageError(
             "the baseline has no ranks", where="--np", got=str(np), remedy="leave --np out"
         )
-    checked = load(config, set)
+    checked = load_to_begin(config, set)
     from training.crossval.folds import cross_validate
     from training.crossval.summary import table
 

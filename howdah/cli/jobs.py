@@ -8,7 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    Overrides,
+    allowed,
+    answer,
+    load,
+    load_to_begin,
+    note_command,
+    say,
+)
 from howdah.core.terminal import shown
 from howdah.errors import NotFound, UsageError
 
@@ -94,7 +104,8 @@ def submit(
     json: AsJson = False,
 ) -> None:
     """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
-    checked = load(config, [*(set or []), *([] if on is None else [f"job.on={on}"])])
+    checked = load_to_begin(config, [*(set or []), *([] if on is None else [f"job.on={on}"])])
+    note_command()
     if checked.job.on == "yarn":
         if etl:
             raise UsageError(

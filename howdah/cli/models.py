@@ -49,27 +49,62 @@ def publish(
     rollback: Annotated[
         bool, typer.Option("--rollback", help="Go back to the version before the current one.")
     ] = False,
+    challenger: Annotated[
+        bool,
+        typer.Option("--challenger", help="Publish it to be tried; what is current stays current."),
+    ] = False,
     note: Annotated[
         str | None, typer.Option(help="Kept in the history, e.g. who approved it.")
     ] = None,
+    despite_forgotten: Annotated[
+        bool,
+        typer.Option(
+            "--despite-forgotten",
+            help="With --version, --rollback: also a version that was trained on rows which were"
+            " forgotten since.",
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
     """Publish the configuration's run as <publish.directory>/<name>/v=N, if it passes the gate."""
-    if version is not None and rollback:
-        raise UsageError("give --version or --rollback, not both")
+    if sum((version is not None, rollback, challenger)) > 1:
+        raise UsageError("give one of --version, --rollback and --challenger")
+    again = version is not None or rollback
+    if despite_forgotten and not again:
+        raise UsageError(
+            "a run that was trained on forgotten rows is not published",
+            where="--despite-forgotten", expected="--version or --rollback",
+            remedy="train again on the newest dataset version",
+        )  # fmt: skip
     from howdah.models import publish as publishing
 
     checked = load(config, set)
+    if follows := checked.publish.mlflow.enabled:
+        from training.deployment import following, mlflow_registry
+
+        mlflow_registry.require_mlflow()
     if version is not None:
-        made = publishing.republish(checked, version, note=note, progress=say)
+        made = publishing.republish(
+            checked, version, note=note, despite_forgotten=despite_forgotten, progress=say
+        )
     elif rollback:
-        made = publishing.roll_back(checked, note=note, progress=say)
+        made = publishing.roll_back(
+            checked, note=note, despite_forgotten=despite_forgotten, progress=say
+        )
     else:
-        made = publishing.publish(checked, evaluator(checked), note=note, progress=say)
+        made = publishing.publish(
+            checked, evaluator(checked), note=note, challenger=challenger, progress=say
+        )
+    if follows:
+        made["mlflow"] = following.after_publish(checked, say)
     state = "published" if made["changed"] else "unchanged"
     lines = [f"{state}: {made['path']}"]
-    if made["current"] != made["version"]:
+    if made["challenger"] == made["version"]:
+        lines += ["it is tried beside the current one; `howdah publish` makes it current"]
+    elif made["current"] != made["version"]:
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
+    if follows:
+        lines += [f"MLflow: {made['mlflow']['state']}"]
     answer(made, json, lines)
 
 
@@ -163,12 +198,32 @@ def register(
     alias: Annotated[
         str | None, typer.Option(help="Alias to move to this version: champion, for example.")
     ] = None,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="With publish.mlflow: publish, through the gate, the version to which the alias"
+            " champion was moved in MLflow.",
+        ),
+    ] = False,
     json: AsJson = False,
 ) -> None:
-    """Put a published model or an export into MLflow's model registry, as a pyfunc from code."""
+    """Put a published model or an export into MLflow's model registry, as a pyfunc from code.
+
+    With publish.mlflow, without options: complete registry and aliases by what is published.
+    """
     allowed(("--model", "model", model), ("--uri", "tracking", uri))
     checked = load(config, set)
     mlflow = checked.tracking.mlflow
+    own = (model, uri, name, alias) == (None,) * 4
+    if follow and not (own and checked.publish.mlflow.enabled):
+        raise UsageError(
+            "--follow is for a model whose registry follows it", where="--follow",
+            expected="publish.mlflow.enabled, and no --model, --uri, --name, --alias",
+        )  # fmt: skip
+    if own and checked.publish.mlflow.enabled:
+        _complete(checked, follow, json)
+        return
     if uri is None and mlflow is None:
         raise UsageError(
             "there is no registry to register the model in",
@@ -188,3 +243,21 @@ def register(
     )
     state = "registered" if made["changed"] else "registered before"
     answer(made, json, [f"{state}: {made['uri']}" + (f" ({alias})" if alias else "")])
+
+
+def _complete(config, follow: bool, json: bool) -> None:
+    """Bring MLflow's registry to what is published, or what is published to MLflow's alias."""
+    from training.deployment import following, mlflow_registry
+
+    mlflow_registry.require_mlflow()
+    if follow:
+        found = following.publish_alias(config, evaluator(config), say)
+        made, lines = found["mlflow"], [f"current: v={found['current']}"]
+    else:
+        found = made = following.complete(config, say)
+        lines = []
+    aliases = [f"{key} {made[key]}" for key in ("champion", "challenger") if made[key] is not None]
+    versions = ", ".join(map(str, made["added"])) or "none"
+    answer(
+        found, json, [*lines, f"registered now: {versions}; {made['name']}: {', '.join(aliases)}"]
+    )

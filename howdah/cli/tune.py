@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load, refused, say
+from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load_to_begin, refused, say
 from howdah.cli.models import evaluator
 from howdah.config import launchers
 from howdah.errors import UsageError
@@ -41,7 +41,7 @@ def tune(
         launchers.require(launcher, where="--launcher")
     if join and status:
         raise UsageError("give --join or --status, not both")
-    checked = load(config, [*(set or []), *([] if on is None else [f"tune.on={on}"])])
+    checked = load_to_begin(config, [*(set or []), *([] if on is None else [f"tune.on={on}"])])
     from tuning import tune as studies
 
     if status:

@@ -18,6 +18,8 @@ from howdah.cli.common import (
     allowed,
     answer,
     load,
+    load_to_begin,
+    note_command,
     policies,
     say,
 )
@@ -162,7 +164,7 @@ def etl(
         overrides.append(f"data.spark.master={_json.dumps(master)}")
     if deploy_mode is not None:
         overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
-    checked = load(config, overrides)
+    checked = load_to_begin(config, overrides)
     if compact:
         _compact(checked, json)
         return
@@ -237,7 +239,7 @@ def forget(
         json,
         [
             *(f"{path}: {count:,}" for path, count in found.files.items()),
-            *(f"trained on such rows: {one['path']} ({one['dataset']})" for one in found.models),
+            *(line for one in found.models for line in forgetting.model_lines(one)),
             f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
         ],
     )
@@ -304,7 +306,7 @@ def plan(
     """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
     from training.planning.preview import preview, scaling_lines, scaling_preview
 
-    checked = load(config, set)
+    checked = load_to_begin(config, set)
     summary = preview(checked, world=np)
     lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
     if workers is not None or network is not None:
@@ -330,7 +332,8 @@ def train(
     overrides = list(set or [])
     if resume is not None:
         overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
-    checked = load(config, overrides)
+    checked = load_to_begin(config, overrides)
+    note_command()
     from training.launch.launch import train as launch
 
     alerting.begun("train")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from howdah.config.alerts import AlertsSection
+from howdah.config.cost import CostSection
 from howdah.config.data import DataSection
 from howdah.config.drift import DriftSection
 from howdah.config.job import JobSection
@@ -326,11 +327,26 @@ class BaselineSection(Section):
     """The baseline is refused if its estimated memory is more, or more than this machine has."""
 
 
+class RegistryOptions(Section):
+    enabled: bool = False
+    """On publish, and whenever another version becomes current, MLflow's registry follows: a
+    version with tags, and the aliases champion (current.json) and challenger. Needs
+    tracking.mlflow.uri. The published directory decides: where MLflow is away, `howdah register`
+    completes it later."""
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][^/:'\"\\]{0,249}$")
+    """Name of the registered model; null: publish.name, else run.name."""
+    mode: Literal["reference", "full"] = "reference"
+    """What goes up: a loader of 2 kB that opens the published directory (whatever loads the model
+    must reach it), or a copy of the whole export."""
+
+
 class PublishSection(Section):
     directory: AnyPath = "models"
     """Directory of published models: <directory>/<name>/v=N."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Model name: letters, digits, '.', '_' and '-'; null: run.name."""
+    mlflow: RegistryOptions = RegistryOptions()
+    """MLflow's model registry, which follows what is published."""
 
 
 class MlflowOptions(Section):
@@ -380,6 +396,8 @@ class Config(Section):
     """What YARN alone asks of a job on it."""
     ray: RaySection = RaySection()
     """The Ray cluster of jobs on Ray."""
+    cost: CostSection = CostSection()
+    """Prices of an hour, for what a run has used (run.json, report)."""
     tune: TuneSection = TuneSection()
     """Hyperparameter studies."""
     drift: DriftSection = DriftSection()
@@ -489,6 +507,10 @@ class Config(Section):
             raise ValueError(
                 "job.controller: mpi needs yarn.environment: path (MPI must be installed on the"
                 " nodes)"
+            )
+        if self.publish.mlflow.enabled and self.tracking.mlflow is None:
+            raise ValueError(
+                "publish.mlflow.enabled needs tracking.mlflow.uri: the registry's server"
             )
         if self.gate.asks and self.gate.split not in self.evaluation.splits:
             raise ValueError(

@@ -127,10 +127,12 @@ class ShardStats:
     length_histogram: dict[str, int]
     index: bytes
     index_crc32c: int
+    ids: bytes
+    """For `<name>.ids` (howdah/data/id_index.py)."""
 
     def entry(self, name: str) -> ShardEntry:
         """A manifest's entry of the shard `name`, whose index lies beside it as `<name>.index`."""
-        known = {key: value for key, value in vars(self).items() if key != "index"}
+        known = {key: value for key, value in vars(self).items() if key not in ("index", "ids")}
         return ShardEntry(name=name, index_name=f"{name}.index", **known)
 
 
@@ -265,6 +267,32 @@ def content_hash(value: Any) -> str:
 def bytes_hash(data: bytes) -> str:
     """SHA-256 of bytes, 16 hex digits."""
     return hashlib.sha256(data).hexdigest()[:16]
+
+
+_MOST_NAMED = 100
+
+
+def described(manifest: DatasetManifest) -> dict[str, Any]:
+    """Where a version's rows come from, short enough for run.json: kind and name of the source,
+    which partitions, snapshot or watermark of it; the parts of an appended version."""
+    source, found = manifest.source, {}
+    known = ("kind", "name", "table", "snapshot", "id", "watermark", "server", "query")
+    for key in known:
+        if source.get(key) is not None:
+            found[key] = source[key]
+    partitions = source.get("partitions")
+    if isinstance(partitions, list):
+        # a Hive table's: each with its files or, from the metastore, its own state
+        names = [one[0] if isinstance(one, list | tuple) and one else one for one in partitions]
+        found["partitions"] = [str(name) for name in names[:_MOST_NAMED]]
+        found["partition_count"] = len(names)
+    files = source.get("files")
+    if isinstance(files, list):
+        found["files"] = len(files)
+    if manifest.parts:
+        found["parts"] = [part.name for part in manifest.parts[-_MOST_NAMED:]]
+        found["part_count"] = len(manifest.parts)
+    return found
 
 
 def commit(path: str, manifest: DatasetManifest) -> None:

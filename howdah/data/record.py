@@ -58,6 +58,7 @@ from howdah.core.protobuf_wire import (
     signed,
     varint,
 )
+from howdah.data import id_index
 from howdah.data.manifest import ImageEntry, ShardStats
 from howdah.data.shard_index import ShardIndex
 from howdah.data.targets import Label, labels_as, summary
@@ -433,6 +434,7 @@ class ShardWriter:
         self._offsets = [0]
         self._lengths: list[int] = []
         self._labels: list[Label] = []
+        self._id_hashes = bytearray()
 
     def write(
         self,
@@ -454,6 +456,7 @@ class ShardWriter:
         else:
             self._lengths.extend([self._layout.image_tokens] * len(input_ids))
         self._labels.extend(labels)
+        self._id_hashes += id_index.digests(ids)
         self._emit(b"".join(frames))
 
     def _emit(self, data: bytes) -> None:
@@ -488,6 +491,7 @@ class ShardWriter:
             length_histogram=length_histogram(lengths),
             index=index,
             index_crc32c=google_crc32c.value(index),
+            ids=id_index.to_bytes(self._id_hashes),
         )
 
 

@@ -23,7 +23,10 @@ from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, Mode
 from howdah.models import baseline
 from howdah.models.registry import EXPORT_INFO, Published
 
-__all__ = ["Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge"]
+__all__ = [
+    "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
+    "judge_version",
+]  # fmt: skip
 
 VERDICT = "gate.json"
 """In the run directory: the newest verdict."""
@@ -242,6 +245,24 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
     entry = {**verdict.as_dict(), "key": key, "judged": _now()}
     storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
     return verdict
+
+
+def judge_version(config: Config, evaluate: Evaluate, number: int) -> Verdict:
+    """Judge a published version by the configuration's gate, as its run was; nothing is stored.
+
+    Args:
+        evaluate: called if the model that is current was measured on other data.
+    Raises:
+        ModelError: no such version, or it cannot be compared.
+    """
+    model = Published(config.model_directory)
+    manifest, path = model.version(number), model.path_of(number)
+    info = storage.read_json(storage.join(path, EXPORT_INFO))
+    run = Run(str(manifest.get("run_directory")), path, info, {"metrics": manifest["metrics"]})
+    now = model.current() if config.gate.better_than_published else None
+    if now is not None and now["version"] == number:
+        now = None
+    return _judged(config, run, _over_baseline(config, run), now, evaluate)
 
 
 def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:

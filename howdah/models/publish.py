@@ -10,22 +10,23 @@ completes what it began.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import getpass
 import hashlib
 import json
 import re
 import secrets
-import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from howdah import storage
 from howdah.config.model import Config
-from howdah.errors import AlreadyExists, ModelError, NotFound, UsageError
+from howdah.core.user import user_and_host
+from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
+from howdah.lineage import forgotten
 from howdah.models.gate import Evaluate, Run, finished_run, judge
-from howdah.models.registry import MANIFEST, Published
+from howdah.models.registry import CHALLENGER, MANIFEST, Published
 from howdah.storage import commit
 
 __all__ = ["publish", "republish", "roll_back"]
@@ -33,6 +34,7 @@ __all__ = ["publish", "republish", "roll_back"]
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 _STAGING = re.compile(r"staging-[0-9a-f]{12}")
+_VERSION = re.compile(r"v=[1-9][0-9]*")
 _STALE_SECONDS = 24 * 3600.0
 
 Progress = Callable[[str], None]
@@ -43,6 +45,7 @@ def publish(
     evaluate: Evaluate,
     *,
     note: str | None = None,
+    challenger: bool = False,
     progress: Progress = lambda line: None,
 ) -> dict:
     """Publish the export of the configuration's run, if it passes the gate.
@@ -52,12 +55,15 @@ def publish(
     Args:
         evaluate: see gate.judge.
         note: kept in the history, e.g. who approved it.
+        challenger: the version is there to be tried (challenger.json names it); what is current
+            stays. Publishing it again without this makes it current.
         progress: takes a line.
     Returns:
         {name, version, path, pointer, changed, run_id, run_directory, framework, step, metrics,
-        gate, previous}.
+        gate, previous, challenger}.
     Raises:
         CheckFailed: the gate's bounds are missed.
+        ForgottenRows: rows that it was trained on were forgotten since.
         ModelError: no finished run, or its export is damaged.
     """
     run = finished_run(config.run.directory)
@@ -67,9 +73,16 @@ def publish(
         _write_pointer(model)
         progress(f"run {run.run_id} is version {version} already")
         return _result(model, version, None, changed=False)
-    judge(config, evaluate, run=run).require("gate")
+    _refuse_forgotten(run.dataset, run.run.get("base"), run.directory, config.data.dataset)
+    verdict = judge(config, evaluate, run=run)
+    verdict.require("gate")
     if version is None:
         version = _add_version(model, run, progress)
+    if challenger:
+        changed = _write_challenger(model, version, note, verdict.as_dict())
+        if changed:
+            progress(f"published to be tried: {model.path_of(version)}")
+        return _result(model, version, None, changed=changed) | {"gate": verdict.as_dict()}
     while True:
         known, now = model.newest()
         if version in _order(now):  # another publisher of this run was faster
@@ -79,6 +92,7 @@ def publish(
         verdict.require("gate")
         entry = _entry(model, version, now, "publish", note) | {"gate": verdict.as_dict()}
         if _append_entry(model, known, entry):
+            _drop_challenger(model, version)
             progress(f"published: {model.path_of(version)}")
             return _result(model, version, now, changed=True)
 
@@ -88,27 +102,53 @@ def republish(
     version: int,
     *,
     note: str | None = None,
+    despite_forgotten: bool = False,
+    gate: dict | None = None,
     progress: Progress = lambda line: None,
 ) -> dict:
     """Make an earlier version current again, without the gate.
 
+    Args:
+        despite_forgotten: also one that was trained on rows which were forgotten since; the history
+            says so.
+        gate: its verdict, for the history.
     Raises:
+        ForgottenRows: rows that it was trained on were forgotten since.
         ModelError: no such version, or its files do not match its manifest.
     """
     model = Published(config.model_directory)
     _verify(model, version)
+    more = {} if gate is None else {"gate": gate}
+    try:
+        manifest = model.version(version)
+        _refuse_forgotten(
+            manifest.get("dataset") or {},
+            (manifest.get("lineage") or {}).get("base"),
+            model.path_of(version),
+            config.data.dataset,
+        )
+    except ForgottenRows:
+        if not despite_forgotten:
+            raise
+        more["despite_forgotten"] = True
     while True:
         known, now = model.newest()
         if now is not None and now["version"] == version:
             _write_pointer(model)
             return _result(model, version, now, changed=False)
-        if _append_entry(model, known, _entry(model, version, now, "rollback", note)):
+        action = "rollback" if version in _order(now) else "publish"
+        if _append_entry(model, known, _entry(model, version, now, action, note) | more):
+            _drop_challenger(model, version)
             progress(f"current again: {model.path_of(version)}")
             return _result(model, version, now, changed=True)
 
 
 def roll_back(
-    config: Config, *, note: str | None = None, progress: Progress = lambda line: None
+    config: Config,
+    *,
+    note: str | None = None,
+    despite_forgotten: bool = False,
+    progress: Progress = lambda line: None,
 ) -> dict:
     """Make the version current that was current before the present one was first published.
 
@@ -124,7 +164,64 @@ def roll_back(
             where=model.root,
             got=f"versions published so far: {', '.join(map(str, dict.fromkeys(order))) or 'none'}",
         )
-    return republish(config, before[-1], note=note, progress=progress)
+    return republish(
+        config, before[-1], note=note, despite_forgotten=despite_forgotten, progress=progress
+    )
+
+
+def _refuse_forgotten(dataset: dict, base: dict | None, where: str, root: str) -> None:
+    """Refuse what was trained on rows that were forgotten since, or began from such a model.
+
+    Args:
+        dataset: {path, hash} of the version that it was trained on.
+        base: {source, init_from} that it began from.
+        where: the run or version.
+        root: data.dataset, which may have moved since the run.
+    Raises:
+        ForgottenRows: it was.
+    """
+    marked = forgotten.of_dataset(dataset)
+    if marked is None and storage.exists(root):
+        marked = forgotten.load(root).versions.get(str(dataset.get("hash")))
+    remedy = "train again on the dataset's newest version, and publish that run"
+    said = f"dataset {dataset.get('path')}, marked by `howdah forget` on {marked}"
+    if marked is None:
+        for path in _began_from(base):
+            of = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
+            marked = forgotten.of_dataset(of.get("dataset") or {})
+            if marked is not None:
+                said = f"it began from {path}, whose dataset was marked on {marked}"
+                remedy += "; begin from a model that never had these rows (model.base, and"
+                remedy += " model.init_from left out once)"
+                break
+    if marked is not None:
+        raise ForgottenRows(
+            "the model was trained on rows that were forgotten",
+            where=where,
+            expected="a run of a dataset version without them",
+            got=said,
+            remedy=remedy,
+        )
+
+
+def _began_from(base: dict | None) -> Iterator[str]:
+    """The published versions that a model began from, those of these as well, as far as they are
+    still there."""
+    waiting, seen = [base or {}], set()
+    while waiting:
+        found = waiting.pop()
+        for path in (found.get("source"), found.get("init_from")):
+            if (
+                not isinstance(path, str)
+                or path in seen
+                or not _VERSION.fullmatch(storage.name(path))
+            ):
+                continue
+            seen.add(path)
+            with contextlib.suppress(ModelError):
+                manifest = Published(storage.parent(path)).version(int(storage.name(path)[2:]))
+                waiting.append((manifest.get("lineage") or {}).get("base") or {})
+                yield path
 
 
 # ---------------------------------------------------------------------------------- a version
@@ -157,8 +254,9 @@ def _add_version(model: Published, run: Run, progress: Progress) -> int:
             "dataset": run.dataset,
             "weights_sha256": run.weights,
             "files": files,
+            "lineage": _lineage(run),
             "created": _now(),
-            "by": _publisher(),
+            "by": user_and_host(),
         }
         storage.write_whole(storage.join(staging, MANIFEST), _json(manifest))
         number = _take_number(model, staged)
@@ -172,6 +270,23 @@ def _add_version(model: Published, run: Run, progress: Progress) -> int:
     return number
 
 
+def _lineage(run: Run) -> dict:
+    """What run.json says of where the model comes from: the run directory may be removed later."""
+    of, attempts = run.run, run.run.get("attempts") or [{}]
+    newest = {key: attempts[-1].get(key) for key in ("user", "host", "command", "submission")}
+    kept = (
+        "config_hash",
+        "base",
+        "source",
+        "git",
+        "versions",
+        "mlflow_run_id",
+        "finished",
+        "hours",
+    )
+    return {**{key: of.get(key) for key in kept}, **newest}
+
+
 def _take_number(model: Published, staged: commit.Staged) -> int:
     """Publish the staged version under the next number that no other publisher has."""
     number = max([0, *model.numbers()])
@@ -180,7 +295,7 @@ def _take_number(model: Published, staged: commit.Staged) -> int:
         try:
             # S3 cannot rename a directory: there only the claim gives two publishers two numbers.
             claim = storage.join(model.root, "claims", str(number))
-            storage.create_exclusive(claim, _json({"by": _publisher(), "at": _now()}))
+            storage.create_exclusive(claim, _json({"by": user_and_host(), "at": _now()}))
             staged.publish(model.path_of(number))
         except AlreadyExists:
             continue
@@ -278,6 +393,24 @@ def _is_stale(entry: storage.Entry) -> bool:
 
 
 # ------------------------------------------------------------------------------ what is current
+def _write_challenger(model: Published, version: int, note: str | None, gate: dict) -> bool:
+    """Name the version that is tried beside the current one; whether that is new."""
+    if model.challenger() == version:
+        return False
+    entry = {
+        "version": version, "path": f"v={version}", "published": _now(), "by": user_and_host(),
+        "note": note, "gate": gate,
+    }  # fmt: skip
+    storage.write_whole(storage.join(model.root, CHALLENGER), _json(entry))
+    return True
+
+
+def _drop_challenger(model: Published, version: int) -> None:
+    """It has become current: it is tried no more."""
+    if model.challenger() == version:
+        storage.remove(storage.join(model.root, CHALLENGER))
+
+
 def _order(entry: dict | None) -> list[int]:
     """The versions that were current up to an entry of the history, in order."""
     return [] if entry is None else entry["order"]
@@ -293,7 +426,7 @@ def _entry(
         "path": f"v={version}",
         "action": action,
         "published": _now(),
-        "by": _publisher(),
+        "by": user_and_host(),
         "note": note,
         "order": [*_order(before), version],
         **{name: manifest.get(name) for name in (*copied, "weights_sha256")},
@@ -336,18 +469,11 @@ def _result(model: Published, version: int, before: dict | None, *, changed: boo
         "pointer": model.pointer,
         "changed": changed,
         "current": now.get("version"),
+        "challenger": model.challenger(),
         "previous": before["version"] if before is not None and changed else None,
         **{name: manifest.get(name) for name in names},
         "gate": now.get("gate") if now.get("version") == version else None,
     }
-
-
-def _publisher() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _now() -> str:

@@ -3,6 +3,8 @@
     <publish.directory>/<name>/v=3/           an export and manifest.json; never altered
                               /history/000004.json   what was made current, when, by which user
                               /current.json          a copy of the newest entry of the history
+                              /challenger.json       a version that is tried beside the current one
+                              /mlflow.json           which versions are which in MLflow's registry
                               /claims/3              number 3 is taken
                               /profiles/v=3.json     profile of a version that was published without
 
@@ -18,15 +20,28 @@ from dataclasses import dataclass
 from howdah import storage
 from howdah.errors import ModelError, NotFound
 
-__all__ = ["EXPORT_INFO", "MANIFEST", "POINTER", "Published", "profile_path", "resolve"]
+__all__ = [
+    "CHALLENGER",
+    "EXPORT_INFO",
+    "MANIFEST",
+    "MLFLOW",
+    "POINTER",
+    "Published",
+    "located",
+    "profile_path",
+    "resolve",
+]
 
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"
+CHALLENGER = "challenger.json"
+MLFLOW = "mlflow.json"
 HISTORY = "history"
 _VERSION = re.compile(r"v=([1-9][0-9]*)")
+_PINNED = re.compile(r"(.+)@([1-9][0-9]*)")
 _ENTRY = re.compile(r"([0-9]{6,})\.json")
 
 
@@ -70,6 +85,15 @@ class Published:
             )
         return current
 
+    def challenger(self) -> int | None:
+        """The version that is published to be tried, without being current; None: there is none."""
+        try:
+            found = storage.read_json(storage.join(self.root, CHALLENGER))
+        except NotFound:
+            return None
+        number = found.get("version") if isinstance(found, dict) else None
+        return number if number in self.versions() else None
+
     def versions(self) -> list[int]:
         """Numbers of the whole versions, in order."""
         return [n for n in self.numbers() if storage.exists(self._manifest(n))]
@@ -104,6 +128,10 @@ class Published:
     def entry_path(self, number: int) -> str:
         """Path of an entry of the history."""
         return storage.join(self.root, HISTORY, f"{number:06d}.json")
+
+    def history(self) -> list[dict]:
+        """The entries, in order."""
+        return [storage.read_json(self.entry_path(number)) for number in self.entries()]
 
     def newest(self) -> tuple[int, dict | None]:
         """Number and contents of the history's newest entry; (0, None) before the first."""
@@ -142,3 +170,19 @@ def resolve(path: str) -> str | None:
     published = Published(path)
     current = published.current()
     return None if current is None else published.path_of(current["version"])
+
+
+def located(wanted: str) -> str | None:
+    """The directory of one version where `wanted` names a published model: of the version that is
+    current now, or of NAME@VERSION; None where it names anything else.
+
+    Raises:
+        ModelError: the model has no such version.
+    """
+    pinned = _PINNED.fullmatch(wanted)
+    if pinned is not None:
+        published, number = Published(pinned[1]), int(pinned[2])
+        if published.numbers() or published.entries():
+            published.version(number)
+            return published.path_of(number)
+    return resolve(wanted)

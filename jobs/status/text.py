@@ -25,7 +25,7 @@ def run_summary(directory: str | None) -> dict[str, Any] | None:
         for split, values in (record.get("metrics") or {}).items()
         if isinstance(values, dict)
     }
-    return {**ids, "metrics": metrics}
+    return {**ids, "metrics": metrics, "hours": record.get("hours")}
 
 
 def job_lines(job: dict[str, Any]) -> list[str]:

@@ -1,5 +1,6 @@
 """Versions made from others without Spark: merged shards, and versions without some rows."""
 
+import io
 import json
 
 import pyarrow as pa
@@ -13,12 +14,19 @@ from howdah.config.model import TrainingSection
 from howdah.config.splits import SPLITS
 from howdah.data.manifest import load_dataset
 from howdah.errors import ConfigError, DataError
+from howdah.lineage import forgotten
 from tests.support.appended import build_appended, ids_of
 from training.data.replay import replayed
 
 
 def quiet(line: str) -> None:
     pass
+
+
+@pytest.fixture(params=["plain", pytest.param("hdfs", marks=pytest.mark.hadoop)])
+def place(request, tmp_path):
+    """A directory for datasets."""
+    return str(tmp_path) if request.param == "plain" else request.getfixturevalue("hdfs_dir")
 
 
 @pytest.fixture
@@ -107,19 +115,21 @@ def test_replay_takes_the_newest_part_and_some_of_the_older(root):
             manifest_hash="y"), training(0.5, 1))  # fmt: skip
 
 
-def test_nothing_is_left_of_a_forgotten_row(root, tmp_path):
-    runs, ids = tmp_path / "runs" / "one", {"d0-train-0", "d1-test-1", "gone-1"}
-    (runs / "predictions").mkdir(parents=True)
-    (runs / "export").mkdir()
-    rows = {"id": ["d0-train-0", "d0-train-1"], "text": ["a", "b"]}
-    pq.write_table(pa.table(rows), runs / "predictions" / "p.parquet")
-    (runs / "predictions" / "p.csv").write_text('id,text\nd1-test-1,"a\nb"\nd1-test-0,c\n')
-    (runs / "predictions" / "p.jsonl").write_text('{"id": "gone-1"}\n{"id": "x"}\n')
-    (runs / "rank-0.log").write_text("row d0-train-0: too long\nother\n")
+def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
+    root, run, ids = f"{place}/data", f"{place}/runs/one", {"d0-train-0", "d1-test-1", "gone-1"}
+    build_appended(root, model_dir=tiny_model_dir, days=3)
     trained = load_dataset(storage.join(root, "v=0000000000000001"))
     info = {"run_id": "r1", "dataset": {"hash": trained.manifest.dataset_hash}}
-    (runs / "export" / "howdah.json").write_text(json.dumps(info))
-    places = {"datasets": [root], "runs": [str(tmp_path / "runs")]}
+    for name, data in {
+        "predictions/p.parquet": parquet({"id": ["d0-train-0", "d0-train-1"], "text": ["a", "b"]}),
+        "predictions/p.csv": b'id,text\nd1-test-1,"a\nb"\nd1-test-0,c\n',
+        "predictions/p.jsonl": b'{"id": "gone-1"}\n{"id": "x"}\n',
+        "rank-0.log": b"row d0-train-0: too long\nother\n",
+        "export/howdah.json": json.dumps(info).encode(),
+    }.items():
+        storage.make_dirs(storage.parent(f"{run}/{name}"))
+        storage.write_whole(f"{run}/{name}", data)
+    places = {"datasets": [root], "runs": [f"{place}/runs"]}
     before, listed = ids_of(load_dataset(root)), sorted(storage.find(f"{root}/*/*"))
     found = forget.survey(ids, **places)
     assert sorted(storage.find(f"{root}/*/*")) == listed  # a survey changes nothing
@@ -129,7 +139,9 @@ def test_nothing_is_left_of_a_forgotten_row(root, tmp_path):
         forget.refuse_left(found)
     assert caught.value.exit_code == 3
     changed = forget.apply(ids, found, **places, progress=quiet)
-    forget.refuse_left(forget.survey(ids, **places))
+    left = forget.survey(ids, **places)
+    forget.refuse_left(left)
+    assert left.models == found.models  # its version is gone, and it is still listed
     after = load_dataset(root)
     assert after.path in changed and versions(root) == 1
     got = ids_of(after)
@@ -138,17 +150,45 @@ def test_nothing_is_left_of_a_forgotten_row(root, tmp_path):
     ledger = after.manifest.ledger.files
     assert sum(f.rows for f in ledger if f.kind == "bands") == 31
     assert [p.name for p in after.manifest.parts] == ["day-0", "day-1", "day-2"]
-    assert (runs / "predictions" / "p.csv").read_text() == "id,text\nd1-test-0,c\n"
-    assert (runs / "rank-0.log").read_text() == "row [forgotten]: too long\nother\n"
-    assert pq.read_table(runs / "predictions" / "p.parquet").num_rows == 1
+    assert storage.read_text(f"{run}/predictions/p.csv") == "id,text\nd1-test-0,c\n"
+    assert storage.read_text(f"{run}/rank-0.log") == "row [forgotten]: too long\nother\n"
+    with storage.open_read(f"{run}/predictions/p.parquet") as file:
+        assert pq.read_table(pa.PythonFile(file, "r")).num_rows == 1
+    # What is left is a mark without an id or a text, and it is known again.
+    [mark] = [path for path in changed if "/forgotten/" in path]
+    text = storage.read_text(mark)
+    assert not any(row_id in text for row_id in ids) and "train" not in text
+    marks = forgotten.load(root)
+    assert all(marks.when(row_id) for row_id in ids) and marks.when("d0-train-1") is None
+    assert set(marks.versions) == {f"{day:016x}" for day in range(3)}
+
+
+def parquet(table: dict) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(table), buffer)
+    return buffer.getvalue()
+
+
+def test_rows_of_a_scored_table_go_by_their_number(tmp_path):
+    path = str(tmp_path / "part-0.parquet")
+    table = {"id": [7, 8, 9], "rank": [8, 1, 1], "label": ["cat", "dog", "dog"]}
+    storage.write_whole(path, parquet(table))
+    found = forget.survey({"8"}, files=[str(tmp_path)])
+    assert found.files == {path: 1}
+    forget.apply({"8"}, found, files=[str(tmp_path)], progress=quiet)
+    assert pq.read_table(path)["id"].to_pylist() == [7, 9]
 
 
 def test_what_has_none_of_the_rows_stays_as_it_is(root):
     listed = sorted(storage.find(f"{root}/*/*"))
     found = forget.survey({"no-such-id"}, datasets=[root])
     assert found.files == {} == forget.survey({"train-0"}, datasets=[root]).files
+    [mark] = forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet)
+    kept = [path for path in storage.find(f"{root}/*/*") if "/forgotten/" not in path]
+    assert sorted(kept) == listed
+    assert storage.read_json(mark)["versions"] == []
+    # ... and a second time not even a mark
     assert forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet) == []
-    assert sorted(storage.find(f"{root}/*/*")) == listed
 
 
 def test_a_list_without_ids_and_a_single_version_are_refused(root, tmp_path):

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from howdah import storage
+from howdah.models.gate import scalars
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import NO_DROPOUT, NOISE, train
 from tests.support.serving_contract import reference_logits
@@ -69,8 +70,25 @@ def test_the_metrics_of_the_end_are_those_of_the_model_as_it_is_served(half):
             env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
         )  # fmt: skip
         served = json.loads(done.stdout)["metrics"]
-        assert said["metrics"][split]["loss"] == pytest.approx(served["loss"], abs=1e-6)
         assert said["metrics"][split]["accuracy"] == served["accuracy"]
+        # ... and all that a gate may ask for
+        ours, theirs = (scalars(metrics) for metrics in (said["metrics"][split], served))
+        assert ours == pytest.approx(theirs, abs=1e-6) and "ece" in ours
+
+
+def test_run_json_says_what_the_run_was_made_of_and_what_it_used(half, learnable, tiny_model_dir):
+    said = half.run_json()
+    [attempt] = said["attempts"]
+    assert attempt["usage"]["of"] == "all ranks" and attempt["usage"]["gpus"] == 0
+    assert attempt["command"].startswith("python -m training --config")
+    found = said["hours"]
+    assert found["complete"] and found["vcore"] is None and found["cost"] is None
+    assert found["cpu"] == pytest.approx(attempt["usage"]["cpu_seconds"] / 3600, abs=1e-6)
+    # two ranks have imported a framework and trained: more than a rank's own time
+    assert attempt["usage"]["cpu_seconds"] > 2 and found["wall"] > 0
+    assert said["base"]["source"] == tiny_model_dir and said["source"]["kind"]
+    with open(os.path.join(half.directory, "report.html"), encoding="utf-8") as page:
+        assert "h CPU" in page.read()
 
 
 def test_the_logs_of_ranks_on_cpus_say_nothing_of_cuda_and_absl(half):

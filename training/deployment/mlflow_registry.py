@@ -1,6 +1,7 @@
 """`howdah register`: a published version or an export as a version of a model in MLflow's registry.
 
-The model is a pyfunc from code: MLflow keeps pyfunc_model.py and the export's files, no pickle.
+The model is a pyfunc from code: MLflow keeps pyfunc_model.py and the export's files, or a reference
+to the published version, no pickle.
 """
 
 from __future__ import annotations
@@ -9,18 +10,22 @@ import importlib.util
 import logging
 import os
 import re
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal, assert_never
 
 from howdah import __version__, redact
 from howdah.data import modelfiles
 from howdah.errors import ClusterError, ModelError, UsageError
+from training.deployment import references
 from training.deployment.variants import Variant
 from training.serving.serve import EXPORT_PATTERNS
 
-__all__ = ["register"]
+__all__ = ["Mode", "opened", "register", "require_mlflow"]
+
+Mode = Literal["reference", "full"]
 
 _ALIAS = re.compile(r"[A-Za-z0-9_-]{1,255}")
 _RESERVED = re.compile(r"(?i)latest|v[0-9]+")
@@ -35,6 +40,8 @@ def register(
     name: str,
     experiment: str,
     alias: str | None = None,
+    mode: Mode = "full",
+    tags: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Put the model into the registry at `uri`; one that is there already is not added again.
@@ -45,6 +52,8 @@ def register(
         name: of the registered model; created where there is none.
         experiment: that the run of the registration belongs to; created as well.
         alias: moved to this version, e.g. champion; None: aliases stay as they are.
+        mode: whether the export goes up, or where it is published.
+        tags: more for the version, without `howdah.`; of one that is there already they are set.
         say: takes a line.
     Returns:
         {name, version, uri: models:/NAME/VERSION, alias, changed, run_id}.
@@ -63,13 +72,14 @@ def register(
             got=", ".join(sorted(variant.info)) or "no howdah.json",
             remedy="give a model exported by `howdah train` or `howdah export`",
         )
-    with _mlflow(uri) as mlflow:
-        client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+    with opened(uri) as (mlflow, client):
         version = _version_of(client, name, run_id, weights)
         changed = version is None
         if version is None:
             say(f"registering {variant.title} as {name}")
-            version = _add(mlflow, client, variant, uri, name, experiment)
+            version = _add(mlflow, client, variant, name, experiment, mode)
+        for key, value in _shown(tags or {}).items():
+            client.set_model_version_tag(name, version, key, value)
         if alias is not None:
             client.set_registered_model_alias(name, alias, version)
     return {
@@ -78,9 +88,18 @@ def register(
     }  # fmt: skip
 
 
-def _check(name: str, alias: str | None) -> None:
+def require_mlflow() -> None:
+    """Refuse where MLflow is not installed.
+
+    Raises:
+        UsageError: it is not.
+    """
     if importlib.util.find_spec("mlflow") is None:
         raise UsageError("MLflow is not installed", remedy="pip install 'howdah[tracking]'")
+
+
+def _check(name: str, alias: str | None) -> None:
+    require_mlflow()
     if not _NAME.fullmatch(name):
         raise UsageError(
             "MLflow takes no such name",
@@ -98,8 +117,12 @@ def _check(name: str, alias: str | None) -> None:
 
 
 @contextmanager
-def _mlflow(uri: str) -> Iterator[Any]:
-    """MLflow at this URI; its errors become ours."""
+def opened(uri: str) -> Iterator[tuple[Any, Any]]:
+    """(mlflow, a client of it) at this URI; their errors become ours.
+
+    Raises:
+        ClusterError: the server refuses, or does not answer.
+    """
     # As in training/run/tracking.py: usage is reported only where the user asks for it.
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
@@ -112,7 +135,7 @@ def _mlflow(uri: str) -> Iterator[Any]:
     try:
         mlflow.set_tracking_uri(uri)
         mlflow.set_registry_uri(uri)
-        yield mlflow
+        yield mlflow, mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise ClusterError(
             "the model registry cannot be used",
@@ -131,7 +154,7 @@ def _version_of(client: Any, name: str, run_id: str, weights: str) -> str | None
     return None
 
 
-def _add(mlflow: Any, client: Any, variant: Variant, uri: str, name: str, experiment: str) -> str:
+def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str, mode: Mode) -> str:
     from mlflow.models import ModelSignature
     from mlflow.types.schema import Array, ColSpec, Schema
 
@@ -148,14 +171,25 @@ def _add(mlflow: Any, client: Any, variant: Variant, uri: str, name: str, experi
     )
     known = client.get_experiment_by_name(experiment)
     number = known.experiment_id if known else client.create_experiment(experiment)
-    files = modelfiles.fetch(variant.path, patterns=[*EXPORT_PATTERNS, _CARD])
     code = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pyfunc_model.py")
     framework = variant.info.get("framework") or "torch"
     title = f"register {variant.title}"
-    with mlflow.start_run(experiment_id=number, run_name=title) as run, warnings.catch_warnings():
+    with (
+        mlflow.start_run(experiment_id=number, run_name=title) as run,
+        warnings.catch_warnings(),
+        tempfile.TemporaryDirectory(prefix="howdah-register-") as directory,
+    ):
         warnings.simplefilter("ignore")  # advice to give an example of the input
+        if mode == "full":
+            files = modelfiles.fetch(variant.path, patterns=[*EXPORT_PATTERNS, _CARD])
+            artifacts = {"export": files}
+        elif mode == "reference":
+            references.write(directory, variant)
+            artifacts = {"reference": directory}
+        else:
+            assert_never(mode)
         made = mlflow.pyfunc.log_model(
-            name="model", python_model=code, artifacts={"export": files}, signature=signature,
+            name="model", python_model=code, artifacts=artifacts, signature=signature,
             pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
         )  # fmt: skip
         client.log_batch(run.info.run_id, metrics=_metrics(variant))
@@ -173,8 +207,14 @@ def _tags(variant: Variant) -> dict[str, str]:
         "step": info.get("step"),
         "dataset": dataset.get("hash"),
         "labels": ", ".join(variant.labels),
-        "version": __version__,
+        "version": variant.version,
+        "path": variant.path,
+        "software": __version__,
     }
+    return _shown(tags)
+
+
+def _shown(tags: Mapping[str, Any]) -> dict[str, str]:
     return {
         f"howdah.{key}": redact.text(str(value))[:5000]
         for key, value in tags.items()

@@ -1,4 +1,5 @@
-"""The model that MLflow loads: a copy of this file is the model's code, its artifact an export.
+"""The model that MLflow loads: a copy of this file is the model's code, its artifact an export or
+a reference to the published one.
 
 MLflow runs this file ("models from code"), so no object is pickled; it needs Howdah installed. It
 is not imported by Howdah itself: mlflow_registry.py names it.
@@ -14,10 +15,12 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
     """A classifier: a column of texts in, label, score, scores and error out."""
 
     def load_context(self, context):
-        """Open the export."""
+        """Open the export, or the published version that the artifact refers to."""
+        from training.deployment import references
         from training.serving.serve import open_model
 
-        self._served = open_model(context.artifacts["export"])
+        path = context.artifacts.get("export")
+        self._served = open_model(path or references.resolve(context.artifacts["reference"]))
         self._served.require("text", where="MLflow", remedy="use `howdah predict` for images")
         self._served.require_labels(where="MLflow", remedy="use `howdah predict`")
 

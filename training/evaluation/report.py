@@ -16,6 +16,7 @@ from typing import Any
 from howdah import storage
 from howdah.core.terminal import shown
 from howdah.errors import DataError, NotFound
+from howdah.runs import hours
 from training.evaluation import view
 from training.evaluation.findings.material import Material, gather
 from training.run.metrics_log import read_metrics
@@ -148,6 +149,10 @@ def _facts(run: Mapping[str, Any]) -> list[tuple[str, str]]:
     if git:
         facts.append(("git", git["commit"] + (" (changed since)" if git.get("dirty") else "")))
     facts += [(f"version of {name}", value) for name, value in (run.get("versions") or {}).items()]
+    if (base := run.get("base") or {}).get("source"):
+        facts.append(("base", str(base["source"])))
+    if said := hours.shown(run.get("hours")):
+        facts.append(("used", said))
     attempts = run.get("attempts") or []
     facts.append(("attempts", str(len(attempts))))
     facts += [(f"attempt {one.get('attempt', n)}", _attempt(one)) for n, one in enumerate(attempts)]

@@ -80,6 +80,7 @@ def conclude(
         weights = resumable.whole_weights()  # every rank enters, where they are divided
     # Every rank enters, also one that kept no row.
     labels_N, logits_NC = kept.gathered(groups.rows, len(job.labels))
+    run.used(comm)  # every rank enters; here, for the report shows it
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
             run.finish(state, metrics, framework_precision=job.precision)

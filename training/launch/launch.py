@@ -44,7 +44,7 @@ from training.launch import command as launch_command
 from training.launch.output import Relay
 from training.process import failure
 from training.run.local_dir import RankRecord, RunLock, local_directory
-from training.run.run_json import NEEDED, RunFile, readable_config
+from training.run.run_json import NEEDED, RunFile, cpu_seconds, readable_config
 
 __all__ = ["train"]
 
@@ -138,7 +138,7 @@ def train(
         error = _taken_over(job, directory, before)
         if error is None:
             error = _cause(job, config, local)
-            _write_outcome(config, local, error)
+            _write_outcome(config, local, error, begun=len(_attempts(directory)) > len(before))
         if error is not None:
             raise error
     finally:
@@ -437,9 +437,16 @@ def _cut_short(config: Config) -> str:
     return "" if step is None else f"; the save of step {step} was cut short"
 
 
-def _write_outcome(config: Config, local: str, error: HowdahError | None) -> None:
-    """Write what killed ranks could not: the outcome in run.json, logs of a remote run."""
+def _write_outcome(config: Config, local: str, error: HowdahError | None, *, begun: bool) -> None:
+    """Write what killed ranks could not: the outcome and what they used in run.json, logs of a
+    remote run.
+
+    Args:
+        begun: our ranks have begun an attempt.
+    """
     directory = config.run.directory
+    if begun:  # this process has waited for all ranks of this machine
+        RunFile(directory).used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
     if error is not None and storage.exists(storage.join(directory, "run.json")):
         file = RunFile(directory)
         stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,13 +10,11 @@ import numpy as np
 
 from howdah import storage
 from howdah.errors import ModelError
-from howdah.models.registry import Published
+from howdah.models.registry import located
 from training.model import parameters
 from training.model.pretrained import BaseModel, label_names_of, load_base
 
 __all__ = ["locate", "start_from"]
-
-_VERSION = re.compile(r"(.+)@([1-9][0-9]*)")
 
 
 def locate(wanted: str) -> str:
@@ -27,15 +24,9 @@ def locate(wanted: str) -> str:
     Raises:
         ModelError: there is none.
     """
-    pinned = _VERSION.fullmatch(wanted)
-    if pinned is not None and not storage.exists(wanted):
-        published, number = Published(pinned[1]), int(pinned[2])
-        published.version(number)
-        return published.path_of(number)
-    published = Published(wanted)
-    current = published.current()
-    if current is not None:
-        return published.path_of(current["version"])
+    found = located(wanted)
+    if found is not None:
+        return found
     if not storage.exists(storage.join(wanted, "config.json")):
         raise ModelError(
             "there is no model to begin from",

@@ -40,7 +40,7 @@ from training.run.metrics_logger import MetricsLogger
 from training.run.mirror import Mirror
 from training.run.rank_files import RankFiles
 from training.run.run_directory import RunDirectory
-from training.run.run_json import versions
+from training.run.run_json import cpu_seconds, versions
 
 __all__ = ["Run", "read_metrics"]
 
@@ -100,6 +100,8 @@ class Run:
             allowed=lambda: self.is_main and not (self.elastic and self.stops.alone), say=self.say
         )
         self.final_barrier = FinalBarrier(config.checkpoint.grace_seconds)
+        self.gpu = False
+        """This rank computes on a GPU; set once its framework has started."""
         self.owned: RunDirectory | None = None
         """Rank 0's hold on the run directory; None on other ranks."""
         self._console, self._log = console, log
@@ -185,6 +187,7 @@ class Run:
             if self._files.shares_names:
                 self.check_fence()
             if self.owned is not None:
+                self.owned.file.gpus = self.world_size if self.gpu else 0
                 self.owned.file.end(status, None if error is None else redact.text(error.what))
             self.metrics.close(status)
             self._mirror.close()
@@ -253,6 +256,15 @@ class Run:
         """
         if self.owned is not None:
             self.owned.file.update(**fields)
+
+    def used(self, comm: Comm) -> None:
+        """Put what all ranks have used into run.json. Every rank enters."""
+        said = comm.gather_json({"cpu": cpu_seconds(), "gpu": int(self.gpu)})
+        if self.owned is not None:
+            self.owned.file.used(
+                cpu_seconds=sum(one["cpu"] for one in said), gpus=sum(one["gpu"] for one in said),
+                of="all ranks",
+            )  # fmt: skip
 
     def check_fence(self) -> None:
         """Raise FencedOff where a later attempt has the run directory; on any rank, after `share`.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from howdah import redact, storage
 from howdah.config.loader import Config
+from howdah.runs.hours import tags_of
 from howdah.storage import directories
 from training.checkpoint.fence import Fence
 from training.checkpoint.manager import Checkpoint, Checkpoints, Identity, load
@@ -196,12 +197,17 @@ class RunDirectory:
         }
         if git is not None:
             tags["mlflow.source.git.commit"] = git["commit"]
+        if attempt.get("command"):
+            tags["howdah.command"] = attempt["command"]
+        if base := (run.get("base") or {}).get("source"):
+            tags["howdah.base"] = base
         if attempt["submission"] is not None:
             tags["howdah.application"] = attempt["submission"]
         path, digest = run.get("dataset"), run.get("dataset_hash")
         return Provenance(
             tags=tags, dataset=(redact.text(path), digest) if path and digest else None,
             report=lambda: storage.read_text(storage.join(self._path, REPORT)),
+            ending=lambda: tags_of(self.file.values.get("hours")),
         )  # fmt: skip
 
     def _track(self, resumed_at: int) -> None:

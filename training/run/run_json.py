@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
 import hashlib
 import importlib.metadata
 import json
 import math
 import os
 import re
+import resource
 import secrets
 import socket
 import subprocess
@@ -22,12 +22,15 @@ from typing import Any
 
 from howdah import __version__, redact, storage
 from howdah.config.loader import Config, dump_yaml
+from howdah.core.user import user
 from howdah.errors import DataError, NotFound, StorageError
+from howdah.runs import hours
+from howdah.runs.command import began_by
 from training.checkpoint.identity import Identity
 
 __all__ = [
     "CONFIG", "FILE_NAME", "NEEDED", "REPORT", "UNHASHED_TRAINING", "RunFile", "config_hash",
-    "freeze_config", "git_state", "readable_config", "versions",
+    "cpu_seconds", "freeze_config", "git_state", "readable_config", "versions",
 ]  # fmt: skip
 
 FILE_NAME = "run.json"
@@ -43,7 +46,7 @@ _WORLDS = 50
 """Newest worlds of an attempt that are kept: a job may see hundreds."""
 _UNHASHED = {
     "run", "checkpoint", "tracking", "publish", "gate", "baseline", "report", "job", "yarn", "ray",
-    "tune",
+    "tune", "cost",
 }  # fmt: skip
 UNHASHED_TRAINING = {"comm", "parallel", "shard_cache_bytes", "shard_cache_directory"}
 """Keys of `training` that do not change what is learnt."""
@@ -67,6 +70,8 @@ class RunFile:
         self._lock = threading.RLock()
         self._late = False
         """Something was noted that is not written yet."""
+        self.gpus: int | None = None
+        """That all ranks see; None: not known yet."""
         try:
             found = storage.read_json(self._path)
         except (NotFound, DataError):  # none yet, or none that can be read: begin one
@@ -92,8 +97,9 @@ class RunFile:
                 "config_hash": config_hash(config),
                 "submission": submission,
                 "host": socket.gethostname(),
-                "user": redact.text(_user()),
+                "user": redact.text(user()),
                 "pid": os.getpid(),
+                "command": began_by(),
             }
         )
         self.values = {
@@ -107,8 +113,11 @@ class RunFile:
             "versions": versions(config.training.framework),
             "git": git_state(),
             "mlflow_run_id": old.get("mlflow_run_id"),
+            "base": old.get("base"),
+            "source": old.get("source"),
             "metrics": {},
             "attempts": history,
+            "hours": {**(old.get("hours") or {}), "prices": config.cost.prices},
         }
         self.write()
 
@@ -131,8 +140,37 @@ class RunFile:
                     newest["ended"] = _now()
                     newest["seconds"] = round(_seconds(newest["started"], newest["ended"]), 3)
                 newest["status"] = status
+                if newest.get("pid") == os.getpid():
+                    self._measure(newest)
             finished = {"finished": attempts[-1]["ended"]} if status == "finished" else {}
             self.update(status=status, error=error, **finished)
+
+    def used(self, *, cpu_seconds: float, gpus: int | None, of: str) -> None:
+        """Note what the newest attempt has used, and write.
+
+        Args:
+            cpu_seconds: user and system time.
+            gpus: that its ranks see; None: as noted before.
+            of: whose time it is: "all ranks", "rank 0", "the launcher's processes".
+        """
+        with self._lock:
+            if attempts := self.values.get("attempts"):
+                before = attempts[-1].get("usage") or {}
+                if gpus is None:
+                    gpus = before.get("gpus")
+                # A launcher's processes are all ranks of its machine, and none of others.
+                if cpu_seconds >= before.get("cpu_seconds", 0.0):
+                    attempts[-1]["usage"] = {
+                        "cpu_seconds": round(cpu_seconds, 3), "gpus": gpus, "of": of,
+                    }  # fmt: skip
+            self.write()
+
+    def _measure(self, attempt: dict[str, Any]) -> None:
+        """What this process has used, unless more is known of the attempt."""
+        if "usage" not in attempt:
+            attempt["usage"] = {
+                "cpu_seconds": round(cpu_seconds(), 3), "gpus": self.gpus, "of": "rank 0",
+            }  # fmt: skip
 
     def has_begun(self, submission: str | None) -> bool:
         """An attempt of this submission has chosen where it resumes from."""
@@ -188,6 +226,9 @@ class RunFile:
         """Replace run.json; raises what `check` raises."""
         with self._lock:
             self._check()
+            self.values["hours"] = hours.of_run(
+                self.values, now=datetime.datetime.now(datetime.UTC)
+            )
             data = json.dumps(_finite(self.values), indent=1, ensure_ascii=False, allow_nan=False)
             storage.write_whole(self._path, (data + "\n").encode())
             self._late = False
@@ -208,7 +249,7 @@ def config_hash(config: Config) -> str:
     hash by trying.
     """
     sections = redact.config(config).model_dump(mode="json")
-    for key in ("mode", "expect", "append"):  # what changes no row that is trained on
+    for key in ("mode", "expect", "append", "forgotten"):  # what changes no row that is trained on
         del sections["data"][key]
     sections["training"] = {
         key: value for key, value in sections["training"].items() if key not in UNHASHED_TRAINING
@@ -285,12 +326,10 @@ def git_state() -> dict[str, Any] | None:
     return {"commit": commit, "dirty": bool(status)}
 
 
-def _user() -> str:
-    """Whose process this is; a number where the machine has no name for it, as in containers."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return str(os.getuid())
+def cpu_seconds() -> float:
+    """User and system time of this process and of its children that have ended (getrusage(2))."""
+    both = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in both)
 
 
 def _seconds(started: str, ended: str) -> float:

@@ -106,6 +106,8 @@ class Provenance:
     """(path, hash) of the dataset's version."""
     report: Callable[[], str]
     """Gives report.html, once the run has finished."""
+    ending: Callable[[], Mapping[str, str]] = lambda: {}
+    """Gives tags that are known at the end of an attempt alone: hours, cost."""
 
 
 class MlflowTracker(Tracker):
@@ -147,7 +149,7 @@ class MlflowTracker(Tracker):
         logging.getLogger("mlflow").setLevel(logging.ERROR)
         self._error = MlflowException
         self._say, self._check = say, check
-        self._report = provenance.report
+        self._report, self._ending = provenance.report, provenance.ending
         check()
         try:
             with activity.at_most(_START_SECONDS):
@@ -276,6 +278,8 @@ class MlflowTracker(Tracker):
             self._send_report()
         state = {"finished": "FINISHED", "interrupted": "KILLED"}.get(status, "FAILED")
         try:
+            for name, value in self._ending().items():
+                self._client.set_tag(self.run_id, name, value[: self._MAX_TAG])
             self._client.set_terminated(self.run_id, status=state)
         except (self._error, OSError) as error:
             self._say(f"warning: MLflow's run could not be ended: {error}".splitlines()[0])

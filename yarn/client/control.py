@@ -5,6 +5,7 @@ Requests to the driver are files in the run directory; YARN ends the job, by its
 
 from __future__ import annotations
 
+import contextlib
 import json
 import secrets
 import time
@@ -15,6 +16,7 @@ from howdah import storage
 from howdah.errors import ClusterError, HowdahError, JobLost, TrainingError, UsageError
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.job_log import Position, new_lines
+from howdah.runs import applications
 from yarn.client.status import Job, job_status
 
 __all__ = ["kill", "scale", "scale_arguments", "wait"]
@@ -89,6 +91,21 @@ def kill(
     Raises:
         ClusterError: YARN does not confirm within KILL_SECONDS.
     """
+    state = _killed(manager, job, save=save, save_seconds=save_seconds, progress=progress)
+    if job.directory is not None:
+        with contextlib.suppress(HowdahError):  # `howdah status` completes them as well
+            applications.complete(manager, job.directory)
+    return state
+
+
+def _killed(
+    manager: ResourceManager,
+    job: Job,
+    *,
+    save: bool,
+    save_seconds: float,
+    progress: Progress,
+) -> str:
     state = manager.application(job.application)["state"]
     if state in OVER:
         return state

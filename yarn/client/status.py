@@ -18,6 +18,8 @@ from howdah.hadoop import conf as settings
 from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 from howdah.hadoop.web import current_user
+from howdah.runs import applications
+from howdah.runs.hours import of_application, shown
 from jobs.status.text import duration, job_lines, run_summary
 from yarn import spec
 from yarn.client import registry
@@ -108,6 +110,7 @@ def job_status(manager: ResourceManager, job: Job) -> dict[str, Any]:
         if not status:
             raise
         report = {"id": job.application, "state": "FORGOTTEN"}  # YARN keeps the newest ones only
+    hours = _hours(manager, job, report)
     return {
         "application": job.application,
         "state": report["state"],
@@ -123,7 +126,23 @@ def job_status(manager: ResourceManager, job: Job) -> dict[str, Any]:
         "run_directory": job.directory,
         "job": status or None,
         "run": run_summary(job.directory),
+        "hours": hours,
     }
+
+
+def _hours(manager: ResourceManager, job: Job, report: dict[str, Any]) -> dict[str, Any] | None:
+    """What the job has used until now; once it is over, of all of its run, and into run.json.
+
+    Who may see a job need not have access to its run's files, nor may storage be away for a status.
+    """
+    if "vcoreSeconds" not in report:
+        return None
+    over = report["state"] in OVER
+    if over and job.directory is not None:
+        with contextlib.suppress(HowdahError):
+            if found := applications.complete(manager, job.directory):
+                return found
+    return of_application(report, final=over)
 
 
 def status_lines(status: dict[str, Any]) -> list[str]:
@@ -140,6 +159,7 @@ def status_lines(status: dict[str, Any]) -> list[str]:
     lines += [f"run directory: {status['run_directory']}"] if status["run_directory"] else []
     lines += [f"page: {status['tracking_url']}"] if status["user"] else []
     lines += [f"diagnostics: {status['diagnostics']}"] if status["diagnostics"] else []
+    lines += [f"used: {shown(status['hours'])}"] if status.get("hours") else []
     return lines + job_lines(status["job"] or {})
 
 
@@ -181,6 +201,7 @@ def list_jobs(
                 "elapsed_seconds": (app.get("elapsedTime") or 0) / 1000,
                 "workers": status.get("world_size"),
                 "step": status.get("step"),
+                "hours": of_application(app, final=app["state"] in OVER),
                 "run_directory": job.directory,
             }
         )
@@ -191,7 +212,21 @@ def ps_lines(found: list[dict[str, Any]]) -> list[str]:
     """`list_jobs` as a table."""
     if not found:
         return ["no jobs"]
-    rows = [("APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP")]
+    rows = [
+        (
+            "APPLICATION",
+            "NAME",
+            "USER",
+            "QUEUE",
+            "STATE",
+            "DONE",
+            "TIME",
+            "WORKERS",
+            "STEP",
+            "CPU-H",
+            "GPU-H",
+        )
+    ]
     for job in found:
         over = job["state"] in OVER
         state = job["final_status"] if over and job["state"] == "FINISHED" else job["state"]
@@ -206,6 +241,10 @@ def ps_lines(found: list[dict[str, Any]]) -> list[str]:
                 duration(job["elapsed_seconds"]),
                 _or_dash(job["workers"]),
                 _or_dash(job["step"]),
+                *(
+                    _hours_cell(job.get("hours") or {}, *keys)
+                    for keys in (("vcore", "cpu"), ("gpu",))
+                ),
             )
         )
     cells = [[as_cell(cell) for cell in row] for row in rows]
@@ -214,6 +253,12 @@ def ps_lines(found: list[dict[str, Any]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
+
+
+def _hours_cell(hours: dict[str, Any], *keys: str) -> str:
+    """The first of the figures that is known: of vcores that YARN gave, else of busy CPUs."""
+    found = next((hours[key] for key in keys if hours.get(key) is not None), None)
+    return "-" if found is None else f"{found:.2f}"
 
 
 def _or_dash(value: Any) -> str:

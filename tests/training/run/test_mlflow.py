@@ -36,6 +36,9 @@ def test_mlflow_gets_one_run_over_two_attempts(tmp_path, monkeypatch):
     assert json.loads(used.dataset.source) == {"uri": "hdfs://n/dataset/v-1"}
     assert found.data.tags["howdah.run_id"] == RunFile(str(tmp_path / "run")).values["run_id"]
     assert found.data.tags["mlflow.user"] == getpass.getuser()
+    hours = RunFile(str(tmp_path / "run")).values["hours"]
+    assert found.data.tags["howdah.hours.cpu"] == f"{hours['cpu']:.4f}" and hours["cpu"] > 0
+    assert "pytest" in found.data.tags["howdah.command"]
     page = mlflow.artifacts.load_text(f"{found.info.artifact_uri}/report.html")
     assert "hdfs://n/dataset/v-1" in page
 

@@ -1,0 +1,47 @@
+"""Rows that were forgotten and come again in the source: left out, and counted.
+
+Of such a row nothing goes on: not its text, not its label, not its id. What is left is a rejected
+row with the reason `forgotten`, so that the counts of read, kept and dropped rows agree.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from howdah.lineage.forgotten import Forgotten
+
+REASON = "forgotten"
+_DIGITS = 32
+
+
+def leave_out(rows: DataFrame, forgotten: Forgotten) -> DataFrame:
+    """The rows, of which those whose id is marked have nothing but the reason.
+
+    Args:
+        rows: with id, label, reason, detail, and others (text, pixels, token ids).
+    """
+    if not forgotten.ids:
+        return rows
+    marks = rows.sparkSession.createDataFrame(
+        [(one,) for one in sorted(forgotten.ids)], "mark string"
+    )
+    found = rows
+    for n, row_id in enumerate((F.col("id"), F.regexp_replace("id", r"#\d+$", ""))):
+        mark = F.broadcast(marks.withColumnRenamed("mark", f"_mark{n}"))
+        found = found.join(mark, _hashed(forgotten.salt, row_id) == F.col(f"_mark{n}"), "left")
+    gone = F.col("_mark0").isNotNull() | F.col("_mark1").isNotNull()
+    columns = [
+        (
+            F.when(gone, F.lit(REASON)).otherwise(F.col(name))
+            if name == "reason"
+            else F.when(~gone, F.col(name))
+        ).alias(name)
+        for name in rows.columns
+    ]
+    return found.select(*columns)
+
+
+def _hashed(salt: str, row_id: Column) -> Column:
+    """`howdah.lineage.forgotten.hashed`, in Spark."""
+    return F.substring(F.sha2(F.concat(F.lit(salt), row_id), 256), 1, _DIGITS)

@@ -1,0 +1,77 @@
+"""`howdah lineage`: what came of what."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from howdah import storage
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load
+from howdah.errors import UsageError
+
+app = typer.Typer()
+
+
+@app.command()
+def lineage(
+    row: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="A row, by its id: where is it?")
+    ] = None,
+    dataset: Annotated[
+        list[str] | None,
+        typer.Option(help="Dataset (data.dataset), or one version; with ID repeatable."),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="Published model: <publish.directory>/NAME, NAME@3 or NAME/v=3."),
+    ] = None,
+    runs: Annotated[
+        list[str] | None, typer.Option(help="A directory with run directories below; repeatable.")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="publish.directory, or a model in it; repeatable.")
+    ] = None,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Show which datasets, runs, models and scored tables came of a row, a dataset or a model.
+
+    --config gives what is left out: its data.dataset, publish.directory, and runs beside its own.
+    """
+    asked = [("ID", row), ("--dataset", None if row else dataset), ("--model", model)]
+    if sum(value is not None for _, value in asked) != 1 and not (config and row is None):
+        raise UsageError(
+            "what of?", expected="ID, --dataset or --model, one of them",
+            got=", ".join(name for name, value in asked if value is not None) or "none of them",
+        )  # fmt: skip
+    for option, paths in (("--dataset", dataset), ("--runs", runs), ("--models", models)):
+        allowed(*((option, "path", path) for path in paths or []))
+    allowed(("--model", "model", model))
+    datasets, runs, models = list(dataset or []), list(runs or []), list(models or [])
+    if config is not None or set:
+        checked = load(config, set)
+        runs = runs or [storage.parent(checked.run.directory)]
+        models = models or [checked.publish.directory]
+        if model is None:
+            datasets = datasets or [_root(checked.data.dataset)]
+    if row is not None and not datasets:
+        raise UsageError("in which datasets?", expected="--dataset, or --config")
+    from howdah.models import lineage as lines
+
+    places = lines.Places(datasets=datasets, runs=runs, models=models)
+    if row is not None:
+        found = lines.of_row(row, places)
+    elif model is not None:
+        found = lines.of_model(model, places)
+    else:
+        found = lines.of_dataset(datasets[0], places)
+    not_asked = [f"--{key}" for key, given in (("runs", runs), ("models", models)) if not given]
+    more = [f"not looked at: {' and '.join(not_asked)}"] if not_asked else []
+    answer(found, json, [*lines.text(found), *more])
+
+
+def _root(dataset: str) -> str:
+    """data.dataset may be a version of it."""
+    return storage.parent(dataset) if storage.name(dataset).startswith("v=") else dataset

@@ -1,0 +1,1 @@
+"""Rows in datasets: which versions have one, and which were forgotten."""

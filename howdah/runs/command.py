@@ -1,0 +1,40 @@
+"""The command that began an attempt, for run.json."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+
+from howdah import redact
+
+__all__ = ["VARIABLE", "began_by", "shown_command"]
+
+VARIABLE = "HOWDAH_COMMAND"
+"""Environment variable in which `howdah train` and its like give it to the ranks."""
+_MOST = 4_000
+"""Characters."""
+
+
+def shown_command(argv: Sequence[str]) -> str:
+    """`["/usr/bin/howdah", "train", "-c", "a.yaml"]` as it was typed, without secrets.
+
+    >>> shown_command(["/opt/howdah", "train", "--set", "tracking.mlflow.uri=http://me:pw@mlflow"])
+    'howdah train --set tracking.mlflow.uri=http://me:***left-out***@mlflow'
+    """
+    program, *rest = argv
+    name = os.path.basename(program)
+    name = "howdah" if name in ("howdah", "__main__.py", "cli.py") else name
+    # each word by itself: joined, what stands behind a secret would be taken for a part of it
+    words = [redact.text(word) for word in rest]
+    return " ".join([name, *(word if "***" in word else shlex.quote(word) for word in words)])[
+        :_MOST
+    ]
+
+
+def began_by() -> str:
+    """The command of the user that this process is a part of, else this process's own."""
+    return os.environ.get(VARIABLE) or shown_command(
+        ["python -m training" if "training" in sys.argv[0] else sys.argv[0], *sys.argv[1:]]
+    )

@@ -1,0 +1,151 @@
+"""What a run has used: hours of wall time, CPU and GPU, and what they cost. Pure.
+
+Two sources, which are kept apart:
+
+- attempts: what ranks and launchers measure. CPU is user and system time of the processes
+  (getrusage(2)); GPU is the wall time of an attempt times the GPUs that its ranks see.
+- applications: what YARN says that it has given: vcoreSeconds, memorySeconds and
+  resourceSecondsMap of each application of the run, killed containers included. These are its own
+  figures, final once the application has ended.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["of_application", "of_run", "shown", "tags_of"]
+
+_GPU = "yarn.io/gpu"
+_DIGITS = 6
+
+
+def of_run(run: Mapping[str, Any], *, now: datetime.datetime | None = None) -> dict[str, Any]:
+    """`hours` of a run.json.
+
+    Args:
+        run: with `attempts` and, of `hours` as it was, `prices` and `applications`.
+        now: for a newest attempt that has no end yet; None: it counts nothing. Nor does an older
+            one without an end: it was killed together with all that could have written it.
+    Returns:
+        {wall, cpu, gpu: hours; vcore, gib: hours of vcores and GiB that YARN gave, null without
+        YARN; complete: all figures are final; attempts: the same by attempt; applications: by
+        application; prices; cost: {amount, currency}, null without prices}.
+    """
+    before = run.get("hours") or {}
+    applications = dict(before.get("applications") or {})
+    listed = run.get("attempts") or []
+    attempts = [_attempt(one, now if one is listed[-1] else None) for one in listed]
+    asked = {one.get("submission") for one in listed} - {None}
+    of_yarn = {name for name in asked if str(name).startswith("application_")} | set(applications)
+    given = [applications.get(name) or {} for name in sorted(of_yarn)]
+    measured = [
+        one for one, of in zip(attempts, listed, strict=True) if of.get("submission") not in of_yarn
+    ]
+    found: dict[str, Any] = {
+        "wall": _sum(one["wall"] for one in attempts),
+        "cpu": _sum(one["cpu"] for one in attempts),
+        "gpu": _sum([*(one["gpu"] for one in measured), *(one.get("gpu") for one in given)]),
+        "vcore": _sum(one.get("vcore") for one in given) if given else None,
+        "gib": _sum(one.get("gib") for one in given) if given else None,
+        "complete": all(one["ended"] for one in measured)
+        and all(one.get("final", False) for one in given),
+        "attempts": attempts,
+        "applications": applications,
+        "prices": before.get("prices"),
+    }
+    found["cost"] = _cost(found, measured)
+    return found
+
+
+def _attempt(one: Mapping[str, Any], now: datetime.datetime | None) -> dict[str, Any]:
+    """{attempt, wall, cpu, gpu, ended}; null where it was not measured."""
+    seconds, usage = one.get("seconds"), one.get("usage") or {}
+    if seconds is None and now is not None and one.get("started"):
+        seconds = (now - datetime.datetime.fromisoformat(one["started"])).total_seconds()
+    gpus = usage.get("gpus")
+    return {
+        "attempt": one.get("attempt"),
+        "wall": _hours(seconds),
+        "cpu": _hours(usage.get("cpu_seconds")),
+        "gpu": _hours(seconds * gpus if seconds is not None and gpus is not None else None),
+        "ended": "ended" in one,
+    }
+
+
+def of_application(report: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
+    """The hours of an application, of the ResourceManager's report.
+
+    The report has memorySeconds in MiB seconds and, since Hadoop 3.0, resourceSecondsMap: a
+    mapping, or a list of {key, value}, by the version.
+    """
+    more = report.get("resourceSecondsMap") or {}
+    entries = more.get("entry", more) if isinstance(more, Mapping) else more
+    if isinstance(entries, Mapping) and {"key", "value"} <= set(entries):
+        entries = [entries]
+    if not isinstance(entries, Mapping):
+        entries = {one.get("key"): one.get("value") for one in entries}
+    return {
+        "wall": _hours((report.get("elapsedTime") or 0) / 1000),
+        "vcore": _hours(report.get("vcoreSeconds")),
+        "gib": _hours(_mib(report.get("memorySeconds"))),
+        "gpu": _hours(float(entries.get(_GPU) or 0)),
+        "vcore_seconds": report.get("vcoreSeconds"),
+        "mib_seconds": report.get("memorySeconds"),
+        "gpu_seconds": int(entries.get(_GPU) or 0),
+        "state": report.get("state"),
+        "user": report.get("user"),
+        "final": final,
+    }
+
+
+def _mib(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds / 1024
+
+
+def _cost(found: Mapping[str, Any], measured: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """What the hours cost; where YARN gave no vcores, hours of CPU are paid as hours of vcores."""
+    prices = found["prices"]
+    if not prices:
+        return None
+    cpu = _sum([found["vcore"], *(one["cpu"] for one in measured)])
+    parts = (("vcore", cpu), ("gib", found["gib"]), ("gpu", found["gpu"]))
+    amount = sum((prices.get(f"per_{name}_hour") or 0.0) * (value or 0.0) for name, value in parts)
+    return {"amount": round(amount, 4), "currency": prices.get("currency")}
+
+
+def shown(hours: Mapping[str, Any] | None) -> str:
+    """`"1.20 h wall, 3.41 h CPU, 8.00 vcore h, cost 1.23 EUR"`; "" of nothing."""
+    if not hours:
+        return ""
+    names = {"wall": "h wall", "cpu": "h CPU", "gpu": "GPU h", "vcore": "vcore h", "gib": "GiB h"}
+    parts = [
+        f"{hours[key]:.2f} {name}"
+        for key, name in names.items()
+        if hours.get(key) is not None and (hours[key] or key != "gpu")
+    ]
+    if cost := hours.get("cost"):
+        parts.append(f"cost {cost['amount']:.2f} {cost['currency']}")
+    return ", ".join(parts) + ("" if hours.get("complete", True) else " (not final)")
+
+
+def tags_of(hours: Mapping[str, Any] | None) -> dict[str, str]:
+    """Tags of a run in a tracker: `howdah.hours.cpu` and so on, `howdah.cost`."""
+    found = {
+        f"howdah.hours.{key}": f"{hours[key]:.4f}"
+        for key in ("wall", "cpu", "gpu", "vcore", "gib")
+        if hours and hours.get(key) is not None
+    }
+    if hours and (cost := hours.get("cost")):
+        found["howdah.cost"] = f"{cost['amount']:.4f} {cost['currency']}"
+    return found
+
+
+def _hours(seconds: float | None) -> float | None:
+    return None if seconds is None else round(float(seconds) / 3600, _DIGITS)
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return round(sum(known), _DIGITS) if known else None

@@ -1,0 +1,159 @@
+"""MLflow's registry follows what is published: a server that is away, aliases, what is loaded."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+from howdah import storage
+from howdah.core.child import Child
+from tests import ROOT
+from tests.runs.finished_runs import finished_run
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.full
+
+TEXTS = ["the cat", "a dog and the cat"]
+
+
+class Place:
+    """A directory with runs, models/ and an MLflow server that is or is not there."""
+
+    def __init__(self, directory: Path, model: str) -> None:
+        self.directory, self.model = directory, model
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.uri = f"http://127.0.0.1:{self.port}"
+
+    def howdah(self, *words: str) -> dict:
+        done = subprocess.run(
+            [sys.executable, "-m", "howdah.cli", *words, "--json"], cwd=self.directory,
+            capture_output=True, text=True, timeout=300,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"},
+        )  # fmt: skip
+        assert "Traceback" not in done.stderr, done.stderr
+        return json.loads(done.stdout) | {"code": done.returncode, "stderr": done.stderr}
+
+    def run(self, name: str, accuracy: float = 0.9) -> str:
+        """Make a finished run; the path of its configuration."""
+        run = finished_run(
+            str(self.directory / name), self.model, run_id=name, accuracy=accuracy
+        )  # fmt: skip
+        held = {
+            "run": {"name": "zoo", "directory": run},
+            "publish": {"directory": str(self.directory / "models"),
+                        "mlflow": {"enabled": True}},
+            "tracking": {"mlflow": {"uri": self.uri}},
+            "gate": {"minimum": {"accuracy": 0.5}},
+        }  # fmt: skip
+        path = self.directory / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(held))
+        return str(path)
+
+    def server(self) -> Child:
+        argv = [
+            sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port",
+            str(self.port), "--workers", "1", "--backend-store-uri",
+            f"sqlite:///{self.directory}/mlflow.db", "--artifacts-destination",
+            str(self.directory / "artifacts"),
+        ]  # fmt: skip
+        env = {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}
+        return Child(argv, env=env, cwd=self.directory, output=self.directory / "server.log",
+                     grace=20)  # fmt: skip
+
+    def up(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"{self.uri}/health", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+
+def aliases(client) -> dict[str, int]:
+    found = client.get_registered_model("zoo").aliases
+    return {name: int(version) for name, version in found.items()}
+
+
+@pytest.mark.timeout(900)
+def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
+    place = Place(tmp_path, tiny_model_dir)
+    root = str(tmp_path / "models" / "zoo")
+    one, two, three = place.run("one"), place.run("two", 0.95), place.run("three", 0.6)
+    # The server is away: published all the same.
+    made = place.howdah("publish", "-c", one, "--note", "approved by Anna")
+    assert (made["code"], made["current"], made["mlflow"]["state"]) == (0, 1, "behind"), made
+    assert "howdah register" in made["stderr"]
+    refused = place.howdah("register", "-c", one)
+    assert (refused["code"], "registry" in refused["what"]) == (5, True)
+
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+    import pandas as pd
+
+    mlflow.set_tracking_uri(place.uri)
+    mlflow.set_registry_uri(place.uri)
+    client = mlflow.MlflowClient(place.uri, place.uri)
+    with place.server() as server:
+        wait_until(place.up, 300)
+        # ... and completed, once.
+        done = place.howdah("register", "-c", one)
+        assert (done["code"], done["added"], done["champion"]) == (0, [1], 1), done
+        assert place.howdah("register", "-c", one)["added"] == []
+        assert aliases(client) == {"champion": 1}
+        tags = client.get_model_version_by_alias("zoo", "champion").tags
+        assert {k: tags[f"howdah.{k}"] for k in ("version", "path", "gate", "approved_by")} == {
+            "version": "1", "path": f"{root}/v=1", "gate": "passed",
+            "approved_by": "approved by Anna",
+        }  # fmt: skip
+        # Published, tried, rolled back: the aliases are where the files say.
+        made = place.howdah("publish", "-c", two)
+        assert made["mlflow"]["champion"] == 2 and aliases(client) == {"champion": 2}
+        made = place.howdah("publish", "-c", three, "--challenger")
+        assert (made["current"], made["challenger"]) == (2, 3)
+        assert aliases(client) == {"champion": 2, "challenger": 3}
+        assert place.howdah("publish", "-c", two, "--rollback")["current"] == 1
+        assert aliases(client) == {"champion": 1, "challenger": 3}
+        assert len(client.search_model_versions("name = 'zoo'")) == 3
+
+        # What MLflow loads predicts what `howdah predict` does, and is no copy of the weights.
+        (tmp_path / "in.csv").write_text("id,text\n" + "".join(f"{t},{t}\n" for t in TEXTS))
+        place.howdah("predict", "--model", root, "--source", str(tmp_path / "in.csv"), "--output",
+                     str(tmp_path / "out.jsonl"))  # fmt: skip
+        said = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+        loaded = mlflow.pyfunc.load_model("models:/zoo@champion")
+        found = loaded.predict(pd.DataFrame({"text": TEXTS}))
+        assert found.label.tolist() == [row["label"] for row in said]
+        for n, row in enumerate(said):
+            listed = list(row["scores"].values())
+            assert found.scores[n] == pytest.approx(listed, abs=1e-6)
+        local = Path(mlflow.artifacts.download_artifacts("models:/zoo@champion"))
+        kept = {path.name: path.stat().st_size for path in local.rglob("*") if path.is_file()}
+        assert "reference.json" in kept and "howdah.json" in kept
+        assert not [name for name in kept if name.endswith(".safetensors")]
+
+        # An alias moved by hand is published, or goes back.
+        client.set_registered_model_alias("zoo", "champion", "2")
+        moved = place.howdah("register", "-c", one, "--follow")
+        assert (moved["code"], moved["moved"], moved["current"]) == (0, True, 2), moved
+        assert storage.read_json(f"{root}/current.json")["version"] == 2
+        client.set_registered_model_alias("zoo", "champion", "3")
+        words = ["register", "-c", one, "--follow", "--set", "gate.minimum={accuracy: 0.8}"]
+        assert place.howdah(*words)["code"] == 1  # v=3 has 0.6
+        assert aliases(client) == {"champion": 2, "challenger": 3}
+        # Published meanwhile: the files decide.
+        client.delete_registered_model_alias("zoo", "champion")
+        still = place.howdah("register", "-c", one, "--follow")
+        assert (still["moved"], aliases(client)["champion"]) == (False, 2)
+        lineage = place.howdah("lineage", "--model", f"{root}@2")
+        assert lineage["mlflow"]["version"] == 2
+        # The challenger becomes current: it is tried no more.
+        assert place.howdah("publish", "-c", three)["current"] == 3
+        assert aliases(client) == {"champion": 3}
+        server.end(signal.SIGINT, 20)
