@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from howdah import __version__
-from howdah.cli import comparing, jobs, minicluster, models, tune, work
+from howdah.cli import comparing, days, jobs, minicluster, models, tune, work
 from howdah.cli.common import say, under
 from howdah.core.terminal import shown
 from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, render
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.add_typer(work.app)
 app.add_typer(tune.app)
 app.add_typer(models.app)
+app.add_typer(days.app)
 app.add_typer(comparing.app)
 app.add_typer(jobs.app)
 app.add_typer(minicluster.minicluster_app, name="minicluster")
@@ -40,8 +41,8 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 _UNDER_POLICY = {
     "baseline", "config", "crossval", "doctor", "etl", "evaluate", "export", "gate", "guard",
-    "kill", "logs", "plan", "predict", "ps", "publish", "register", "report", "scale", "status",
-    "submit", "train", "tune",
+    "kill", "logs", "partition", "plan", "predict", "ps", "publish", "published", "register",
+    "report", "scale", "status", "submit", "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 

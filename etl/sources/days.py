@@ -1,0 +1,97 @@
+"""Whether a day's rows are there: partitions of a table, files, or the marker of a complete day."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from howdah import storage
+from howdah.config.model import Config
+from howdah.config.options.partition import expanded, is_files, parse
+from howdah.errors import ConfigError, DataError
+from howdah.hadoop.kerberos import logged_in
+
+__all__ = ["Search", "search"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """What is looked for: paths on storage, or partitions that a metastore knows."""
+
+    config: Config
+    name: str
+    """The table, or the paths' pattern."""
+    partitions: dict[str, dict[str, str]]
+    """{partition: {column: value}}."""
+    paths: dict[str, str]
+    """{partition: path}; none: the metastore is asked."""
+
+    def missing(self) -> list[str]:
+        """Look once: the partitions that are not there, in their order.
+
+        Raises:
+            DataError: there is no such table, or it has other partition columns.
+        """
+        options = self.config.data.spark
+        with logged_in(options.keytab, options.principal, "data.spark.keytab"):
+            if self.paths:
+                return [name for name, path in self.paths.items() if not _is_there(path)]
+            return self._not_in_metastore()
+
+    def _not_in_metastore(self) -> list[str]:
+        """By Spark on this machine alone, whatever `data.spark.master` is: an application on a
+        cluster would cost more than the answer."""
+        from etl.sources.hive import partitions_missing
+        from howdah.spark.errors import translated
+        from howdah.spark.session import session
+
+        options = self.config.data.spark.model_copy(
+            update={"master": "local[1]", "deploy_mode": "client", "driver_memory": "512m"}
+        )
+        user = self.config.run.user
+        with session(options, hive=True, user=user, name="howdah partition") as spark:
+            with translated(f"look at the table {self.name}", DataError):
+                return partitions_missing(spark, self.name, self.partitions)
+
+
+def search(
+    config: Config, partitions: Sequence[str], *, source: str | None, ready: str | None
+) -> Search:
+    """Decide what is to be looked for; looks at nothing yet.
+
+    Args:
+        partitions: each a=b/c=d.
+        source: a table, or files with {column} for a partition's value; None: `data.source`.
+        ready: a file or directory that marks a complete day, asked for instead.
+    Raises:
+        ConfigError: a partition is none, or there is no source.
+    """
+    parsed = {partition: parse(partition) for partition in partitions}
+    name = source or config.data.source
+    if name is None:
+        raise ConfigError(
+            "nothing says which table or files to look for",
+            where="--source, data.source",
+            expected="database.table, or a path",
+        )
+    configured = name == config.data.source and config.data.names_table
+    pattern = ready or (name if is_files(name) and not configured else None)
+    paths = {} if pattern is None else {each: expanded(pattern, each) for each in parsed}
+    return Search(config=config, name=pattern or name, partitions=parsed, paths=paths)
+
+
+def _is_there(path: str) -> bool:
+    """True for a file (an empty one may be a marker), for a directory with a file at any depth that
+    is no marker or unfinished one, and for a pattern that matches one."""
+    if any(character in path for character in "*?["):
+        return bool(storage.find(path))
+    if not storage.exists(path):
+        return False
+    return not storage.is_dir(path) or _has_files(path)
+
+
+def _has_files(directory: str) -> bool:
+    inside = [each for each in storage.list_dir(directory) if not each.name.startswith(("_", "."))]
+    return any(not each.is_dir for each in inside) or any(
+        _has_files(each.path) for each in inside if each.is_dir
+    )
