@@ -135,7 +135,7 @@ class CheckOperator(HowdahOperator):
     again on the machine where it runs.
 
     Returns {"config", "backend", "conn_id", "run_directory"}. The run directory is the same for
-    every try of the DAG run, so a retry resumes.
+    every try of the DAG run, so a retry resumes. A subclass sets keys by `decided`.
 
     Args:
         backend: "local" or "yarn"; none: the param `backend`, else the Connection's.
@@ -165,8 +165,9 @@ class CheckOperator(HowdahOperator):
                     got=repr(backend),
                 )  # fmt: skip
             _reachable(directory, backend, self.conn_id)
+            overrides = {**self.decided(context, params), "run.directory": directory}
             nested = trigger_form.config(
-                params, backend=backend, overrides={"run.directory": directory},
+                params, backend=backend, overrides=overrides,
                 defaults=trigger_form.installed_defaults(), judge=self.hook.judge(),
             )  # fmt: skip
             checked = from_dict(nested, where="what the trigger form sent")
@@ -178,6 +179,14 @@ class CheckOperator(HowdahOperator):
             "conn_id": self.conn_id,
             "run_directory": checked.run.directory,
         }
+
+    def decided(self, context: Context, sent: dict[str, Any]) -> dict[str, Any]:
+        """{key: value} that the run sets itself, whatever was sent.
+
+        Args:
+            sent: {key: value}; what is no key of the configuration is taken out.
+        """
+        return {}
 
 
 def _reachable(directory: str, backend: str, conn_id: str) -> None:
