@@ -298,29 +298,6 @@ def _partitions(
             yield _mapping(item.spec()), path
 
 
-def partitions_missing(
-    spark: SparkSession, name: str, partitions: dict[str, dict[str, str]]
-) -> list[str]:
-    """The partitions that a table does not have, in their order; no row is read.
-
-    Args:
-        partitions: {name in the answer: {column: value}}; columns that are left out may have any
-            value.
-    Raises:
-        DataError: no such table, or one that is not partitioned by these columns.
-    """
-    table = _catalogued(spark, name)
-    if table is None:
-        raise _no_such_table(spark, name)
-    _refuse_unreadable(table)
-    found = []
-    for partition, values in partitions.items():
-        wanted = _chosen({c: [v] for c, v in values.items()}, table.partition_columns, name)
-        if next(iter(_partitions(spark, table, wanted)), None) is None:
-            found.append(partition)
-    return found
-
-
 def _named(value: tuple[str, str]) -> str:
     """column=value, where a value may have a slash in it."""
     column, text = value
