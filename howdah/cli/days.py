@@ -37,7 +37,7 @@ def partition(
     if source is not None and not is_files(source):
         allowed(("--source", "table", source))
     checked = load(config, set)
-    from etl.sources import days
+    from howdah.spark import days
 
     wanted = days.search(checked, partition, source=source, ready=ready)
     option = "--ready" if ready else "--source"

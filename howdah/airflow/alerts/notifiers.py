@@ -73,7 +73,9 @@ def _made(each: NotifierSettings) -> BaseNotifier:
             remedy="install its provider where Airflow's workers run",
         ) from None  # fmt: skip
     if not (isinstance(kind, type) and issubclass(kind, BaseNotifier)):
-        raise ConfigError("this is no notifier", where=each.path, expected="an Airflow BaseNotifier")
+        raise ConfigError(
+            "this is no notifier", where=each.path, expected="an Airflow BaseNotifier"
+        )
     try:
         return kind(**each.arguments)
     except TypeError as error:  # names arguments, not their values
@@ -104,7 +106,9 @@ def notify(
             notifier.notify(seen)
         except Exception as error:
             hook.log.exception("the notifier %s has failed", path)
-            problems.append(HowdahError(f"{path} has failed", got=f"{type(error).__name__}: {error}"))
+            problems.append(
+                HowdahError(f"{path} has failed", got=f"{type(error).__name__}: {error}")
+            )
         else:
             hook.log.info("notified by %s", path)
             sent.append(path)

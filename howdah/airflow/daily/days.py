@@ -1,4 +1,4 @@
-"""Which day a run is for, and what follows from it: pure decisions, of no file, clock or network."""
+"""Which day a run is for, and what follows: pure decisions, of no file, clock or network."""
 
 from __future__ import annotations
 

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Context, Param
 
 __all__ = [
-    "BACKENDS", "DAILY", "config", "fields", "installation", "installed_defaults", "own_default", "params", "secrets",
-    "sections", "sent",
+    "BACKENDS", "DAILY", "config", "fields", "installation", "installed_defaults", "own_default",
+    "params", "secrets", "sections", "sent",
 ]  # fmt: skip
 
 BACKENDS = ("local", "yarn")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,19 +40,38 @@ class Search:
             return self._not_in_metastore()
 
     def _not_in_metastore(self) -> list[str]:
-        """By Spark on this machine alone, whatever `data.spark.master` is: an application on a
-        cluster would cost more than the answer."""
-        from etl.sources.hive import partitions_missing
+        from howdah.spark import hive_catalog
         from howdah.spark.errors import translated
-        from howdah.spark.session import session
 
-        options = self.config.data.spark.model_copy(
-            update={"master": "local[1]", "deploy_mode": "client", "driver_memory": "512m"}
-        )
-        user = self.config.run.user
-        with session(options, hive=True, user=user, name="howdah partition") as spark:
+        data, found = self.config.data, []
+        options = data.spark.model_copy(update={"driver_memory": "512m"})
+        with hive_catalog.reading(options, user=self.config.run.user) as catalogue:
             with translated(f"look at the table {self.name}", DataError):
-                return partitions_missing(spark, self.name, self.partitions)
+                table = catalogue.table(self.name, where="--source")
+                if table is None:
+                    database = self.name.rpartition(".")[0]
+                    near = difflib.get_close_matches(
+                        self.name.rpartition(".")[2], catalogue.tables(database or None), n=3
+                    )
+                    raise DataError(
+                        "there is no such table",
+                        where=f"--source {self.name}",
+                        got="nearest: " + ", ".join(near) if near else None,
+                        remedy="give database.table, and let Spark find the metastore"
+                        " (hive-site.xml in HADOOP_CONF_DIR)",
+                    )
+                columns = {column.lower(): column for column in table.partition_columns}
+                for partition, values in self.partitions.items():
+                    if unknown := [column for column in values if column.lower() not in columns]:
+                        raise DataError(
+                            f"the table is not partitioned by {', '.join(unknown)}",
+                            where=f"--partition {partition} of {table.name}",
+                            expected=", ".join(table.partition_columns) or "no partition column",
+                        )
+                    wanted = {columns[c.lower()]: [value] for c, value in values.items()}
+                    if next(iter(catalogue.partitions(table, wanted)), None) is None:
+                        found.append(partition)
+        return found
 
 
 def search(
