@@ -14,7 +14,7 @@ CORE = (
     "fsspec", "google-crc32c", "hdfs", "hdfs-native", "jinja2", "numpy", "pydantic", "pyyaml",
     "safetensors", "tokenizers",
 )  # fmt: skip
-_JOB = (*CORE, "horovod", "matplotlib", "packaging", "pyarrow", "rich", "skein", "typer")
+_JOB = (*CORE, "horovod", "matplotlib", "onnx", "packaging", "pyarrow", "rich", "skein", "typer")
 
 
 _WITHOUT = {
@@ -63,6 +63,8 @@ KINDS: dict[str, Kind] = {
         without=_WITHOUT["torch"],
         compressed=False,
     ),
+    # Executors that predict with an export's model.onnx: no framework, a thirtieth of its bytes.
+    "score": Kind(roots=(*CORE, "onnxruntime", "pyarrow"), cpu_only=True),
     # Spark's executors that predict: without Horovod, which must be built, and a job's packages.
     "predict-tensorflow": Kind(
         roots=(*CORE, "pyarrow", "tensorflow"),

@@ -120,6 +120,21 @@ class Catalogue:
             return []
         return list(each(self._external.listTables(database)))
 
+    def specs(self, table: Table) -> list[dict[str, str]]:
+        """{column: value} of each partition; quicker than `partitions`, for tables with thousands.
+
+        A value that is null is `__HIVE_DEFAULT_PARTITION__`.
+        """
+        parts = self._parts(table.name) or ("", "")
+        names = self._external.listPartitionNames(*parts, self._jvm.scala.Option.empty())
+        found = []
+        for name in each(names):
+            pairs = (part.partition("=") for part in name.split("/"))
+            # The catalogue escapes what a path cannot hold as %XX.
+            by_lower = {unquote(column).lower(): unquote(value) for column, _, value in pairs}
+            found.append({column: by_lower[column.lower()] for column in table.partition_columns})
+        return found
+
     def partitions(
         self, table: Table, wanted: Mapping[str, Sequence[str]] | None = None
     ) -> Iterator[Partition]:
@@ -169,8 +184,7 @@ def reading(options: SparkOptions, *, user: str | None = None) -> Iterator[Catal
     with driver_jvm(options, user=user) as jvm, translated("ask the metastore"):
         conf = jvm.org.apache.spark.SparkConf()
         hadoop = jvm.org.apache.spark.deploy.SparkHadoopUtil.get().newConfiguration(conf)
-        site = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-        site = site.getResource("hive-site.xml")
+        site = conf.getClass().getClassLoader().getResource("hive-site.xml")
         if site is not None:  # as a session's SharedState does
             hadoop.addResource(site)
         yield Catalogue(jvm, jvm.org.apache.spark.sql.hive.HiveExternalCatalog(conf, hadoop))

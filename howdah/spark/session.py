@@ -193,9 +193,9 @@ def driver_jvm(options: SparkOptions, *, user: str | None = None) -> Iterator[An
         try:
             yield gateway.jvm
         finally:
-            with contextlib.suppress(Exception):  # a killed JVM has no open connection
-                gateway.shutdown()
-            gateway.proc.stdin.close()  # at its end the JVM exits
+            # At the end of its stdin the JVM exits. A call to it could wait for an answer to the
+            # one that a signal has interrupted.
+            gateway.proc.stdin.close()
             try:
                 gateway.proc.wait(_END_SECONDS)
             except subprocess.TimeoutExpired:

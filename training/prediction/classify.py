@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import assert_never
 
@@ -16,13 +16,22 @@ _WRONG_SIDES = {
     True: "the model reads pairs of texts, and this is one text",
     False: "the model reads single texts, and this is a pair",
 }
+EMPTY = "the text is empty"
+"""The error of a row whose text has nothing left after cleaning."""
 
 
-def classify(served: ServedModel, rows: Sequence[Row]) -> list[Prediction]:
+def classify(
+    served: ServedModel,
+    rows: Sequence[Row],
+    observe: Callable[[np.ndarray, Sequence[np.ndarray]], None] = lambda scores_NC, ids_N: None,
+) -> list[Prediction]:
     """Predictions of rows, in their order; a row without a usable text gets an error.
 
     A text that is empty after cleaning is not classified: the model would return its prior.
 
+    Args:
+        observe: called once with the scores float32 [N, C] and the token ids of the N rows that
+            have a usable text, if there are any.
     Raises:
         UsageError: the model classifies images.
     """
@@ -36,11 +45,14 @@ def classify(served: ServedModel, rows: Sequence[Row]) -> list[Prediction]:
         if text is None:
             out[number] = Prediction(row.id, None, None, row.error)
         elif not all(side.strip() for side in (text.split(PAIR) if row.pair else [text])):
-            out[number] = Prediction(row.id, None, None, "the text is empty")
+            out[number] = Prediction(row.id, None, None, EMPTY)
         else:
             texts.append(text)
             numbers.append(number)
-    scores_NC = served.scores(texts)
+    ids_N = served.encode(texts) if texts else []
+    scores_NC = served.scores_of_ids(ids_N)
+    if texts:
+        observe(scores_NC, ids_N)
     for number, scores_C in zip(numbers, scores_NC, strict=True):
         out[number] = Prediction(rows[number].id, _predicted(served, scores_C), scores_C)
     return out

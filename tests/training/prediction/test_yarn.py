@@ -253,7 +253,13 @@ def test_a_model_is_described_without_reading_its_weights(tmp_path, tiny_model_d
 
 def test_python_s_memory_depends_on_the_model_and_the_tasks():
     base = predict_cluster.Model(
-        path="m", files={}, key="k", info={}, decoded_bytes=267_838_720, hidden_dim=3072
+        path="m",
+        files={},
+        patterns=[],
+        key="k",
+        info={},
+        decoded_bytes=267_838_720,
+        hidden_dim=3072,
     )
     needs = predict_cluster.memory_overhead_mib
 
