@@ -91,6 +91,7 @@ def provider_info() -> dict[str, Any]:
             "howdah.airflow.links.LogsLink",
             "howdah.airflow.links.JobPageLink",
             "howdah.airflow.links.ReportLink",
+            "howdah.airflow.links.DriftLink",
             "howdah.airflow.links.MlflowLink",
         ],
     }

@@ -1,4 +1,4 @@
-"""The Assets of Howdah's DAGs: new data, which starts a run, and a published model."""
+"""The Assets of Howdah's DAGs: new data, which starts a run, a published model, an alarm."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ require()
 
 from airflow.sdk import Asset  # noqa: E402
 
-__all__ = ["DATA", "MODEL"]
+__all__ = ["DATA", "DRIFT", "MODEL"]
 
 DATA = Asset(name="howdah_data", uri="x-howdah://data", group="howdah")
 """New source rows. The task that writes them has it as an outlet; the event's extra may hold, under
@@ -16,3 +16,7 @@ DATA = Asset(name="howdah_data", uri="x-howdah://data", group="howdah")
 
 MODEL = Asset(name="howdah_model", uri="x-howdah://model", group="howdah")
 """A published model; the event's extra says which: name, version, path, run id, metrics."""
+
+DRIFT = Asset(name="howdah_drift", uri="x-howdah://drift", group="howdah")
+"""An alarm: a day's rows have drifted from those that the model was made of. The event's extra
+says which: model, version, partitions, columns (what has drifted), page."""

@@ -23,6 +23,7 @@ from airflow.sdk.types import TaskInstanceKey  # noqa: E402
 
 __all__ = [
     "ApplicationLink",
+    "DriftLink",
     "JobPageLink",
     "LogsLink",
     "PushedLink",
@@ -31,6 +32,7 @@ __all__ = [
     "application_page",
     "begin",
     "directory_page",
+    "file_page",
     "logged_run",
     "push",
     "push_meanwhile",
@@ -77,6 +79,13 @@ class ReportLink(PushedLink):
 
     name = "Report"
     xcom_key = "howdah_link_report"
+
+
+class DriftLink(PushedLink):
+    """The page of a day's drift."""
+
+    name = "Drift"
+    xcom_key = "howdah_link_drift"
 
 
 class MlflowLink(PushedLink):
@@ -131,11 +140,17 @@ def run_page(
         conf: the cluster's HadoopConf: the NameNode has a page of a directory on HDFS.
         report: the report is written: link to it where a browser can show it.
     """
-    inside = directory.removeprefix(run_root.rstrip("/") + "/")
-    if settings.files_url and inside != directory:
-        page = f"{settings.files_url.rstrip('/')}/{quote(inside)}/"
-        return page + "report.html" if report else page
+    if page := file_page(settings, run_root, directory):
+        return f"{page}/report.html" if report else f"{page}/"
     return directory_page(conf, directory) if conf is not None else None
+
+
+def file_page(settings: Any, run_root: str, path: str) -> str | None:
+    """The URL of a file below `run_root`; None: it is not there, or no server shows it."""
+    inside = path.removeprefix(run_root.rstrip("/") + "/")
+    if settings.files_url and inside != path:
+        return f"{settings.files_url.rstrip('/')}/{quote(inside)}"
+    return None
 
 
 def directory_page(conf: Any, directory: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from howdah.airflow import DEFAULT_CONNECTION, require
@@ -17,6 +17,8 @@ from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
 from howdah.airflow import failures, links  # noqa: E402
 from howdah.airflow.application import ownership  # noqa: E402
 from howdah.airflow.hook import HowdahHook, refusals  # noqa: E402
+from howdah.airflow.lineage import touched  # noqa: E402
+from howdah.airflow.lineage.reporting import ReportsLineage  # noqa: E402
 from howdah.airflow.local_training import scalars  # noqa: E402
 from howdah.config import launchers  # noqa: E402
 from howdah.config.splits import TEST  # noqa: E402
@@ -66,7 +68,7 @@ def run_name(run_id: str) -> str:
     )
 
 
-class HowdahOperator(BaseOperator):
+class HowdahOperator(ReportsLineage, BaseOperator):
     """Base class: a Connection, a configuration, and commands that end when the task does.
 
     Args:
@@ -89,6 +91,7 @@ class HowdahOperator(BaseOperator):
         self.conn_id = conn_id
         self.config = config
         self._hook: HowdahHook | None = None
+        self.answered: dict[str, dict[str, Any]] = {}
 
     @property
     def hook(self) -> HowdahHook:
@@ -116,10 +119,40 @@ class HowdahOperator(BaseOperator):
                 },
                 2,
             )
-        return self.hook.run(
+        made = self.hook.run(
             [*arguments, "--json"], config=self.config if config else None,
             task=task_key(context), **options,
         )  # fmt: skip
+        self.answered[arguments[0]] = made
+        return made
+
+    def showing_application(self, where: Mapping[str, Any]) -> Callable[[str], None]:
+        """For `on_line`: logs each line; the first that names an application gives the task its
+        link, while the command runs.
+
+        Args:
+            where: the task, as a link's place.
+        """
+        shown = False
+
+        def on_line(line: str) -> None:
+            nonlocal shown
+            self.log.info("%s", line)
+            found = None if shown else _APPLICATION.search(line)
+            if found is not None:
+                shown = True
+                if manager := self.manager():
+                    page = links.application_page(manager, found.group())
+                    links.push_meanwhile(where, links.ApplicationLink, page, self.log)
+
+        return on_line
+
+    def manager(self) -> Any:
+        """YARN's ResourceManager; None: the Connection names no cluster."""
+        try:
+            return self.hook.resource_manager()
+        except failures.HowdahCommandFailed:
+            return None
 
     def on_kill(self) -> None:
         """End the command in order; the guard completes that if it outlasts Airflow's patience."""
@@ -135,7 +168,7 @@ class CheckOperator(HowdahOperator):
     again on the machine where it runs.
 
     Returns {"config", "backend", "conn_id", "run_directory"}. The run directory is the same for
-    every try of the DAG run, so a retry resumes.
+    every try of the DAG run, so a retry resumes. A subclass sets keys by `decided`.
 
     Args:
         backend: "local" or "yarn"; none: the param `backend`, else the Connection's.
@@ -165,8 +198,9 @@ class CheckOperator(HowdahOperator):
                     got=repr(backend),
                 )  # fmt: skip
             _reachable(directory, backend, self.conn_id)
+            overrides = {**self.decided(context, params), "run.directory": directory}
             nested = trigger_form.config(
-                params, backend=backend, overrides={"run.directory": directory},
+                params, backend=backend, overrides=overrides,
                 defaults=trigger_form.installed_defaults(), judge=self.hook.judge(),
             )  # fmt: skip
             checked = from_dict(nested, where="what the trigger form sent")
@@ -178,6 +212,14 @@ class CheckOperator(HowdahOperator):
             "conn_id": self.conn_id,
             "run_directory": checked.run.directory,
         }
+
+    def decided(self, context: Context, sent: dict[str, Any]) -> dict[str, Any]:
+        """{key: value} that the run sets itself, whatever was sent.
+
+        Args:
+            sent: {key: value}; what is no key of the configuration is taken out.
+        """
+        return {}
 
 
 def _reachable(directory: str, backend: str, conn_id: str) -> None:
@@ -262,20 +304,13 @@ class EtlOperator(HowdahOperator):
         links.begin(where, self.operator_extra_links)
         if isinstance(self.config, Mapping) and not has_source(self.config):
             raise AirflowSkipException("no source is given: the dataset is taken as it is")
-        shown = False
-
-        def on_line(line: str) -> None:
-            nonlocal shown
-            self.log.info("%s", line)
-            if not shown and (found := _APPLICATION.search(line)):
-                shown = True
-                self._show_application(where, found.group())
-
         # A killed command kills its application with Spark's client, which starts a JVM first.
-        made = self.command(context, "etl", grace_seconds=90.0, on_line=on_line)
+        made = self.command(
+            context, "etl", grace_seconds=90.0, on_line=self.showing_application(where)
+        )
         state = "unchanged" if made["unchanged"] else "written"
         self.log.info("dataset %s: %s, rows: %s", state, made["dataset"], made["rows"])
-        manager = self._manager()
+        manager = self.manager()
         page = links.run_page(
             self.hook.settings, self.hook.run_root, made["dataset"],
             conf=manager and manager.conf, report=True,
@@ -283,17 +318,9 @@ class EtlOperator(HowdahOperator):
         links.push(where, links.ReportLink, page)
         return made
 
-    def _show_application(self, where: Mapping[str, Any], application: str) -> None:
-        if manager := self._manager():
-            page = links.application_page(manager, application)
-            links.push_meanwhile(where, links.ApplicationLink, page, self.log)
-
-    def _manager(self) -> Any:
-        """YARN's ResourceManager; None: the Connection names no cluster."""
-        try:
-            return self.hook.resource_manager()
-        except failures.HowdahCommandFailed:
-            return None
+    def lineage(self) -> touched.Touched:
+        """The source's rows in, a version of the dataset out."""
+        return touched.etl(self.lineage_places(), self.config, self.answered.get("etl"))
 
 
 class EvaluateOperator(HowdahOperator):
@@ -363,6 +390,11 @@ class PublishOperator(HowdahOperator):
         )
         return {**small, "changed": published.get("changed")}
 
+    def lineage(self) -> touched.Touched:
+        """The run in, a version of the model out."""
+        made = self.answered.get("publish")
+        return touched.published(self.lineage_places(), self.config, made)
+
 
 class PredictOperator(HowdahOperator):
     """Classifies the rows of a source with a published model, a run's model or an export.
@@ -419,6 +451,13 @@ class PredictOperator(HowdahOperator):
             arguments += ["--batch", self.batch]
         given = isinstance(self.config, Mapping)
         return self.command(context, *arguments, config=given, grace_seconds=90.0)
+
+    def lineage(self) -> touched.Touched:
+        """The rows and the model in, the predictions out."""
+        return touched.scored(
+            self.lineage_places(), source=self.source, output=self.target, model=self.model,
+            made=self.answered.get("predict") or {},
+        )  # fmt: skip
 
 
 class CleanUpOperator(HowdahOperator):

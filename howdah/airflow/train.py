@@ -31,6 +31,7 @@ from howdah.airflow.application import ownership  # noqa: E402
 from howdah.airflow.application import watching as app  # noqa: E402
 from howdah.airflow.application.task_application import TaskApplication  # noqa: E402
 from howdah.airflow.failures import HowdahCommandFailed, failed, of_error  # noqa: E402
+from howdah.airflow.lineage import touched  # noqa: E402
 from howdah.airflow.local_training import scalars, train  # noqa: E402
 from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
 from howdah.airflow.trigger import POSITION_KEY, ApplicationTrigger  # noqa: E402
@@ -167,11 +168,16 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
         status = self._log_rest(external_id["application"]) or {}
         self._push_report(self._own.key, self._own.manager.conf, report=True)
         context["task_state_store"].delete(self.external_id_key)
+        self.answered["train"] = {"run_id": (status.get("run") or {}).get("run_id")}
         return {
             "application": external_id["application"],
             "run_directory": self.config["run"]["directory"],
             "metrics": scalars((status.get("run") or {}).get("metrics") or {}),
         }
+
+    def lineage(self) -> touched.Touched:
+        """The dataset and the model that it begins from in, the run's export out."""
+        return touched.trained(self.lineage_places(), self.config, self.answered.get("train"))
 
     # ------------------------------------------------------------------------------- the end
     def execute_complete(self, context: Context, event: Mapping[str, Any]) -> dict[str, Any]:
@@ -245,6 +251,7 @@ class HowdahTrainOperator(ResumableJobMixin, HowdahOperator):
             launcher=self.launcher, on_line=on_line,
         )  # fmt: skip
         self._push_report(key, None, report=True)
+        self.answered["train"] = result
         return result
 
     # ------------------------------------------------------------------------- log and links

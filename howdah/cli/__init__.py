@@ -19,6 +19,7 @@ from howdah import __version__
 from howdah.cli import (
     alerting,
     comparing,
+    days,
     drift,
     jobs,
     lineage,
@@ -46,6 +47,7 @@ app.add_typer(tune.app)
 app.add_typer(models.app)
 app.add_typer(serving.http.app)
 app.add_typer(lineage.app)
+app.add_typer(days.app)
 app.add_typer(comparing.app)
 app.add_typer(drift.app)
 app.add_typer(jobs.app)
@@ -54,8 +56,8 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 _UNDER_POLICY = {
     "baseline", "config", "crossval", "doctor", "drift", "etl", "evaluate", "export", "gate",
-    "guard", "kill", "lineage", "logs", "plan", "predict", "ps", "publish", "register", "report",
-    "scale", "score", "status", "submit", "train", "tune",
+    "guard", "kill", "lineage", "logs", "partition", "plan", "predict", "ps", "publish",
+    "published", "register", "report", "scale", "score", "status", "submit", "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 

@@ -18,7 +18,12 @@ from howdah.policy.rules import ANY, Policy
 
 __all__ = ["DECIDED", "Judge"]
 
-DECIDED = frozenset({"run.directory", "data.spark.master"})
+DECIDED = frozenset(
+    {
+        "run.directory", "data.spark.master", "data.partitions", "data.append.enabled",
+        "data.append.frozen", "data.append.part", "model.init_from", "gate.better_than_published",
+    }
+)  # fmt: skip
 """Keys that Airflow's tasks set themselves: the form checks whether they may be sent, by
 `Judge.key`; their values are checked here as well."""
 

@@ -80,6 +80,9 @@ class Policy(Section):
     env: list[str] = []
     """Exact names of variables that job.env may have; '*': any, which amounts to `trusted`
     (LD_PRELOAD runs code)."""
+    notifiers: list[str] = ["airflow.providers.*"]
+    """Import paths of the notifiers that Airflow Connections may name, or a package and .*; '*':
+    any, which amounts to `trusted` (importing a module runs its code)."""
     defaults: dict[str, Any] = {}
     """A partial configuration: a key is not checked if it has the value given here. Airflow's tasks
     put the form's defaults of the installation here."""
@@ -133,6 +136,13 @@ class Policy(Section):
         except ConfigError as error:
             raise ValueError("; ".join(str(each) for each in error.problems)) from None
         return value
+
+    def may_notify_by(self, path: str) -> bool:
+        """Whether a Connection may name the notifier with this import path."""
+        return self.trusted or any(
+            each in (ANY, path) or (each.endswith(".*") and path.startswith(each[:-1]))
+            for each in self.notifiers
+        )
 
     def may_send(self, key: str) -> bool:
         """Whether a key of the configuration, or a field of the form, may be sent."""

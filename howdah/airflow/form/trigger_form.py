@@ -37,14 +37,17 @@ if TYPE_CHECKING:
     from airflow.sdk import Context, Param
 
 __all__ = [
-    "BACKENDS", "config", "fields", "installed_defaults", "own_default", "params", "secrets",
-    "sections", "sent",
+    "BACKENDS", "DAILY", "config", "fields", "installation", "installed_defaults", "own_default",
+    "params", "secrets", "sections", "sent",
 ]  # fmt: skip
 
 BACKENDS = ("local", "yarn")
 
 DEFAULTS = "HOWDAH_AIRFLOW_DEFAULTS"
 """Environment variable: path of a configuration with this installation's defaults of the form."""
+
+DAILY = "daily"
+"""Key of that file with the settings of the daily DAGs."""
 
 EVENT_KEY = "howdah"
 """In the extra of an Asset's event: {key: value} for the runs that it starts."""
@@ -146,16 +149,26 @@ _OWN_FIELDS: tuple[tuple[str, Any, str, dict[str, Any]], ...] = (
 )
 
 
-def installed_defaults() -> dict[str, Any]:
-    """This installation's defaults of the form, from the file that $HOWDAH_AIRFLOW_DEFAULTS names.
-
-    A partial configuration; the form's own fields may be beside its sections.
+def installation() -> dict[str, Any]:
+    """What is in the file that $HOWDAH_AIRFLOW_DEFAULTS names; {} without one.
 
     Raises:
         ConfigError, NotFound: the file is no mapping, no YAML, or does not exist.
     """
     path = os.environ.get(DEFAULTS)
     return configs.read(path) if path else {}
+
+
+def installed_defaults() -> dict[str, Any]:
+    """This installation's defaults of the form, from the file that $HOWDAH_AIRFLOW_DEFAULTS names.
+
+    A partial configuration; the form's own fields may be beside its sections. The settings of the
+    daily DAGs, which the file may hold too, are left out (howdah/airflow/daily/settings.py).
+
+    Raises:
+        ConfigError, NotFound: as `installation`.
+    """
+    return {name: value for name, value in installation().items() if name != DAILY}
 
 
 def own_default(name: str, defaults: Mapping[str, Any]) -> Any:

@@ -11,7 +11,18 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from howdah.config.types import Section, problem_of
 from howdah.errors import ConfigError
 
-__all__ = ["ConnectionSettings", "form_fields", "from_extra"]
+__all__ = ["ConnectionSettings", "NotifierSettings", "form_fields", "from_extra"]
+
+
+class NotifierSettings(Section):
+    """A notifier of Airflow's: who is informed, and of what."""
+
+    path: str = Field(pattern=r"^[A-Za-z_][\w.]*\.[A-Za-z_]\w*$")
+    """Import path of its class: airflow.providers.smtp.notifications.smtp.SmtpNotifier."""
+    events: list[Literal["failure", "drift"]] = Field(default=["failure", "drift"], min_length=1)
+    """failure: a task has failed for good. drift: an alarm of howdah_daily."""
+    arguments: dict[str, Any] = Field(default={})
+    """Of its class; texts may have Airflow's templates, and {{ howdah.what }}."""
 
 
 class ConnectionSettings(Section):
@@ -44,6 +55,9 @@ class ConnectionSettings(Section):
     """Keytab on Airflow's machines for a Kerberised ResourceManager; none: the process's ticket."""
     principal: str | None = None
     """Principal of the keytab."""
+    notifiers: list[NotifierSettings] = Field(default=[])
+    """Airflow's notifiers for failed tasks and alarms of drift: [{"path": "airflow.providers...",
+    "events": ["failure", "drift"], "arguments": {...}}]; the installation's policy says which."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -57,6 +71,11 @@ class ConnectionSettings(Section):
     @classmethod
     def _environment(cls, value: Any) -> Any:
         return _parsed(value, "{")
+
+    @field_validator("notifiers", mode="before")
+    @classmethod
+    def _notifiers(cls, value: Any) -> Any:
+        return _parsed(value, "[")
 
     @field_validator("resourcemanager", mode="before")
     @classmethod
@@ -122,6 +141,7 @@ _TYPES: dict[str, dict[str, Any]] = {
     "backend": {"type": "string", "enum": ["local", "yarn"], "default": "local"},
     "environment": {"type": ["object", "null"]},
     "resourcemanager": {"type": ["array", "null"], "items": {"type": "string"}},
+    "notifiers": {"type": ["array", "null"], "items": {"type": "object"}},
 }
 
 

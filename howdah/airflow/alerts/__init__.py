@@ -1,0 +1,1 @@
+"""Who is informed when a task has failed for good, or a day's rows have drifted."""

@@ -1,0 +1,102 @@
+"""Which day a run is for, and what follows: pure decisions, of no file, clock or network."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from howdah.config.options.partition import parse, text_of
+from howdah.errors import ConfigError
+
+__all__ = ["Day", "cooling", "merged", "of_date", "of_events"]
+
+PARTITIONS = "data.partitions"
+"""Key of an event's extra "howdah" that names the day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Day:
+    """The partitions that a run is for, and who named them."""
+
+    partitions: tuple[str, ...]
+    by: str
+    """"the form", "an event" or "the date"."""
+
+    @property
+    def name(self) -> str:
+        """All of them, for messages and names."""
+        return ", ".join(self.partitions)
+
+
+def of_date(pattern: str, day: datetime) -> str:
+    """The partition of a date.
+
+    >>> of_date("ds=%Y-%m-%d", datetime(2026, 11, 1))
+    'ds=2026-11-01'
+    """
+    return day.strftime(pattern)
+
+
+def of_events(extras: Iterable[Any]) -> list[str]:
+    """The partitions that Asset events name, in their order, each once.
+
+    Args:
+        extras: each event's extra; under "howdah" it may hold data.partitions.
+    Raises:
+        ConfigError: data.partitions of an event has another form.
+    """
+    found: list[str] = []
+    for extra in extras:
+        named = (extra or {}).get("howdah") or {}
+        given = named.get(PARTITIONS) if isinstance(named, Mapping) else None
+        if not given:
+            continue
+        if not isinstance(given, Mapping):
+            raise ConfigError(
+                "an Asset's event names no partition",
+                where=f'the event\'s extra, "howdah", {PARTITIONS}',
+                expected='{column: [values]}, such as {"ds": ["2026-11-01"]}',
+                got=repr(given),
+            )
+        columns = [(column, values if isinstance(values, list) else [values])
+                   for column, values in given.items()]  # fmt: skip
+        for row in itertools.product(*(values for _, values in columns)):
+            pairs = dict(zip((column for column, _ in columns), map(str, row), strict=True))
+            found.append(text_of(parse(text_of(pairs))))
+    return list(dict.fromkeys(found))
+
+
+def merged(partitions: Sequence[str]) -> dict[str, list[str]]:
+    """The same as `data.partitions`: {column: [values]}.
+
+    Raises:
+        ConfigError: together they name more than these partitions, or have other columns.
+    """
+    rows = [parse(partition) for partition in partitions]
+    columns = list(rows[0])
+    if any(list(row) != columns for row in rows):
+        raise ConfigError(
+            "the partitions of one run have other columns", where="partition",
+            expected=", ".join(columns), got="; ".join(partitions),
+        )  # fmt: skip
+    values = {column: list(dict.fromkeys(row[column] for row in rows)) for column in columns}
+    if len(list(itertools.product(*values.values()))) != len({text_of(row) for row in rows}):
+        raise ConfigError(
+            "one run cannot append just these partitions", where="partition",
+            expected="partitions that differ in one column", got="; ".join(partitions),
+            remedy="trigger a run for each",
+        )  # fmt: skip
+    return values
+
+
+def cooling(last: datetime | None, now: datetime, hours: float) -> datetime | None:
+    """Until when no alarm starts a retraining; None: it may start.
+
+    Args:
+        last: when the last one began; None: there was none.
+    """
+    until = last + timedelta(hours=hours) if last is not None else None
+    return until if until is not None and now < until else None

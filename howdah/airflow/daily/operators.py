@@ -1,0 +1,276 @@
+"""The tasks of howdah_daily: score a day's rows, judge their drift, raise the alarm, inform."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from howdah.airflow import require
+
+require()
+
+from airflow.sdk import Context  # noqa: E402
+from airflow.sdk.bases.skipmixin import SkipMixin  # noqa: E402
+from airflow.sdk.exceptions import AirflowSkipException  # noqa: E402
+
+from howdah.airflow import failures, links  # noqa: E402
+from howdah.airflow.alerts import notifiers  # noqa: E402
+from howdah.airflow.application.ownership import TaskKey  # noqa: E402
+from howdah.airflow.daily import days  # noqa: E402
+from howdah.airflow.hook import refusals  # noqa: E402
+from howdah.airflow.lineage import touched  # noqa: E402
+from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
+from howdah.config.options.partition import is_files  # noqa: E402
+from howdah.errors import ConfigError  # noqa: E402
+
+__all__ = ["AlarmOperator", "DriftOperator", "NotifyOperator", "ScoreOperator", "columns_of"]
+
+_SPARK_GRACE_SECONDS = 90.0
+"""A killed command kills its application with Spark's client, which starts a JVM first."""
+_ALARM = "CheckFailed"
+"""The error of `howdah drift` for an alarm, exit code 1."""
+
+
+class ScoreOperator(HowdahOperator):
+    """Classifies the rows of a day: of a table into a table by `howdah score`, of files into a file
+    by `howdah predict`.
+
+    A partition is replaced whole. One that this model has scored and that has not changed since is
+    skipped, so a retried or cleared task does again only what is not done.
+
+    Args:
+        model: published model, version, run directory or export.
+        source: a table, or files.
+        partitions: of the table, each a=b/c=d; of files the one that they are of.
+        target: table or file of the scores.
+        force: score again what is scored.
+    Returns:
+        {"model", "version", "run_id", "output", "files", "rows", "partitions": [{"partition",
+        "state", "rows", "errors"}]}.
+    """
+
+    operator_extra_links = (links.ApplicationLink(),)
+    template_fields: Sequence[str] = (
+        *HowdahOperator.template_fields, "model", "source", "partitions", "target", "force",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        source: str,
+        partitions: Sequence[str] | Any,
+        target: str,
+        force: bool | Any = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.model, self.source, self.partitions = model, source, partitions
+        self.target, self.force = target, force
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        where = TaskKey.of(context["ti"]).as_dict()
+        links.begin(where, self.operator_extra_links)
+        files = is_files(self.source)
+        words = self._of_files() if files else self._of_table()
+        made = self.command(
+            context, *words, grace_seconds=_SPARK_GRACE_SECONDS,
+            on_line=self.showing_application(where),
+        )  # fmt: skip
+        return self._result(made, files=files)
+
+    def _of_files(self) -> list[str]:
+        # The output belongs to the DAG run: a retry replaces what an earlier try left.
+        asked = ["predict", "--model", self.model, "--source", self.source]
+        return [*asked, "--output", self.target, "--overwrite"]
+
+    def _of_table(self) -> list[str]:
+        asked = ["score", "--model", self.model, "--source", self.source, "--output", self.target]
+        for partition in self.partitions:
+            asked += ["--partition", partition]
+        return [*asked, "--drift", *(["--force"] if str(self.force).lower() == "true" else [])]
+
+    def _result(self, made: Mapping[str, Any], *, files: bool) -> dict[str, Any]:
+        keys = ("partition", "state", "rows", "errors")
+        done = [{key: each.get(key) for key in keys} for each in made.get("partitions") or []]
+        if files:
+            counts = {"rows": made.get("rows"), "errors": made.get("errors")}
+            done = [{"partition": self.partitions[0], "state": "scored", **counts}]
+        for each in done:
+            self.log.info("%s: %s, rows: %s, errors: %s", *(each[key] for key in keys))
+        return {
+            "model": made.get("model") or self.model,
+            "version": made.get("version"),
+            "run_id": made.get("run_id"),
+            "output": self.target,
+            "files": files,
+            "rows": sum(each["rows"] or 0 for each in done),
+            "partitions": done,
+        }
+
+    def lineage(self) -> touched.Touched:
+        """The day's rows in, the scores out."""
+        made = self.answered.get("score") or self.answered.get("predict") or {}
+        return touched.scored(
+            self.lineage_places(), source=self.source, output=self.target,
+            partitions=self.partitions, model=self.model, made=made,
+        )  # fmt: skip
+
+
+class DriftOperator(HowdahOperator, SkipMixin):
+    """Judges a day's rows against those that the model was made of: a branch.
+
+    An alarm runs what follows; without one it is skipped. Both ends are a success: that the rows
+    have drifted is no failure of the task.
+
+    Args:
+        scored: the output of ScoreOperator (templated).
+        model: as it was asked for.
+        directory: of the DAG run, for the pages.
+    Returns (also where what follows is skipped):
+        {"alarm", "model", "version", "output", "columns", "page", "partitions": [{"partition",
+        "state": "alarm"|"ok"|"too few rows", "columns", "page"}]}.
+    """
+
+    operator_extra_links = (links.DriftLink(),)
+    template_fields: Sequence[str] = (
+        *HowdahOperator.template_fields, "scored", "model", "directory",
+    )  # fmt: skip
+
+    def __init__(self, *, scored: Any, model: str, directory: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.scored, self.model, self.directory = scored, model, directory
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        where = TaskKey.of(context["ti"]).as_dict()
+        links.begin(where, self.operator_extra_links)
+        judged = [self._judge(context, each["partition"]) for each in self.scored["partitions"]]
+        moved = [each for each in judged if each["state"] == "alarm"]
+        shown = (moved or judged)[0] if judged else {}
+        result = {
+            "alarm": bool(moved),
+            **{key: self.scored.get(key) for key in ("model", "version", "output")},
+            "columns": sorted({column for each in moved for column in each["columns"]}),
+            "page": shown.get("page"),
+            "partitions": judged,
+        }
+        if shown.get("page"):
+            links.push(where, links.DriftLink, shown["page"])
+        if moved:
+            self.log.warning("alarm: %s", ", ".join(result["columns"]))
+            return result
+        # Skipping ends the task at once, without its result.
+        context["ti"].xcom_push("return_value", result)
+        following = context["task"].get_flat_relatives(upstream=False)
+        self.log.info("no alarm: what follows is skipped")
+        self.skip(context["ti"], list(following))
+        return result
+
+    def _judge(self, context: Context, partition: str) -> dict[str, Any]:
+        place = f"{self.directory}/drift/{partition.replace('/', ',')}"
+        asked = ["drift", "--model", self.model]
+        if self.scored["files"]:
+            asked += ["--source", self.scored["output"]]
+        else:
+            asked += ["--table", self.scored["output"], "--partition", partition]
+        words = [*asked, "--output", place, "--json"]
+        done = self.hook.call(words, config=self.config, task=task_key(context))
+        found = done.result or {}
+        alarm = done.code == 1 and found.get("error") == _ALARM
+        if not alarm and (done.code != 0 or done.result is None):
+            raise failures.failed(self.hook.error_of(words, done), done.code)
+        columns = columns_of(found)
+        state = "alarm" if alarm else str(found.get("state") or "ok")
+        self.log.info("%s: %s", partition, ", ".join([state, *columns]))
+        for problem in found.get("problems") or []:
+            self.log.warning("%s", problem.get("what"))
+        page = links.file_page(self.hook.settings, self.hook.run_root, f"{place}/drift.html")
+        return {
+            "partition": partition, "state": state, "columns": columns,
+            "page": page or f"{place}/drift.html",
+        }  # fmt: skip
+
+    def lineage(self) -> touched.Touched:
+        """The scores in; a page is no dataset."""
+        scored = self.scored if isinstance(self.scored, Mapping) else {}
+        return touched.judged(self.lineage_places(), scored=scored)
+
+
+def columns_of(found: Mapping[str, Any]) -> list[str]:
+    """The columns with an alarm, of what `howdah drift --json` prints: a verdict, or for an alarm
+    its error, whose problems name the columns as `where`."""
+    named = found.get("alarms")
+    if isinstance(named, Sequence) and not isinstance(named, str):
+        return [str(each) for each in named]
+    return [str(each.get("where") or each.get("what")) for each in found.get("problems") or []]
+
+
+class AlarmOperator(HowdahOperator):
+    """Raises the alarm: each of the task's outlets (the Asset howdah_drift) gets an event.
+
+    It runs only where a day has drifted. The DAG run ends well all the same: that this task ran,
+    and was not skipped, is what its page shows.
+
+    Args:
+        judged: the output of DriftOperator (templated).
+    Returns:
+        The event's extra: {"model", "version", "table", "partitions", "columns", "page", "howdah"}.
+    """
+
+    operator_extra_links = (links.DriftLink(),)
+    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "judged")
+
+    def __init__(self, *, judged: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.judged = judged
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        judged = self.judged
+        where = TaskKey.of(context["ti"]).as_dict()
+        links.push(where, links.DriftLink, judged["page"])
+        partitions = [e["partition"] for e in judged["partitions"] if e["state"] == "alarm"]
+        extra = {
+            "model": judged["model"], "version": judged["version"], "table": judged["output"],
+            "partitions": partitions, "columns": judged["columns"], "page": judged["page"],
+        }  # fmt: skip
+        try:
+            extra["howdah"] = {days.PARTITIONS: days.merged(partitions)}
+        except ConfigError:  # no one data.partitions has just these: the list above names them
+            extra["howdah"] = {}
+        for outlet in self.outlets:
+            context["outlet_events"][outlet].extra = extra
+        self.log.warning(
+            "drift of %s against %s version %s: %s. Page: %s", ", ".join(partitions),
+            judged["model"], judged["version"], ", ".join(judged["columns"]), judged["page"],
+        )  # fmt: skip
+        return extra
+
+
+class NotifyOperator(HowdahOperator):
+    """Informs of an alarm by the notifiers of the Connection; skipped where it has none for it.
+
+    A task of its own after the alarm: a chat that does not answer is tried again, and at last shown
+    as a failed task, while the alarm's event is out.
+
+    Args:
+        alarm: the output of AlarmOperator (templated).
+    """
+
+    template_fields: Sequence[str] = (*HowdahOperator.template_fields, "alarm")
+
+    def __init__(self, *, alarm: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.alarm = alarm
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        alarm = self.alarm
+        what = (
+            f"drift of {', '.join(alarm['partitions'])} against {alarm['model']} version"
+            f" {alarm['version']}: {', '.join(alarm['columns'])}"
+        )
+        about = {**alarm, "event": "drift", "what": what}
+        with refusals():
+            sent = notifiers.notify(self.hook, "drift", context, about)
+        if not sent:
+            raise AirflowSkipException(f"the Connection {self.conn_id} has no notifier for drift")
+        return {"notified": sent}

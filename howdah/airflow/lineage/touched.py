@@ -1,0 +1,233 @@
+"""What a task reads and writes, from its fields and its commands' answers. Pure: imports neither
+Airflow nor OpenLineage, opens nothing.
+
+Names follow OpenLineage's naming specification (openlineage.io/docs/spec/naming): a file is the
+storage's namespace and the path, a Hive table is hive://<metastore> and database.table.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from howdah.config.options.partition import is_files, parse
+
+__all__ = [
+    "Item", "Places", "Touched", "etl", "judged", "places_of", "published", "scored", "trained",
+]  # fmt: skip
+
+_VERSION = re.compile(r"v=([0-9A-Za-z]+)/?$")
+_METASTORE = ("spark.hadoop.hive.metastore.uris", "spark.hive.metastore.uris",
+              "hive.metastore.uris")  # fmt: skip
+_LAKES = ("iceberg", "delta")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """A dataset of OpenLineage's: a table, files, a dataset version, a run, a model."""
+
+    namespace: str
+    name: str
+    version: str | None = None
+    """Of the data: a manifest's hash, a model's number, a snapshot."""
+    partitions: tuple[Mapping[str, str], ...] = ()
+    """{column: value} of each partition, of a table that was touched in part."""
+    rows: int | None = None
+    kind: str = "data"
+    """data, run or model."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Touched:
+    """Inputs and outputs of a task, and facts of its run."""
+
+    inputs: tuple[Item, ...] = ()
+    outputs: tuple[Item, ...] = ()
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """{name: value} of the run facet `howdah`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where names lie."""
+
+    hdfs: str | None = None
+    """host:port, or the name service, of fs.defaultFS."""
+    metastore: str | None = None
+    """host:port of the Hive metastore."""
+    directory: str = "/"
+    """Of relative paths on the machine where commands run."""
+
+    def of(self, name: str, **more: Any) -> Item:
+        """A table or a path as an Item.
+
+        Args:
+            name: database.table, table:NAME, or a path.
+            more: of the Item.
+        """
+        bare = name.removeprefix("table:")
+        if bare != name or not is_files(bare):
+            return self.table(bare, **more)
+        return self.path(name, **more)
+
+    def table(self, name: str, **more: Any) -> Item:
+        """A table of the metastore; a bare name is of the database default."""
+        parts = name.split(".")[-2:]
+        full = ".".join(parts if len(parts) == 2 else ["default", *parts])
+        space = f"hive://{self.metastore}" if self.metastore else "hive"
+        return Item(namespace=space, name=full, **more)
+
+    def path(self, path: str, **more: Any) -> Item:
+        """A file or directory on any storage."""
+        parts = urlsplit(path) if "://" in path else None
+        if parts is None or parts.scheme == "file":
+            local = parts.path if parts is not None else path
+            name = posixpath.normpath(posixpath.join(self.directory, os.path.expanduser(local)))
+            return Item(namespace="file", name=name, **more)
+        host = parts.netloc.rpartition("@")[2] or (self.hdfs if parts.scheme == "hdfs" else "")
+        space = f"{parts.scheme}://{host}" if host else parts.scheme
+        # Of an object store the name is the key, which has no slash before it.
+        name = parts.path if parts.scheme.endswith("hdfs") else parts.path.lstrip("/")
+        return Item(namespace=space, name=name.rstrip("/") or "/", **more)
+
+
+def places_of(
+    config: Mapping[str, Any], hadoop: Mapping[str, str] | None = None, directory: str = "/"
+) -> Places:
+    """The places of a configuration.
+
+    Args:
+        config: nested; Spark's settings may name the metastore.
+        hadoop: settings of Hadoop's client on Airflow's machine, if there are any.
+        directory: of relative paths.
+    """
+    conf = ((config.get("data") or {}).get("spark") or {}).get("conf") or {}
+    known = hadoop or {}
+    uris = next((conf[key] for key in _METASTORE if conf.get(key)), None)
+    uris = uris or known.get("hive.metastore.uris") or ""
+    default = urlsplit(str(known.get("fs.defaultFS") or ""))
+    return Places(
+        hdfs=default.netloc if default.scheme == "hdfs" else None,
+        metastore=urlsplit(uris.split(",")[0].strip()).netloc or None,
+        directory=directory,
+    )
+
+
+# ----------------------------------------------------------------------------------- the tasks
+def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
+    """`howdah etl`: source rows in, a version of the dataset out.
+
+    Args:
+        made: what it printed; None: it has not, or has failed.
+    """
+    if not isinstance(config, Mapping):
+        return Touched()
+    data = config["data"]
+    source = data.get("source")
+    inputs = ()
+    if source:
+        given = data.get("partitions") or {}
+        rows = [{}]
+        for column, values in given.items():
+            rows = [{**row, column: value} for row in rows for value in values]
+        more: dict[str, Any] = {"partitions": tuple(rows) if given else ()}
+        if data.get("as_of") is not None:
+            more["version"] = str(data["as_of"])
+        table = data.get("format") in ("hive", "jdbc", *_LAKES) and not is_files(source)
+        inputs = ((places.table if table else places.of)(source, **more),)
+    path = str((made or {}).get("dataset") or data["dataset"])
+    rows_made = (made or {}).get("rows") or {}
+    total = sum(rows_made.values()) if made else None
+    version = _version(path)
+    base = path[: -len(f"/v={version}")] if version and path.endswith(f"/v={version}") else path
+    return Touched(inputs=inputs, outputs=(places.path(base, version=version, rows=total),))
+
+
+def trained(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
+    """`howdah train`: the dataset and what the weights began as in, the run out."""
+    if not isinstance(config, Mapping):
+        return Touched()
+    model, directory = config["model"], config["run"]["directory"]
+    begin = model.get("init_from") or model["base"]
+    inputs = [places.path(config["data"]["dataset"])]
+    if model.get("init_from") or ("/" in begin.rstrip("/") and _is_path(begin)):
+        root, _, number = begin.partition("@")
+        inputs.append(places.path(root, version=number or None, kind="model"))
+    run_id = (made or {}).get("run_id")
+    facts = {"run_directory": directory, **({"run_id": run_id} if run_id else {})}
+    output = places.path(directory, version=run_id, kind="run")
+    return Touched(inputs=tuple(inputs), outputs=(output,), facts=facts)
+
+
+def published(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
+    """`howdah publish`: the run in, a version of the model out."""
+    if not isinstance(config, Mapping):
+        return Touched()
+    publish, run = config["publish"], config["run"]
+    name = publish.get("name") or run["name"]
+    root = f"{publish['directory'].rstrip('/')}/{name}"
+    made = made or {}
+    version = str(made["version"]) if made.get("version") is not None else None
+    facts = {"run_directory": run["directory"], "model": root}
+    facts |= {key: str(made[key]) for key in ("run_id", "version") if made.get(key) is not None}
+    return Touched(
+        inputs=(places.path(run["directory"], version=made.get("run_id"), kind="run"),),
+        outputs=(places.path(root, version=version, kind="model"),),
+        facts=facts,
+    )
+
+
+def scored(
+    places: Places,
+    *,
+    source: str,
+    output: str,
+    model: str,
+    made: Mapping[str, Any],
+    partitions: Sequence[str] = (),
+) -> Touched:
+    """`howdah score` and `howdah predict`: rows and model in, scores out.
+
+    Args:
+        made: what the command printed; empty: it has not, or has failed.
+    """
+    specs = () if is_files(source) else tuple(map(parse, partitions))
+    version = made.get("version")
+    rows = made.get("rows")
+    if rows is None and made.get("partitions"):
+        rows = sum(each.get("rows") or 0 for each in made["partitions"])
+    number = _version(model)
+    root = model[: -len(f"/v={number}")] if number else model
+    number = str(version) if version is not None else number
+    facts = {"model": root, **({"version": number} if number else {})}
+    if made.get("run_id"):
+        facts["run_id"] = str(made["run_id"])
+    inputs = (places.of(source, partitions=specs), places.path(root, version=number, kind="model"))
+    return Touched(
+        inputs=inputs, outputs=(places.of(output, partitions=specs, rows=rows),), facts=facts
+    )
+
+
+def judged(places: Places, *, scored: Mapping[str, Any]) -> Touched:
+    """`howdah drift`: the scores in."""
+    if not scored.get("output"):
+        return Touched()
+    names = [each["partition"] for each in scored.get("partitions") or []]
+    specs = () if scored.get("files") else tuple(map(parse, names))
+    facts = {"model": str(scored["model"])} if scored.get("model") else {}
+    return Touched(inputs=(places.of(scored["output"], partitions=specs),), facts=facts)
+
+
+def _version(path: str) -> str | None:
+    found = _VERSION.search(path)
+    return found and found.group(1)
+
+
+def _is_path(name: str) -> bool:
+    """True for a directory: not for a name of the hub, which has one slash at most."""
+    return "://" in name or name.startswith(("/", ".", "~")) or name.count("/") > 1

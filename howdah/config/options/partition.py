@@ -1,0 +1,65 @@
+"""How a partition is spelt: column=value, with several columns a=b/c=d in the table's order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from howdah.config.options.source import TABLE
+from howdah.errors import ConfigError
+
+__all__ = ["expanded", "is_files", "parse", "text_of"]
+
+_PAIR = re.compile(r"([A-Za-z_]\w*)=([^/=\s][^/=]*)", re.ASCII)
+_FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".orc", ".avro")
+
+
+def parse(partition: str) -> dict[str, str]:
+    """{column: value} of a partition.
+
+    >>> parse("country=de/ds=2026-11-01")
+    {'country': 'de', 'ds': '2026-11-01'}
+
+    Raises:
+        ConfigError: it is none.
+    """
+    found: dict[str, str] = {}
+    for part in partition.split("/") if isinstance(partition, str) else ():
+        pair = _PAIR.fullmatch(part)
+        if pair is None or pair[1] in found or not part.isprintable():
+            break
+        found[pair[1]] = pair[2]
+    else:
+        if found:
+            return found
+    raise ConfigError(
+        "this names no partition",
+        where="partition",
+        expected="column=value, or a=b/c=d with several columns: ds=2026-11-01",
+        got=repr(partition),
+    )
+
+
+def text_of(values: Mapping[str, str]) -> str:
+    """The partition of these values: what `parse` takes."""
+    return "/".join(f"{column}={value}" for column, value in values.items())
+
+
+def is_files(source: str) -> bool:
+    """True for files or a directory, False for a table's name.
+
+    >>> is_files("news.texts"), is_files("texts.csv"), is_files("hdfs:///in/{ds}")
+    (False, True, True)
+    """
+    return TABLE.fullmatch(source) is None or source.lower().endswith(_FILE_ENDINGS)
+
+
+def expanded(pattern: str, partition: str) -> str:
+    """A path for a partition: {column} is replaced by its value; other braces stay.
+
+    >>> expanded("/in/{ds}.csv", "ds=2026-11-01")
+    '/in/2026-11-01.csv'
+    """
+    for column, value in parse(partition).items():
+        pattern = pattern.replace(f"{{{column}}}", value)
+    return pattern
