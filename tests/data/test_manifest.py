@@ -28,9 +28,7 @@ def test_of_many_versions_only_the_newest_is_parsed(tmp_path, tiny_model_dir, mo
     last = year(root, tiny_model_dir, 20)
     storage.make_dirs(storage.join(root, "v=unfinished"))
     parsed, whole = [], manifest._load_version
-    monkeypatch.setattr(
-        manifest, "_load_version", lambda path: parsed.append(path) or whole(path)
-    )
+    monkeypatch.setattr(manifest, "_load_version", lambda path: parsed.append(path) or whole(path))
     assert newest(root).path == last.path == load_dataset(root).path
     assert parsed == [last.path] * 2
     older = version_before(root, last.manifest)
