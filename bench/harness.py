@@ -153,6 +153,21 @@ def report(name: str, rows: Sequence[Row], **more: object) -> None:
     print(f"saved: {path}", file=sys.stderr)
 
 
+class Budget:
+    """Parts of a bench that one start may run; the next start goes on with the rest."""
+
+    def __init__(self, parts: int) -> None:
+        self._left = parts
+        self.over = False
+        """A part was asked for that was not run."""
+
+    def take(self) -> bool:
+        """Whether one more part may run."""
+        self._left -= 1
+        self.over = self.over or self._left < 0
+        return self._left >= 0
+
+
 class Rounds:
     """Rounds of a bench of hours, kept as they end: a run that was stopped goes on with the next.
 
@@ -190,10 +205,15 @@ class Rounds:
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps({**line, "found": found}) + "\n")
 
-    def up_to(self, count: int, what: str, run: Callable[[], dict]) -> list[dict]:
-        """`count` rounds of `what`: those that are there, then what `run` gives; keeps those."""
+    def up_to(
+        self, count: int, what: str, run: Callable[[], dict], budget: Budget | None = None
+    ) -> list[dict]:
+        """`count` rounds of `what`: those that are there, then what `run` gives; keeps those.
+
+        Fewer where the budget is spent.
+        """
         rounds = self.kept(what)[:count]
-        while len(rounds) < count:
+        while len(rounds) < count and (budget is None or budget.take()):
             rounds.append(run())
             self.keep(what, rounds[-1])
             print(f"{what}: round {len(rounds)} of {count}", flush=True)

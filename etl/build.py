@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from etl.rows import dedup, forgotten, gate, labels, leakage, split, units
 from etl.rows import images as image_rows
 from etl.sources import given, images, reading
 from etl.sources.source import Source
+from etl.workspace.kept import Kept, release
 from etl.workspace.scratch import Scratch
 from etl.write import adopt, shards
 from howdah.config.data import DataSection
@@ -32,6 +32,8 @@ from howdah.spark.errors import crossing, translated
 
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
 """Most images, and bytes of their pixels, in one Arrow batch."""
+_MANY_ROWS = 100_000
+"""From so many rows on a job is worth it that lets go of rows which are kept twice."""
 
 
 @dataclass(kw_only=True)
@@ -49,19 +51,6 @@ class Built:
     """{reason: the same of rejected rows}"""
     kept: DataFrame | None = None
     """Rows of text that are encoded: id, text, label, key, split, group."""
-
-
-class Kept(list):
-    """Data frames to unpersist at the end, in a `with`."""
-
-    def __enter__(self) -> Kept:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # after a failure Spark may be gone, and the failure is what the user must see
-        with contextlib.suppress(*([Exception] if kind else [])):
-            for frame in reversed(self):
-                frame.unpersist()
 
 
 def from_text(
@@ -105,6 +94,11 @@ def from_text(
     if past is not None and past.parent is not None:
         separated = judge.separate(passed, past, data)
         passed = separated.fresh
+    rejects = gated.where(F.col("reason").isNotNull())
+    judged = None
+    if read >= _MANY_ROWS:
+        rejects = rejects.persist()
+        judged = partial(_let_go, gated, rejects, kept)
     found = dedup.deduplicate(
         passed,
         data.dedup,
@@ -114,6 +108,7 @@ def from_text(
         task=data.task,
         whole=official is not None and data.split.time.column is None,
         progress=progress,
+        judged=judged,
     )
     rows, joined = found.rows, None
     if data.split.group:
@@ -122,10 +117,13 @@ def from_text(
         )
         rows = joined.rows
     if separated is not None:
-        final = judge.place(rows, separated, past, data, kept).persist()
+        final = judge.place(rows, separated, past, data, kept)
     else:
-        final = split.assign(rows, data.split, official, kept, task=data.task).persist()
-    kept.append(final)
+        final = split.assign(rows, data.split, official, kept, task=data.task)
+    # From files: what is asked of them from here on has a plan of one step and reads its columns
+    # alone, and all that they are made of goes.
+    final = scratch.keep(final, f"{scratch.path('rows')}/final")
+    release(kept, but=[rejects if read >= _MANY_ROWS else gated])
 
     counts = at_gate + counting.by(counting.of_task(final, data.task), "reason", "label")
     quality = counting.judged(read, counts, data, progress)
@@ -147,7 +145,7 @@ def from_text(
         quality["similar_labels"] = alike
         said = "; ".join(", ".join(map(repr, group)) for group in alike[:5])
         progress(f"labels that differ in case or composition alone are classes each: {said}")
-    rejected = _rejected(gated, final)
+    rejected = _rejected(rejects, final)
     good = final.where(F.col("reason").isNull())
     if data.quality.leakage_sample:
         quality["leakage"] = _leakage(good, data, progress)
@@ -258,7 +256,7 @@ def from_images(
     final = split.assign(found.rows, data.split, None, kept).persist()
     kept.append(final)
     quality = counting.judged(read, at_gate + counting.by(final, "reason", "label"), data, progress)
-    rejected = _rejected(gated, final)
+    rejected = _rejected(gated.where(F.col("reason").isNotNull()), final)
     numbers = spark.createDataFrame(list(enumerate(names)), "number int, label string")
     good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
     encoded = (
@@ -279,14 +277,18 @@ def from_images(
     )
 
 
-def _rejected(gated: DataFrame, final: DataFrame) -> DataFrame:
+def _let_go(gated: DataFrame, rejects: DataFrame, kept: list[DataFrame]) -> None:
+    """Of the gate's rows keep the rejected ones alone: the others are kept by what comes next."""
+    rejects.count()
+    kept.append(rejects)
+    gated.unpersist()
+
+
+def _rejected(rejects: DataFrame, final: DataFrame) -> DataFrame:
     """id, text, label, reason, detail of the rows that the gate or de-duplication took out."""
     columns = ("id", "text", "label", "reason", "detail")
-    return (
-        gated.where(F.col("reason").isNotNull())
-        .select(*columns)
-        .unionByName(final.where(F.col("reason").isNotNull()).select(*columns))
-    )
+    more = final.where(F.col("reason").isNotNull()).select(*columns)
+    return rejects.select(*columns).unionByName(more)
 
 
 def _gate(spark: SparkSession, source: Source, data: DataSection, gone: Forgotten) -> DataFrame:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pyspark.sql import SparkSession
 
 from etl import report
-from etl.build import Kept
 from etl.history import past as history
 from etl.history.past import Past
 from etl.history.turn import turn
@@ -17,6 +16,7 @@ from etl.sources import given
 from etl.sources.source import Source
 from etl.version import Task, expectations, write_files
 from etl.workspace import credentials
+from etl.workspace.kept import Kept
 from etl.workspace.scratch import Scratch
 from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
 from howdah import storage

@@ -13,13 +13,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl import build, expect, report
-from etl.build import Built, Kept
+from etl.build import Built
 from etl.history import ledger
 from etl.history.past import Past
 from etl.rows import split
 from etl.sources import given
 from etl.sources.source import Source
 from etl.workspace import credentials
+from etl.workspace.kept import Kept
 from etl.workspace.scratch import Scratch
 from etl.write import hive as hive_write
 from etl.write import shards

@@ -14,7 +14,6 @@ from howdah.config.loader import Config
 from howdah.config.model import ParallelSection
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.config.tasks import Task
-from howdah.core.machine import cpu_emulates_bf16, cpu_gains_by_bf16
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset, described, load_dataset
 from howdah.errors import ConfigError, DataError
@@ -40,6 +39,7 @@ from training.model import parameters
 from training.model.pretrained import BaseModel
 from training.optim.schedule import Schedule
 from training.prepare_base import agreed_base, broadcast_files
+from training.prepare_precision import agreed_precision, warn_of_emulation
 from training.process.devices import Device
 from training.run.run import Run
 from training.run.run_json import config_hash
@@ -208,7 +208,7 @@ def prepare(
         if before is None or before.facts()["path"] != facts["path"]:
             job = _joined(config, comm, run, device.gpu, facts, files)
     formats.require(config.export.formats, job.base.config, where="export.formats")
-    _warn_of_emulation(job, comm, run, device)
+    warn_of_emulation(job.precision, config.training.framework, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
     parallel, divided = config.training.parallel, ""
     if parallel.tensor > 1:
@@ -231,7 +231,7 @@ def prepare(
 
 def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | None) -> Job:
     """The job of a run that begins or resumes from a checkpoint: all is read and verified."""
-    precision = _agreed_precision(config, comm, run, device, before)
+    precision = agreed_precision(config, comm, run, device, before and before.precision)
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
     path = None
     if comm.rank == 0:
@@ -353,66 +353,6 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
             " CUDA_VISIBLE_DEVICES='' on all nodes to train on CPUs",
         )
     check_world(config.training.global_batch_size, _row_ranks(config, comm))
-
-
-def precision_of(config: Config, device: Device) -> str:
-    """fp32, bf16 or fp16: training.precision, `auto` resolved for this machine and device."""
-    wanted = config.training.precision
-    if wanted != "auto":
-        return wanted
-    gains = device.gains_by_bf16 if device.gpu else cpu_gains_by_bf16()
-    return "bf16" if gains else "fp32"
-
-
-def _agreed_precision(
-    config: Config, comm: Comm, run: Run, device: Device, before: Job | None
-) -> str:
-    """The same on every rank, though `auto` may mean bf16 on one machine and fp32 on another.
-
-    What an earlier world has agreed on stays: models were built with it.
-    """
-    own = precision_of(config, device)
-    if own == "fp16" and not device.gpu:
-        raise ConfigError(
-            "fp16 trains on GPUs only",
-            where="training.precision",
-            expected="auto, fp32 or bf16 on a CPU (fp16 is emulated there, and many times slower)",
-            got="fp16",
-            remedy="set training.precision to auto",
-        )
-    said = comm.gather_json([own, before and before.precision])
-    settled = next((kept for _, kept in said if kept), None)
-    if settled is not None:
-        return settled
-    without = [rank for rank, (precision, _) in enumerate(said) if precision == "fp32"]
-    if not without or len(without) == len(said):
-        return own
-    what = "GPUs" if device.gpu else "processors"
-    run.say(
-        f"fp32 on all ranks: the {what} of rank(s) {', '.join(map(str, without))} gain nothing"
-        " by bf16; training.precision: bf16 would have it everywhere"
-    )
-    return "fp32"
-
-
-def _warn_of_emulation(job: Job, comm: Comm, run: Run, device: Device) -> None:
-    """bf16 was configured, or agreed on before a rank without it joined."""
-    if job.precision != "bf16" or (not device.gpu and job.config.training.framework != "torch"):
-        return
-    emulates = comm.gather_json(not device.gains_by_bf16 if device.gpu else cpu_emulates_bf16())
-    ranks = [rank for rank, own in enumerate(emulates) if own]
-    if ranks and device.gpu:
-        run.say(
-            f"warning: the GPUs of rank(s) {', '.join(map(str, ranks))} have no units for bf16"
-            f" (compute capability below 8.0; here {device}): its products are emulated or refused;"
-            " set training.precision to auto, fp32 or fp16"
-        )
-    elif ranks:
-        run.say(
-            f"warning: the processors of rank(s) {', '.join(map(str, ranks))} have no instructions"
-            " for bf16 (AVX-512): torch's products take hundreds of times as long there as in fp32,"
-            " and the other ranks wait; set training.precision to auto or fp32, or take other nodes"
-        )
 
 
 # -------------------------------------------------------------------------------------- the data

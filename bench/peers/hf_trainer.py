@@ -45,6 +45,11 @@ class Rows(Dataset):
             for row in range(entry.rows):
                 example = shards.example(shard, row)
                 self.rows.append({"input_ids": example.input_ids, "labels": example.label})
+        if dataset.manifest.task == "multi_label":
+            at = [(shard, row) for shard, e in enumerate(shards.entries) for row in range(e.rows)]
+            labels_NC = shards.labels_of(*np.array(at, np.int64).T)
+            for one, labels_C in zip(self.rows, labels_NC, strict=True):
+                one["labels"] = labels_C
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -64,7 +69,7 @@ def collate(rows: list[dict], width: int | None) -> dict[str, torch.Tensor]:
     return {
         "input_ids": torch.from_numpy(ids),
         "attention_mask": torch.from_numpy(mask),
-        "labels": torch.tensor([row["labels"] for row in rows]),
+        "labels": torch.from_numpy(np.array([row["labels"] for row in rows])),
     }
 
 
@@ -125,8 +130,11 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     set_seed(options.seed)
     dataset = load_dataset(options.dataset)
+    several = dataset.manifest.task == "multi_label"
     model = DistilBertForSequenceClassification.from_pretrained(
-        options.base, num_labels=len(dataset.manifest.labels)
+        options.base,
+        num_labels=len(dataset.manifest.labels),
+        problem_type="multi_label_classification" if several else None,
     )
     rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
     times, tokens = StepTimes(Progress(options.progress, rank)), []
@@ -185,8 +193,13 @@ def main() -> None:
         }
         if "test" in dataset.manifest.splits:
             test = trainer.predict(Rows(dataset, "test"))
-            right = test.predictions.argmax(-1) == test.label_ids
-            result |= {"accuracy": float(right.mean()), "loss": float(test.metrics["test_loss"])}
+            result["loss"] = float(test.metrics["test_loss"])
+            if several:
+                said, true = test.predictions > 0, test.label_ids > 0.5
+                result["micro_f1"] = float(2 * (said & true).sum() / (said.sum() + true.sum()))
+            else:
+                right = test.predictions.argmax(-1) == test.label_ids
+                result["accuracy"] = float(right.mean())
     with open(options.out, "w", encoding="utf-8") as file:
         json.dump(result, file)
 

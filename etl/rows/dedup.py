@@ -61,6 +61,7 @@ def deduplicate(
     task: Task = "single_label",
     whole: bool = False,
     progress: Callable[[str], None] = lambda line: None,
+    judged: Callable[[], None] | None = None,
 ) -> Deduplicated:
     """Find duplicates among the rows that passed the gate.
 
@@ -75,15 +76,20 @@ def deduplicate(
             differs by more than the conflict's tolerance.
         whole: given test and validation sets keep their own duplicates and conflicts.
         progress: gets a line where joining them takes rounds.
+        judged: called, after a job of its own, when all rows are kept here: what they are made of
+            is not read again.
 
     The first of a cluster by id is kept, and those that are like no kept one (`leaders.py`): the
     outcome depends on the rows alone, never on their partitions. The same text under different
     labels is judged by `options.conflict`: by default it is rejected whole (label_conflict). Near
     duplicates under different labels are kept once a label, in the same group.
     """
-    judged = _judged(rows, options.conflict, task, whole).persist()
-    temporary.append(judged)
-    lone = judged.where(~F.col("conflict") & ~F.col("copy"))
+    marked = _judged(rows, options.conflict, task, whole).persist()
+    temporary.append(marked)
+    if judged is not None:
+        marked.count()
+        judged()
+    lone = marked.where(~F.col("conflict") & ~F.col("copy"))
     unique = lone.where(F.col("id") == F.col("first"))
     if options.near:
         found = near.find(
@@ -109,9 +115,9 @@ def deduplicate(
         survivors = survivors.join(best, "group", "left")
         held = F.when(F.col("best.rank") < F.col("rank"), _held_by(F.col("best")))
     survivors = survivors.select("own", "group", "survivor", held.alias("held"))
-    marked = judged.join(survivors, "own", "left")
+    fated = marked.join(survivors, "own", "left")
     return Deduplicated(
-        rows=_fates(marked, rows.columns, options, whole),
+        rows=_fates(fated, rows.columns, options, whole),
         near_clusters=sizes.count,
         largest_cluster=sizes.largest,
         noisy_clusters=sizes.noisy,

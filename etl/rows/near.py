@@ -28,12 +28,14 @@ from pyspark.sql import functions as F
 
 from etl.rows.components import connected_components
 from etl.rows.minhash import band_keys, equal_entries, link_bucket, signatures
+from etl.workspace.kept import release
 from etl.workspace.scratch import Scratch
 from howdah.config.data import DedupOptions
 from howdah.errors import ClusterError
 from howdah.spark.errors import crossing
 
-_SIGNED = "id string, same binary, bands array<bigint>, signature binary"
+_SIGNED = "id string, same binary, signature binary"
+_ENTRIES = "node bigint, bucket bigint"
 _EDGES = "a bigint, b bigint"
 _SALTS = 8
 
@@ -72,10 +74,12 @@ def find(
         unique: id, text; each id and each text once.
         options: `data.dedup`.
         scratch: for intermediate data; `rows` of the result are read from it.
-        temporary: data frames persisted on the way are appended; the caller unpersists them.
+        temporary: data frames persisted on the way are appended: the caller unpersists them where
+            this fails.
         driver_edges: edges that the driver joins by itself.
         progress: gets a line where it takes rounds.
     """
+    begin = len(temporary)
     join = partial(
         connected_components,
         scratch=scratch,
@@ -86,7 +90,7 @@ def find(
     signed = _numbered(_signed(unique, options, temporary))
     copies = _copies(signed).persist()
     temporary.append(copies)
-    shared = _shared(signed, copies).persist()
+    shared = _shared(signed, copies, options).persist()
     temporary.append(shared)
     large = F.col("size") > options.max_bucket_size
     buckets, entries = shared.where(large).agg(F.countDistinct("bucket"), F.count("*")).first()
@@ -113,8 +117,10 @@ def find(
     else:
         group = F.min("id").over(Window.partitionBy("group")).alias("group")
         rows = named.select("id", "signature", cluster, group)
+    found = scratch.keep(rows, f"{directory}/found")
+    release(temporary, begin)
     return Near(
-        rows=scratch.keep(rows, f"{directory}/found"),
+        rows=found,
         capped_buckets=buckets,
         capped_entries=entries - buckets * options.max_bucket_size,
     )
@@ -134,18 +140,14 @@ def _sign_batches(
     for batch in batches:
         texts = batch.column("text").to_pylist()
         signature = signatures(texts, options.ngram, options.num_permutations)
-        bands, rows = options.banding
-        keys = band_keys(signature, bands, rows)  # a bucket's key covers the band's number
-        offsets = np.arange(0, keys.size + 1, bands, dtype=np.int32)
         raw = [row.tobytes() for row in signature]
         yield pa.RecordBatch.from_arrays(
             [
                 batch.column("id"),
                 pa.array([blake2b(row, digest_size=16).digest() for row in raw], pa.binary()),
-                pa.ListArray.from_arrays(pa.array(offsets), pa.array(keys.reshape(-1))),
                 pa.array(raw, pa.binary()),
             ],
-            names=["id", "same", "bands", "signature"],
+            names=["id", "same", "signature"],
         )
 
 
@@ -169,12 +171,32 @@ def _copies(signed: DataFrame) -> DataFrame:
 
 
 # ------------------------------------------------------------------------------------ buckets
-def _shared(signed: DataFrame, copies: DataFrame) -> DataFrame:
+def _shared(signed: DataFrame, copies: DataFrame, options: DedupOptions) -> DataFrame:
     """(bucket, node, size) of the buckets in which at least two leaders meet."""
-    leaders = signed.select("node", "bands").join(copies.select("node"), "node", "left_anti")
-    entries = leaders.select("node", F.explode("bands").alias("bucket"))
+    leaders = signed.select("node", "signature").join(copies.select("node"), "node", "left_anti")
+    # Buckets are computed where they are counted: kept with the signatures they would be a third
+    # of all that is kept.
+    work = partial(_entry_batches, banding=options.banding)
+    entries = leaders.mapInArrow(crossing(work), _ENTRIES)
     size = F.count("*").over(Window.partitionBy("bucket"))
     return entries.withColumn("size", size).where(F.col("size") > 1)
+
+
+def _entry_batches(
+    batches: Iterable[pa.RecordBatch], banding: tuple[int, int]
+) -> Iterator[pa.RecordBatch]:
+    """mapInArrow: (node, bucket) of each band of each row."""
+    bands, rows = banding
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        signed = b"".join(batch.column("signature").to_pylist())
+        signature = np.frombuffer(signed, np.uint32).reshape(batch.num_rows, -1)
+        keys = band_keys(signature, bands, rows)  # a bucket's key covers the band's number
+        nodes = np.repeat(batch.column("node").to_numpy(), bands)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array(nodes), pa.array(keys.reshape(-1))], names=["node", "bucket"]
+        )
 
 
 def _pieces(large: DataFrame, most: int) -> tuple[DataFrame, DataFrame]:

@@ -21,6 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Collection, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
 from howdah import storage
@@ -49,6 +50,8 @@ SECOND_LOOK_SECONDS = 10.0
 _END_SECONDS = 60.0
 """How long the end of a lease waits for storage: a file that stays is swept by the next run."""
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
+_THREADS = 8
+"""That sweep versions at once."""
 _LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
 _SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
@@ -260,8 +263,13 @@ def sweep(dataset: str, own_token: str | None = None, *, over: Collection[str] =
         versions = [e for e in storage.list_dir(dataset) if e.is_dir and e.name.startswith("v=")]
     except NotFound:
         return removed
-    for version in versions:
-        removed += _sweep_version(version.path, own_token, over)
+    if not versions:
+        return removed
+    # a year of days is 365 versions, each of which takes round trips to storage
+    with ThreadPoolExecutor(min(_THREADS, len(versions)), "howdah-sweep") as pool:
+        paths = [version.path for version in versions]
+        for gone in pool.map(lambda path: _sweep_version(path, own_token, over), paths):
+            removed += gone
     return removed
 
 

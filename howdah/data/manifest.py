@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -20,6 +22,14 @@ APPENDED_SCHEMA_VERSION = 2
 """Of versions whose shards may lie in the directories of versions before: older readers would not
 find them."""
 MANIFEST = "manifest.json"
+_HEAD_BYTES = 4_096
+_HEAD = re.compile(
+    rb'\s*\{\s*"schema_version":\s*\d+,\s*"dataset_hash":\s*"[^"\\]*",'
+    rb'\s*"created":\s*"([^"\\]+)"'
+)
+"""How a manifest begins (`commit` writes the fields in this order): with when it was made."""
+_THREADS = 16
+"""That ask storage when versions were made: each answer is a round trip."""
 
 
 class _Frozen(BaseModel):
@@ -328,30 +338,50 @@ def load_dataset(path: str) -> Dataset:
             got=", ".join(child.name for child in children[:5]) or "an empty directory",
             remedy="run `howdah etl`; it removes the files of an interrupted one",
         )
-    return max(versions, key=lambda version: version.manifest.created)
+    return _load_version(max(versions)[1])
 
 
 def newest(root: str) -> Dataset | None:
     """The newest version below a dataset's root, if there is any."""
     versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
-    return max(versions, key=lambda version: version.manifest.created, default=None)
+    return _load_version(max(versions)[1]) if versions else None
 
 
 def version_before(root: str, manifest: DatasetManifest) -> Dataset | None:
     """The newest version below a dataset's root that was made before this one, if there is any."""
     versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
-    older = [one for one in versions if one.manifest.created < manifest.created]
-    return max(older, key=lambda version: version.manifest.created, default=None)
+    older = [version for version in versions if version[0] < manifest.created]
+    return _load_version(max(older)[1]) if older else None
 
 
-def _versions(children: Iterable[storage.Entry]) -> list[Dataset]:
-    return [
-        _load_version(child.path)
-        for child in children
-        if child.is_dir
-        and child.name.startswith("v=")
-        and storage.exists(storage.join(child.path, MANIFEST))
-    ]
+def _versions(children: Iterable[storage.Entry]) -> list[tuple[str, str]]:
+    """(created, directory) of each committed version.
+
+    A year of days is 365 manifests, each with all shards of those before it: of each only the
+    first bytes are read.
+    """
+    names = [child.path for child in children if child.is_dir and child.name.startswith("v=")]
+    if not names:
+        return []
+    with ThreadPoolExecutor(min(_THREADS, len(names)), "howdah-versions") as pool:
+        found = zip(pool.map(_created, names), names, strict=True)
+        return [(created, path) for created, path in found if created is not None]
+
+
+def _created(path: str) -> str | None:
+    """When a version was made; None: it has no manifest.
+
+    Raises:
+        DataError: a manifest that is none.
+    """
+    try:
+        with storage.open_read(storage.join(path, MANIFEST)) as file:
+            head = _HEAD.match(file.read(_HEAD_BYTES))
+    except NotFound:
+        return None
+    if head is not None:
+        return head[1].decode()
+    return _load_version(path).manifest.created  # written by another program, or broken
 
 
 def _load_version(path: str) -> Dataset:

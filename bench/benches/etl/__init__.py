@@ -7,8 +7,11 @@ duplicates: the same rows on the same two cores, each way in a process of its ow
 the share of the copies with one other word (and at least 10 words) that are joined to their
 original.
 
-BENCH_ROWS ("20000 80000 320000 1000000"), BENCH_DEDUP_ROWS (20000), BENCH_ROUNDS (3).
-datasketch comes from the package index into build/bench-peers.
+One part is a size of the growth, or one round of all ways. Each is kept as it ends
+(bench/results/etl.rounds.jsonl), and a bench that is run again goes on with the next.
+
+BENCH_ROWS ("20000 80000 320000 1000000"), BENCH_DEDUP_ROWS (20000), BENCH_ROUNDS (3), BENCH_PARTS
+(parts to run now; all). datasketch comes from the package index into build/bench-peers.
 """
 
 from __future__ import annotations
@@ -20,13 +23,29 @@ from bench import harness
 from bench.benches.etl import growth, near
 
 SIZES = [int(size) for size in os.environ.get("BENCH_ROWS", "20000 80000 320000 1000000").split()]
-DEDUP_ROWS = int(os.environ.get("BENCH_DEDUP_ROWS", "20000"))
+DEDUP_ROWS = [int(size) for size in os.environ.get("BENCH_DEDUP_ROWS", "20000").split()]
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "3"))
+PARTS = int(os.environ.get("BENCH_PARTS", "1000"))
+SOURCES = (
+    "etl", "howdah/data", "howdah/spark", "howdah/config/data.py",
+    "bench/benches/etl", "bench/peers/near_duplicates.py",
+)  # fmt: skip
 
 
 def main() -> None:
-    """Both parts."""
+    """Both parts, or as much of them as BENCH_PARTS allows."""
+    journal = harness.Rounds("etl", sources=SOURCES)
+    budget = harness.Budget(PARTS)
     with tempfile.TemporaryDirectory() as folder:
-        rows = near.compared(folder, DEDUP_ROWS, ROUNDS)
-        sizes = growth.measured(folder, SIZES)
-    harness.report("etl", rows, rows_of_near_duplicates=DEDUP_ROWS, rounds=ROUNDS, growth=sizes)
+        rows = [
+            row
+            for count in DEDUP_ROWS
+            for row in near.compared(folder, count, ROUNDS, journal, budget)
+        ]
+        sizes = growth.measured(folder, SIZES, journal, budget)
+    if budget.over:
+        print("parts are left: run the bench again")
+    harness.report(
+        "etl", rows, rows_of_near_duplicates=DEDUP_ROWS, rounds=ROUNDS, growth=sizes,
+        complete=not budget.over,
+    )  # fmt: skip

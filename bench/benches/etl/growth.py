@@ -7,9 +7,11 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from bench.benches.etl import rows
+from bench.harness import Budget, Rounds
 from bench.processes import Sampler
 from howdah.config import loader
 from tools import minilm
@@ -17,13 +19,15 @@ from tools import minilm
 EXECUTORS, CORES, TARGET = 200, 2, 100_000_000
 
 
-def measured(folder: str, sizes: list[int]) -> list[dict]:
+def measured(folder: str, sizes: list[int], journal: Rounds, budget: Budget) -> list[dict]:
     """The figures of each size; printed as a table, with what they say of 100 M rows."""
     base, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
-    found = []
+    found: list[dict] = []
     for size in sizes:
-        found.append(_measure(folder, base, size))
-        print(json.dumps(found[-1]), flush=True)
+        run = partial(_measure, folder, base, size)
+        found += journal.up_to(1, f"growth {size}", run, budget)
+    if not found:
+        return []
     lines = [
         "| rows | wall s | task s | task ms a row | shuffle bytes a row | kept bytes a row"
         " | driver's Python MB | JVM MB (its executors in it) | jobs |",

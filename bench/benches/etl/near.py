@@ -19,28 +19,38 @@ WAYS = {
 }
 
 
-def compared(folder: str, count: int, rounds: int) -> list[harness.Row]:
+def compared(
+    folder: str, count: int, rounds: int, journal: harness.Rounds, budget: harness.Budget
+) -> list[harness.Row]:
     """Seconds and the share found of each way, over `count` rows."""
-    path = f"{folder}/near.parquet"
-    rows.write(path, count)
+    path = f"{folder}/near-{count}.parquet"
     if not _PEERS.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
         subprocess.run([*command, str(_PEERS), _DATASKETCH], check=True)
-    found: dict[str, list[dict]] = {way: [] for way in ("ours", *WAYS)}
-    for _ in range(rounds):
-        for way, results in found.items():
-            results.append(_run(way, path, folder))
-            print(f"{way}: {results[-1]}", flush=True)
+
+    def one_round() -> dict:
+        if not os.path.exists(path):
+            rows.write(path, count)
+        found = {}
+        for way in ("ours", *WAYS):
+            found[way] = _run(way, path, folder)
+            print(f"{way}: {found[way]}", flush=True)
+        return found
+
+    found = journal.up_to(rounds, f"near duplicates of {count}", one_round, budget)
+    if not found:
+        return []
     return [
         harness.Row(
             what=f"near duplicates of {count:,} rows", unit="rows/s", peer=peer,
-            peer_values=[count / result["seconds"] for result in found[way]],
-            our_values=[count / result["seconds"] for result in found["ours"]],
+            peer_values=[count / result[way]["seconds"] for result in found],
+            our_values=[count / result["ours"]["seconds"] for result in found],
             bar="> 1x at equal or better recall",
             notes={
-                "found_by_peer": found[way][0]["found"], "found_by_ours": found["ours"][0]["found"],
-                "joined_by_peer": found[way][0]["joined"],
-                "joined_by_ours": found["ours"][0]["joined"],
+                "found_by_peer": found[0][way]["found"],
+                "found_by_ours": found[0]["ours"]["found"],
+                "joined_by_peer": found[0][way]["joined"],
+                "joined_by_ours": found[0]["ours"]["joined"],
             },
         )
         for way, peer in WAYS.items()

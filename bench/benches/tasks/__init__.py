@@ -1,0 +1,151 @@
+"""Pairs of texts and several labels on real text: both frameworks of ours beside HF Trainer.
+
+Pairs: does a description belong to a title (AG News; without it docstrings). Several labels:
+docstrings with their package, what they describe, and whether they have examples. The same rows,
+ids, base (MiniLM), batches, schedule and steps for all; HF Trainer groups rows by length. Bar:
+means over the seeds within one point of accuracy, or of micro F1.
+
+One part is a run of one system with one seed. Each is kept as it ends
+(bench/results/tasks.rounds.jsonl), and a bench that is run again goes on with the next.
+
+AG_NEWS (path of the CSV: class, title, description, no header), BENCH_TASKS ("pairs tags"),
+BENCH_STEPS (300), BENCH_SEEDS ("1 2 3"), BENCH_ROWS (7000), BENCH_PARTS (parts to run now; all).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+from bench import harness
+from bench.benches.tasks import rows
+from bench.benches.tasks.rows import PAIRS, TAGS
+from howdah.config import loader
+from howdah.core.machine import cpu_gains_by_bf16
+from tools import minilm
+
+SEEDS = [int(seed) for seed in os.environ.get("BENCH_SEEDS", "1 2 3").split()]
+STEPS = int(os.environ.get("BENCH_STEPS", "300"))
+ROWS = int(os.environ.get("BENCH_ROWS", "7000"))
+PARTS = int(os.environ.get("BENCH_PARTS", "1000"))
+WANTED = os.environ.get("BENCH_TASKS", f"{PAIRS} {TAGS}").split()
+BATCH, LEARNING_RATE = 32, 1e-4
+METRICS = {PAIRS: "accuracy", TAGS: "micro_f1"}
+SYSTEMS = ("HF Trainer", "torch", "tensorflow")
+SOURCES = ("training", "bench/benches/tasks", "bench/peers/hf_trainer.py")
+_WORK = Path(__file__).parents[3] / "build" / "bench-tasks"
+
+
+def main() -> None:
+    """Peer and ours in turn for each seed, or as much as BENCH_PARTS allows."""
+    base, pretrained = minilm.base_model(lambda line: print(line, file=sys.stderr))
+    ag_news = os.environ.get("AG_NEWS")
+    journal = harness.Rounds(
+        "tasks", sources=SOURCES, steps=STEPS, rows=ROWS, articles=bool(ag_news), base=base
+    )
+    budget = harness.Budget(PARTS)
+    found = []
+    for task in WANTED:
+        folder = _folder(task, ag_news)
+        runs: dict[str, list[dict]] = {name: [] for name in SYSTEMS}
+        for seed in SEEDS:
+            for name in SYSTEMS:
+                run = partial(_run_of, name, seed, folder, task, base, ag_news)
+                runs[name] += journal.up_to(1, f"{task}, {name}, seed {seed}", run, budget)
+        found += _rows(task, runs)
+    if budget.over:
+        print("parts are left: run the bench again")
+    harness.report("tasks", found, pretrained=pretrained, steps=STEPS, complete=not budget.over)
+
+
+def _rows(task: str, runs: dict[str, list[dict]]) -> list[harness.Row]:
+    metric, scores = METRICS[task], {}
+    for name, values in runs.items():
+        scores[name] = [100 * one["score"] for one in values]
+        each = ", ".join(f"{value:.2f}" for value in scores[name])
+        mean = f"{statistics.mean(scores[name]):.2f}" if scores[name] else "none"
+        print(f"{task}, {metric}, {name}: mean {mean}; per seed {each}", flush=True)
+    return [
+        harness.Row(
+            what=f"{task}, {metric}, {name}", unit="%", peer="HF Trainer (group_by_length)",
+            peer_values=scores["HF Trainer"], our_values=scores[name], bar="means within 1 point",
+            notes={"seconds": [one["seconds"] for one in runs[name]]},
+        )
+        for name in SYSTEMS[1:]
+        if scores[name] and scores["HF Trainer"]
+    ]  # fmt: skip
+
+
+def _folder(task: str, ag_news: str | None) -> str:
+    """Where a task's rows and dataset are, by what they are made of."""
+    made = [task, ROWS, ag_news if task == PAIRS else None]
+    return str(_WORK / f"{task}-{hashlib.sha256(repr(made).encode()).hexdigest()[:8]}")
+
+
+def _settings(folder: str, task: str, base: str) -> dict:
+    columns = {"id": "id", "label": "label", "text": "text"}
+    return {
+        "data": {
+            "source": f"{folder}/rows.jsonl",
+            "columns": {**columns, "text_pair": "second"} if task == PAIRS else columns,
+            "task": "single_label" if task == PAIRS else "multi_label",
+            "dataset": f"{folder}/dataset",
+            "split": {"validation": 0.0, "test": 0.2},
+        },
+        "model": {"base": base},
+        "training": {
+            "global_batch_size": BATCH, "max_steps": STEPS, "learning_rate": LEARNING_RATE,
+            "warmup_ratio": 0.1, "weight_decay": 0.01, "logging_steps": 50,
+        },
+        "evaluation": {"splits": ["test"], "metric": METRICS[task]},
+        "checkpoint": {"every_minutes": None, "every_epoch": False},
+        "tracking": {"tensorboard": False},
+    }  # fmt: skip
+
+
+def _dataset(folder: str, task: str, base: str, ag_news: str | None) -> str:
+    """The configuration's path; the dataset is made unless it is there."""
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.exists(f"{folder}/rows.jsonl"):
+        rows.write(f"{folder}/part", task, ROWS, ag_news)
+        os.rename(f"{folder}/part", f"{folder}/rows.jsonl")
+    config = f"{folder}/run.yaml"
+    checked = loader.from_dict(_settings(folder, task, base))
+    Path(config).write_text(loader.dump_yaml(checked), encoding="utf-8")
+    _command("howdah.cli", "etl", "--config", config)
+    return config
+
+
+def _run_of(name: str, seed: int, folder: str, task: str, base: str, ag_news: str | None) -> dict:
+    """{score, seconds} of one run."""
+    config = _dataset(folder, task, base, ag_news)
+    out = f"{folder}/{name.replace(' ', '-')}-{seed}-{STEPS}"
+    if name == "HF Trainer":
+        _command(
+            "bench.peers.hf_trainer", "--dataset", f"{folder}/dataset", "--base", base,
+            "--out", f"{out}.json", "--seed", str(seed), "--max-steps", str(STEPS),
+            "--learning-rate", str(LEARNING_RATE), "--group-by-length",
+            *(["--bf16"] if cpu_gains_by_bf16() else []),
+            "--threads", str(len(os.sched_getaffinity(0))),
+        )  # fmt: skip
+        found = json.loads(Path(f"{out}.json").read_text())
+        return {"score": found[METRICS[task]], "seconds": found["train_seconds"]}
+    _command(
+        "howdah.cli", "train", "--config", config, "--resume", "never",
+        "--set", f"run.directory={out}", "--set", f"training.framework={name}",
+        "--set", f"training.seed={seed}",
+    )  # fmt: skip
+    run = json.loads(Path(f"{out}/run.json").read_text())
+    return {"score": run["metrics"]["test"][METRICS[task]], "seconds": run["train_seconds"]}
+
+
+def _command(*arguments: str) -> None:
+    done = subprocess.run([sys.executable, "-m", *arguments], stdout=sys.stderr)
+    if done.returncode:
+        raise SystemExit(f"{arguments[0]} ended with exit code {done.returncode}")

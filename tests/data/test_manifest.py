@@ -1,0 +1,57 @@
+"""Which version of a dataset is the newest, and how much of the others is read to know it."""
+
+import json
+
+import pytest
+
+from howdah import storage
+from howdah.data import manifest
+from howdah.data.manifest import MANIFEST, load_dataset, newest, version_before
+from howdah.errors import DataError
+from tests.support.appended import build_appended
+
+
+def year(root, model_dir, count):
+    """`count` more versions, each older than the two real ones."""
+    last = build_appended(root, model_dir=model_dir)
+    value = json.loads(storage.read_bytes(storage.join(last.path, MANIFEST)))
+    for n in range(count):
+        value |= {"created": f"2020-01-01T00:00:{n:02d}", "dataset_hash": f"old{n}"}
+        path = storage.join(root, f"v=old{n:013d}")
+        storage.make_dirs(path)
+        storage.write_whole(storage.join(path, MANIFEST), json.dumps(value, indent=1).encode())
+    return last
+
+
+def test_of_many_versions_only_the_newest_is_parsed(tmp_path, tiny_model_dir, monkeypatch):
+    root = str(tmp_path / "data")
+    last = year(root, tiny_model_dir, 20)
+    storage.make_dirs(storage.join(root, "v=unfinished"))
+    parsed, whole = [], manifest._load_version
+    monkeypatch.setattr(manifest, "_load_version", lambda path: parsed.append(path) or whole(path))
+    assert newest(root).path == last.path == load_dataset(root).path
+    assert parsed == [last.path] * 2
+    older = version_before(root, last.manifest)
+    assert older.manifest.dataset_hash == last.manifest.parent
+    oldest = load_dataset(storage.join(root, f"v=old{0:013d}")).manifest
+    assert version_before(root, oldest) is None
+
+
+def test_a_manifest_in_another_order_is_read_whole(tmp_path, tiny_model_dir):
+    root = str(tmp_path / "data")
+    last = build_appended(root, model_dir=tiny_model_dir)
+    path = storage.join(last.path, MANIFEST)
+    value = json.loads(storage.read_bytes(path))
+    storage.write_whole(path, json.dumps(dict(reversed(value.items()))).encode())
+    assert newest(root).manifest == last.manifest
+
+
+@pytest.mark.parametrize("text", [b"", b"{", b"[]", b'{"schema_version": 99}'])
+def test_a_broken_manifest_is_refused_by_name(text, tmp_path, tiny_model_dir):
+    root = str(tmp_path / "data")
+    last = build_appended(root, model_dir=tiny_model_dir)
+    path = storage.join(last.path, MANIFEST)
+    storage.write_whole(path, text)
+    with pytest.raises(DataError) as caught:
+        newest(root)
+    assert path in caught.value.where
