@@ -33,7 +33,7 @@ app = typer.Typer(
 app.add_typer(work.app)
 app.add_typer(tune.app)
 app.add_typer(models.app)
-app.add_typer(serving.http.app)
+app.add_typer(serving.app)
 app.add_typer(comparing.app)
 app.add_typer(jobs.app)
 app.add_typer(minicluster.minicluster_app, name="minicluster")
