@@ -78,6 +78,7 @@ def serve(
     publish_directory: str,
     say: Callable[[str], None],
     ready: Callable[[Started], None] = lambda started: None,
+    limits: Any = None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT, then answer what was asked before.
 
@@ -87,6 +88,7 @@ def serve(
         publish_directory: publish.directory of the configuration.
         say: takes a line.
         ready: called once, when requests are answered.
+        limits: section `drift` of the configuration, for what is counted as drift; None: defaults.
     Raises:
         UsageError, ConfigError: a port that is taken, no token, no packages.
         ModelError, StorageError: there is no such model, or it does not open.
@@ -99,7 +101,7 @@ def serve(
         variant = find(model, publish_directory)
         say(f"opening {variant.title}")
         first = open_generation(variant, threads=settings.threads)
-        server = _Server(first, model, settings, tokens, listener, publish_directory, say)
+        server = _Server(first, model, settings, tokens, listener, publish_directory, say, limits)
         number = server.run(ready)
     if number == signal.SIGINT:
         raise Interrupted("interrupted")
@@ -118,6 +120,7 @@ class _Server:
         listener: socket.socket,
         publish_directory: str,
         say: Callable[[str], None],
+        limits: Any,
     ) -> None:
         from serving.compute.batcher import Batcher
         from serving.compute.metrics import Metrics
@@ -135,7 +138,7 @@ class _Server:
         if settings.shadow is not None:
             other = challenger(settings.shadow, first.variant, root, publish_directory)
             self.shadow = Shadow(other, compute_threads=1, metrics=metrics, say=say)
-        self._drift = LiveDrift(first, metrics, say)
+        self._drift = LiveDrift(first, metrics, say, limits)
         self.batcher = Batcher(
             first, budget=settings.max_batch_tokens, most=settings.max_queue,
             wait=settings.max_wait_ms / 1000, metrics=metrics, call_soon=self._call_soon,
@@ -152,6 +155,7 @@ class _Server:
             batcher=self.batcher, metrics=metrics, settings=settings, tokens=tokens,
             hosts=listening.host_names(settings.host), say=say,
             before_metrics=self._drift.publish,
+            unpredicted=lambda empty, errors: self._drift.failed(empty=empty, errors=errors),
         )  # fmt: skip
 
     def run(self, ready: Callable[[Started], None]) -> int:

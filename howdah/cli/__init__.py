@@ -45,7 +45,7 @@ app = typer.Typer(
 app.add_typer(work.app)
 app.add_typer(tune.app)
 app.add_typer(models.app)
-app.add_typer(serving.http.app)
+app.add_typer(serving.app)
 app.add_typer(lineage.app)
 app.add_typer(days.app)
 app.add_typer(comparing.app)

@@ -130,7 +130,8 @@ def _serve(model: str, checked: Any, as_json: bool) -> None:
         sys.stdout.flush()
 
     serve(
-        model, checked.serve, publish_directory=checked.publish.directory, say=say, ready=ready
+        model, checked.serve, publish_directory=checked.publish.directory, say=say, ready=ready,
+        limits=getattr(checked, "drift", None),
     )  # fmt: skip
 
 

@@ -243,7 +243,8 @@ class Batcher:
         of_one = [n for n, one in enumerate(self._waiting) if one.work.generation is generation]
         # As the model pads them, so that it does not divide the batch once more.
         lengths = [self._width(len(self._waiting[number].ids), generation) for number in of_one]
-        chosen = {of_one[index] for index in choose(lengths, self._budget)}
+        alike = generation.model.own_width
+        chosen = {of_one[index] for index in choose(lengths, self._budget, alike=alike)}
         batch = [self._waiting[number] for number in sorted(chosen)]
         self._waiting = [one for n, one in enumerate(self._waiting) if n not in chosen]
         self._several = len({id(one.work) for one in batch}) > 1
@@ -274,7 +275,8 @@ class Batcher:
 
     def _width(self, tokens: int, generation: Generation) -> int:
         model = generation.model
-        return padded_length(tokens, pad_multiple(model.gpu), model.positions)
+        multiple = 1 if model.own_width else pad_multiple(model.gpu)
+        return padded_length(tokens, multiple, model.positions)
 
     def _count(self, texts: int) -> None:
         """Keep the rate of the last seconds, for Retry-After."""

@@ -9,7 +9,7 @@ __all__ = ["choose", "padded", "retry_seconds"]
 _LONGEST_RETRY = 60
 
 
-def choose(lengths: Sequence[int], budget: int) -> list[int]:
+def choose(lengths: Sequence[int], budget: int, *, alike: bool = False) -> list[int]:
     """Which of the waiting texts the next batch has, as indexes in their order of arrival.
 
     The oldest is always one of them, so that none waits for ever. It is joined by its neighbours in
@@ -19,15 +19,21 @@ def choose(lengths: Sequence[int], budget: int) -> list[int]:
     Args:
         lengths: tokens of the waiting texts, the oldest first; not empty.
         budget: most tokens of a batch, padding included. A longer text is alone.
+        alike: only texts of one length, for models whose scores must not depend on padding
+            (ServedModel.own_width).
 
     >>> choose([4, 90, 5, 3, 80], 16)
     [0, 2, 3]
     >>> choose([90, 4, 80, 85], 300)
     [0, 2, 3]
+    >>> choose([4, 90, 4, 5, 4], 8, alike=True)
+    [0, 2]
     """
+    room = max(1, budget // max(1, lengths[0]))
+    if alike:
+        return [index for index, length in enumerate(lengths) if length == lengths[0]][:room]
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     oldest = order.index(0)
-    room = max(1, budget // max(1, lengths[0]))
     chosen = order[oldest : oldest + room]
     if len(chosen) < room:  # it and all shorter ones fit: longer ones widen the batch
         for index in reversed(order[:oldest]):

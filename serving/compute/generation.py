@@ -17,6 +17,7 @@ from howdah.models.registry import Published
 from training.deployment.variants import Variant
 from training.prediction.classify import outputs_of, usable
 from training.prediction.rows import Outputs, Row
+from training.serving.runtimes import serving_framework
 from training.serving.serve import EXPORT_PATTERNS, ServedModel, open_model
 
 __all__ = ["Generation", "open_generation", "served_name", "try_out"]
@@ -72,20 +73,12 @@ def open_generation(variant: Variant, *, threads: int | None) -> Generation:
     """
     if variant.version is not None:
         _verify(variant)
-    model = open_model(variant.path, framework=_framework(variant), threads=threads)
+    framework = serving_framework(variant.path)
+    model = open_model(variant.path, framework=framework, threads=threads)
     model.require("text", where="howdah serve", remedy="use `howdah predict` for images")
     generation = Generation(variant=variant, model=model)
     try_out(generation, _WARM)
     return generation
-
-
-def _framework(variant: Variant) -> str | None:
-    """onnx where the export has it and onnxruntime is installed; None: the framework that it was
-    trained with."""
-    from training.serving import serve
-
-    chosen = getattr(serve, "default_framework", None)  # exports choose; without it as trained
-    return chosen(variant.path) if chosen else None
 
 
 def _verify(variant: Variant) -> None:

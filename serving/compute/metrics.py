@@ -75,7 +75,7 @@ class Metrics:
             (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0),
         )  # fmt: skip
         self.shadow_up = gauge("shadow_up", "1 while the challenger's process answers.")
-        self.drift = gauge("drift_psi", "Of live traffic against the training data.", "column")
+        self.drift = gauge("drift", "Of live texts against the model's own profile.", "column")
         self.drift_rows = gauge("drift_texts", "Texts that drift is computed from.")
         self.drift_alarm = gauge("drift_alarm", "1: the column has drifted.", "column")
         self._known: set[str] = set()

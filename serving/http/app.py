@@ -33,6 +33,7 @@ from serving.compute.refusals import (
 from serving.http import faces, pages
 from serving.http.reading import Held, deadline_ms, header, read_body
 from training.deployment.requests import Refusal, UnknownRoute, WrongHost, WrongMethod, refusal_body
+from training.prediction.classify import EMPTY
 
 __all__ = ["Front", "State", "build"]
 
@@ -64,6 +65,8 @@ class State:
     say: Callable[[str], None] = lambda line: None
     before_metrics: Callable[[], None] = lambda: None
     """Called before /metrics is written."""
+    unpredicted: Callable[[int, int], None] = lambda empty, errors: None
+    """Takes how many texts of a request were empty, and how many had another error."""
     running: int = 0
     """Requests that are read, wait or are computed."""
     held: Held = field(default_factory=lambda: Held(most=_HELD_BYTES))
@@ -219,12 +222,20 @@ async def _ask(
         del body
         work = Work(question.rows)
         await _classified(state, work, request, began + limit, given)
-        for one in work.predictions:
-            state.metrics.prediction(one, work.generation)
+        _count(state, work)
         answer = question.answer(work.generation, work.predictions)
         return _json(answer, headers=_names(work))
     finally:
         state.held.bytes -= size
+
+
+def _count(state: State, work: Work) -> None:
+    for one in work.predictions:
+        state.metrics.prediction(one, work.generation)
+    wrong = [one.error for one in work.predictions if one.scores is None]
+    if wrong:
+        empty = wrong.count(EMPTY)
+        state.unpredicted(empty, len(wrong) - empty)
 
 
 def _names(work: Work) -> dict[str, str]:

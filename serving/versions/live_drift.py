@@ -1,29 +1,117 @@
-"""Drift of live traffic against the training data, where the export has a profile of it."""
+"""Drift of live traffic against the model's own profile, where its export has one.
+
+The last texts are counted in two windows, so that what was long ago is forgotten: each window is
+dropped when the next one but one is full. Nothing of a text is kept, counts alone.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from howdah.errors import HowdahError
 from serving.compute.generation import Generation
 from serving.compute.metrics import Metrics
+from training.prediction.rows import Prediction
 
 __all__ = ["LiveDrift"]
 
+_WINDOW = 5000
+"""Texts of one of the two windows."""
+_AT_ONCE = 64
+"""Texts that are counted together; counting one by one takes a tenth of their computing."""
+
 
 class LiveDrift:
-    """Collects what was classified; gauges are written when Prometheus asks."""
+    """Collects what was classified; gauges are written when Prometheus asks.
+
+    Args:
+        generation: the version that answers at first.
+        limits: section `drift` of the configuration; None: its defaults.
+        say: takes a line.
+    """
 
     def __init__(
-        self, generation: Generation, metrics: Metrics, say: Callable[[str], None]
+        self,
+        generation: Generation,
+        metrics: Metrics,
+        say: Callable[[str], None],
+        limits: Any = None,
     ) -> None:
-        self._metrics, self._say = metrics, say
+        self._metrics, self._say, self._limits = metrics, say, limits
+        self._lock = threading.Lock()
+        self._reference: Any = None
+        self.begin(generation)
 
     def begin(self, generation: Generation) -> None:
-        """A new version answers: collect anew."""
+        """A new version answers: collect anew, in its bins."""
+        reference = None
+        if importlib.util.find_spec("howdah.drift") is not None:
+            from howdah.drift.profile import reference_of
 
-    def add(self, found: list[tuple[Any, Any, Any, Any]]) -> None:
-        """Texts that were classified."""
+            try:
+                reference = reference_of(generation.variant.path)
+            except HowdahError as error:
+                self._say(f"no drift is shown: {error.what} ({error.where})")
+        with self._lock:
+            self._generation, self._reference = generation, reference
+            self._buffer: list[tuple[np.ndarray, np.ndarray]] = []
+            self._windows = [] if reference is None else [self._empty(), self._empty()]
+        self._metrics.drift.clear()
+        self._metrics.drift_alarm.clear()
+
+    def _empty(self) -> Any:
+        from howdah.drift.profile import Profile
+
+        return Profile.like(self._reference)
+
+    def add(self, found: list[tuple[Any, Any, np.ndarray, Prediction]]) -> None:
+        """Texts that were classified: (generation, row, ids, prediction) each."""
+        if self._reference is None:
+            return
+        with self._lock:
+            self._buffer += [
+                (prediction.scores, ids)
+                for generation, _, ids, prediction in found
+                if generation is self._generation
+            ]
+            if len(self._buffer) >= _AT_ONCE:
+                self._count()
+
+    def failed(self, *, empty: int, errors: int) -> None:
+        """Texts without a prediction."""
+        with self._lock:
+            if self._windows:
+                self._windows[-1].add_failed(empty=empty, errors=errors)
+
+    def _count(self) -> None:
+        if not self._buffer:
+            return
+        scores_NC = np.stack([scores for scores, _ in self._buffer])
+        self._windows[-1].add(scores_NC, [ids for _, ids in self._buffer])
+        self._buffer = []
+        if self._windows[-1].rows >= _WINDOW:
+            self._windows = [self._windows[-1], self._empty()]
 
     def publish(self) -> None:
-        """Write the gauges."""
+        """Write the gauges: values as soon as there are enough texts."""
+        if self._reference is None:
+            return
+        from howdah.drift.judge import judge
+
+        with self._lock:
+            self._count()
+            total = self._empty()
+            for window in self._windows:
+                total.merge(window)
+            reference = self._reference
+        verdict = judge(reference, total, self._limits)
+        self._metrics.drift_rows.set(verdict.rows)
+        for column in verdict.columns:
+            if column.state in ("alarm", "ok") and column.value is not None:
+                self._metrics.drift.labels(column.name).set(column.value)
+                self._metrics.drift_alarm.labels(column.name).set(column.state == "alarm")

@@ -11,6 +11,8 @@ from howdah.data.clean import PAIR
 from training.prediction.rows import Outputs, Prediction, Row
 from training.serving.serve import ServedModel
 
+EMPTY = "the text is empty"
+"""The error of a row whose text has nothing left after cleaning."""
 _WRONG_SIDES = {
     True: "the model reads pairs of texts, and this is one text",
     False: "the model reads single texts, and this is a pair",
@@ -55,7 +57,7 @@ def usable(served: ServedModel, row: Row) -> str | Prediction:
         return Prediction(row.id, None, None, _WRONG_SIDES[served.pairs])
     text = served.clean_text(row.text)
     if not all(side.strip() for side in (text.split(PAIR) if row.pair else [text])):
-        return Prediction(row.id, None, None, "the text is empty")
+        return Prediction(row.id, None, None, EMPTY)
     return text
 
 
