@@ -41,7 +41,7 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 _UNDER_POLICY = {
     "baseline", "config", "crossval", "doctor", "etl", "evaluate", "export", "gate", "guard",
     "kill", "logs", "plan", "predict", "ps", "publish", "register", "report", "scale", "status",
-    "submit", "train", "tune",
+    "submit", "threshold", "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 

@@ -14,9 +14,9 @@ from howdah.data.manifest import DatasetManifest, RecordEntry, TokenizerEntry, c
 from howdah.data.record import Columns, RecordLayout
 from tests.fixtures.dataset import write_rows
 from tests.support.tiny_model import write_tiny_model
+from training.comm.base import SoloComm
 from training.data.planner import Rows
 from training.evaluation.tally import Tally
-from training.comm.base import SoloComm
 from training.serving.evaluate import PredictionPart
 
 _COLUMNS = {"input_ids": "input_ids", "label": "label", "length": "length", "id": "id"}

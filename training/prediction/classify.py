@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import assert_never
 
 import numpy as np
 
@@ -21,40 +19,36 @@ _WRONG_SIDES = {
 def classify(served: ServedModel, rows: Sequence[Row]) -> list[Prediction]:
     """Predictions of rows, in their order; a row without a usable text gets an error.
 
-    A text that is empty after cleaning is not classified: the model would return its prior.
-
     Raises:
         UsageError: the model classifies images.
     """
     served.require("text", where="model", remedy="`howdah predict --source DIR` classifies images")
-    out: list[Prediction | None] = [None] * len(rows)
-    texts, numbers = [], []
-    for number, row in enumerate(rows):
-        if row.text is not None and served.pairs != row.pair:
-            row = replace(row, text=None, error=_WRONG_SIDES[served.pairs])
-        text = None if row.text is None else served.clean_text(row.text)
-        if text is None:
-            out[number] = Prediction(row.id, None, None, row.error)
-        elif not all(side.strip() for side in (text.split(PAIR) if row.pair else [text])):
-            out[number] = Prediction(row.id, None, None, "the text is empty")
-        else:
-            texts.append(text)
-            numbers.append(number)
-    scores_NC = served.scores(texts)
+    out = [usable(served, row) for row in rows]
+    numbers = [number for number, one in enumerate(out) if isinstance(one, str)]
+    scores_NC = served.scores([out[number] for number in numbers])
     for number, scores_C in zip(numbers, scores_NC, strict=True):
-        out[number] = Prediction(rows[number].id, _predicted(served, scores_C), scores_C)
+        out[number] = predicted(served, rows[number], scores_C)
     return out
 
 
-def _predicted(served: ServedModel, scores_C: np.ndarray) -> str | list[str] | float:
-    """The label, the labels above 0.5, or the number."""
-    if served.task == "single_label":
-        return served.labels[int(scores_C.argmax())]
-    if served.task == "multi_label":
-        return [served.labels[number] for number in np.flatnonzero(scores_C > 0.5)]
-    if served.task == "regression":
-        return float(scores_C[0])
-    assert_never(served.task)
+def usable(served: ServedModel, row: Row) -> str | Prediction:
+    """The row's cleaned text, or its prediction without a label: why there is none to classify.
+
+    A text that is empty after cleaning is not classified: the model would return its prior.
+    """
+    if row.text is None:
+        return Prediction(row.id, None, None, row.error)
+    if served.pairs != row.pair:
+        return Prediction(row.id, None, None, _WRONG_SIDES[served.pairs])
+    text = served.clean_text(row.text)
+    if not all(side.strip() for side in (text.split(PAIR) if row.pair else [text])):
+        return Prediction(row.id, None, None, "the text is empty")
+    return text
+
+
+def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction:
+    """The prediction of a row by its scores: the label (None: rejected), the labels, the number."""
+    return Prediction(row.id, served.decided(scores_C), scores_C)
 
 
 def outputs_of(served: ServedModel) -> Outputs:
