@@ -230,8 +230,8 @@ class Model:
         found = classify(self._served, [Row(str(n), text) for n, text in enumerate(texts)])
         for text, one in zip(texts, found, strict=True):
             scores = [None] * len(self.labels) if one.scores is None else one.scores.tolist()
-            best = None if one.scores is None else max(scores)
             named = dict(zip(self.labels, scores, strict=True))
+            best = named.get(one.label, None if one.scores is None else max(scores))
             rows.append({"text": text, "label": one.label, "score": best, "error": one.error})
             rows[-1] |= {f"score/{name}": value for name, value in named.items()}
         columns = ["text", "label", "score", "error", *(f"score/{name}" for name in self.labels)]

@@ -57,7 +57,8 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 _UNDER_POLICY = {
     "baseline", "config", "crossval", "doctor", "drift", "etl", "evaluate", "export", "gate",
     "guard", "kill", "lineage", "logs", "partition", "plan", "predict", "ps", "publish",
-    "published", "register", "report", "scale", "score", "status", "submit", "train", "tune",
+    "published", "register", "report", "scale", "score", "status", "submit", "threshold", "train",
+    "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 

@@ -91,9 +91,15 @@ def report(
         str | None,
         typer.Option(help="The page of several runs; none: comparison.html beside this process."),
     ] = None,
+    texts: Annotated[
+        str | None,
+        typer.Option(help="Texts in the page: none, or worst; none given: the run's report.texts."),
+    ] = None,
     json: AsJson = False,
 ) -> None:
     """Write a run's report.html again, or one page with several runs side by side."""
+    if texts not in (None, "none", "worst"):
+        raise UsageError("unknown value", where="--texts", expected="none or worst", got=texts)
     allowed(*(("RUN", "path", run) for run in runs), ("--output", "path", output))
     if len(runs) == 1:
         if output is not None:
@@ -103,7 +109,7 @@ def report(
             )  # fmt: skip
         from training.evaluation.report import write
 
-        path = write(runs[0])
+        path = write(runs[0], texts=texts)
         answer({"path": path}, json, [f"report: {path}"])
         return
     from training.evaluation.comparison import compare
@@ -112,3 +118,50 @@ def report(
     if not found["same_dataset"]:
         say("warning: these runs were measured on different datasets, or it is not known on which")
     answer(found, json, [f"comparison: {found['path']}"])
+
+
+@app.command()
+def threshold(
+    model: Annotated[str, typer.Option(help="Run directory, or its export (any storage).")],
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Choose thresholds of labels by it: f1, f0.5, f2, accuracy or mcc."),
+    ] = None,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--class",
+            help="Label that gets a threshold; repeatable for a model of several (none: all).",
+        ),
+    ] = None,
+    reject_below: Annotated[
+        float | None, typer.Option(help="Rows whose label's score is lower get no label.")
+    ] = None,
+    coverage: Annotated[
+        float | None, typer.Option(help="Choose that bound so that this share keeps its label.")
+    ] = None,
+    accuracy: Annotated[
+        float | None, typer.Option(help="Choose that bound so that those kept are right so often.")
+    ] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate", help="Fit a temperature: scores that can be believed.")
+    ] = False,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="Take the decision out of the export.")
+    ] = False,
+    split: Annotated[str, typer.Option(help="What it is fitted on: validation.")] = "validation",
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Fit on validation from which score on a label is given; write it into the run's export."""
+    allowed(("--model", "path", model))
+    checked = load(config, set)
+    from training.serving.threshold import Asked, decide, lines
+
+    asked = Asked(
+        metric=metric, labels=tuple(label or ()), reject_below=reject_below, coverage=coverage,
+        accuracy=accuracy, calibrate=calibrate, reset=reset, split=split,
+    )  # fmt: skip
+    found = decide(model, asked, config=checked if config or set else None, progress=say)
+    answer(found, json, lines(found))

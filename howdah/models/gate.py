@@ -21,7 +21,7 @@ from howdah.config.model import Config
 from howdah.data.manifest import content_hash
 from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
 from howdah.models import baseline
-from howdah.models.registry import EXPORT_INFO, Published
+from howdah.models.registry import DECISION_KEYS, EXPORT_INFO, Published
 
 __all__ = [
     "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
@@ -88,6 +88,14 @@ class Run:
     def weights(self) -> str:
         """SHA-256 of the exported weights."""
         return self.info["weights_sha256"]
+
+    @property
+    def decision(self) -> str | None:
+        """Hash of what `howdah threshold` has put into the export; None: nothing. Two exports of
+        the same weights and other decisions are two versions of a model."""
+        found = self.info.get("decision") or {}
+        used = {key: found[key] for key in DECISION_KEYS if key in found}
+        return content_hash(used) if used else None
 
     @property
     def dataset(self) -> dict:

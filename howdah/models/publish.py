@@ -226,13 +226,14 @@ def _began_from(base: dict | None) -> Iterator[str]:
 
 # ---------------------------------------------------------------------------------- a version
 def _version_of(model: Published, run: Run) -> int | None:
-    """The version with the run's weights, if there is one."""
+    """The version with the run's weights and decision, if there is one."""
     for number in model.numbers():
         try:
             manifest = model.version(number)
         except ModelError:  # its publisher has not finished
             continue
-        if (manifest["run_id"], manifest["weights_sha256"]) == (run.run_id, run.weights):
+        known = (manifest["run_id"], manifest["weights_sha256"], manifest.get("decision"))
+        if known == (run.run_id, run.weights, run.decision):
             return number
     return None
 
@@ -253,6 +254,7 @@ def _add_version(model: Published, run: Run, progress: Progress) -> int:
             "metrics": run.metrics(),
             "dataset": run.dataset,
             "weights_sha256": run.weights,
+            "decision": run.decision,
             "files": files,
             "lineage": _lineage(run),
             "created": _now(),
@@ -429,7 +431,7 @@ def _entry(
         "by": user_and_host(),
         "note": note,
         "order": [*_order(before), version],
-        **{name: manifest.get(name) for name in (*copied, "weights_sha256")},
+        **{name: manifest.get(name) for name in (*copied, "weights_sha256", "decision")},
     }
 
 

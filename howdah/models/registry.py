@@ -22,6 +22,7 @@ from howdah.errors import ModelError, NotFound
 
 __all__ = [
     "CHALLENGER",
+    "DECISION_KEYS",
     "EXPORT_INFO",
     "MANIFEST",
     "MLFLOW",
@@ -34,6 +35,9 @@ __all__ = [
 
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
+
+DECISION_KEYS = ("temperature", "reject_below", "thresholds")
+"""Of `decision` in that file: what changes predictions (training/evaluation/decision.py)."""
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"

@@ -7,6 +7,7 @@ to the published version, no pickle.
 from __future__ import annotations
 
 import importlib.util
+import json
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ from typing import Any, Literal, assert_never
 from howdah import __version__, redact
 from howdah.data import modelfiles
 from howdah.errors import ClusterError, ModelError, UsageError
+from howdah.models.registry import DECISION_KEYS
 from training.deployment import references
 from training.deployment.variants import Variant
 from training.serving.serve import EXPORT_PATTERNS
@@ -73,7 +75,7 @@ def register(
             remedy="give a model exported by `howdah train` or `howdah export`",
         )
     with opened(uri) as (mlflow, client):
-        version = _version_of(client, name, run_id, weights)
+        version = _version_of(client, name, run_id, weights, _decision(variant))
         changed = version is None
         if version is None:
             say(f"registering {variant.title} as {name}")
@@ -145,13 +147,22 @@ def opened(uri: str) -> Iterator[tuple[Any, Any]]:
         ) from None
 
 
-def _version_of(client: Any, name: str, run_id: str, weights: str) -> str | None:
-    """The version with these weights of this run; None: there is none."""
+def _version_of(
+    client: Any, name: str, run_id: str, weights: str, decision: str | None
+) -> str | None:
+    """The version with these weights and this decision of this run; None: there is none."""
+    keys = ("howdah.run_id", "howdah.weights_sha256", "howdah.decision")
     for found in client.search_model_versions(f"name = '{name}'"):
-        tags = found.tags
-        if (tags.get("howdah.run_id"), tags.get("howdah.weights_sha256")) == (run_id, weights):
+        if tuple(found.tags.get(key) for key in keys) == (run_id, weights, decision):
             return found.version
     return None
+
+
+def _decision(variant: Variant) -> str | None:
+    """What `howdah threshold` has put into the export, as a tag."""
+    found = variant.info.get("decision") or {}
+    used = {key: found[key] for key in DECISION_KEYS if key in found}
+    return json.dumps(used, sort_keys=True) if used else None
 
 
 def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str, mode: Mode) -> str:
@@ -205,6 +216,7 @@ def _tags(variant: Variant) -> dict[str, str]:
         "published": variant.title if variant.version is not None else None,
         "framework": info.get("framework"),
         "step": info.get("step"),
+        "decision": _decision(variant),
         "dataset": dataset.get("hash"),
         "labels": ", ".join(variant.labels),
         "version": variant.version,

@@ -259,7 +259,10 @@ def as_json(predictions: Sequence[Prediction], outputs: Outputs) -> list[dict[st
         scores = [round(float(score), 6) for score in one.scores]
         named = dict(zip(outputs.labels, scores, strict=True))
         if single:
-            answer["score"] = named[one.label]
+            # Of a rejected row: the highest score, which was too low.
+            answer["score"] = max(scores) if one.label is None else named[one.label]
+            if one.rejected:
+                answer["rejected"] = True
         if outputs.has_scores:
             answer["scores"] = named
         answers.append(answer)

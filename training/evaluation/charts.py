@@ -182,12 +182,14 @@ def ruler(value: float, interval: tuple[float, float] | None, marks: Sequence[tu
         marks: (name, value) each.
     """
     low, high = interval or (value, value)
-    ends = [low, high, value, *(mark[1] for mark in marks)]
-    room = 0.08 * (max(ends) - min(ends)) or 0.05
-    first, last = min(ends) - room, max(ends) + room
+    # What lies far away would leave no room for the rest: it stands at the edge, with an arrow.
+    span = max(high - low, 1e-6 + 0.01 * abs(value))
+    near = [given for _, given in marks if low - 4 * span <= given <= high + 4 * span]
+    first, last = min([low, *near]) - 0.2 * span, max([high, *near]) + 0.2 * span
 
     def at(given: float) -> float:
-        return round(8 + (given - first) / (last - first) * 444, 1)
+        place = 8 + (min(max(given, first), last) - first) / (last - first) * 444
+        return round(place, 1)
 
     height = 30 + 26 * len(marks)
     parts = [
@@ -198,7 +200,12 @@ def ruler(value: float, interval: tuple[float, float] | None, marks: Sequence[tu
     ]
     for number, (name, given) in enumerate(marks):
         up, right = 42 + 26 * number, at(given) > 230
-        parts.append(f'<circle class="dot other" cx="{at(given)}" cy="{up - 4}" r="4"/>')
+        if first <= given <= last:
+            parts.append(f'<circle class="dot other" cx="{at(given)}" cy="{up - 4}" r="4"/>')
+        else:
+            tip, back = (2, 12) if given < first else (458, 448)
+            arrow = f"M{tip} {up - 4}L{back} {up - 9}V{up + 1}Z"
+            parts.append(f'<path class="dot other" d="{arrow}"/>')
         parts.append(
             f'<text class="mark" x="{at(given) + (-9 if right else 9)}" y="{up}"'
             f' text-anchor="{"end" if right else "start"}">{escape(name)} {given:.4f}</text>'

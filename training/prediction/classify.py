@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import assert_never
 
 import numpy as np
 
@@ -62,17 +61,8 @@ def usable(served: ServedModel, row: Row) -> str | Prediction:
 
 
 def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction:
-    """The prediction of a row by its scores: the label, the labels above 0.5, or the number."""
-    label: str | list[str] | float
-    if served.task == "single_label":
-        label = served.labels[int(scores_C.argmax())]
-    elif served.task == "multi_label":
-        label = [served.labels[number] for number in np.flatnonzero(scores_C > 0.5)]
-    elif served.task == "regression":
-        label = float(scores_C[0])
-    else:
-        assert_never(served.task)
-    return Prediction(row.id, label, scores_C)
+    """The prediction of a row by its scores: the label (None: rejected), the labels, the number."""
+    return Prediction(row.id, served.decided(scores_C), scores_C)
 
 
 def outputs_of(served: ServedModel) -> Outputs:

@@ -56,8 +56,7 @@ def classify_images(
         except UnusableImage as error:
             out[number] = Prediction(row.id, None, None, str(error))
     for number, scores_C in zip(numbers, served.image_scores(pixels), strict=True):
-        label = served.labels[int(scores_C.argmax())]
-        out[number] = Prediction(rows[number].id, label, scores_C)
+        out[number] = Prediction(rows[number].id, served.decided(scores_C), scores_C)
     return out
 
 
@@ -90,7 +89,7 @@ def predict_images(
     columns = served.columns
     column, key = image_column or columns.image, id_column or columns.id
     counts: Counter[str] = Counter()
-    rows = errors = 0
+    rows = errors = rejected = 0
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
@@ -100,6 +99,7 @@ def predict_images(
             writer.write(predictions)
             rows += len(predictions)
             errors += sum(one.error is not None for one in predictions)
+            rejected += sum(one.rejected for one in predictions)
             counts.update(one.label for one in predictions if one.label is not None)
         if not rows:
             raise DataError("the source has no rows", where=source, remedy="check the source")
@@ -109,6 +109,7 @@ def predict_images(
         "run_id": served.run_id,
         "rows": rows,
         "errors": errors,
+        "rejected": rejected,
         "labels": {name: counts[name] for name in served.labels},
     }
 

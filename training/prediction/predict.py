@@ -74,9 +74,8 @@ def predict(
             the same model stay.
         progress: called with a line.
     Returns:
-        {model, output, run_id, rows, errors, labels: {label: rows} (none of a regression)}; with
-        Spark more
-        (`predict_spark`).
+        {model, output, run_id, rows, errors, rejected, labels: {label: rows} (none of a
+        regression)}; with Spark more (`predict_spark`).
     Raises:
         DataError: no rows, a missing column, a broken file.
         ModelError: no model.
@@ -127,7 +126,7 @@ def predict(
     files = source_files(source)
     columns = choose_columns(served.columns, text_columns, id_column)
     counts: Counter[str] = Counter()
-    rows = errors = 0
+    rows = errors = rejected = 0
     started = reported = time.monotonic()
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
@@ -140,6 +139,7 @@ def predict(
             writer.write(predictions)
             rows += len(predictions)
             errors += sum(p.error is not None for p in predictions)
+            rejected += sum(p.rejected for p in predictions)
             for one in predictions:
                 counts.update(_labels_in(one))
             if time.monotonic() - reported > _PROGRESS_SECONDS:
@@ -153,6 +153,7 @@ def predict(
         "run_id": served.run_id,
         "rows": rows,
         "errors": errors,
+        "rejected": rejected,
         "labels": (
             {} if served.task == "regression" else {name: counts[name] for name in served.labels}
         ),

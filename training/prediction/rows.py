@@ -65,14 +65,20 @@ class Row:
 class Prediction:
     """A row's label and scores float32[C] (probabilities by label number), or its error.
 
-    Of several labels, all above 0.5, sorted as the model has them; of a regression the number,
-    which the one score is, too.
+    Of several labels, all above 0.5 (or their own thresholds), sorted as the model has them; of a
+    regression the number, which the one score is, too. A row that the model's decision rejects has
+    scores, no label and no error.
     """
 
     id: str
     label: str | list[str] | float | None
     scores: np.ndarray | None
     error: str | None = None
+
+    @property
+    def rejected(self) -> bool:
+        """The label's score is too low (`howdah threshold`)."""
+        return self.label is None and self.error is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,7 +429,7 @@ class _ParquetWriter:
 
 def as_json(prediction: Prediction, outputs: Outputs, run_id: str) -> str:
     """A prediction as a JSON line: id, label (labels, value), scores by label name unless it is a
-    number, run_id, and error if any."""
+    number, run_id, `rejected` of a rejected row, and error if any."""
     value: dict[str, Any] = {"id": prediction.id, outputs.name: prediction.label}
     if outputs.has_scores:
         scores = None
@@ -432,6 +438,8 @@ def as_json(prediction: Prediction, outputs: Outputs, run_id: str) -> str:
             scores = {name: round(float(score), 6) for name, score in pairs}
         value["scores"] = scores
     value["run_id"] = run_id
+    if prediction.rejected:
+        value["rejected"] = True
     if prediction.error is not None:
         value["error"] = prediction.error
     return json.dumps(value, ensure_ascii=False)

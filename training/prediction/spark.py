@@ -308,15 +308,18 @@ def _summary(spark: SparkSession, path: str, request: _Request) -> dict:
 def _counts(frame: DataFrame, outputs: Outputs) -> dict:
     from pyspark.sql import functions as F
 
+    name, failed = outputs.name, F.count("error").alias("failed")
     if outputs.task != "single_label":
-        predicted = F.count(outputs.name).alias("predicted")
-        rows, well = frame.agg(F.count("*"), predicted).first()
+        rows, wrong = frame.agg(F.count("*"), failed).first()
         labels = {}
         if outputs.task == "multi_label":
-            each = frame.select(F.explode(outputs.name).alias("label"))
+            each = frame.select(F.explode(name).alias("label"))
             labels = {row["label"]: row["count"] for row in each.groupBy("label").count().collect()}
-        return {"rows": rows, "errors": rows - well, "labels": labels}
-    counted = frame.groupBy("label").agg(F.count("*").alias("rows")).collect()
+        return {"rows": rows, "errors": wrong, "rejected": 0, "labels": labels}
+    counted = frame.groupBy("label").agg(F.count("*").alias("rows"), failed).collect()
     labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
-    rows = sum(row["rows"] for row in counted)
-    return {"rows": rows, "errors": rows - sum(labels.values()), "labels": labels}
+    rows, wrong = (sum(row[key] for row in counted) for key in ("rows", "failed"))
+    return {
+        "rows": rows, "errors": wrong, "rejected": rows - wrong - sum(labels.values()),
+        "labels": labels,
+    }  # fmt: skip

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -41,10 +42,11 @@ from training.serving.formats import write as write_formats
 from training.serving.onnx_graph import WEIGHTS
 from training.serving.run_info import RunInfo, describe_run
 
-__all__ = ["INFO", "export", "export_run", "resolve_export"]
+__all__ = ["INFO", "export", "export_run", "resolve_export", "with_decision"]
 
 INFO = models.EXPORT_INFO
 FORMAT_VERSION = 1
+_CHUNK = 8 * 2**20
 
 
 def export(
@@ -92,6 +94,7 @@ def export(
     files = _files(weights, base_config, tokenizer_files, label_names, info, progress)
     if profile is not None:
         files[PROFILE] = profile
+    _keep_decision(files, target)
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
         if set(named) <= {"hf"}:
@@ -109,13 +112,46 @@ def export(
         check()
         staged.publish(target, aside=f"{target}.old-{token}")
     check()
-    # The export that this one replaced, and unfinished ones of killed processes.
+    _sweep(target)
+    return target
+
+
+def with_decision(target: str, entry: Mapping[str, Any] | None) -> None:
+    """Write an export anew, the same but for howdah.json's `decision`; whole or not at all.
+
+    Args:
+        entry: the decision; None: there is none afterwards.
+    """
+    token = secrets.token_hex(4)
+    with commit.stage(f"{target}.new-{token}") as staged:
+        _copy(target, staged.path)
+        info = storage.read_json(storage.join(target, INFO))
+        described = {key: value for key, value in info.items() if key != "decision"}
+        if entry is not None:
+            described["decision"] = entry
+        _put({INFO: _json(described)}, staged.path)
+        staged.publish(target, aside=f"{target}.old-{token}")
+    _sweep(target)
+
+
+def _copy(source: str, target: str) -> None:
+    """Copy a directory's files and those below, howdah.json aside."""
+    for entry in storage.list_dir(source):
+        there = storage.join(target, entry.name)
+        if entry.is_dir:
+            _copy(entry.path, there)
+        elif entry.name != INFO:
+            with storage.open_read(entry.path) as given, storage.open_write(there) as file:
+                shutil.copyfileobj(given, file, _CHUNK)
+
+
+def _sweep(target: str) -> None:
+    """Remove the export that this one replaced, and unfinished ones of killed processes."""
     leftover = re.compile(re.escape(storage.name(target)) + r"\.(new|old)-[0-9a-f]{8}")
     commit.sweep(
         storage.list_dir(storage.parent(target)),
         lambda entry: entry.is_dir and leftover.fullmatch(entry.name),
     )
-    return target
 
 
 def _put(files: Mapping[str, bytes], directory: str) -> None:
@@ -159,6 +195,15 @@ def _check_target(target: str, info: RunInfo, replace: bool) -> None:
             got=f"an export of run {owner}" if owner else "no export by Howdah",
             remedy="give another directory, or remove that one",
         )
+
+
+def _keep_decision(files: dict[str, bytes], target: str) -> None:
+    """Put what `howdah threshold` fitted for the same weights into the new howdah.json."""
+    path = storage.join(target, INFO)
+    there = storage.read_json(path) if storage.exists(path) else {}
+    described = json.loads(files[INFO])
+    if "decision" in there and there.get("weights_sha256") == described["weights_sha256"]:
+        files[INFO] = _json({**described, "decision": there["decision"]})
 
 
 def _check_weights(

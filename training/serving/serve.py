@@ -7,7 +7,7 @@ the training data was.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
 from training.data.planner import pad_multiple, padded_length
-from training.evaluation.metrics import scores_of, softmax
+from training.evaluation.decision import Decision
 from training.model.pretrained import label_names_of, load_base
 from training.serving import onnx_graph
 from training.serving.export import INFO, resolve_export
@@ -79,8 +79,25 @@ class ServedModel:
     """What it predicts of a row; `scores` are probabilities, of a regression its numbers."""
     pairs: bool = False
     """Texts are pairs, joined (howdah/data/clean.py)."""
+    decision: Decision = field(default_factory=Decision)
+    """What `howdah threshold` has put into the export; `scores` have its temperature."""
     own_width: bool = False
     """Rows of one batch have one width, each its own: no score depends on which rows are near."""
+
+    @property
+    def temperature(self) -> float:
+        """Logits are divided by it; 1: as they are."""
+        return self.decision.temperature
+
+    @property
+    def reject_below(self) -> float | None:
+        """A row whose label's score is lower gets no label; None: every row gets one."""
+        return self.decision.reject_below
+
+    def decided(self, scores_C: np.ndarray) -> str | list[str] | float | None:
+        """What is predicted of a row by its `scores`: the label (None: rejected), the labels, or
+        the number."""
+        return self.decision.predicted(self.task, self.labels, scores_C)
 
     def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
         """Refuse a model of another kind of rows.
@@ -119,7 +136,8 @@ class ServedModel:
         for start in range(0, len(pixels), most):
             images = np.stack(pixels[start : start + most])
             mask_BT = np.ones((len(images), self.positions), np.int32)
-            scores_NC[start : start + most] = softmax(self.forward(images, mask_BT))
+            logits_BC = self.forward(images, mask_BT)
+            scores_NC[start : start + most] = self.decision.scores(self.task, logits_BC)
         return scores_NC
 
     def clean_text(self, text: str) -> str:
@@ -131,11 +149,12 @@ class ServedModel:
         return self.encoder.encode_rows(list(texts), self.max_length, pairs=self.pairs)
 
     def scores(self, texts: Sequence[str]) -> np.ndarray:
-        """`scores_of` the task, float32 [N, C], of cleaned texts, in their order."""
+        """Scores float32 [N, C] of cleaned texts, in their order: probabilities, of a regression
+        its numbers."""
         return self.scores_of_ids(self.encode(texts) if texts else [])
 
     def scores_of_ids(self, ids_N: Sequence[np.ndarray]) -> np.ndarray:
-        """`scores_of` the task, float32 [N, C], of encoded texts, in their order.
+        """`scores` of encoded texts, in their order.
 
         Rows of similar length share a batch, which keeps padding small.
         """
@@ -155,7 +174,7 @@ class ServedModel:
             for at, row in enumerate(rows):
                 ids_BT[at, : len(ids_N[row])] = ids_N[row]
                 mask_BT[at, : len(ids_N[row])] = 1
-            scores_NC[rows] = scores_of(self.task, self.forward(ids_BT, mask_BT))
+            scores_NC[rows] = self.decision.scores(self.task, self.forward(ids_BT, mask_BT))
         return scores_NC
 
     @property
@@ -224,6 +243,8 @@ def open_model(
             remedy="restore the export's files, or export the run again",
         )
     pairs = bool(info.get("pairs", False))
+    task = task_of(config.get("problem_type"))
+    decision = Decision.of(info, labels, task, where=info_path)
     forward, gpu = forward_of(
         chosen, base, info, local=local, where=directory, classes=len(labels), threads=count,
         first_type_ends=encoder.first_type_ends if pairs else None,
@@ -244,7 +265,8 @@ def open_model(
         forward=forward,
         positions=limit,
         kind=base.family.kind,
-        task=task_of(config.get("problem_type")),
+        task=task,
         pairs=pairs,
+        decision=decision,
         own_width=chosen in onnx_graph.FILES,
     )
