@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from howdah.config.serve import ServeSection
+from howdah.config.options.serve import ServeSection
 from howdah.errors import Interrupted, Terminated, UsageError
 from serving.compute.generation import Generation, open_generation
 from serving.http import access
 from training.deployment import listening
-from training.deployment.variants import find
+from training.serving.variants import find
 
 __all__ = ["Started", "require_packages", "serve"]
 
@@ -83,7 +83,7 @@ def serve(
     """Serve a model until SIGTERM or SIGINT, then answer what was asked before.
 
     Args:
-        model: name of a published model, or a path (training/deployment/variants.py: find).
+        model: name of a published model, or a path (training/serving/variants.py: find).
         settings: where it listens, and its limits.
         publish_directory: publish.directory of the configuration.
         say: takes a line.

@@ -107,7 +107,7 @@ def drift(
 
 
 def _directory(config, model: str) -> str:
-    from training.deployment import variants
+    from training.serving import variants
 
     return variants.find(model, config.publish.directory).path
 

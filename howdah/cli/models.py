@@ -230,7 +230,8 @@ def register(
             expected="--uri, or tracking.mlflow.uri of the configuration",
             remedy="for example --uri http://127.0.0.1:5000, or sqlite:///registry.db",
         )
-    from training.deployment import mlflow_registry, variants
+    from training.deployment import mlflow_registry
+    from training.serving import variants
 
     found = variants.find(model or checked.model_directory, checked.publish.directory)
     made = mlflow_registry.register(

@@ -141,7 +141,8 @@ def _serve_by_ray(
     other, share = of_ray["and"], of_ray["share"]
     if other is None and share is not None:
         raise UsageError("--share is the share of --and", remedy="name the other model by --and")
-    from training.deployment import ray_serve, variants
+    from training.deployment import ray_serve
+    from training.serving import variants
 
     options = ray_serve.Options(
         host=shared["host"] or checked.serve.host,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
-from howdah.config.drift import DriftSection
+from howdah.config.options.drift import DriftSection
 from howdah.drift.bins import Bins
 from howdah.drift.judge import Verdict
 from howdah.drift.profile import Profile

@@ -14,11 +14,11 @@ from howdah import storage
 from howdah.data import modelfiles
 from howdah.errors import ModelError
 from howdah.models.registry import Published
-from training.deployment.variants import Variant
 from training.prediction.classify import outputs_of, usable
 from training.prediction.rows import Outputs, Row
 from training.serving.runtimes import serving_framework
 from training.serving.serve import EXPORT_PATTERNS, ServedModel, open_model
+from training.serving.variants import Variant
 
 __all__ = ["Generation", "open_generation", "served_name", "try_out"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from howdah.config.serve import ServeSection
+from howdah.config.options.serve import ServeSection
 from howdah.errors import ConfigError, UsageError
 from training.deployment.listening import is_loopback
 

@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from howdah import __version__
-from howdah.config.serve import ServeSection
+from howdah.config.options.serve import ServeSection
 from serving.compute.batcher import Batcher, Work
 from serving.compute.metrics import Metrics
 from serving.compute.refusals import (

@@ -6,7 +6,7 @@ import html
 import json
 from typing import Any
 
-from howdah.config.serve import ServeSection
+from howdah.config.options.serve import ServeSection
 from serving.compute.generation import Generation
 
 __all__ = ["OIP", "PLAIN", "TEI", "docs"]

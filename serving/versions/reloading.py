@@ -20,7 +20,7 @@ from howdah.models.registry import Published
 from serving.compute.batcher import Batcher
 from serving.compute.generation import Generation, open_generation, try_out
 from serving.compute.metrics import Metrics
-from training.deployment.variants import find
+from training.serving.variants import find
 
 __all__ = ["Look", "Reloader", "decide", "published_root", "require_same_answers"]
 

@@ -27,8 +27,8 @@ from howdah.core.processes import die_with_parent
 from howdah.errors import ModelError, UsageError
 from serving.compute.generation import Generation
 from serving.compute.metrics import Metrics
-from training.deployment.variants import Variant, find, require_comparable
 from training.prediction.rows import Prediction, Row
+from training.serving.variants import Variant, find, require_comparable
 
 __all__ = ["Shadow", "challenger"]
 

@@ -29,7 +29,8 @@ from howdah.errors import (
 from howdah.models import publish as publishing
 from howdah.models.gate import Evaluate, judge_version
 from howdah.models.registry import MLFLOW, Published
-from training.deployment import mlflow_registry, variants
+from training.deployment import mlflow_registry
+from training.serving import variants
 
 __all__ = ["CHALLENGER", "CHAMPION", "after_publish", "complete", "publish_alias"]
 

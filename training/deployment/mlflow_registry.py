@@ -22,8 +22,8 @@ from howdah.data import modelfiles
 from howdah.errors import ClusterError, ModelError, UsageError
 from howdah.models.registry import DECISION_KEYS
 from training.deployment import references
-from training.deployment.variants import Variant
 from training.serving.serve import EXPORT_PATTERNS
+from training.serving.variants import Variant
 
 __all__ = ["Mode", "opened", "register", "require_mlflow"]
 

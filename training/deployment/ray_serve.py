@@ -16,7 +16,7 @@ from howdah.core import machine
 from howdah.errors import ClusterError, UsageError
 from training.deployment import listening
 from training.deployment.own_ray import own_ray, require_ray
-from training.deployment.variants import Variant
+from training.serving.variants import Variant
 
 __all__ = ["Options", "parse_replicas", "serve"]
 

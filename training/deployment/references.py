@@ -9,7 +9,7 @@ import shutil
 from howdah import storage
 from howdah.errors import ModelError, NotFound
 from howdah.models.registry import EXPORT_INFO
-from training.deployment.variants import Variant
+from training.serving.variants import Variant
 
 __all__ = ["FILE_NAME", "resolve", "write"]
 

@@ -23,7 +23,7 @@ from training.deployment.requests import (
     refusal_body,
     rows_of,
 )
-from training.deployment.variants import choose
+from training.serving.variants import choose
 
 if TYPE_CHECKING:
     from starlette.requests import Request

@@ -17,11 +17,11 @@ from howdah.drift.findings import Findings, Point
 from howdah.drift.judge import judge
 from howdah.drift.profile import Profile, reference_of
 from howdah.errors import DataError, ModelError
-from training.deployment import variants
 from training.prediction.classify import EMPTY, classify
 from training.prediction.labels import joined_file, joined_table
 from training.prediction.predict import choose_columns
 from training.prediction.rows import Prediction, Row, format_of, read_rows, source_files
+from training.serving import variants
 
 __all__ = ["of_source", "of_table", "words_of"]
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from howdah import storage
 from howdah.errors import UsageError
-from training.deployment import variants
 from training.prediction.cluster import Model, find_model
+from training.serving import variants
 
 __all__ = ["Scorer", "find_scorer"]
 

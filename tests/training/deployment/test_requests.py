@@ -11,9 +11,10 @@ from howdah.cli import app, run
 from howdah.errors import ModelError, UsageError
 from howdah.models.publish import publish
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never
-from training.deployment import mlflow_registry, ray_serve, variants
+from training.deployment import mlflow_registry, ray_serve
 from training.deployment.requests import MOST_BYTES, MOST_TEXTS, Refusal, as_json, parse
 from training.prediction.rows import Outputs, Prediction
+from training.serving import variants
 
 
 def test_a_request_has_one_text_or_several_and_a_key():
