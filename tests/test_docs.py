@@ -13,7 +13,7 @@ FOLDERS = (".", "docs", "docs/decisions", "docs/lessons", "examples")
 PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md")]
 _TEST = re.compile(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_[a-z0-9_]+\.py)\b")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-_ROOM = r"(?:howdah|etl|training|jobs|yarn|minicluster|dags|bench|tools|tests)"
+_ROOM = r"(?:howdah|etl|training|jobs|yarn|places|minicluster|tuning|serving|dags|bench|tools|tests)"
 _FILE = re.compile(rf"(?<![\w/.-])({_ROOM}/(?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
 _FOLDER = re.compile(rf"`({_ROOM}(?:/[\w-]+)*/)`")
 _MODULE = re.compile(rf"python -m ({_ROOM}(?:\.\w+)*)")
@@ -21,6 +21,7 @@ _TARGET = re.compile(r"^(?:`|- )?make ([a-z-]+)|`make ([a-z-]+)", re.MULTILINE)
 _COMMAND = re.compile(r"^howdah ([a-z]+)|`howdah ([a-z]+)", re.MULTILINE)
 _WRITTEN = {"bench/results/"}
 """What commands make; not in the repository."""
+_COMMANDS = set(typer.main.get_command(app).commands)
 _HISTORY = {"CHANGELOG.md"}
 """Its entries name what was there at their time."""
 
@@ -58,6 +59,5 @@ def test_code_that_a_page_names_exists(page):
 def test_commands_that_a_page_names_exist(page):
     text = page.read_text()
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    commands = set(typer.main.get_command(app).commands)
     assert {a or b for a, b in _TARGET.findall(text)} <= targets
-    assert {a or b for a, b in _COMMAND.findall(text)} <= commands
+    assert {a or b for a, b in _COMMAND.findall(text)} <= _COMMANDS

@@ -5,6 +5,7 @@ floors, each above all that it imports: no import runs up, and none runs in a ci
 """
 
 import ast
+import functools
 import graphlib
 import subprocess
 from collections import Counter
@@ -50,6 +51,11 @@ def sources(room: str) -> list[Path]:
     return sorted((ROOT / room).rglob("*.py"))
 
 
+@functools.cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imports(tree: ast.AST, *, module_level: bool) -> Iterator[str]:
     """Top names that a module imports: anywhere, or outside functions only."""
     for node in ast.iter_child_nodes(tree):
@@ -66,7 +72,7 @@ def test_rooms_import_only_what_they_may(room):
     for path in sources(room):
         name = path.relative_to(ROOT).as_posix()
         lazily = name.startswith(COMPOSITION_ROOTS)
-        used = set(imports(ast.parse(path.read_text()), module_level=lazily)) & set(ROOMS)
+        used = set(imports(parsed(path), module_level=lazily)) & set(ROOMS)
         assert used <= MAY_IMPORT[room], f"{name} imports {used - MAY_IMPORT[room]}"
 
 
@@ -77,7 +83,7 @@ def test_the_core_and_the_dags_start_light(room):
         heavy = HEAVY
         if name.startswith(("dags/", "howdah/airflow/")) and name != "howdah/airflow/__init__.py":
             heavy = HEAVY - {"airflow"} | {"hdfs", "hdfs_native", "paramiko", "requests"}
-        used = set(imports(ast.parse(path.read_text()), module_level=True)) & heavy
+        used = set(imports(parsed(path), module_level=True)) & heavy
         assert not used, f"{name} imports {used} at module level"
 
 
@@ -87,7 +93,7 @@ def test_threads_are_made_in_one_place():
         for path in sources(room):
             if path == ROOT / "howdah" / "core" / "threads.py":
                 continue
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parsed(path)):
                 made = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("Thread")
                 assert not made, f"{path}:{node.lineno}: use howdah.core.threads.start"
 
@@ -95,7 +101,7 @@ def test_threads_are_made_in_one_place():
 def test_only_storage_knows_fsspec():
     for room in ROOMS:
         for path in sources(room):
-            used = set(imports(ast.parse(path.read_text()), module_level=False))
+            used = set(imports(parsed(path), module_level=False))
             if path != ROOT / "howdah" / "storage" / "fsspec_backends.py":
                 assert "fsspec" not in used, path
 
@@ -105,7 +111,7 @@ def test_an_extras_package_is_imported_nowhere_else(package):
     for room in ROOMS:
         for path in sources(room):
             name = path.relative_to(ROOT).as_posix()
-            used = set(imports(ast.parse(path.read_text()), module_level=False))
+            used = set(imports(parsed(path), module_level=False))
             assert package not in used or name.startswith(EXTRAS[package]), name
 
 
@@ -137,11 +143,12 @@ def imported(tree: ast.AST, known: set[str], *, lazily: bool) -> Iterator[str]:
             yield from imported(node, known, lazily=lazily)
 
 
+@functools.cache
 def import_map(rooms: tuple[str, ...], *, lazily: bool) -> dict[str, set[str]]:
     """Module -> modules of ours that it imports."""
     files = {module_name(path): path for room in rooms for path in sources(room)}
     return {
-        name: set(imported(ast.parse(path.read_text()), set(files), lazily=lazily)) - {name}
+        name: set(imported(parsed(path), set(files), lazily=lazily)) - {name}
         for name, path in files.items()
     }
 
@@ -206,7 +213,7 @@ def test_tensors_of_checkpoints_are_named_in_one_place():
     spelt = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in sources("training")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(parsed(path))
         if isinstance(node, ast.Constant) and node.value in ("model/", "adam_m/", "adam_v/")
         and path != ROOT / "training" / "checkpoint" / "read.py"
     ]  # fmt: skip
