@@ -17,7 +17,7 @@ def batches(config: Config, rank: int, world: int):
     """
     from training.data.readers import BatchSource
     from training.data.shards import ShardSet
-    from training.prepare import training_planner
+    from training.preparation.job import training_planner
 
     dataset = load_dataset(config.data.dataset)
     shards = ShardSet(dataset, TRAIN)

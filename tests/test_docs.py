@@ -13,7 +13,9 @@ FOLDERS = (".", "docs", "docs/decisions", "docs/lessons", "examples")
 PAGES = [page for folder in FOLDERS for page in ROOT.glob(f"{folder}/*.md")]
 _TEST = re.compile(r"(?<![\w/])(?:tests/)?((?:\w+/)*test_[a-z0-9_]+\.py)\b")
 _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-_ROOM = r"(?:howdah|etl|training|jobs|yarn|places|minicluster|tuning|serving|dags|bench|tools|tests)"
+_ROOM = (
+    r"(?:howdah|etl|training|jobs|yarn|places|minicluster|tuning|serving|dags|bench|tools|tests)"
+)
 _FILE = re.compile(rf"(?<![\w/.-])({_ROOM}/(?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
 _FOLDER = re.compile(rf"`({_ROOM}(?:/[\w-]+)*/)`")
 _MODULE = re.compile(rf"python -m ({_ROOM}(?:\.\w+)*)")

@@ -26,7 +26,7 @@ from training.optim.adamw_tf import AdamW
 from training.optim.gradients_tf import Gradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
 from training.optim.steps_tf import Steps
-from training.prepare import prepare
+from training.preparation.job import prepare
 from training.process import devices
 from training.resuming import resume
 from training.run.run import Run

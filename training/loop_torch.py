@@ -37,7 +37,7 @@ from training.optim.losses_torch import row_losses
 from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
 from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
 from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
-from training.prepare import prepare
+from training.preparation.job import prepare
 from training.process import devices
 from training.resuming import Resumed, resume
 from training.run.run import Run

@@ -13,7 +13,7 @@ from training.checkpoint.manager import Checkpoint
 from training.checkpoint.read import MODEL
 from training.checkpoint.state import TrainState
 from training.comm.base import Comm
-from training.prepare import Job
+from training.preparation.job import Job
 from training.run.run import Run
 from training.run.run_directory import RunDirectory
 

@@ -24,7 +24,7 @@ from training.hooks.conclusion import conclude
 from training.hooks.evaluator import Evaluator
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver
-from training.prepare import prepare
+from training.preparation.job import prepare
 from training.process.devices import CPU
 from training.process.env import RankEnv
 from training.resuming import resume

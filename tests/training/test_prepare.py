@@ -17,7 +17,7 @@ from tests.support.tiny_model import write_tiny_model
 from training.checkpoint.state import TrainState
 from training.comm.base import SoloComm
 from training.optim.loss_scale import LossScale, clip_factor
-from training.prepare import Job, prepare
+from training.preparation.job import Job, prepare
 from training.process.devices import CPU, Device
 from training.process.env import RankEnv
 from training.run.run import Run
@@ -210,7 +210,7 @@ class Among(OneOfAlike):
 @pytest.fixture(params=[True, False])
 def gains(request, monkeypatch) -> bool:
     """Whether this machine's processor is taken for one that gains by bf16."""
-    monkeypatch.setattr("training.prepare_precision.cpu_gains_by_bf16", lambda: request.param)
+    monkeypatch.setattr("training.preparation.precision.cpu_gains_by_bf16", lambda: request.param)
     return request.param
 
 
@@ -256,7 +256,7 @@ def test_a_precision_that_was_settled_stays(tiny_dataset, tiny_model_dir, gains,
 def test_processors_without_bf16_are_named(
     monkeypatch, tiny_dataset, tiny_model_dir, framework, precision, emulates, warns
 ):
-    monkeypatch.setattr("training.prepare_precision.cpu_emulates_bf16", lambda: emulates)
+    monkeypatch.setattr("training.preparation.precision.cpu_emulates_bf16", lambda: emulates)
     console = io.StringIO()
     job(tiny_dataset.path, tiny_model_dir, Among((precision, None)), console=console,
         training={"framework": framework, "precision": precision})  # fmt: skip
@@ -271,7 +271,7 @@ def test_auto_is_bf16_on_gpus_of_capability_8(
     monkeypatch, tiny_dataset, tiny_model_dir, device, precision, width
 ):
     # Described devices: no GPU is needed, nor was one at hand.
-    monkeypatch.setattr("training.prepare_precision.cpu_gains_by_bf16", lambda: True)
+    monkeypatch.setattr("training.preparation.precision.cpu_gains_by_bf16", lambda: True)
     got = job(tiny_dataset.path, tiny_model_dir, device=device)
     assert (got.precision, got.pad_multiple) == (precision, width)
 

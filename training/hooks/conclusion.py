@@ -19,7 +19,7 @@ from training.evaluation import report
 from training.hooks.evaluator import Forward
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver
-from training.prepare import Job
+from training.preparation.job import Job
 from training.run.run import Run
 from training.serving import evaluate as evaluation
 from training.serving import reference

@@ -12,7 +12,7 @@ from training.comm.base import lost
 from training.comm.groups import Groups
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver, Evaluated
-from training.prepare import Job
+from training.preparation.job import Job
 from training.run.run import Run
 from training.serving import evaluate as evaluation
 

@@ -13,7 +13,7 @@ import numpy as np
 from howdah.errors import StorageError, render
 from training.comm.base import Comm
 from training.hooks.resumable import ResumableState
-from training.prepare import Job
+from training.preparation.job import Job
 from training.run.run import Run
 
 __all__ = ["CheckpointSaver", "Evaluated"]

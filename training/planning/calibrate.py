@@ -29,8 +29,8 @@ from training.model import parameters
 from training.model.pretrained import load_base
 from training.planning import scaling, short_runs
 from training.planning.scaling import Compute, Gradient, Network, Prediction, Work
-from training.prepare import training_planner
-from training.prepare_precision import precision_of
+from training.preparation.job import training_planner
+from training.preparation.precision import precision_of
 from training.process.devices import CPU
 
 __all__ = ["Calibration", "Sizes", "measure"]

@@ -19,8 +19,8 @@ from training.data.replay import replayed
 from training.data.shards import ShardSet, node_cache
 from training.optim.schedule import Schedule
 from training.planning.rank_state import rank_state
-from training.prepare import training_planner
-from training.prepare_precision import precision_of
+from training.preparation.job import training_planner
+from training.preparation.precision import precision_of
 from training.process.devices import CPU
 
 _SAMPLED_STEPS = 500

@@ -101,7 +101,7 @@ class Gradient:
         return self.width * _FLOAT_BYTES
 
     def sparse(self, rows: float, ranks: int) -> bool:
-        """Whether the word embeddings are sent as rows, by the rule of training/prepare.py.
+        """Whether the word embeddings are sent as rows, by the rule of training/preparation/job.py.
 
         Args:
             rows: rows that a rank's step touches.

@@ -20,7 +20,7 @@ from tests.support.tiny_families import FAMILY_NAMES, LABELS, write_family
 from training.comm.base import SoloComm
 from training.model import parameters
 from training.model.pretrained import load_base
-from training.prepare_base import agreed_base
+from training.preparation.base import agreed_base
 from training.serving.serve import open_model
 
 FEW = {"train": 4, "validation": 2, "test": 2}

@@ -24,7 +24,7 @@ if "HOWDAH_LINK_FD" in os.environ:
     from training.comm import backends
     from training.elastic.control_channel import ControlChannel
     from training.hooks import conclusion
-    from training.prepare import Job
+    from training.preparation.job import Job
     from training.serving import evaluate as evaluation
 
     FAULTS = json.loads(os.environ.get("ELASTIC_FAULTS", "[]"))

@@ -27,7 +27,7 @@ if "HOWDAH_LINK_FD" in os.environ or "HOWDAH_STARTED" in os.environ:
     from training.comm import backends
     from training.data import shard_files as shardfiles
     from training.data.readers import BatchSource
-    from training.prepare import Job
+    from training.preparation.job import Job
     from training.serving import evaluate as evaluation
 
     SLOW = json.loads(os.environ.get("SLOW", "{}"))

@@ -38,8 +38,8 @@ from training.evaluation import tally
 from training.model import parameters
 from training.model.pretrained import BaseModel
 from training.optim.schedule import Schedule
-from training.prepare_base import agreed_base, broadcast_files
-from training.prepare_precision import agreed_precision, warn_of_emulation
+from training.preparation.base import agreed_base, broadcast_files
+from training.preparation.precision import agreed_precision, warn_of_emulation
 from training.process.devices import Device
 from training.run.run import Run
 from training.run.run_json import config_hash

@@ -1,0 +1,1 @@
+"""What every rank has before the first step: data, base model, plan, schedule, precision."""
