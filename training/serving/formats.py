@@ -24,6 +24,7 @@ from howdah.core.child import Child
 from howdah.data.family import family_of
 from howdah.data.manifest import Dataset
 from howdah.errors import ModelError, UsageError
+from howdah.models.registry import EXPORT_FOLDERS
 from training.data.shards import ShardSet
 from training.evaluation.metrics import scores_of
 from training.model import forward_numpy
@@ -31,7 +32,7 @@ from training.serving import onnx_graph
 
 __all__ = ["FORMATS", "SAVED_MODEL", "Format", "Source", "require", "sample_rows", "write"]
 
-SAVED_MODEL = "saved_model"
+(SAVED_MODEL,) = EXPORT_FOLDERS
 _EXACT = 1e-5
 """Most that a float32 logit may differ from the model's own, of logits up to 1; of larger ones it
 is relative."""
