@@ -9,6 +9,7 @@ its name.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 import tempfile
@@ -213,10 +214,14 @@ def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     target = os.path.join(directory, FORMATS["onnx-int8"].file)
-    quantize_dynamic(
-        os.path.join(directory, onnx_graph.FILE), target, per_channel=True,
-        weight_type=QuantType.QInt8,
-    )  # fmt: skip
+    logging.disable(logging.WARNING)  # advice about its own preprocessing
+    try:
+        quantize_dynamic(
+            os.path.join(directory, onnx_graph.FILE), target, per_channel=True,
+            weight_type=QuantType.QInt8,
+        )  # fmt: skip
+    finally:
+        logging.disable(logging.NOTSET)
     model = onnx.load(target)
     onnx.helper.set_model_props(model, dict(source.metadata))
     onnx.save(model, target)
