@@ -23,6 +23,7 @@ from howdah.errors import ModelError, NotFound
 __all__ = [
     "CHALLENGER",
     "DECISION_KEYS",
+    "EXPORT_FOLDERS",
     "EXPORT_INFO",
     "MANIFEST",
     "MLFLOW",
@@ -38,6 +39,9 @@ EXPORT_INFO = "howdah.json"
 
 DECISION_KEYS = ("temperature", "reject_below", "thresholds")
 """Of `decision` in that file: what changes predictions (training/evaluation/decision.py)."""
+
+EXPORT_FOLDERS = ("saved_model",)
+"""What an export has below it, beside its files."""
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"

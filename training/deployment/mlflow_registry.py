@@ -201,6 +201,8 @@ def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str,
             assert_never(mode)
         made = mlflow.pyfunc.log_model(
             name="model", python_model=code, artifacts=artifacts, signature=signature,
+            # Keys that a loader may set; "": what the model was trained with.
+            model_config={"framework": ""},
             pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
         )  # fmt: skip
         client.log_batch(run.info.run_id, metrics=_metrics(variant))

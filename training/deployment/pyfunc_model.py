@@ -19,8 +19,11 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
         from training.deployment import references
         from training.serving.serve import open_model
 
+        # mlflow.pyfunc.load_model(..., model_config={"framework": "onnx"})
+        framework = (context.model_config or {}).get("framework") or None
         path = context.artifacts.get("export")
-        self._served = open_model(path or references.resolve(context.artifacts["reference"]))
+        path = path or references.resolve(context.artifacts["reference"])
+        self._served = open_model(path, framework=framework)
         self._served.require("text", where="MLflow", remedy="use `howdah predict` for images")
         self._served.require_labels(where="MLflow", remedy="use `howdah predict`")
 
