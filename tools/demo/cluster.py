@@ -1,4 +1,4 @@
-"""The demo on a real, small Hadoop: Hive table -> ETL on YARN -> training on YARN -> prediction -> scoring.
+"""The demo on a real, small Hadoop: Hive table -> ETL -> training -> scored partition, on YARN.
 
 Real HDFS, YARN and Hive metastore daemons run on this machine's loopback (`howdah minicluster`);
 nothing but addresses differs on a cluster of your own (docs/operations.md). Every step is a command
@@ -114,11 +114,13 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
     clock.step(f"scoring as a YARN application: {PARTITION} of {TABLE} -> {SCORED}", 8, STEPS)
     scored = json.loads(
         steps.howdah(
-            ["score", *options, "--model", run_directory, "--source", TABLE]
-            + ["--partition", PARTITION, "--output", SCORED, "--json"],
+            [
+                "score", *options, "--model", run_directory, "--source", TABLE,
+                "--partition", PARTITION, "--output", SCORED, "--json",
+            ],
             capture=True,
         )
-    )
+    )  # fmt: skip
 
     clock.step("result", 9, STEPS)
     clock.end()
@@ -136,7 +138,8 @@ def show_scored(scored: dict) -> None:
     for one in scored["partitions"]:
         labels = sorted(one["labels"].items(), key=lambda item: -item[1])
         most = ", ".join(f"{label} {count:,}" for label, count in labels[:3])
-        print(f"\nscored {one['partition']}: {one['rows']:,} rows, {one['errors']:,} errors ({most})")
+        counted = f"{one['rows']:,} rows, {one['errors']:,} errors"
+        print(f"\nscored {one['partition']}: {counted} ({most})")
         print(f"  {one['marker']}: the same command again skips it")
 
 
