@@ -121,6 +121,7 @@ class Job:
             partition=target, what="scored rows", check=check, progress=self.progress,
         )  # fmt: skip
         output = self._written(target, names)
+        markers.remove(directory)  # it describes the rows before, and the profile of those
         made = markers.Marker(
             model=dict(self.scorer.identity), source_table=self.source.name, source=source,
             options=self.options, output_table=self.output, output=output,
