@@ -17,6 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from howdah.data.encode import Encoder
+from howdah.drift.bins import Known
+from howdah.drift.profile import PROFILE, Profile, Reference, read
+from tests.drift import samples
 from tests.support.waiting import wait_until
 from training.model.pretrained import load_base
 from training.serving.export import export
@@ -102,6 +105,10 @@ class Place:
         one = made_model(str(directory / "one"), base_dir, "run-1", 1)
         put_version(self.models / "news", 1, one)
         self.other = made_model(str(directory / "other"), base_dir, "run-2", 2)
+        size = json.loads((directory / "other" / "config.json").read_text())["vocab_size"]
+        known = Reference(known=Known.of(np.arange(size // 2), size), split="validation")
+        reference = Profile(samples.bins(vocabulary=size), reference=known)
+        (directory / "other" / PROFILE).write_bytes(reference.to_bytes())
         conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{directory}/log"}
         conf["spark.sql.shuffle.partitions"] = "1"
         (directory / "log").mkdir()
@@ -181,7 +188,7 @@ def test_each_partition_is_scored_once_by_each_model(place):
         inserted("2026-11-02", [("g", "of in")]),
         asked(),
         asked(force=True, config={"score": {"max_error_fraction": 0.1}}),
-        asked(model=str(place.directory / "other"), selection={"partitions": ["ds=2026-11-02"]}),
+        asked(model=place.other, selection={"since": "ds=2026-11-01", "until": "ds=2026-11-02"}),
         asked(selection={"partitions": ["ds=2026-11-09"]}),
         f"ALTER TABLE {OUTPUT} DROP PARTITION (ds='2026-11-03', model='news')",
         asked(),
@@ -203,14 +210,20 @@ def test_each_partition_is_scored_once_by_each_model(place):
     error = strict["made"]
     assert error["error"] == "TooManyErrors" and error["exit_code"] == 3
     assert "2 of 4 rows" in error["got"] and "the text is null: 1 (id c)" in error["got"]
-    assert states(other) == [("02", "scored")] and other["made"]["model"] == "run-2"
+    assert states(other) == [("01", "scored"), ("02", "scored")]
+    assert other["made"]["model"] == "run-2" and other["made"]["version"] is None
+    # Of a model with a profile: each row is counted while it is scored.
+    assert any("no profiles" in line for line in first["lines"])
+    counts = [read(one["profile"]).counts for one in other["made"]["partitions"]]
+    assert [(each.rows, each.empty, each.errors) for each in counts] == [(2, 2, 0), (3, 0, 0)]
+    assert counts[1].labels.sum() == 3 and counts[1].ids > counts[1].tokens > 0
     assert "ds=2026-11-03, ds=2026-11-02" in missing["made"]["expected"]
 
     assert states(dropped) == [("01", "skipped"), ("02", "skipped"), ("03", "scored")]
     assert dropped["made"]["partitions"][2]["reason"] == "the scored partition is gone"
 
     rows = place.rows()
-    assert sorted(key for key in rows if key[0] == "2026-11-01") == [
+    assert sorted(key for key in rows if key[:2] == ("2026-11-01", "news")) == [
         ("2026-11-01", "news", key) for key in "abcd"
     ]
     assert {key[1] for key in rows if key[0] == "2026-11-02"} == {"news", "run-2"}
