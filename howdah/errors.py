@@ -118,6 +118,10 @@ class ForgottenRows(DataError):
     """A model was trained on a dataset version that had rows which were forgotten since."""
 
 
+class TooManyErrors(DataError):
+    """More rows of a partition have an error than `score.max_error_fraction` allows."""
+
+
 class ModelError(HowdahError):
     """A base model or an export cannot be used."""
 

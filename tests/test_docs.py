@@ -16,8 +16,6 @@ _LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 _ROOM = (
     r"(?:howdah|etl|training|jobs|yarn|places|minicluster|tuning|serving|dags|bench|tools|tests)"
 )
-    r"(?:howdah|etl|training|jobs|yarn|places|minicluster|tuning|serving|dags|bench|tools|tests)"
-)
 _FILE = re.compile(rf"(?<![\w/.-])({_ROOM}/(?:[\w-]+/)*[\w-]+\.(?:py|sh))\b")
 _FOLDER = re.compile(rf"`({_ROOM}(?:/[\w-]+)*/)`")
 _MODULE = re.compile(rf"python -m ({_ROOM}(?:\.\w+)*)")

@@ -16,7 +16,7 @@ from typing import Any
 from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.tasks import Task, task_of
-from howdah.errors import DataError, HowdahError, UsageError
+from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.spark import shipping
 from howdah.spark.errors import translated
@@ -355,7 +355,7 @@ def _run(
             try:
                 with translated(f"score {request.source} {work.name}"):
                     made = job.score(work.spec, work.directory)
-            except partitions.TooManyErrors as error:
+            except TooManyErrors as error:
                 failed.append(error)
                 progress(f"{work.name}: not written, {error.got}")
                 continue
