@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah.config.serve import ServeSection
+from howdah.core import machine
 from howdah.errors import Interrupted, Terminated, UsageError
-from serving.compute.generation import Generation, open_generation
+from serving.compute.generation import Generation, open_generation, workers_of
 from serving.http import access
 from training.deployment import listening
 from training.deployment.variants import find
@@ -100,6 +101,7 @@ def serve(
     with listening.listen(settings.host, settings.port) as listener:
         variant = find(model, publish_directory)
         say(f"opening {variant.title}")
+        settings = settings.model_copy(update={"threads": settings.threads or machine.cores()})
         first = open_generation(variant, threads=settings.threads)
         server = _Server(first, model, settings, tokens, listener, publish_directory, say, limits)
         number = server.run(ready)
@@ -141,6 +143,7 @@ class _Server:
         self._drift = LiveDrift(first, metrics, say, limits)
         self.batcher = Batcher(
             first, budget=settings.max_batch_tokens, most=settings.max_queue,
+            workers=workers_of(first, settings.threads),
             wait=settings.max_wait_ms / 1000, metrics=metrics, call_soon=self._call_soon,
             answered=self._answered, say=say,
         )  # fmt: skip

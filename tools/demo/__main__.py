@@ -1,4 +1,4 @@
-"""The demo: corpus -> ETL -> fine-tuning by two processes -> evaluation -> export -> a served model.
+"""The demo: corpus -> ETL -> two-process fine-tuning -> evaluation -> export -> prediction, server.
 
 Every step is a command that a user can type as well, and is shown before it runs.
 
