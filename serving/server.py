@@ -31,6 +31,7 @@ __all__ = ["Started", "require_packages", "serve"]
 _MOST_CONNECTIONS = 1000
 _HEAD_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 75
+_SWITCH_SECONDS = 0.0005
 _LAST_SECONDS = 2.0
 """After the grace: for answers that are on their way."""
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
@@ -97,6 +98,9 @@ def serve(
     """
     require_packages()
     access.require_guarded(settings)
+    # The event loop gives Python's lock up at each system call; a computing thread that holds it
+    # then would keep it for 5 ms.
+    sys.setswitchinterval(_SWITCH_SECONDS)
     tokens = access.tokens(settings.token_file)
     with listening.listen(settings.host, settings.port) as listener:
         variant = find(model, publish_directory)
@@ -188,7 +192,7 @@ class _Server:
         server = _uvicorn(
             uvicorn.Config(
                 Front(build(self.state), self.state), log_config=None, access_log=False,
-                lifespan="off", loop="asyncio", ws="none", server_header=False,
+                lifespan="off", proxy_headers=False, loop="asyncio", ws="none", server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=512,
                 http=connection_class(

@@ -319,9 +319,9 @@ def _look(report: dict[str, Any] | None, model_directory: str, tokens: list[byte
                       file=path)  # fmt: skip
     address = None
     with contextlib.suppress(NotFound):
-        address = server_file.read(path, tokens)
-    if address is not None and address.application != report["id"]:
-        address = None  # of a server before it
+        # The file of a server before this one may have been signed with another token.
+        if server_file.read(path, []).application == report["id"]:
+            address = server_file.read(path, tokens)
     return Served(
         application=report["id"], state=report["state"],
         url=None if address is None else address.url,
