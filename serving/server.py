@@ -101,6 +101,8 @@ def serve(
     # The event loop gives Python's lock up at each system call; a computing thread that holds it
     # then would keep it for 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
+    # A few texts at a time: the tokenizer's own threads would only take cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokens = access.tokens(settings.token_file)
     with listening.listen(settings.host, settings.port) as listener:
         variant = find(model, publish_directory)
