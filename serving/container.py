@@ -13,7 +13,7 @@ import time
 
 from howdah import redact, storage
 from howdah.config import loader
-from howdah.errors import HowdahError, UsageError, render
+from howdah.errors import HowdahError, Terminated, UsageError, render
 from howdah.models import server_file
 from serving.http import access
 from serving.server import Started, serve
@@ -26,6 +26,9 @@ MODEL = "HOWDAH_SERVE_MODEL"
 """Variable: the model's path."""
 FILE = "HOWDAH_SERVE_FILE"
 """Variable: where the address is written."""
+
+_PAUSE_SECONDS = 10.0
+"""After an error: another container is started at once, and would fail in the same way."""
 
 
 def say(line: str) -> None:
@@ -59,8 +62,12 @@ def main() -> int:
         serve(
             model, settings, publish_directory=config.publish.directory, say=say, ready=ready
         )  # fmt: skip
+    except Terminated as error:
+        say(f"howdah: {error.what}")
+        return error.exit_code
     except HowdahError as error:
         say(f"howdah: {render(error)}")
+        time.sleep(_PAUSE_SECONDS)
         return error.exit_code
     return 0
 

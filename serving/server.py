@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah.config.options.serve import ServeSection
+from howdah.core import machine
 from howdah.errors import Interrupted, Terminated, UsageError
-from serving.compute.generation import Generation, open_generation
+from serving.compute.generation import Generation, open_generation, workers_of
 from serving.http import access
 from training.deployment import listening
 from training.serving.variants import find
@@ -30,6 +31,7 @@ __all__ = ["Started", "require_packages", "serve"]
 _MOST_CONNECTIONS = 1000
 _HEAD_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 75
+_SWITCH_SECONDS = 0.0005
 _LAST_SECONDS = 2.0
 """After the grace: for answers that are on their way."""
 _PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
@@ -96,10 +98,16 @@ def serve(
     """
     require_packages()
     access.require_guarded(settings)
+    # The event loop gives Python's lock up at each system call; a computing thread that holds it
+    # then would keep it for 5 ms.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    # A few texts at a time: the tokenizer's own threads would only take cores.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokens = access.tokens(settings.token_file)
     with listening.listen(settings.host, settings.port) as listener:
         variant = find(model, publish_directory)
         say(f"opening {variant.title}")
+        settings = settings.model_copy(update={"threads": settings.threads or machine.cores()})
         first = open_generation(variant, threads=settings.threads)
         server = _Server(first, model, settings, tokens, listener, publish_directory, say, limits)
         number = server.run(ready)
@@ -141,6 +149,7 @@ class _Server:
         self._drift = LiveDrift(first, metrics, say, limits)
         self.batcher = Batcher(
             first, budget=settings.max_batch_tokens, most=settings.max_queue,
+            workers=workers_of(first, settings.threads),
             wait=settings.max_wait_ms / 1000, metrics=metrics, call_soon=self._call_soon,
             answered=self._answered, say=say,
         )  # fmt: skip
@@ -185,7 +194,7 @@ class _Server:
         server = _uvicorn(
             uvicorn.Config(
                 Front(build(self.state), self.state), log_config=None, access_log=False,
-                lifespan="off", loop="asyncio", ws="none", server_header=False,
+                lifespan="off", proxy_headers=False, loop="asyncio", ws="none", server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=512,
                 http=connection_class(

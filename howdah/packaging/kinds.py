@@ -70,6 +70,13 @@ KINDS: dict[str, Kind] = {
     ),
     # Executors that predict with an export's model.onnx: no framework, a thirtieth of its bytes.
     "score": Kind(roots=(*CORE, "onnxruntime", "pyarrow"), cpu_only=True),
+    # The server (serving/), with an export's model.onnx.
+    "serve": Kind(
+        roots=(
+            *CORE, "onnxruntime", "pyarrow", "psutil", "fastapi", "uvicorn", "prometheus-client",
+        ),
+        cpu_only=True,
+    ),
     # Spark's executors that predict: without Horovod, which must be built, and a job's packages.
     "predict-tensorflow": Kind(
         roots=(*CORE, "pyarrow", "tensorflow"),

@@ -1,4 +1,4 @@
-"""The queue and the one thread that computes: texts of many requests in batches by tokens.
+"""The queue and the threads that compute: texts of many requests in batches by tokens.
 
 Requests come from the event loop, and what becomes of them goes back there. All texts of a request
 are classified by one generation: the one that is current when they are encoded.
@@ -47,6 +47,8 @@ class Work:
     failure: Refusal | None = None
     open: int = 0
     """Texts without a prediction."""
+    finished: bool = False
+    """It has been handed back to the event loop."""
     done: Callable[[], None] = lambda: None
     """Called in the event loop."""
 
@@ -67,6 +69,7 @@ class Batcher:
         first: the generation that answers at first.
         budget: most tokens of a batch.
         most: texts that wait or are computed; more are refused.
+        workers: threads that compute, each a batch of its own.
         wait: seconds that a batch with room waits for more texts.
         metrics: where batches and predictions are counted.
         call_soon: hands a function to the event loop, from any thread.
@@ -81,6 +84,7 @@ class Batcher:
         *,
         budget: int,
         most: int,
+        workers: int,
         wait: float,
         metrics: Metrics,
         call_soon: Callable[[Callable[[], None]], None],
@@ -88,9 +92,13 @@ class Batcher:
         say: Callable[[str], None],
     ) -> None:
         self._generation, self._budget, self._most, self._wait = first, budget, most, wait
+        self._workers = workers
         self._metrics, self._call_soon, self._answered = metrics, call_soon, answered
         self._say = say
+        self._turn = threading.Lock()
+        """Of the thread that takes news, encodes, and chooses a batch; it alone has _waiting."""
         self._news = threading.Condition()
+        """Of what the event loop and all threads change."""
         self._arrived: deque[Work] = deque()
         self._held = 0
         self._waiting: list[_Text] = []
@@ -151,26 +159,38 @@ class Batcher:
         with self._news:
             return list(self._kept)
 
-    def start(self) -> threading.Thread:
+    def start(self) -> None:
         """Begin to compute; a failure outside of the model ends the process."""
-        return threads.start(self._run, name="compute", failed=threads.end_process, say=self._say)
+        for number in range(self._workers):
+            threads.start(
+                self._run, name=f"compute {number}", failed=threads.end_process, say=self._say
+            )
 
     def stop(self) -> None:
-        """End the thread after its batch."""
+        """End the threads after their batches."""
         with self._news:
             self._stop = True
-            self._news.notify()
+            self._news.notify_all()
 
-    # ------------------------------------------------------------------- the computing thread
+    # ------------------------------------------------------------------ the computing threads
     def _run(self) -> None:
+        while True:
+            with self._turn:
+                batch = self._choose()
+            if batch is None:
+                return
+            self._compute(batch)
+
+    def _choose(self) -> list[_Text] | None:
+        """Wait for texts, and take the next batch of them; None: the end."""
         while True:
             arrived = self._next()
             if arrived is None:
-                return
+                return None
             self._encode(arrived)
             self._forget_dropped()
             if self._waiting and not self._worth_waiting():
-                self._compute()
+                return self._take()
 
     def _next(self) -> list[Work] | None:
         """What has arrived, at most _ENCODED_AT_ONCE texts; waits if there is nothing to do."""
@@ -238,7 +258,8 @@ class Batcher:
                 self._news.wait(left)
             return bool(self._arrived) or self._stop
 
-    def _compute(self) -> None:
+    def _take(self) -> list[_Text]:
+        """The next batch, taken out of what waits: of one generation."""
         generation = self._waiting[0].work.generation
         of_one = [n for n, one in enumerate(self._waiting) if one.work.generation is generation]
         # As the model pads them, so that it does not divide the batch once more.
@@ -248,28 +269,32 @@ class Batcher:
         batch = [self._waiting[number] for number in sorted(chosen)]
         self._waiting = [one for n, one in enumerate(self._waiting) if n not in chosen]
         self._several = len({id(one.work) for one in batch}) > 1
+        return batch
+
+    def _compute(self, batch: list[_Text]) -> None:
+        generation = batch[0].work.generation
         began = time.monotonic()
         for one in batch:
             self._metrics.queued.observe(began - one.work.began)
         try:
             scores_NC = generation.model.scores_of_ids([one.ids for one in batch])
         except Exception as error:  # noqa: BLE001 - the requests fail, the server goes on
-            works = {id(one.work): one.work for one in batch}
-            self._waiting = [one for one in self._waiting if id(one.work) not in works]
-            self._fail(list(works.values()), error)
+            self._fail(list({id(one.work): one.work for one in batch}.values()), error)
             return
         seconds = time.monotonic() - began
-        found, whole = [], {}
+        found, whole = [], []
         for one, scores_C in zip(batch, scores_NC, strict=True):
             row = one.work.rows[one.number]
             prediction = predicted(generation.model, row, scores_C)
-            one.work.predictions[one.number] = prediction
-            one.work.open -= 1
             found.append((generation, row, one.ids, prediction))
-            if one.work.open == 0:
-                whole[id(one.work)] = one.work
-        self._count(len(batch))
-        self._finish(list(whole.values()))
+        with self._news:  # another thread may have other texts of the same request
+            for one, (_, _, _, prediction) in zip(batch, found, strict=True):
+                one.work.predictions[one.number] = prediction
+                one.work.open -= 1
+                if one.work.open == 0:
+                    whole.append(one.work)
+            self._count(len(batch))
+        self._finish(whole)
         self._metrics.batch([len(one.ids) for one in batch], seconds)
         self._answered(found)
 
@@ -296,6 +321,7 @@ class Batcher:
                 f" {frame.filename}:{frame.lineno}"
             )
         for work in works:
+            work.dropped = True  # what of it still waits
             work.failure = Broken(
                 "the model failed on this request",
                 got=type(error).__name__,
@@ -305,10 +331,13 @@ class Batcher:
         self._finish(works)
 
     def _finish(self, works: list[Work]) -> None:
+        with self._news:
+            works = [work for work in works if not work.finished]
+            for work in works:
+                work.finished = True
+            self._held -= sum(len(work.rows) for work in works)
         if not works:
             return
-        with self._news:
-            self._held -= sum(len(work.rows) for work in works)
         self._metrics.waiting.set(self._held)
 
         def resolve() -> None:

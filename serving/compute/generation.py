@@ -16,11 +16,11 @@ from howdah.errors import ModelError
 from howdah.models.registry import Published
 from training.prediction.classify import outputs_of, usable
 from training.prediction.rows import Outputs, Row
-from training.serving.runtimes import serving_framework
+from training.serving.runtimes import ONNX, serving_framework
 from training.serving.serve import EXPORT_PATTERNS, ServedModel, open_model
 from training.serving.variants import Variant
 
-__all__ = ["Generation", "open_generation", "served_name", "try_out"]
+__all__ = ["Generation", "open_generation", "served_name", "try_out", "workers_of"]
 
 _WARM = (
     Row("0", "The elephant carries a howdah."),
@@ -65,16 +65,28 @@ def served_name(variant: Variant) -> str:
     return str(variant.info.get("run_name") or storage.name(variant.path.rstrip("/")))
 
 
-def open_generation(variant: Variant, *, threads: int | None) -> Generation:
+def workers_of(generation: Generation, threads: int) -> int:
+    """How many threads compute with it at once.
+
+    onnxruntime is given one thread for each computation, and several computations at once: a
+    product of one sentence is too small to be divided. A framework divides its own.
+    """
+    return threads if generation.model.own_width else 1
+
+
+def open_generation(variant: Variant, *, threads: int) -> Generation:
     """Open a model, compute with it once, and make sure that its files are those published.
 
+    Args:
+        threads: compute threads of the server.
     Raises:
         ModelError, StorageError: it is damaged, cannot be read, or does not give finite scores.
     """
     if variant.version is not None:
         _verify(variant)
     framework = serving_framework(variant.path)
-    model = open_model(variant.path, framework=framework, threads=threads)
+    each = 1 if framework == ONNX else threads
+    model = open_model(variant.path, framework=framework, threads=each)
     model.require("text", where="howdah serve", remedy="use `howdah predict` for images")
     generation = Generation(variant=variant, model=model)
     try_out(generation, _WARM)

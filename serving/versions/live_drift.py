@@ -23,7 +23,7 @@ __all__ = ["LiveDrift"]
 _WINDOW = 5000
 """Texts of one of the two windows."""
 _AT_ONCE = 64
-"""Texts that are counted together; counting one by one takes a tenth of their computing."""
+"""Texts that are counted together, since each call has a cost of its own."""
 
 
 class LiveDrift:

@@ -106,7 +106,7 @@ class Reloader:
         batcher: Batcher,
         *,
         seconds: float,
-        compute_threads: int | None,
+        compute_threads: int,
         metrics: Metrics,
         say: Callable[[str], None],
         swapped: Callable[[Generation], None] = lambda generation: None,

@@ -15,6 +15,7 @@ import yaml
 
 from howdah.cli import app
 from howdah.config import loader
+from howdah.config.serve import ServeSection
 from tests import ROOT
 
 PLACE = ROOT / "deploy" / "kubernetes"
@@ -140,16 +141,20 @@ def test_the_server_is_a_command_that_howdah_takes_and_answers_where_it_is_asked
     program, command, *words = container["args"]
     known = typer.main.get_command(app).commands[command]
     given = known.make_context(command, list(words)).params
-    assert (program, given["on"], given["host"]) == ("howdah", "ray", "0.0.0.0")
+    assert (program, given["on"], given["host"]) == ("howdah", None, "0.0.0.0")
+    assert given["open_to_all"]  # without a token another address than loopback is refused
     [port] = container["ports"]
     assert port["containerPort"] == given["port"]
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        assert container[probe]["httpGet"] == {"path": "/health", "port": port["name"]}
+    paths = {"startupProbe": "ready", "readinessProbe": "ready", "livenessProbe": "live"}
+    for probe, what in paths.items():
+        assert container[probe]["httpGet"] == {"path": f"/v2/health/{what}", "port": port["name"]}
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == labels == service["spec"]["selector"]
-    least = int(given["replicas"].partition(":")[0])
-    assert least * given["threads"] <= int(container["resources"]["limits"]["cpu"])
+    assert given["threads"] <= int(container["resources"]["limits"]["cpu"])
+    pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+    grace = ServeSection().grace_seconds
+    assert pause + grace < pod_of(deployment)["terminationGracePeriodSeconds"]
     model = loader.load(str(PLACE / "training" / "run.yaml"))
     assert given["model"] == model.model_directory  # what the training's run publishes
 

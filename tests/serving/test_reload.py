@@ -162,6 +162,7 @@ def test_a_version_with_other_labels_and_a_pointer_that_is_away_change_nothing(s
     assert "current.json can be read again" in server.said()
 
 
+@pytest.mark.full
 def test_a_version_that_is_named_stays(start, zoo, base):
     server = start(*FAST, "--model", "zoo/v=1")
     assert version_of(server) == 1

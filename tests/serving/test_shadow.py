@@ -1,11 +1,14 @@
 """A challenger that gets the same texts: counted, and never in a request's way."""
 
-import json
+import dataclasses
 
 import psutil
 import pytest
 
+from howdah.errors import ModelError, UsageError
+from serving.versions.shadow import challenger
 from tests.support.waiting import wait_until
+from training.deployment.variants import find
 
 
 def shadowed(server, result: str) -> float:
@@ -36,12 +39,16 @@ def test_disagreement_is_counted_and_a_killed_challenger_fails_no_request(start)
     assert not psutil.pid_exists(challenger.pid)
 
 
-@pytest.mark.parametrize(
-    ("given", "code", "what"), [("7", 4, "no such model"), ("models/none", 4, "no such model")]
-)
-def test_a_challenger_that_is_none_is_refused(zoo, tmp_path, given, code, what):
-    from tests.runs.servers import Server
-
-    server = Server(zoo, tmp_path, "--shadow", given)
-    answer = json.loads(server.process.stdout.readline())
-    assert (server.end(), what in answer["what"]) == (code, True)
+def test_a_challenger_is_a_version_or_a_model_with_the_same_labels(zoo):
+    models = f"{zoo}/models"
+    served = find("zoo", models)
+    for given in ("1", "v=1", "zoo/v=1", str(zoo / "run-1")):
+        assert challenger(given, served, f"{models}/zoo", models).run_id == "run-1"
+    assert challenger("1", served, None, models).run_id == "run-1"
+    with pytest.raises(ModelError, match="no such model"):
+        challenger("7", served, f"{models}/zoo", models)
+    with pytest.raises(UsageError, match="no challenger of an export"):
+        challenger("1", find(str(zoo / "run-1"), models), None, models)
+    other = dataclasses.replace(served, labels=("dog", "cat"))
+    with pytest.raises(ModelError, match="different labels"):
+        challenger("1", other, f"{models}/zoo", models)

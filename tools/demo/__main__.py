@@ -1,4 +1,4 @@
-"""The demo: corpus -> ETL -> two-process fine-tuning -> evaluation -> export -> sample prediction.
+"""The demo: corpus -> ETL -> two-process fine-tuning -> evaluation -> export -> prediction, server.
 
 Every step is a command that a user can type as well, and is shown before it runs.
 
@@ -38,34 +38,38 @@ def main() -> int:
         storage.parent(config.run.directory), f"{arguments.framework}-{stamp}"
     )
 
-    clock.step("base model", 1, 6)
+    clock.step("base model", 1, 7)
     base, is_pretrained = minilm.base_model(say)
     say(f"base model: {base}" + ("" if is_pretrained else " (RANDOM weights)"))
     options = steps.settings(run_directory, base, arguments.framework, arguments.set)
 
-    clock.step("corpus: docstrings of the installed packages -> Parquet", 2, 6)
+    clock.step("corpus: docstrings of the installed packages -> Parquet", 2, 7)
     if arguments.packages or config.data.source == load(CONFIG).data.source:
         steps.module("tools.demo.corpus", config.data.source, *arguments.packages)
     else:
         say(f"rows of your own: {config.data.source}")
 
-    clock.step("ETL: Parquet -> TFRecords", 3, 6)
+    clock.step("ETL: Parquet -> TFRecords", 3, 7)
     steps.howdah(["etl", *options])
 
-    clock.step(f"training: {arguments.framework}, {arguments.np} processes", 4, 6)
+    clock.step(f"training: {arguments.framework}, {arguments.np} processes", 4, 7)
     steps.howdah(["train", *options, "--np", str(arguments.np), "--launcher", "horovodrun"])
     run = storage.read_json(f"{run_directory}/run.json")
 
-    clock.step("sample prediction from the export", 5, 6)
+    clock.step("sample prediction from the export", 5, 7)
     export = f"{run_directory}/export"
     texts = "".join(text + "\n" for text in steps.SAMPLES)
     predictions = steps.howdah(["predict", "--model", export, "--stdin"], stdin=texts, capture=True)
 
-    clock.step("result", 6, 6)
+    clock.step("served: one request over HTTP", 6, 7)
+    served = steps.ask_a_server(export)
+
+    clock.step("result", 7, 7)
     clock.end()
     steps.show_metrics(run)
     print("\nsample predictions (package that a docstring comes from):")
     steps.show_predictions(predictions)
+    print(f"\nserved: {served}")
     if not is_pretrained:
         print("\nNOTE: no pretrained weights could be had; these are figures of a RANDOM base.")
     finish(run_directory, config.data.dataset, arguments.framework, clock, time.monotonic() - began)
@@ -90,6 +94,7 @@ def finish(run_directory: str, dataset: str, framework: str, clock: Clock, secon
         f"echo 'Draw a scatter plot.' | howdah predict --model {run_directory} --stdin",
         f"howdah evaluate --config {run_directory}/config.yaml",
         f"howdah predict --model {run_directory} --source FILE.csv --output out.parquet",
+        f"howdah serve --model {run_directory}",
         f"tensorboard --logdir {run_directory}/tensorboard",
         f"make demo FRAMEWORK={other}",
         "howdah config init my.yaml && howdah etl --config my.yaml --source MY.csv",

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 
 from howdah.config.metric_table import METRICS
@@ -100,6 +101,36 @@ def packages_option(parser: argparse.ArgumentParser) -> None:
         "--packages", nargs="+", metavar="PACKAGE", default=[],
         help="installed packages whose docstrings are the corpus; none: a list of its own",
     )  # fmt: skip
+
+
+def ask_a_server(model: str) -> str:
+    """Start `howdah serve` on a free port, ask it once over HTTP, end it; the answer as a line.
+
+    Ends the demo where it fails.
+    """
+    arguments = ["serve", "--model", model, "--port", "0", "--json"]
+    say(f"$ howdah {shlex.join(arguments)}")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", *arguments], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        ready = json.loads(process.stdout.readline() or "{}")
+        if "url" not in ready:
+            say("the demo stops here: the server did not start")
+            sys.exit(process.wait() or 1)
+        body = json.dumps({"text": SAMPLES[1]})
+        say(f"$ curl -s {ready['url']}/v1/classify -d {shlex.quote(body)}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with opener.open(f"{ready['url']}/v1/classify", body.encode(), timeout=60) as answer:
+            found = json.load(answer)
+    finally:
+        process.terminate()
+        process.wait()
+    one = found["prediction"]
+    return (
+        f"{one['label']} {one['score']:.1%} of {SAMPLES[1]!r}, by run {found['run_id']}"
+        f" ({ready['framework']})"
+    )
 
 
 def show_metrics(run: dict) -> None:

@@ -33,8 +33,8 @@ __all__ = ["Served", "start", "status", "stop"]
 
 Progress = Callable[[str], None]
 
-START_SECONDS = 600.0
-"""From the submission to the first answer: a node may have to fetch the environment."""
+START_SECONDS = 300.0
+"""From the application's start to the first answer: a node may have to fetch the environment."""
 KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 ATTEMPTS = 10
@@ -292,7 +292,7 @@ def _wait(
     while True:
         report = manager.application(application)
         if report["state"] != last:
-            last = report["state"]
+            last, until = report["state"], time.monotonic() + START_SECONDS
             progress(f"{application} is {last}")
         if last in OVER:
             raise ClusterError(
@@ -303,7 +303,8 @@ def _wait(
         found = _look(report, model_directory, tokens)
         if found.health is not None:
             return found
-        if time.monotonic() > until:
+        # It may wait for room in its queue as long as the queue is full.
+        if last == "RUNNING" and time.monotonic() > until:
             raise ClusterError(
                 "the server does not answer", where=found.url or found.file,
                 expected=f"an answer within {START_SECONDS:.0f} s", got=f"{last}, no answer",
@@ -319,9 +320,9 @@ def _look(report: dict[str, Any] | None, model_directory: str, tokens: list[byte
                       file=path)  # fmt: skip
     address = None
     with contextlib.suppress(NotFound):
-        address = server_file.read(path, tokens)
-    if address is not None and address.application != report["id"]:
-        address = None  # of a server before it
+        # The file of a server before this one may have been signed with another token.
+        if server_file.read(path, []).application == report["id"]:
+            address = server_file.read(path, tokens)
     return Served(
         application=report["id"], state=report["state"],
         url=None if address is None else address.url,

@@ -230,6 +230,21 @@ def test_weights_of_another_layout_are_refused(tmp_path):
         open_model(path, framework="onnx")
 
 
+def test_damaged_files_are_named(tmp_path):
+    path = write_export(tmp_path / "export", base_of(str(tmp_path / "base"), "distilbert"))
+    weights, graph = (os.path.join(path, name) for name in ("model.safetensors", "model.onnx"))
+    whole = {name: storage.read_bytes(name) for name in (weights, graph)}
+    storage.write_whole(weights, whole[weights][:-4])
+    with pytest.raises(ModelError, match="not a whole safetensors file"):
+        open_model(path, framework="onnx")
+    storage.write_whole(weights, whole[weights])
+    for damaged in (b"", b"no graph", whole[graph][:-100]):
+        storage.write_whole(graph, damaged)
+        with pytest.raises(ModelError, match="onnxruntime does not take the model") as caught:
+            open_model(path, framework="onnx")
+        assert caught.value.where == path and "howdah export" in caught.value.remedy
+
+
 def test_files_elsewhere_behind_links_are_read(tmp_path):
     """YARN puts each file of a model into a directory of its own, and links it where it runs."""
     path = write_export(tmp_path / "export", base_of(str(tmp_path / "base"), "distilbert"))
