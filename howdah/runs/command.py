@@ -24,8 +24,10 @@ def shown_command(argv: Sequence[str]) -> str:
     'howdah train --set tracking.mlflow.uri=http://me:***left-out***@mlflow'
     """
     program, *rest = argv
-    name = os.path.basename(program)
-    name = "howdah" if name in ("howdah", "__main__.py", "cli.py") else name
+    folder, name = os.path.split(program)
+    if name == "__main__.py":  # of python -m
+        package = os.path.basename(folder)
+        name = "howdah" if package == "cli" else f"python -m {package}"
     # each word by itself: joined, what stands behind a secret would be taken for a part of it
     words = [redact.text(word) for word in rest]
     return " ".join([name, *(word if "***" in word else shlex.quote(word) for word in words)])[
@@ -35,6 +37,4 @@ def shown_command(argv: Sequence[str]) -> str:
 
 def began_by() -> str:
     """The command of the user that this process is a part of, else this process's own."""
-    return os.environ.get(VARIABLE) or shown_command(
-        ["python -m training" if "training" in sys.argv[0] else sys.argv[0], *sys.argv[1:]]
-    )
+    return os.environ.get(VARIABLE) or shown_command(sys.argv)

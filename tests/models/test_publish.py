@@ -318,7 +318,12 @@ def test_a_challenger_is_published_without_being_current(base, tiny_model_dir):
     made = publish(configs["a"], never)
     assert (made["current"], made["challenger"]) == (1, None)
     made = publish(configs["b"], never, challenger=True)
-    assert (made["version"], made["changed"], made["current"], made["challenger"]) == (2, True, 1, 2)
+    assert (made["version"], made["changed"], made["current"], made["challenger"]) == (
+        2,
+        True,
+        1,
+        2,
+    )
     assert whole(f"{root}/v=2")["run_id"] == "b" and resolve(root) == f"{root}/v=1"
     again = publish(configs["b"], never, challenger=True)
     assert (again["version"], again["changed"], again["challenger"]) == (2, False, 2)
