@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ __all__ = ["VARIABLE", "began_by", "shown_command"]
 
 VARIABLE = "HOWDAH_COMMAND"
 """Environment variable in which `howdah train` and its like give it to the ranks."""
+_NAME = re.compile(r"[\w.-]+")
 _MOST = 4_000
 """Characters."""
 
@@ -29,10 +31,18 @@ def shown_command(argv: Sequence[str]) -> str:
         package = os.path.basename(folder)
         name = "howdah" if package == "cli" else f"python -m {package}"
     # each word by itself: joined, what stands behind a secret would be taken for a part of it
-    words = [redact.text(word) for word in rest]
+    words = [_masked(word) for word in rest]
     return " ".join([name, *(word if "***" in word else shlex.quote(word) for word in words)])[
         :_MOST
     ]
+
+
+def _masked(word: str) -> str:
+    """A word of a command without secrets: of --set also values in YAML that hold one."""
+    key, equals, value = word.partition("=")
+    if equals and any(map(redact.is_secret_name, _NAME.findall(f"{key} {value}"))):
+        return f"{key}={redact.LEFT_OUT}"
+    return redact.text(word)
 
 
 def began_by() -> str:
