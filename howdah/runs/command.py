@@ -14,7 +14,7 @@ __all__ = ["VARIABLE", "began_by", "shown_command"]
 
 VARIABLE = "HOWDAH_COMMAND"
 """Environment variable in which `howdah train` and its like give it to the ranks."""
-_NAME = re.compile(r"[\w.-]+")
+_NAME = re.compile(r"[\w.-]+(?=[\"']?\s*[:=])")
 _MOST = 4_000
 """Characters."""
 
@@ -39,8 +39,8 @@ def shown_command(argv: Sequence[str]) -> str:
 
 def _masked(word: str) -> str:
     """A word of a command without secrets: of --set also values in YAML that hold one."""
-    key, equals, value = word.partition("=")
-    if equals and any(map(redact.is_secret_name, _NAME.findall(f"{key} {value}"))):
+    key, equals, _ = word.partition("=")
+    if equals and any(map(redact.is_secret_name, _NAME.findall(word))):
         return f"{key}={redact.LEFT_OUT}"
     return redact.text(word)
 
