@@ -56,6 +56,8 @@ def lineage(
         models = models or [checked.publish.directory]
         if model is None:
             datasets = datasets or [_root(checked.data.dataset)]
+        elif "/" not in model:  # as other commands take it: a name below publish.directory
+            model = storage.join(checked.publish.directory, model)
     if row is not None and not datasets:
         raise UsageError("in which datasets?", expected="--dataset, or --config")
     from howdah.models import lineage as lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ __all__ = ["VARIABLE", "began_by", "shown_command"]
 
 VARIABLE = "HOWDAH_COMMAND"
 """Environment variable in which `howdah train` and its like give it to the ranks."""
+_NAME = re.compile(r"[\w.-]+(?=[\"']?\s*[:=])")
 _MOST = 4_000
 """Characters."""
 
@@ -24,17 +26,25 @@ def shown_command(argv: Sequence[str]) -> str:
     'howdah train --set tracking.mlflow.uri=http://me:***left-out***@mlflow'
     """
     program, *rest = argv
-    name = os.path.basename(program)
-    name = "howdah" if name in ("howdah", "__main__.py", "cli.py") else name
+    folder, name = os.path.split(program)
+    if name == "__main__.py":  # of python -m
+        package = os.path.basename(folder)
+        name = "howdah" if package == "cli" else f"python -m {package}"
     # each word by itself: joined, what stands behind a secret would be taken for a part of it
-    words = [redact.text(word) for word in rest]
+    words = [_masked(word) for word in rest]
     return " ".join([name, *(word if "***" in word else shlex.quote(word) for word in words)])[
         :_MOST
     ]
 
 
+def _masked(word: str) -> str:
+    """A word of a command without secrets: of --set also values in YAML that hold one."""
+    key, equals, _ = word.partition("=")
+    if equals and any(map(redact.is_secret_name, _NAME.findall(word))):
+        return f"{key}={redact.LEFT_OUT}"
+    return redact.text(word)
+
+
 def began_by() -> str:
     """The command of the user that this process is a part of, else this process's own."""
-    return os.environ.get(VARIABLE) or shown_command(
-        ["python -m training" if "training" in sys.argv[0] else sys.argv[0], *sys.argv[1:]]
-    )
+    return os.environ.get(VARIABLE) or shown_command(sys.argv)

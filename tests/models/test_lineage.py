@@ -185,3 +185,20 @@ def test_the_command(place, capsys):
     assert call("lineage", "x", "--model", "m")[0] == 2
     assert call("lineage")[0] == 2
     assert call("lineage", "x", "--dataset", f"{place}/none")[0] == 3
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["publish", "--challenger", "--rollback"],
+        ["publish", "--version", "1", "--rollback"],
+        ["publish", "--despite-forgotten"],
+        ["register", "--follow"],
+        ["publish", "--set", "publish.mlflow.enabled=true"],
+    ],
+    ids=" ".join,
+)
+def test_options_that_contradict_each_other_are_refused(words, capsys):
+    code = cli.run(lambda: cli.app([*words, "--json"], standalone_mode=False), as_json=True)
+    said = json.loads(capsys.readouterr().out)
+    assert (code, said["exit_code"]) == (2, 2)

@@ -105,7 +105,7 @@ def test_a_status_has_the_scalar_metrics_of_the_run(job):
     path = storage.join(job.directory, "run.json")
     storage.write_whole(path, json.dumps({**status, "attempts": [{}]}).encode())
     assert job_status(Manager(), job)["run"] == {
-        **status, "metrics": {"validation": {"accuracy": 0.5}},
+        **status, "metrics": {"validation": {"accuracy": 0.5}}, "hours": None,
     }  # fmt: skip
 
 
@@ -153,6 +153,7 @@ def test_ps_shows_a_line_a_job():
     head, line = ps_lines(found)
     assert head.split() == [
         "APPLICATION", "NAME", "USER", "QUEUE", "STATE", "DONE", "TIME", "WORKERS", "STEP",
+        "CPU-H", "GPU-H",
     ]  # fmt: skip
     assert line.split()[:6] == [APP, "tiny", "me", "default", "SUCCEEDED", "50%"]
     assert ps_lines([]) == ["no jobs"]

@@ -28,7 +28,7 @@ FEW = {"train": 4, "validation": 2, "test": 2}
 
 def check_fit(config: Config, dataset: Dataset) -> None:
     """As the one rank of a run does before its first step."""
-    agreed_base(config, dataset, SoloComm(), SimpleNamespace(say=print))
+    agreed_base(config, dataset, SoloComm(), SimpleNamespace(say=print, update=dict))
 
 
 def rewrite(directory: str, change) -> None:

@@ -140,6 +140,11 @@ def test_the_command_has_no_secret(monkeypatch):
     shown = shown_command(words)
     assert "hunter2" not in shown and shown.startswith("howdah train --set a.password=")
     assert "'b={x: 1}'" in shown
+    yaml = ["howdah", "etl", "--set", "data.spark.conf={fs.s3a.secret.key: hunter2}"]
+    assert shown_command(yaml) == "howdah etl --set data.spark.conf=***left-out***"
+    for program, name in (("/a/howdah/cli/__main__.py", "howdah"), ("/b/training/__main__.py",
+                          "python -m training")):  # fmt: skip
+        assert shown_command([program, "x"]) == f"{name} x"
     monkeypatch.setenv(VARIABLE, shown)
     assert began_by() == shown
     assert json.dumps(shown)
