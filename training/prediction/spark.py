@@ -23,14 +23,20 @@ from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, ClusterError, ConfigError, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
-from howdah.spark import applications, csv_quotes, shipping
+from howdah.spark import applications, connectors, csv_quotes, shipping
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
-from howdah.spark.session import Application, is_local_master, session
+from howdah.spark.session import Application, is_active, is_local_master, session
 from howdah.storage import commit
 from training.prediction.cluster import Model, find_model, memory_overhead_mib
 from training.prediction.executor import ModelLocation, Predictor, summarize, workers
-from training.prediction.rows import Outputs, delimiter_of, format_of, source_files
+from training.prediction.rows import (
+    Outputs,
+    delimiter_of,
+    format_of,
+    source_files,
+    spark_format_of,
+)
 from training.serving.serve import choose_framework
 
 if TYPE_CHECKING:
@@ -45,6 +51,8 @@ _BATCHES = {
 }
 """Size of the batches that a Python worker gets."""
 _DIST_FILES = "spark.yarn.dist.files"
+_BY_SPARK = ("orc", "avro", "iceberg", "delta")
+"""Values of data.format by which a path without a known suffix is read."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
@@ -161,9 +169,11 @@ def _classify(
     request: _Request, config: Config, framework: str, progress: Progress, staged: str | None
 ) -> dict:
     """Write the predictions to the directory `staged`, or into the table if None; their summary."""
+    kind = _kind(config, request.source)
+    config = _connected(config, kind, progress)
     with _ready(request, config, framework, progress) as (spark, location, application):
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
-        rows = _chosen(request, _read(spark, request.source, request.csv_options))
+        rows = _chosen(request, _read(spark, request.source, request.csv_options, kind))
         seen = spark.sparkContext.accumulator({}, workers())
         predicted = rows.mapInArrow(Predictor(location, framework, seen), request.schema)
         with translated("classify the rows"):
@@ -280,7 +290,8 @@ def _shipped(
 
 # --------------------------------------------------------------------------------- in and out
 def _is_file(source: str) -> bool:
-    return format_of(source) is not None or storage.exists(source)
+    known = format_of(source) or spark_format_of(source)
+    return known is not None or storage.exists(source)
 
 
 def _output_form(output: str, overwrite: bool) -> str:
@@ -304,8 +315,27 @@ def _output_form(output: str, overwrite: bool) -> str:
     return form
 
 
-def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
-    """The source as a DataFrame: by its suffix, else as a table."""
+def _kind(config: Config, source: str) -> str | None:
+    """The format of a source that Spark alone reads: by its suffix, else by data.format."""
+    found = spark_format_of(source)
+    if found is None and format_of(source) is None and config.data.format in _BY_SPARK:
+        found = config.data.format
+    return found
+
+
+def _connected(config: Config, kind: str | None, progress: Progress) -> Config:
+    """With the jars and settings that Spark lacks for a format, in a session of our own."""
+    if kind is None or is_active():
+        return config
+    options = config.data.spark
+    more = connectors.settings(config, progress, kind=kind)
+    options = options.model_copy(update={"conf": connectors.joined(more, options.conf)})
+    data = config.data.model_copy(update={"spark": options})
+    return config.model_copy(update={"data": data})
+
+
+def _read(spark: SparkSession, source: str, options: CsvOptions, kind: str | None) -> DataFrame:
+    """The source as a DataFrame: by its format, else as a table."""
     from pyspark.errors import AnalysisException
 
     form = format_of(source)
@@ -324,6 +354,9 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
         if form == "jsonl":
             # as the ETL reads it: the number 1.10 is the text 1.10
             return spark.read.option("primitivesAsString", "true").json(source)
+        if kind is not None and _is_file(source):
+            connectors.require(spark, kind)
+            return spark.read.format(kind).load(source)
         if form == "parquet" or storage.exists(source):
             return spark.read.parquet(source)
         return spark.table(source)
@@ -331,7 +364,7 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
         raise DataError(
             "Spark cannot read the source",
             where=source,
-            expected="a .csv, .jsonl or .parquet path, or a table's name",
+            expected="a .csv, .jsonl, .parquet, .orc or .avro path, or a table's name",
             got=str(error).splitlines()[0],
             remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None
