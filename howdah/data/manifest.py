@@ -5,22 +5,33 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    PlainSerializer,
+    ValidationError,
+    WrapValidator,
+    model_serializer,
+)
 
 from howdah import storage
 from howdah.config.data import InputKind
 from howdah.config.tasks import Task
 from howdah.errors import DataError, NotFound
+from howdah.packed_counts import MOST_PLAIN, PackedCounts
 
 SCHEMA_VERSION = 1
 APPENDED_SCHEMA_VERSION = 2
 """Of versions whose shards may lie in the directories of versions before: older readers would not
 find them."""
+PACKED_SCHEMA_VERSION = 3
+"""Of versions in whose shards labels are so many that their counts are packed."""
+_VERSIONS = (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION, PACKED_SCHEMA_VERSION)
 MANIFEST = "manifest.json"
 _HEAD_BYTES = 4_096
 _HEAD = re.compile(
@@ -59,6 +70,23 @@ class _Sparse(_Frozen):
 _APPENDED = ("part", "version", "parent", "parts", "ledger")
 
 
+def _counts(value: Any, plain: Callable[[Any], dict[str, int]]) -> Mapping[str, int]:
+    if isinstance(value, PackedCounts):
+        return value
+    if isinstance(value, str):
+        return PackedCounts.parse(value)
+    counts = plain(value)
+    return counts if len(counts) <= MOST_PLAIN else PackedCounts(counts)
+
+
+def _dumped(value: Mapping[str, int]) -> dict[str, int] | str:
+    return value.text() if isinstance(value, PackedCounts) else dict(value)
+
+
+ClassCounts = Annotated[dict[str, int], WrapValidator(_counts), PlainSerializer(_dumped)]
+"""{label number as text: rows}; of many labels a PackedCounts, and one text in the manifest."""
+
+
 class ShardEntry(_Sparse):
     """One shard and its index, as committed."""
 
@@ -73,7 +101,7 @@ class ShardEntry(_Sparse):
     index_crc32c: int
     tokens: int
     """Tokens of all rows, without padding."""
-    class_counts: dict[str, int]
+    class_counts: ClassCounts
     """{label number as text: rows that have it}; empty for regression."""
     target: TargetEntry | None = None
     """Of regression alone."""
@@ -311,6 +339,9 @@ def commit(path: str, manifest: DatasetManifest) -> None:
     Raises:
         AlreadyExists: another run has committed this version; its manifest stands.
     """
+    shards = [shard for split in manifest.splits.values() for shard in split]
+    if any(isinstance(shard.class_counts, PackedCounts) for shard in shards):
+        manifest = manifest.model_copy(update={"schema_version": PACKED_SCHEMA_VERSION})
     data = json.dumps(manifest.model_dump(mode="json"), indent=1, ensure_ascii=False) + "\n"
     storage.create_exclusive(storage.join(path, MANIFEST), data.encode("utf-8"))
 
@@ -395,11 +426,11 @@ def _load_version(path: str) -> Dataset:
             "the manifest is not JSON", where=where, got=str(error), remedy=remedy
         ) from None
     version = value.get("schema_version") if isinstance(value, dict) else None
-    if version not in (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION):
+    if version not in _VERSIONS:
         raise DataError(
             "the manifest is of another format",
             where=where,
-            expected=f"schema_version {SCHEMA_VERSION} or {APPENDED_SCHEMA_VERSION}",
+            expected=f"schema_version {', '.join(map(str, _VERSIONS))}",
             got=str(version),
             remedy="run `howdah etl` with this version of Howdah",
         )

@@ -73,7 +73,13 @@ KINDS: dict[str, Kind] = {
     # The server (serving/), with an export's model.onnx.
     "serve": Kind(
         roots=(
-            *CORE, "onnxruntime", "pyarrow", "psutil", "fastapi", "uvicorn", "prometheus-client",
+            *CORE,
+            "onnxruntime",
+            "pyarrow",
+            "psutil",
+            "fastapi",
+            "uvicorn",
+            "prometheus-client",
         ),
         cpu_only=True,
     ),

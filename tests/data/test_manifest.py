@@ -8,6 +8,7 @@ from howdah import storage
 from howdah.data import manifest
 from howdah.data.manifest import MANIFEST, load_dataset, newest, version_before
 from howdah.errors import DataError
+from howdah.packed_counts import PackedCounts
 from tests.support.appended import build_appended
 
 
@@ -55,3 +56,29 @@ def test_a_broken_manifest_is_refused_by_name(text, tmp_path, tiny_model_dir):
     with pytest.raises(DataError) as caught:
         newest(root)
     assert path in caught.value.where
+
+
+def test_counts_of_thousands_of_labels_are_packed(tmp_path, tiny_model_dir):
+    """In the manifest and in memory; readers meet a mapping as of few labels."""
+    last = build_appended(str(tmp_path / "data"), model_dir=tiny_model_dir)
+    counts = {str(label): label % 7 + 1 for label in range(0, 10_000, 3)}
+    (shard, *others) = last.manifest.splits["train"]
+    fields = shard.model_dump() | {"class_counts": counts}
+    splits = {"train": [type(shard)(**fields), *others]}
+    path = str(tmp_path / "other" / "v=1")
+    storage.make_dirs(path)
+    manifest.commit(path, last.manifest.model_copy(update={"splits": splits}))
+    assert storage.size(storage.join(path, MANIFEST)) < 20_000  # 57 kB as an object
+    found = load_dataset(path).manifest
+    (read, *small) = found.splits["train"]
+    assert found.schema_version == 3
+    assert read.class_counts == counts and isinstance(read.class_counts, PackedCounts)
+    assert read.class_counts.get("1") is None and read.class_counts["9999"] == counts["9999"]
+    assert small == others  # of few labels: an object, as before
+    assert load_dataset(last.path).manifest.schema_version == 2
+
+
+@pytest.mark.parametrize("text", ["!", "AAAA", "eJwzNDI2AQAB+ADL"])
+def test_what_is_no_packed_counts_is_refused(text):
+    with pytest.raises(ValueError, match="counts of labels"):
+        PackedCounts.parse(text)

@@ -15,7 +15,7 @@ import yaml
 
 from howdah.cli import app
 from howdah.config import loader
-from howdah.config.serve import ServeSection
+from howdah.config.options.serve import ServeSection
 from tests import ROOT
 
 PLACE = ROOT / "deploy" / "kubernetes"

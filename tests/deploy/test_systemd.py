@@ -10,7 +10,7 @@ import pytest
 import typer
 
 from howdah.cli import app
-from howdah.config.serve import ServeSection
+from howdah.config.options.serve import ServeSection
 from tests import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "howdah-serve.service"

@@ -8,7 +8,7 @@ import pytest
 from howdah.errors import ModelError, UsageError
 from serving.versions.shadow import challenger
 from tests.support.waiting import wait_until
-from training.deployment.variants import find
+from training.serving.variants import find
 
 
 def shadowed(server, result: str) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from bench.benches.memory import SHAPES, Case, measure, settings
 from howdah.config.loader import from_dict
-from howdah.data.family import DISTILBERT
+from howdah.data.family import BERT, DISTILBERT
 from yarn.preflight import worker_memory
 
 TOLERANCE = 0.15
@@ -46,6 +46,17 @@ def test_a_divided_optimizer_s_rank_has_no_snapshot_and_its_part_of_the_moments(
         saved[workers] = found[0] - found[1]
     assert saved[2] == pytest.approx(4 * copy)
     assert saved[4] == pytest.approx(4.5 * copy)
+
+
+def test_a_dropout_of_what_the_attention_gives_is_counted():
+    values = settings(Case(framework="torch", size="base", tokens=1024), "/tmp/x", "base", "set")
+    shape = BERT.complete({"hidden_size": 768, "num_hidden_layers": 12})
+    found = []
+    for rate in (None, 0.0, 0.2):  # None: the base's own, 0.1
+        values["model"]["dropout"] = rate
+        found.append(worker_memory.needed(from_dict(values), shape, Manifest(128)).total)
+    assert found[0] == found[2]
+    assert found[0] - found[1] == 1024 * 11 * 768 * 4  # tokens, layers that all of them pass
 
 
 @pytest.mark.full

@@ -26,6 +26,7 @@ from training.prediction.rows import (
     open_output,
     read_rows,
     source_files,
+    spark_format_of,
 )
 from training.serving.serve import open_model
 
@@ -89,7 +90,8 @@ def predict(
         )
     config = config or Config()
     csv_options = csv_options or config.data.csv
-    if master is not None or _is_table(source) or output.startswith("table:"):
+    by_spark = _is_table(source) or spark_format_of(source) is not None
+    if master is not None or by_spark or output.startswith("table:"):
         from training.prediction.spark import predict_spark
 
         require_secrets(config, "data.spark")
@@ -179,7 +181,8 @@ def _one_column(columns: Sequence[str] | None) -> str | None:
 
 def _is_table(source: str) -> bool:
     """Whether it is a table: no directory part, no known suffix, no such file."""
-    bare = _TABLE.fullmatch(source) is not None and format_of(source) is None
+    known = format_of(source) or spark_format_of(source)
+    bare = _TABLE.fullmatch(source) is not None and known is None
     return bare and not storage.exists(source)
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Outputs", "Prediction", "Row", "as_json", "delimiter_of", "format_of", "open_output",
-    "read_rows", "source_files",
+    "read_rows", "source_files", "spark_format_of",
 ]  # fmt: skip
 
 _SUFFIXES = {
@@ -46,6 +46,8 @@ _SUFFIXES = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
+_SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
+"""What Spark alone reads."""
 _SURROGATES = re.compile("[\udc80-\udcff]")
 _PARQUET_BATCH_ROWS = 2048
 
@@ -139,6 +141,12 @@ def format_of(path: str) -> str | None:
     """csv, jsonl or parquet by the name's suffix (.gz allowed); None: another one."""
     name = storage.name(path).lower().removesuffix(".gz")
     return next((form for suffix, form in _SUFFIXES.items() if name.endswith(suffix)), None)
+
+
+def spark_format_of(path: str) -> str | None:
+    """orc or avro by the name's suffix, which Spark alone reads; None: another one."""
+    name = storage.name(path).lower()
+    return next((form for suffix, form in _SPARK_SUFFIXES.items() if name.endswith(suffix)), None)
 
 
 def delimiter_of(path: str, options: CsvOptions) -> str:

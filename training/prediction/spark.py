@@ -20,14 +20,21 @@ from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
-from howdah.spark import csv_quotes, shipping
+from howdah.spark import connectors, csv_quotes, shipping
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
+from howdah.spark.session import is_active
 from howdah.storage import commit
 from training.prediction import frames, sessions
 from training.prediction.cluster import Model, find_model
 from training.prediction.executor import Predictor, summarize, workers
-from training.prediction.rows import Outputs, delimiter_of, format_of, source_files
+from training.prediction.rows import (
+    Outputs,
+    delimiter_of,
+    format_of,
+    source_files,
+    spark_format_of,
+)
 from training.serving.serve import choose_framework
 
 if TYPE_CHECKING:
@@ -35,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["predict_spark"]
 
+_BY_SPARK = ("orc", "avro", "iceberg", "delta")
+"""Values of data.format by which a path without a known suffix is read."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
@@ -143,13 +152,15 @@ def _classify(
     request: _Request, config: Config, framework: str, progress: Progress, staged: str | None
 ) -> dict:
     """Write the predictions to the directory `staged`, or into the table if None; their summary."""
+    kind = _kind(config, request.source)
+    config = _connected(config, kind, progress)
     ready = sessions.ready(
         request.model, config, framework, progress, hive=request.hive, name="howdah predict"
     )
     with ready as (spark, location, application):
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
         rows = frames.id_and_text(
-            _read(spark, request.source, request.csv_options), request.model.info,
+            _read(spark, request.source, request.csv_options, kind), request.model.info,
             source=request.source, text_columns=request.text_columns, id_column=request.id_column,
         )  # fmt: skip
         seen = spark.sparkContext.accumulator({}, workers())
@@ -178,7 +189,8 @@ def _check(config: Config, source: str, output: str) -> None:
 
 # --------------------------------------------------------------------------------- in and out
 def _is_file(source: str) -> bool:
-    return format_of(source) is not None or storage.exists(source)
+    known = format_of(source) or spark_format_of(source)
+    return known is not None or storage.exists(source)
 
 
 def _output_form(output: str, overwrite: bool) -> str:
@@ -202,8 +214,27 @@ def _output_form(output: str, overwrite: bool) -> str:
     return form
 
 
-def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
-    """The source as a DataFrame: by its suffix, else as a table."""
+def _kind(config: Config, source: str) -> str | None:
+    """The format of a source that Spark alone reads: by its suffix, else by data.format."""
+    found = spark_format_of(source)
+    if found is None and format_of(source) is None and config.data.format in _BY_SPARK:
+        found = config.data.format
+    return found
+
+
+def _connected(config: Config, kind: str | None, progress: Progress) -> Config:
+    """With the jars and settings that Spark lacks for a format, in a session of our own."""
+    if kind is None or is_active():
+        return config
+    options = config.data.spark
+    more = connectors.settings(config, progress, kind=kind)
+    options = options.model_copy(update={"conf": connectors.joined(more, options.conf)})
+    data = config.data.model_copy(update={"spark": options})
+    return config.model_copy(update={"data": data})
+
+
+def _read(spark: SparkSession, source: str, options: CsvOptions, kind: str | None) -> DataFrame:
+    """The source as a DataFrame: by its format, else as a table."""
     from pyspark.errors import AnalysisException
 
     form = format_of(source)
@@ -222,6 +253,9 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
         if form == "jsonl":
             # as the ETL reads it: the number 1.10 is the text 1.10
             return spark.read.option("primitivesAsString", "true").json(source)
+        if kind is not None and _is_file(source):
+            connectors.require(spark, kind)
+            return spark.read.format(kind).load(source)
         if form == "parquet" or storage.exists(source):
             return spark.read.parquet(source)
         return spark.table(source)
@@ -229,7 +263,7 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
         raise DataError(
             "Spark cannot read the source",
             where=source,
-            expected="a .csv, .jsonl or .parquet path, or a table's name",
+            expected="a .csv, .jsonl, .parquet, .orc or .avro path, or a table's name",
             got=str(error).splitlines()[0],
             remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None

@@ -103,12 +103,18 @@ def _micro_batch_tokens(config: Config, longest: int) -> int:
 def _floats_of_token(config: Config, base: Mapping[str, Any], longest: int) -> float:
     """Floats kept for the backward pass for each token of a row of `longest` tokens."""
     factors = _FACTORS[config.training.framework]
-    keys = family_of(base).keys
+    family = family_of(base)
+    keys = family.keys
     layer = (
         factors.width * base[keys.width]
         + factors.inner * base[keys.inner]
         + factors.scores * base[keys.heads] * longest
     )
+    rate = config.model.dropout
+    if family.attended_dropout and (base[family.dropouts.hidden] if rate is None else rate):
+        # The factors are measured on DistilBERT, which has no dropout of what the attention gives.
+        # On a CPU a dropout keeps its factor of each element; its result is not kept.
+        layer += base[keys.width]
     if config.training.gradient_checkpointing:
         layer *= factors.recomputed
     if config.training.precision in ("bf16", "fp16"):  # auto may be fp32 on the nodes

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
 from howdah.data.encode import Encoder
 from training.model.pretrained import load_base
@@ -61,15 +62,25 @@ def model(tmp_path, tiny_model_dir) -> str:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("framework", ["torch", pytest.param("onnx", marks=pytest.mark.full)])
-def test_spark_and_one_process_agree(framework, model, tmp_path):
+@pytest.mark.parametrize(
+    ("framework", "kind"),
+    [
+        ("torch", "orc"),
+        pytest.param("torch", "parquet", marks=pytest.mark.full),
+        pytest.param("onnx", "parquet", marks=pytest.mark.full),
+    ],
+)
+def test_spark_and_one_process_agree(framework, kind, model, tmp_path):
+    """ORC is read by Spark alone."""
     source = str(tmp_path / "in.parquet")
     keys = [f"k{n:02d}" for n in range(len(TEXTS))]
-    pq.write_table(pa.table({"key": keys, "words": TEXTS}), source, row_group_size=8)
+    table = pa.table({"key": keys, "words": TEXTS})
+    pq.write_table(table, source, row_group_size=8)
+    orc.write_table(table, str(tmp_path / "in.orc"))
     one, many = str(tmp_path / "one.parquet"), str(tmp_path / "many.parquet")
     done = run(model, source, one, "-", "words", framework)
     assert done.returncode == 0, done.stderr[-3000:]
-    spark = run(model, source, many, "local[2]", "words", framework)
+    spark = run(model, str(tmp_path / f"in.{kind}"), many, "local[2]", "words", framework)
     assert spark.returncode == 0, spark.stderr[-3000:]
 
     first, second = json.loads(done.stdout), json.loads(spark.stdout)
