@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
@@ -95,7 +96,7 @@ def test_two_days_are_appended_and_published_and_a_third_that_drifts_raises_the_
     frozen = None
     for number, day in enumerate(("2026-11-01", "2026-11-02"), 1):
         rows = write_rows(place / "rows.csv", 240 * number)
-        lines = open(rows, encoding="utf-8").read().splitlines()
+        lines = Path(rows).read_text(encoding="utf-8").splitlines()
         own = [lines[0], *lines[1 + 240 * (number - 1) :]]
         (place / "in" / f"{day}.csv").write_text("\n".join([*own, ""]))
         run = airflow.trigger(RETRAIN, {"partition": f"ds={day}"})
