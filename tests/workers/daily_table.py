@@ -10,11 +10,7 @@ import sys
 
 from howdah.config.data import SparkOptions
 from howdah.spark.session import session
-
-WORDS = {
-    "sea": "wave tide salt shore ship sail gull coral reef foam".split(),
-    "sky": "cloud wind star moon comet storm dawn dusk hail rain".split(),
-}
+from tests.support.word_rows import WORDS
 
 
 def main(metastore: str, warehouse: str, table: str, days: str, rows: int) -> None:
@@ -29,7 +25,7 @@ def main(metastore: str, warehouse: str, table: str, days: str, rows: int) -> No
     for number, day in enumerate(days.split(",")):
         for n in range(rows * (10 if number == 0 else 1)):
             label = ("sea", "sky")[n % 2]
-            text = " ".join([*rng.choices(WORDS[label], k=12), f"{day} {n}"])
+            text = " ".join([*rng.choices(WORDS[label].split(), k=12), f"{day} {n}"])
             made.append((f"{day}-{n}", text, label, day))
     database = table.partition(".")[0]
     with session(options, hive=True) as spark:

@@ -423,8 +423,13 @@ def test_the_policy_judges_what_differs_from_the_installation(installed):
     from howdah.policy.check import Judge
     from howdah.policy.rules import from_dict
 
-    installed(data={"source": "news.texts"}, publish={"directory": "/srv/models", "name": "m"})
-    judge = Judge(from_dict({"roots": ["hdfs:///"], "tables": ["news.*"]}))
+    sections = {
+        "data": {"source": "news.texts", "format": "hive"},
+        "publish": {"directory": "/srv/models", "name": "m"},
+    }
+    installed(**sections)
+    # As HowdahHook.policy: the installation's defaults are allowed.
+    judge = Judge(from_dict({"tables": ["news.*"], "defaults": sections}))
     good = {"partition": "ds=1", "model": "/srv/models/m", "source": "news.other", "output": None}
     form.check(good, judge)
     bad = {"model": "/etc/x", "source": "hr.pay", "output": "hr.out", "conn_id": "c", "x": 1}
