@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from howdah.data.encode import Encoder
+from tests.support.waiting import wait_until
 from training.model.pretrained import load_base
 from training.serving.export import export
 from training.serving.run_info import RunInfo
@@ -40,7 +45,7 @@ with session(config.data.spark, hive=True) as spark:
             step["selection"] = Selection(**{k: tuple(v) if isinstance(v, list) else v
                                              for k, v in step["selection"].items()})
             try:
-                made = score(Request(**step, framework="torch"), config.model_copy(update={
+                made = score(Request(**step), config.model_copy(update={
                     name: getattr(config, name).model_copy(update=values)
                     for name, values in own.items()}), progress=lines.append)
             except HowdahError as error:
@@ -124,7 +129,7 @@ class Place:
         fixed = ["--model", model, "--source", SOURCE, "--output", OUTPUT]
         return [
             sys.executable, "-m", "howdah.cli", "score", "--config", "c.yaml", *fixed,
-            "--framework", "torch", *more, "--json",
+            *more, "--json",
         ]  # fmt: skip
 
     def run(self, *more, model="news"):
@@ -188,6 +193,7 @@ def test_each_partition_is_scored_once_by_each_model(place):
     assert by_day["ds=2026-11-01"]["errors"] == 2
     assert any("the partition has no rows" in line for line in first["lines"])
     assert first["made"]["workers"]["opened"] == 1 and first["made"]["version"] == 1
+    assert first["made"]["framework"] == "onnx"
     # The second call starts no job, and so no stage.
     assert second["jobs"] == 0 and first["jobs"] > 0
     assert [state for _, state in states(second)] == ["skipped"] * 3
@@ -224,3 +230,118 @@ def test_each_partition_is_scored_once_by_each_model(place):
     assert [one["state"] for one in answer["partitions"]] == ["skipped"] * 2
     assert place.applications() == before and len(before) == 1
     assert "ds=2026-11-02: done before, 3 rows" in err and "v=1" in err
+
+
+# --------------------------------------------------------------------------------------- killed
+PER_DAY = 30
+DAYS = [f"2026-10-{day:02d}" for day in range(1, 11)]
+KILLS = [
+    (signal.SIGKILL, "staged"), (signal.SIGTERM, "second"), (None, "worker"),
+    (signal.SIGKILL, "marked"), (None, "worker"), (signal.SIGTERM, "staged"),
+    (signal.SIGKILL, "second"), (None, "worker"), (signal.SIGINT, "staged"),
+    (signal.SIGKILL, "worker"),
+]  # fmt: skip
+"""(signal to the driver; None: SIGKILL to the executor's Python workers; when)."""
+CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, None: 5}
+
+
+def descendants(pid):
+    """{process id: command line} of a process's descendants."""
+    parents, lines = {}, {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{name}/stat").read_text()
+            parents[int(name)] = int(stat.rpartition(")")[2].split()[1])
+            lines[int(name)] = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+    found, todo = {}, [pid]
+    while todo:
+        above = todo.pop()
+        for child in (one for one, parent in parents.items() if parent == above):
+            found[child] = lines[child]
+            todo.append(child)
+    return found
+
+
+class Killed:
+    """A command that is killed at a certain moment."""
+
+    def __init__(self, place, log):
+        self.place, self.log = place, log
+        self.before = self.markers()
+        with open(log, "w") as file:
+            self.process = subprocess.Popen(
+                place.words("--since", "ds=2026-10-01"), cwd=place.directory, env=place.env,
+                stdout=subprocess.DEVNULL, stderr=file,
+            )  # fmt: skip
+
+    def markers(self):
+        return len(list(self.place.models.glob("news/scored/*/*/done.json")))
+
+    def workers(self):
+        """Python processes that tasks run in: children of the daemon that Spark starts."""
+        found = descendants(self.process.pid)
+        daemons = [pid for pid, line in found.items() if "pyspark.daemon" in line]
+        return [pid for one in daemons for pid in descendants(one)]
+
+    def reached(self, moment):
+        """Whether it has come so far, or ended."""
+        if self.process.poll() is not None:
+            return True
+        if moment == "second":
+            return ": 2 of " in self.log.read_text()
+        if moment == "marked":
+            return self.markers() > self.before
+        if moment == "staged":
+            return bool(list(self.place.directory.glob(f"spark-warehouse/{OUTPUT}/*/.tmp-*")))
+        assert moment == "worker"
+        return bool(self.workers())
+
+    def kill(self, number, moment):
+        """Kill it at that moment; its exit code, once all of its processes have ended."""
+        wait_until(lambda: self.reached(moment), 120)
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+        left = [self.process.pid, *descendants(self.process.pid)]
+        if number is None:
+            for pid in self.workers():
+                os.kill(pid, signal.SIGKILL)
+        else:
+            self.process.send_signal(number)
+        code = self.process.wait(120)
+        # A JVM ends when its driver has; until then it holds the embedded metastore.
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in left), 60)
+        return code
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1500)
+def test_ten_partitions_killed_ten_times_have_each_row_once(place):
+    rows = {day: [(f"{day}-{n}", f"the cat of {n}") for n in range(PER_DAY)] for day in DAYS}
+    place.steps(f"{CREATED} STORED AS PARQUET", *(inserted(day, rows[day]) for day in DAYS))
+
+    def days():
+        """{day: rows}: none or all of them."""
+        if not (place.directory / "spark-warehouse" / OUTPUT).exists():
+            return {}
+        counted = collections.Counter(day for day, _, _ in place.rows())
+        assert set(counted.values()) <= {PER_DAY}, counted
+        return counted
+
+    codes = []
+    for at, (number, moment) in enumerate(KILLS):
+        killed = Killed(place, place.directory / f"run-{at}.txt")
+        codes.append(killed.kill(number, moment))
+        days()
+    assert codes == [CODES[number] for number, _ in KILLS]
+    assert len(days()) < len(DAYS)
+    code, answer, err = place.run("--since", "ds=2026-10-01")
+    assert code == 0, err
+    assert days() == dict.fromkeys(DAYS, PER_DAY)
+    assert sorted(key for _, _, key in place.rows()) == sorted(k for d in DAYS for k, _ in rows[d])
+    # Those that were done before a kill were not done again.
+    skipped = [one["partition"] for one in answer["partitions"] if one["state"] == "skipped"]
+    assert skipped
+    before = place.applications()
+    code, answer, err = place.run("--since", "ds=2026-10-01")
+    assert code == 0, err
+    assert {one["state"] for one in answer["partitions"]} == {"skipped"}
+    assert place.applications() == before
