@@ -27,7 +27,7 @@ NAMES_ARE_DATA = frozenset({"data.labels", "data.partitions", "gate.minimum"})
 _WORDS = (
     r"pass(?:word|wd|phrase)|pwd|secret(?:[._-]?(?:key|access[._-]?key))?|access[._-]?key"
     r"|private[._-]?key|encryption[._-]?key|account[._-]?key|shared[._-]?access[._-]?key"
-    r"|shared[._-]?access[._-]?signature|api[._-]?key|credentials?|connection[._-]?string"
+    r"|shared[._-]?access[._-]?signature|api[._-]?key|credentials?|connection[._-]?string|webhook"
 )
 _NAME = re.compile(rf"(?:{_WORDS}|(?:^|[._-])(?:token|sas|pw))$", re.IGNORECASE)
 _CAMEL_TOKEN = re.compile(r"[a-z](?:Token|Secret)$")

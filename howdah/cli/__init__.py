@@ -16,7 +16,17 @@ from typing import Annotated, Any
 import typer
 
 from howdah import __version__
-from howdah.cli import comparing, days, jobs, minicluster, models, tune, work
+from howdah.cli import (
+    alerting,
+    comparing,
+    days,
+    drift,
+    jobs,
+    minicluster,
+    models,
+    tune,
+    work,
+)
 from howdah.cli.common import say, under
 from howdah.core.terminal import shown
 from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, render
@@ -35,16 +45,21 @@ app.add_typer(tune.app)
 app.add_typer(models.app)
 app.add_typer(days.app)
 app.add_typer(comparing.app)
+app.add_typer(drift.app)
 app.add_typer(jobs.app)
 app.add_typer(minicluster.minicluster_app, name="minicluster")
 
 
 _UNDER_POLICY = {
-    "baseline", "config", "crossval", "doctor", "etl", "evaluate", "export", "gate", "guard",
-    "kill", "logs", "partition", "plan", "predict", "ps", "publish", "published", "register",
-    "report", "scale", "score", "status", "submit", "train", "tune",
+    "baseline", "config", "crossval", "doctor", "drift", "etl", "evaluate", "export", "gate",
+    "guard", "kill", "logs", "partition", "plan", "predict", "ps", "publish", "published",
+    "register", "report", "scale", "score", "status", "submit", "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
+
+
+_invoked: list[str | None] = [None]
+"""The command of this process."""
 
 
 @app.callback(invoke_without_command=True)
@@ -69,6 +84,7 @@ def _top(
             expected=", ".join(sorted(_UNDER_POLICY)),
         )
     under(policy or [])
+    _invoked[:] = [context.invoked_subcommand]
 
 
 def _terminate(signum: int, frame: object) -> None:
@@ -79,14 +95,20 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     """Run a command; a HowdahError becomes one message and its exit code."""
     try:
         result = call()
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
+        alerting.ended(_invoked[0], None, code)
+        return code
     except KeyboardInterrupt:
         error: HowdahError = Interrupted("interrupted")
     except HowdahError as caught:
         error = caught
+    except Exception as defect:
+        alerting.ended(_invoked[0], defect, 1)
+        raise
     if as_json:
-        print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)))
+        print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)), flush=True)
     say(f"howdah: {render(error)}")
+    alerting.ended(_invoked[0], error, error.exit_code)
     return error.exit_code
 
 

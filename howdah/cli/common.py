@@ -35,6 +35,8 @@ RunWith = Annotated[
 ]
 
 
+_LOADED: list[Config] = []
+"""The configuration that this command has loaded last."""
 _POLICIES: list[str] = []
 _JUDGES: list[Judge] = []
 """The policies of `howdah --policy`: a command runs only if all of them allow it."""
@@ -66,6 +68,11 @@ def under(paths: Sequence[str]) -> None:
         from howdah.policy.check import Judge
 
         _JUDGES[:] = [Judge(policy.load(path), path) for path in paths]
+
+
+def loaded() -> Config | None:
+    """The configuration that this command has loaded; None: none yet."""
+    return _LOADED[-1] if _LOADED else None
 
 
 def policies() -> list[str]:
@@ -107,4 +114,5 @@ def load(path: str | None, overrides: list[str] | None):
     for judge in _JUDGES:
         judge.refuse(judge.config(checked))
     storage.configure(retry_seconds=checked.run.storage_retry_seconds, user=checked.run.user)
+    _LOADED[:] = [checked]
     return checked

@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from howdah.cli import alerting
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
@@ -167,6 +168,7 @@ def etl(
         return
     from etl.launch.submit import run
 
+    alerting.begun("etl")
     result = run(checked, progress=say)
     made = result.as_dict()
     splits = made["rows"]
@@ -331,6 +333,7 @@ def train(
     checked = load(config, overrides)
     from training.launch.launch import train as launch
 
+    alerting.begun("train")
     raise typer.Exit(launch(checked, np=np, launcher=launcher, json=json))
 
 
@@ -387,7 +390,19 @@ def export(
 
     names = None if formats is None else [name.strip() for name in formats.split(",")]
     path = export_run(checked, checkpoint=checkpoint, output=output, formats=names, progress=say)
+    _add_profile(checked, path)
     answer({"export": path}, json, [f"export: {path}"])
+
+
+def _add_profile(config, path: str) -> None:
+    """Give an export of a checkpoint its profile for `howdah drift`: rows are scored for it."""
+    from howdah.errors import HowdahError
+    from training.serving.reference import make_reference
+
+    try:
+        say(f"profile: {make_reference(config, path, progress=say)}")
+    except HowdahError as error:  # the export itself is whole
+        say(f"warning: no profile.json for `howdah drift`: {error.what}")
 
 
 @app.command()

@@ -12,7 +12,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from howdah.config.alerts import AlertsSection
 from howdah.config.data import DataSection
+from howdah.config.drift import DriftSection
 from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
@@ -376,6 +378,10 @@ class Config(Section):
     """The Ray cluster of jobs on Ray."""
     tune: TuneSection = TuneSection()
     """Hyperparameter studies."""
+    drift: DriftSection = DriftSection()
+    """When scored rows count as drifted."""
+    alerts: AlertsSection = AlertsSection()
+    """Who is informed of failures, stalls, missed gates and drift."""
     score: ScoreSection = ScoreSection()
     """Scoring partitions of a Hive table."""
 

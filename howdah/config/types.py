@@ -99,7 +99,7 @@ Fraction = Annotated[float, Field(ge=0.0, lt=1.0)]
 # ------------------------------------------------------- names of things outside the configuration
 Kind = Literal[
     "path", "source", "query", "model", "revision", "checkpoint", "table", "user", "queue",
-    "master", "tracking", "setting", "variable",
+    "master", "tracking", "setting", "variable", "alert",
 ]  # fmt: skip
 
 

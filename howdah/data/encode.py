@@ -74,7 +74,12 @@ class Encoder:
         self._tokenizer.no_padding()
         self._cls_sep = self._tokenizer.num_special_tokens_to_add(is_pair=False)
         self._max_length: int | None = None
+        self.unknown_id: int | None = _unknown_id(state["model"])
+        """What the vocabulary cannot spell becomes this token; None: it can spell everything."""
         pair = self._tokenizer.encode("a", "b")
+        marks = zip(pair.ids, pair.special_tokens_mask, strict=True)
+        self.special_ids = tuple(sorted({self.pad_id, *(one for one, mark in marks if mark)}))
+        """Tokens around texts, and padding."""
         at = pair.type_ids.index(1) if 1 in pair.type_ids else None
         self.first_type_ends: int | None = None if at is None else pair.ids[at - 1]
         """Of a pair the token that ends the first text: all behind it have token type 1. None:
@@ -188,6 +193,13 @@ class Encoder:
                 " tokenizer_config.json",
             )
         return number
+
+
+def _unknown_id(model: dict) -> int | None:
+    if model["type"] == UNIGRAM.algorithm:
+        return model.get("unk_id")
+    vocabulary, token = model.get("vocab"), model.get("unk_token")
+    return vocabulary.get(token) if isinstance(vocabulary, dict) and token is not None else None
 
 
 def _valid(text: str) -> str:

@@ -26,6 +26,7 @@ import numpy as np
 from howdah import storage
 from howdah.drift.bins import NANO, SKIPPED, Bins, Known, damaged, pack, unpack
 from howdah.errors import DataError, NotFound
+from howdah.models.registry import profile_path
 
 __all__ = ["FORMAT_VERSION", "PROFILE", "Counts", "Profile", "Reference", "read", "reference_of"]
 
@@ -364,11 +365,14 @@ def reference_of(model_directory: str) -> Profile | None:
     Raises:
         ModelError: the file is no model's profile.
     """
-    path = storage.join(model_directory, PROFILE)
-    try:
-        profile = read(path)
-    except NotFound:
-        return None
-    if profile.reference is None:
-        raise damaged(path, "a partition's profile")
-    return profile
+    # A version that was published without one can have got one later, beside the versions.
+    paths = [storage.join(model_directory, PROFILE), profile_path(model_directory, PROFILE)]
+    for path in dict.fromkeys(paths):
+        try:
+            profile = read(path)
+        except NotFound:
+            continue
+        if profile.reference is None:
+            raise damaged(path, "a partition's profile")
+        return profile
+    return None

@@ -4,6 +4,7 @@
                               /history/000004.json   what was made current, when, by which user
                               /current.json          a copy of the newest entry of the history
                               /claims/3              number 3 is taken
+                              /profiles/v=3.json     profile of a version that was published without
 
 A version without manifest.json does not exist (on S3, where directories cannot be renamed, it is
 the last file to arrive). publish.py writes all of it.
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from howdah import storage
 from howdah.errors import ModelError, NotFound
 
-__all__ = ["EXPORT_INFO", "MANIFEST", "POINTER", "Published", "resolve"]
+__all__ = ["EXPORT_INFO", "MANIFEST", "POINTER", "Published", "profile_path", "resolve"]
 
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
@@ -120,6 +121,20 @@ class Published:
             return [entry.name for entry in storage.list_dir(path)]
         except NotFound:
             return []
+
+
+def profile_path(directory: str, name: str) -> str:
+    """Where the profile of an export is written that was made without one.
+
+    Args:
+        directory: the export's. A published version's files never change: its profile lies in
+            profiles/ beside the versions then.
+        name: the file's name in an export.
+    """
+    root, version = storage.parent(directory), storage.name(directory)
+    if _VERSION.fullmatch(version) and storage.exists(storage.join(directory, MANIFEST)):
+        return storage.join(root, "profiles", f"{version}.json")
+    return storage.join(directory, name)
 
 
 def resolve(path: str) -> str | None:

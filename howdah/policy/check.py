@@ -151,6 +151,8 @@ class Judge:
             yield from self._entries(name, kind, given, known)
             return
         if value is None:
+            if kind == "alert":
+                yield from self._alert(name, "null")
             if kind in ("user", "queue"):  # None means the worker's own user, or the default queue
                 rule = f"{kind}s"
                 yield self._no(name, rule, "it may not be emptied", getattr(self.policy, rule))
@@ -188,6 +190,12 @@ class Judge:
             return
         judge: Callable[[str, str], Iterator[HowdahError]] = getattr(self, f"_{kind}")
         yield from judge(name, value)
+
+    def _alert(self, name: str, value: str) -> Iterator[HowdahError]:
+        """Commands and addresses that alerts go to: a user who may trigger a run must neither run
+        a program as the worker's user nor send elsewhere what the installation is informed of."""
+        why = "only the installation's own defaults say where alerts go"
+        yield self._no(name, "trusted", why, ["the installation's defaults"])
 
     def _path(self, name: str, value: str) -> Iterator[HowdahError]:
         if self._paths and (why := self._roots.problem(value)) is not None:

@@ -22,6 +22,7 @@ from howdah.errors import HowdahError, UsageError, render
 from jobs import world
 from jobs.agent import facts
 from jobs.backend import Container, DriverAddress, DriverBackend
+from jobs.driver.alerting import Alerting
 from jobs.driver.faults import shared_paths
 from jobs.driver.job import Job
 from jobs.driver.job_status import JobStatus, exit_code
@@ -181,6 +182,9 @@ class _Driver:
         )
         self._mpirun = self._mpi() if config.job.controller == "mpi" else None
         self._job = Job(limits(config), self, time.monotonic(), backend.attempt)
+        self._alerting = Alerting(
+            config, step=self._due_step, page=lambda: self._job_status.page, say=_say
+        )
 
     # ---------------------------------------------------------------- what the job can do
     def order(self, member: str, order: dict[str, Any]) -> None:
@@ -256,6 +260,7 @@ class _Driver:
         self._job_status.page = self._backend.add_page(url) or url
         self._reconciler.start()
         self._status_file.start()
+        self._alerting.start()
         _say(f"driver of {self._backend.application}, attempt {self._backend.attempt}: {url}")
         looked = time.monotonic()
         while True:
@@ -298,14 +303,22 @@ class _Driver:
         status = "SUCCEEDED" if error is None else "KILLED" if stopped else "FAILED"
         text = "" if error is None else render(error)
         if self._later is not None:
+            self._alerting.close(None)
             self._server.stop()
             raise self._later
+        self._alerting.close(None if stopped else error)
         if text:
             print(text, file=sys.stderr, flush=True)
         if self._signal is None:
             self._backend.finish(status, text)
         self._server.stop()
         return exit_code(self._job)
+
+    def _due_step(self) -> int | None:
+        """The newest step; None: there is none, or no further one is due."""
+        with self._lock:
+            over = self._job.worlds.concluding or self._job.mode in ("ending", "over")
+            return None if over else self._job_status.step
 
     def _superseded(self, later: Superseded) -> None:
         with self._lock:

@@ -99,6 +99,12 @@ class JobStatus:
         if len(self._curve) > _CURVE:
             self._curve = self._curve[::2]
 
+    @property
+    def step(self) -> int | None:
+        """The newest step of rank 0."""
+        step = self._step.get("step")
+        return step if isinstance(step, int) else None
+
     def curve(self) -> list[tuple[int, float]]:
         """(step, loss) of rank 0."""
         return list(self._curve)

@@ -116,6 +116,11 @@ class Worlds:
         return self._gang.pausing
 
     @property
+    def concluding(self) -> bool:
+        """The newest world's steps are over: it evaluates, exports and ends."""
+        return self._concluding
+
+    @property
     def broken(self) -> bool:
         """The newest world has lost a rank, and the other ranks are leaving it."""
         return self.phase == "changing" and self._loss_since is not None

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from howdah import storage
+from howdah.data.inputs import encoder_of_model
+from howdah.errors import HowdahError
 from training.checkpoint.manager import load as load_checkpoint
 from training.checkpoint.read import model_weights
 from training.checkpoint.state import TrainState
@@ -20,6 +22,7 @@ from training.hooks.saver import CheckpointSaver
 from training.prepare import Job
 from training.run.run import Run
 from training.serving import evaluate as evaluation
+from training.serving import reference
 from training.serving.export import export
 from training.serving.formats import sample_rows
 from training.serving.run_info import describe_run
@@ -63,23 +66,61 @@ def conclude(
         epochs = comm.broadcast_json(epochs)
         restore(comm.broadcast_each(best))
     metrics: dict[str, dict[str, Any]] = {}
-    for split in job.config.evaluation.splits:
-        if job.has(split):
-            with run.heartbeat.during("evaluate"):
-                metrics[split] = _final_evaluation(job, groups, run, split, served)
+    splits = [split for split in job.config.evaluation.splits if job.has(split)]
+    scored = next((split for split in reference.SPLITS if split in splits), None)
+    rows = job.dataset.manifest.rows(scored) if scored is not None else 0
+    kept = reference.Kept.of(rows, len(job.labels), job.task)
+    for split in splits:
+        with run.heartbeat.during("evaluate"):
+            metrics[split] = _final_evaluation(
+                job, groups, run, split, served, kept if split == scored else None
+            )
             run.metrics.evaluated(replace(state, step=step, epochs=epochs), split, metrics[split])
     with run.heartbeat.during("save", "collecting the weights"):
         weights = resumable.whole_weights()  # every rank enters, where they are divided
+    # Every rank enters, also one that kept no row.
+    labels_N, logits_NC = kept.gathered(groups.rows, len(job.labels))
     if comm.rank == 0:
         with run.heartbeat.during("save", "exporting"):
             run.finish(state, metrics, framework_precision=job.precision)
-            _export(job, run, step, weights(), metrics)
+            with run.heartbeat.during("save", "profile of the model"):
+                profile = _profile(job, run, scored, labels_N, logits_NC)
+            _export(job, run, step, weights(), metrics, profile)
     # Every rank enters. A rank that left now could not train on if rank 0 is lost while it exports.
     comm.barrier()
 
 
+def _profile(
+    job: Job, run: Run, split: str | None, labels_N: np.ndarray, logits_NC: np.ndarray
+) -> bytes | None:
+    """profile.json; None, with the reason in the log, where there is nothing to make it of."""
+    if split is None or not len(labels_N):
+        run.say("no profile.json: neither validation nor test was evaluated")
+        return None
+    text = job.dataset.manifest.kind == "text"
+    try:
+        encoder = None
+        if text:
+            encoder = encoder_of_model(job.base.config, job.base.tokenizer_files, job.base.source)
+        made = reference.profile_of(
+            job.dataset,
+            encoder,
+            labels_N,
+            logits_NC,
+            split=split,
+            train=job.shards if text else None,
+            held_out=job.evaluated[split] if text else None,
+            about={"run_id": run.run_id},
+        )
+    except HowdahError as error:
+        # Hours of training are not lost for it: it can be made from the export.
+        run.say(f"no profile.json ({error.what}); `howdah drift --make-reference` makes it")
+        return None
+    return made.to_bytes()
+
+
 def _final_evaluation(
-    job: Job, groups: Groups, run: Run, split: str, served: Forward
+    job: Job, groups: Groups, run: Run, split: str, served: Forward, kept: reference.Kept | None
 ) -> dict[str, Any]:
     predictions = None
     if job.config.evaluation.predictions and groups.first_copy:
@@ -97,11 +138,17 @@ def _final_evaluation(
         check=run.check_fence,
         together=groups.model,
         task=job.task,
+        kept=kept,
     )
 
 
 def _export(
-    job: Job, run: Run, step: int, weights: dict[str, np.ndarray], metrics: dict[str, dict]
+    job: Job,
+    run: Run,
+    step: int,
+    weights: dict[str, np.ndarray],
+    metrics: dict[str, dict],
+    profile: bytes | None,
 ) -> None:
     info = describe_run(
         config=job.config,
@@ -121,6 +168,7 @@ def _export(
         run_info=info,
         formats=formats,
         samples=sample_rows(job.dataset, formats),
+        profile=profile,
         check=run.check_fence,
         progress=run.say,
     )

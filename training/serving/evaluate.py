@@ -26,9 +26,10 @@ from training.evaluation.metrics import scores_of
 from training.evaluation.tally import Tally
 
 if TYPE_CHECKING:
+    from training.serving.reference import Kept
     from training.serving.serve import Forward, ServedModel
 
-__all__ = ["PredictionPart", "evaluate", "evaluate_run"]
+__all__ = ["PredictionPart", "check_fit", "evaluate", "evaluate_run", "split_source"]
 
 _ROW_GROUP = 20_000
 _IN_MEMORY = 64 * 2**20
@@ -48,6 +49,7 @@ def evaluate(
     check: Callable[[], None] = lambda: None,
     together: Comm | None = None,
     task: Task = "single_label",
+    kept: Kept | None = None,
 ) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
 
@@ -62,6 +64,7 @@ def evaluate(
         check: called before predictions are written; raises where this process must not write.
         together: all ranks of it enter each call of `forward`; None: each rank calls it alone.
         task: what the labels are.
+        kept: gets this rank's rows, as many as it has room for; None: none are kept.
     Returns:
         The task's metrics (training/evaluation/), equal on all ranks; None where a rank was asked
         to stop before the end.
@@ -77,10 +80,10 @@ def evaluate(
             part = stack.enter_context(PredictionPart(label_names, run_id, task))
         with activity.doing("evaluate", what, total=rows, unit="rows"):
             if in_step is None:
-                stopped = _forward_all(forward, source, tally, part, asked)
+                stopped = _forward_all(forward, source, tally, part, asked, kept)
             else:
                 with together.guarded():
-                    _forward_all(forward, in_step, tally, part, None)
+                    _forward_all(forward, in_step, tally, part, None, kept)
                 stopped = in_step.stopped
         # Every rank enters, also one that was not asked to stop: it must not enter the sums alone.
         if stop is not None and comm.agree(stopped):
@@ -110,6 +113,7 @@ def _forward_all(
     tally: Tally,
     part: PredictionPart | None,
     stop: Callable[[], bool] | None,
+    kept: Kept | None = None,
 ) -> bool:
     """Put all rows into the tally and the predictions; whether it was stopped before the end.
 
@@ -126,6 +130,8 @@ def _forward_all(
         logits_BC = np.asarray(forward(batch.ids_BT, batch.mask_BT), np.float32)
         labels_B = np.asarray(batch.labels_B)
         tally.add(labels_B[real_B], logits_BC[real_B])
+        if kept is not None:
+            kept.add(labels_B[real_B], logits_BC[real_B])
         activity.advanced(done)
         if part is not None and real_B.any():  # row_ids parses every record
             ids = [row_id for row_id, real in zip(batch.row_ids, real_B, strict=True) if real]
@@ -277,11 +283,11 @@ def evaluate_run(
     _check_split(dataset, split)
     path = model or config.run.directory
     served = open_model(path, framework=framework, threads=config.training.threads_per_rank)
-    _check_fit(served, dataset)
+    check_fit(served, dataset)
     progress(f"evaluating {path} on {split}: {dataset.manifest.rows(split):,} rows")
     return evaluate(
         served.forward,
-        _split_source(config, dataset, split, gpu=served.gpu, row_ids=predictions_dir is not None),
+        split_source(config, dataset, split, gpu=served.gpu, row_ids=predictions_dir is not None),
         SoloComm(),
         served.labels,
         predictions_dir,
@@ -290,9 +296,21 @@ def evaluate_run(
     )
 
 
-def _split_source(
-    config: Config, dataset: Dataset, split: str, *, gpu: bool, row_ids: bool
+def split_source(
+    config: Config,
+    dataset: Dataset,
+    split: str,
+    *,
+    gpu: bool,
+    row_ids: bool,
+    max_rows: int | None = None,
 ) -> Iterable[Batch]:
+    """Batches of a split for one process, each row once.
+
+    Args:
+        max_rows: about so many, the first ones of each shard: shards are shuffled globally, so that
+            these are a sample. None: all.
+    """
     shards = ShardSet(dataset, split, cache=node_cache(config.training))
     spec = PlanSpec(
         dataset_hash=dataset.manifest_hash,
@@ -301,7 +319,11 @@ def _split_source(
         global_batch_size=config.training.global_batch_size,
         shuffle=False,
     )
-    planner = Planner(shards.lengths, spec)
+    lengths = shards.lengths
+    if max_rows is not None and max_rows < shards.rows:
+        share = -(-max_rows // len(lengths))
+        lengths = [part[:share] for part in lengths]
+    planner = Planner(lengths, spec)
     shards.check_room(planner)
     if shards.cached_bytes + shards.files.index_bytes <= config.training.shard_cache_bytes:
         shards.verify()  # otherwise each shard is checked when it is fetched
@@ -330,7 +352,12 @@ def _check_split(dataset: Dataset, split: str) -> None:
         )
 
 
-def _check_fit(served: ServedModel, dataset: Dataset) -> None:
+def check_fit(served: ServedModel, dataset: Dataset) -> None:
+    """Refuse a model of another task, of other labels or another tokenizer than the dataset's.
+
+    Raises:
+        ModelError: it is one.
+    """
     manifest = dataset.manifest
     if (served.task, served.pairs) != (manifest.task, manifest.pairs):
         of = {True: "pairs of texts", False: "single rows"}

@@ -26,6 +26,7 @@ from howdah.config.metric_table import metrics_of
 from howdah.config.tasks import TASKS, Task
 from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
+from howdah.drift.profile import PROFILE
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
 from howdah.models import registry as models
 from howdah.storage import commit
@@ -57,6 +58,7 @@ def export(
     replace: bool = False,
     formats: Sequence[str] = (),
     samples: Sequence[np.ndarray] = (),
+    profile: bytes | None = None,
     check: Callable[[], None] = lambda: None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
@@ -73,6 +75,7 @@ def export(
         formats: of training.serving.formats.FORMATS, beside the Hugging Face directory; each is
             checked before the export gets its name. model.onnx needs not be named.
         samples: token ids of rows that formats which are not exact are compared on.
+        profile: contents of profile.json (howdah/drift/profile.py); None: it has none.
         check: called before the export gets its name; raises where this process must not write any
             more.
         progress: called with a line.
@@ -87,6 +90,8 @@ def export(
     _check_weights(weights, base_config, label_names, target)
     _check_target(target, info, replace)
     files = _files(weights, base_config, tokenizer_files, label_names, info, progress)
+    if profile is not None:
+        files[PROFILE] = profile
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
         if set(named) <= {"hf"}:

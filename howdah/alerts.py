@@ -1,0 +1,323 @@
+"""Alerts: one JSON object to a command's stdin or to a webhook, when something needs a look.
+
+Sending changes nothing else: whatever fails in it is a line in the log. Each event is sent once for
+a run and kind (a failed attempt that fails again in the same way is the same event): the first
+process that sends it leaves a marker, `<directory>/alerts/<kind>-<hash>.json`, which holds what was
+sent. A job's driver and the command that waits for it thus send one alert, not two.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import getpass
+import hashlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+from howdah import redact, storage
+from howdah.config.alerts import KINDS, AlertKind, AlertsSection, check_url
+from howdah.config.model import Config
+from howdah.core import shorten, threads
+from howdah.core.processes import session_members
+from howdah.errors import (
+    AlreadyExists,
+    CheckFailed,
+    ConfigError,
+    HowdahError,
+    Interrupted,
+    StorageError,
+    StorageFull,
+    Terminated,
+    UsageError,
+)
+
+__all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send"]
+
+FORMAT_VERSION = 1
+_MOST_BYTES = 32_000
+"""An alert's size: what chats and mail gateways take."""
+_DIRECTORY = "alerts"
+Say = Callable[[str], None]
+
+
+def kind_of(error: BaseException, command: str) -> AlertKind | None:
+    """The kind of alert that an error of a command is; None: it is none.
+
+    Wrong arguments and interruptions are none: the user who typed them knows.
+    """
+    if isinstance(error, KeyboardInterrupt | UsageError | Interrupted | Terminated):
+        return None
+    if isinstance(error, StorageFull):
+        return "disk"
+    if isinstance(error, CheckFailed):
+        return {"gate": "gate", "publish": "gate", "drift": "drift", "score": "drift"}.get(
+            command, "failure"
+        )
+    return "failure"
+
+
+def run_error(config: Config) -> str | None:
+    """The error that a failed run has left in run.json; None: there is none."""
+    run = _run_json(config.run.directory)
+    failed = run.get("status") == "failed" and run.get("error")
+    return str(failed) if failed else None
+
+
+def of_error(
+    config: Config, command: str, error: BaseException, *, link: str | None = None, say: Say
+) -> None:
+    """Send what an error of a command is worth; never raises.
+
+    Args:
+        command: its name: train, gate, ...
+    """
+    kind = kind_of(error, command)
+    if kind is None:
+        return
+    if not isinstance(error, HowdahError):
+        error = HowdahError(f"a defect: {type(error).__name__}: {error}")
+    shown = error.as_dict()
+    send(
+        config, kind, shown["what"], where=shown["where"], link=link,
+        about={"command": f"howdah {command}", "error": shown},
+        # A model's drift is no event of a run.
+        directory=config.model_directory if kind == "drift" else None, say=say,
+    )  # fmt: skip
+
+
+def low_disk(config: Config, *, say: Say) -> None:
+    """Send an alert of kind disk if less than alerts.disk_bytes is free; never raises."""
+    least = config.alerts.disk_bytes
+    if least is None or "disk" not in config.alerts.on or not config.alerts.asks:
+        return
+    try:
+        directory = config.run.directory
+        while not storage.exists(directory) and storage.parent(directory) != directory:
+            directory = storage.parent(directory)
+        free = storage.free_bytes(directory)
+    except (HowdahError, OSError) as error:
+        say(f"warning: the free space of {config.run.directory} is not known: {_brief(error)}")
+        return
+    if free is not None and free < least:
+        send(
+            config, "disk", f"{free:,} bytes are free, less than {least:,} (alerts.disk_bytes)",
+            where=config.run.directory, about={"free_bytes": free}, event="low", say=say,
+        )  # fmt: skip
+
+
+def send(
+    config: Config,
+    kind: AlertKind,
+    what: str,
+    *,
+    where: str | None = None,
+    link: str | None = None,
+    about: dict[str, Any] | None = None,
+    event: str | None = None,
+    directory: str | None = None,
+    run_id: str | None = None,
+    say: Say,
+) -> bool:
+    """Send an alert to all that the configuration names, once an event; never raises.
+
+    Args:
+        what: one sentence.
+        link: a page to look at.
+        about: further fields.
+        event: what makes two alerts of a kind the same event; None: `what`.
+        directory: where the marker lies; None: the run directory.
+        run_id: None: that of run.json.
+        say: gets a line for what was sent, and for each failure.
+    Returns:
+        Whether it was sent to one of them.
+    """
+    alerts = config.alerts
+    if not alerts.asks or kind not in alerts.on:
+        return False
+    try:
+        alert = _alert(config, kind, what, where, link, about or {}, run_id)
+        key = json.dumps([kind, alert["run"]["id"], event if event is not None else what, where])
+        marker = storage.join(
+            directory or config.run.directory,
+            _DIRECTORY,
+            f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json",
+        )
+        if not _first(marker, alert, say):
+            return False
+        sent = _deliver(alerts, alert, say)
+        if not sent:  # the next attempt is to try again
+            storage.remove(marker)
+        return sent
+    except Exception as error:  # noqa: BLE001 - an alert must never fail what it reports
+        say(f"warning: the alert ({kind}) was not sent: {_brief(error)}")
+        return False
+
+
+def _alert(
+    config: Config,
+    kind: AlertKind,
+    what: str,
+    where: str | None,
+    link: str | None,
+    about: dict[str, Any],
+    run_id: str | None,
+) -> dict[str, Any]:
+    run = {"name": config.run.name, "directory": config.run.directory, "id": run_id}
+    if run_id is None:
+        run["id"] = _run_json(config.run.directory).get("run_id")
+    alert = {
+        "format_version": FORMAT_VERSION,
+        "kind": kind,
+        "means": KINDS[kind],
+        "what": what,
+        "where": where,
+        "link": link,
+        "run": run,
+        "model": config.model_directory,
+        "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "by": _by(),
+        **about,
+    }
+    return shorten.message(redact.plain(alert), _MOST_BYTES)
+
+
+def _run_json(directory: str) -> dict[str, Any]:
+    try:
+        run = storage.read_json(storage.join(directory, "run.json"))
+    except (HowdahError, OSError):
+        return {}
+    return run if isinstance(run, dict) else {}
+
+
+def _by() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:
+    """Whether this process is the first to send an event."""
+    try:
+        storage.make_dirs(storage.parent(marker))
+        storage.create_exclusive(marker, json.dumps(alert, ensure_ascii=False).encode())
+    except AlreadyExists:
+        return False
+    except (StorageError, OSError) as error:
+        # A full disk is what an alert may be about: sent twice is better than not at all.
+        say(f"warning: no marker of the alert ({_brief(error)}): it may be sent again")
+    return True
+
+
+def _deliver(alerts: AlertsSection, alert: dict[str, Any], say: Say) -> bool:
+    data = json.dumps(alert, ensure_ascii=False).encode("utf-8", "replace")
+    sent = False
+    if alerts.command is not None:
+        sent = _report("command", _run(alerts.command, data, alerts.timeout_seconds), say)
+    if alerts.webhook is not None or alerts.webhook_file is not None:
+        try:
+            url = _url(alerts)
+        except (HowdahError, ValueError, OSError) as error:
+            say(f"warning: no alert to the webhook: {_brief(error)}")
+        else:
+            sent |= _report("webhook", _post(url, data, alerts.timeout_seconds), say)
+    if sent:
+        say(f"alert sent: {alert['kind']}: {alert['what']}")
+    return sent
+
+
+def _report(to: str, problem: str | None, say: Say) -> bool:
+    if problem is not None:
+        say(f"warning: the alert did not reach the {to}: {problem}")
+    return problem is None
+
+
+def _run(argv: list[str], data: bytes, seconds: float) -> str | None:
+    """Run a command with the alert on its stdin; what went wrong, or None.
+
+    At the end of its time it is killed with all that it has started.
+    """
+    try:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            start_new_session=True,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:
+        return f"{argv[0]}: {_brief(error)}"
+    try:
+        _, errors = process.communicate(data, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return f"{argv[0]} took longer than {seconds:g} s"
+    finally:
+        for pid in session_members(process.pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+    if process.returncode == 0:
+        return None
+    last = errors.decode("utf-8", "replace").strip()[-300:]
+    return f"{argv[0]} ended with exit code {process.returncode}" + (f": {last}" if last else "")
+
+
+def _url(alerts: AlertsSection) -> str:
+    if alerts.webhook == redact.LEFT_OUT:
+        raise ConfigError(
+            "the webhook's URL was left out of this saved configuration",
+            where="alerts.webhook",
+            remedy="name a file with it in alerts.webhook_file, or set alerts.webhook anew",
+        )
+    if alerts.webhook is not None:
+        return alerts.webhook
+    return check_url(storage.read_text(alerts.webhook_file or "").strip())
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A webhook that redirects would send the alert to an address that was not checked."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+def _post(url: str, data: bytes, seconds: float) -> str | None:
+    """POST the alert; what went wrong, without the URL's path, or None."""
+    host = urllib.parse.urlsplit(url).hostname
+    # http is allowed to this machine alone: no proxy may carry it elsewhere.
+    handlers: list[Any] = [_NoRedirect()]
+    if url.startswith("http://"):
+        handlers.append(urllib.request.ProxyHandler({}))
+    request = urllib.request.Request(  # https, or http to loopback: check_url
+        url,
+        data=data,
+        method="POST",
+        headers={"Content-Type": "application/json", "User-Agent": "howdah"},
+    )
+    problem: list[str | None] = [f"{host} took longer than {seconds:g} s"]
+
+    def post() -> None:
+        try:
+            with urllib.request.build_opener(*handlers).open(request, timeout=seconds) as answer:
+                answer.read(1000)
+            problem[0] = None
+        except urllib.error.HTTPError as error:
+            problem[0] = f"{host} answered {error.code}"
+        except (OSError, ValueError) as error:
+            problem[0] = f"{host}: {_brief(getattr(error, 'reason', error))}"
+
+    # The timeout is that of each read: a server that sends a byte now and then would go on.
+    threads.start(post, name="webhook", failed=threads.REPORT).join(seconds)
+    return problem[0]
+
+
+def _brief(error: object) -> str:
+    text = error.what if isinstance(error, HowdahError) else str(error) or type(error).__name__
+    return redact.text(text)[:300]

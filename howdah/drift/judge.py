@@ -1,0 +1,284 @@
+"""Judges a profile against its model's own: which columns have moved by more than chance."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from howdah.config.drift import DriftSection
+from howdah.drift.profile import Counts, Profile
+from howdah.drift.statistics import (
+    interpolated,
+    js_distance,
+    normal_quantile,
+    pool,
+    psi,
+    psi_noise,
+)
+from howdah.errors import DataError
+
+__all__ = ["COLUMNS", "Column", "State", "Verdict", "judge"]
+
+State = Literal["alarm", "ok", "too few rows", "not measured"]
+
+COLUMNS = {
+    "label": "PSI of how often each label is predicted",
+    "confidence": "PSI of the predictions' confidence (of a regression: of the number)",
+    "length": "PSI of the texts' lengths in tokens",
+    "unseen": "share of tokens that training never had",
+    "tokens": "Jensen-Shannon distance of token counts from those of training",
+    "empty": "share of rows without text",
+    "errors": "share of rows that failed otherwise",
+    "estimated_accuracy": "accuracy by the mean calibrated confidence",
+    "accuracy": "accuracy by the labels that were joined",
+}
+"""Columns of a verdict, in their order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One statistic of a profile."""
+
+    name: str
+    state: State
+    value: float | None = None
+    reference: float | None = None
+    """Its value in the model's own profile; of a distance, what chance makes of it on average."""
+    limit: float | None = None
+    """What it must exceed (an accuracy: fall below) for an alarm."""
+    why: str = ""
+    """Where nothing was judged."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"what": COLUMNS[self.name], **vars(self)}
+
+    @property
+    def sentence(self) -> str:
+        """The alarm in words."""
+        falls = self.name in ("estimated_accuracy", "accuracy")
+        side = "below" if falls else "above"
+        return (
+            f"{COLUMNS[self.name]}: {_shown(self.value)}, {side} the limit {_shown(self.limit)}"
+            f" (reference {_shown(self.reference)})"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """The judgement on one profile."""
+
+    rows: int
+    """Rows, those without a prediction included."""
+    columns: tuple[Column, ...]
+
+    @property
+    def alarms(self) -> tuple[Column, ...]:
+        """The columns that have moved."""
+        return tuple(column for column in self.columns if column.state == "alarm")
+
+    @property
+    def state(self) -> State:
+        """alarm: a column has one; too few rows: no output was judged for want of rows."""
+        if self.alarms:
+            return "alarm"
+        by_name = {column.name: column.state for column in self.columns}
+        return "too few rows" if by_name["confidence"] == "too few rows" else "ok"
+
+    def column(self, name: str) -> Column:
+        """A column by its name."""
+        return next(column for column in self.columns if column.name == name)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {
+            "state": self.state,
+            "rows": self.rows,
+            "alarms": [column.name for column in self.alarms],
+            "columns": {column.name: column.as_dict() for column in self.columns},
+        }
+
+
+def judge(
+    reference: Profile,
+    current: Profile,
+    limits: DriftSection | None = None,
+    *,
+    labelled: tuple[int, int] | None = None,
+) -> Verdict:
+    """Hold a profile against its model's own.
+
+    Args:
+        reference: the model's own profile.
+        current: one in its bins.
+        limits: section `drift`; None: its defaults.
+        labelled: (rows, right ones) of those whose true labels are known; None: none are.
+    Raises:
+        DataError: the profile is in the bins of another model.
+    """
+    if reference.reference is None or reference.bins is None:
+        raise ValueError("the reference must be a model's own profile")
+    if current.bins_id != reference.bins_id:
+        raise DataError(
+            "the profile was counted with another model's profile",
+            expected=f"bins {reference.bins_id}",
+            got=f"bins {current.bins_id}",
+            remedy="judge it against the model version that scored it",
+        )
+    at = _Judging(reference, current.counts, limits or DriftSection())
+    return Verdict(
+        rows=current.rows,
+        columns=(
+            at.histogram("label"),
+            at.histogram("confidence"),
+            at.histogram("length"),
+            at.unseen(),
+            at.tokens(),
+            at.failed("empty", reference.reference.expected_empty),
+            at.failed("errors", 0.0),
+            at.estimated_accuracy(),
+            at.accuracy(labelled),
+        ),
+    )
+
+
+class _Judging:
+    """The columns of one verdict."""
+
+    def __init__(self, reference: Profile, counts: Counts, limits: DriftSection) -> None:
+        self.bins, self.known = reference.bins, reference.reference
+        self.old, self.new, self.limits = reference.counts, counts, limits
+        self.sigma = normal_quantile(limits.quantile)
+
+    def _refused(self, name: str, old: int, new: int, *, texts: bool = False) -> Column | None:
+        """The column where there are not enough rows on both sides."""
+        if texts and not self.bins.vocabulary:
+            return Column(name=name, state="not measured", why="the model has no tokens")
+        if texts and not self.new.texts and self.new.rows:
+            why = "the rows' texts were not read, only their predictions"
+            return Column(name=name, state="not measured", why=why)
+        least = self.limits.min_rows
+        for rows, whose in ((new, "the partition"), (old, "the model's own profile")):
+            if rows < least:
+                why = f"{whose} has {rows:,} rows, fewer than {least:,}"
+                return Column(name=name, state="too few rows", why=why)
+        return None
+
+    def histogram(self, name: str) -> Column:
+        """PSI of a histogram, beside what chance makes of it."""
+        field = {"label": "labels"}.get(name, name)
+        old_B, new_B = getattr(self.old, field), getattr(self.new, field)
+        if not len(old_B) and name == "label":
+            return Column(name=name, state="not measured", why="a regression has no labels")
+        refused = self._refused(name, int(old_B.sum()), int(new_B.sum()), texts=name == "length")
+        if refused is not None:
+            return refused
+        old_B, new_B = pool(old_B, new_B)
+        bins = int(np.count_nonzero((old_B > 0) | (new_B > 0)))
+        old, new = int(old_B.sum()), int(new_B.sum())
+        noise = psi_noise(bins, old, new, self.limits.quantile)
+        return self._above(
+            name,
+            psi(old_B, new_B),
+            reference=max(0, bins - 1) * (1 / old + 1 / new),
+            limit=max(self.limits.psi, noise),
+        )
+
+    def unseen(self) -> Column:
+        """Share of unseen tokens, beside that of the rows that training held out."""
+        tokens, unseen, spread = self.known.unseen
+        refused = self._refused("unseen", self.old.texts, self.new.texts, texts=True)
+        if refused is not None:
+            return refused
+        if not tokens or not self.new.tokens:
+            return Column(name="unseen", state="not measured", why="there are no tokens to compare")
+        share = unseen / tokens
+        # The spread is that of rows of the reference's length: shorter ones vary by more.
+        length = tokens / max(1, self.old.rows)
+        rows = self.new.tokens / length if length else self.new.texts
+        noise = self.sigma * spread * math.sqrt(1 / max(1.0, rows) + 1 / max(1, self.old.rows))
+        return self._above(
+            "unseen",
+            self.new.unseen / self.new.tokens,
+            reference=share,
+            limit=share + max(self.limits.unseen, noise),
+        )
+
+    def tokens(self) -> Column:
+        """Distance of token counts, beside that between two halves of the training rows."""
+        refused = self._refused("tokens", self.old.texts, self.new.texts, texts=True)
+        if refused is not None:
+            return refused
+        if not self.known.spread:
+            why = "the training split is too small to measure what chance makes of it"
+            return Column(name="tokens", state="not measured", why=why)
+        if not self.new.tokens or not self.old.tokens:
+            return Column(name="tokens", state="not measured", why="there are no tokens to compare")
+        mean, deviation = interpolated(self.known.spread, self.new.tokens)
+        return self._above(
+            "tokens",
+            js_distance(self.old.cells, self.new.cells),
+            reference=mean,
+            limit=mean + max(self.limits.tokens, self.sigma * deviation),
+        )
+
+    def failed(self, name: str, expected: float) -> Column:
+        """Share of rows without a prediction."""
+        rows = self.new.rows + self.new.empty + self.new.errors
+        if rows < self.limits.min_rows:
+            why = f"the partition has {rows:,} rows, fewer than {self.limits.min_rows:,}"
+            return Column(name=name, state="too few rows", why=why)
+        noise = self.sigma * math.sqrt(expected * (1 - expected) / rows)
+        return self._above(
+            name,
+            getattr(self.new, name) / rows,
+            reference=expected,
+            limit=expected + max(self.limits.failed, noise),
+        )
+
+    def estimated_accuracy(self) -> Column:
+        """Mean calibrated confidence: what the accuracy is if confidence means what it meant."""
+        name = "estimated_accuracy"
+        if self.known.right is None:
+            return Column(name=name, state="not measured", why="a regression has no accuracy")
+        refused = self._refused(name, self.old.rows, self.new.rows)
+        if refused is not None:
+            return refused
+        (old, old_spread), (new, new_spread) = (_moments(c) for c in (self.old, self.new))
+        noise = self.sigma * math.sqrt(old_spread / self.old.rows + new_spread / self.new.rows)
+        return self._below(name, new, reference=old, noise=noise)
+
+    def accuracy(self, labelled: tuple[int, int] | None) -> Column:
+        """Accuracy by true labels."""
+        if labelled is None or self.known.right is None or not self.old.rows:
+            why = "no labels were joined" if labelled is None else "a regression has no accuracy"
+            return Column(name="accuracy", state="not measured", why=why)
+        rows, right = labelled
+        refused = self._refused("accuracy", self.old.rows, rows)
+        if refused is not None:
+            return refused
+        old = self.known.right / self.old.rows
+        noise = self.sigma * math.sqrt(old * (1 - old) * (1 / self.old.rows + 1 / rows))
+        return self._below("accuracy", right / rows, reference=old, noise=noise)
+
+    def _above(self, name: str, value: float, *, reference: float, limit: float) -> Column:
+        state: State = "alarm" if value > limit else "ok"
+        return Column(name=name, state=state, value=value, reference=reference, limit=limit)
+
+    def _below(self, name: str, value: float, *, reference: float, noise: float) -> Column:
+        limit = reference - max(self.limits.accuracy, noise)
+        state: State = "alarm" if value < limit else "ok"
+        return Column(name=name, state=state, value=value, reference=reference, limit=limit)
+
+
+def _moments(counts: Counts) -> tuple[float, float]:
+    """(mean, variance) of the calibrated confidence."""
+    mean = counts.calibrated_nano / counts.rows / 1e9
+    return mean, max(0.0, counts.squared_nano / counts.rows / 1e9 - mean**2)
+
+
+def _shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4f}"

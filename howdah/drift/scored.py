@@ -1,0 +1,143 @@
+"""Finds the profiles of scored partitions, and the model version that each was counted with.
+
+`howdah score` writes them beside its markers:
+<model directory>/scored/<table>/<column=value>/.../{done.json, profile.json}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+from howdah import storage
+from howdah.drift import profile as profiles
+from howdah.drift.profile import PROFILE, Profile
+from howdah.errors import ModelError, NotFound, UsageError
+from howdah.models.registry import Published
+
+__all__ = ["Partition", "find", "history", "parse"]
+
+_MARKER = "done.json"
+_MOST_COLUMNS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A scored partition."""
+
+    name: str
+    """column=value/..., as the source has it."""
+    directory: str
+    version: int | None
+    """Of the published model that scored it; None: an export."""
+    scored_at: str | None
+    profile: Profile
+
+
+def parse(text: str) -> list[tuple[str, str]]:
+    """`ds=2026-11-01/hour=3` (or with commas) as columns and values.
+
+    Raises:
+        UsageError: it is not that.
+    """
+    parts = [part.partition("=") for part in text.replace(",", "/").split("/")]
+    if not all(column and equals and value for column, equals, value in parts):
+        raise UsageError(
+            "a partition is column=value, of several columns with / between them",
+            where="--partition",
+            expected="for example ds=2026-11-01",
+            got=text,
+        )
+    return [(column, value) for column, _, value in parts]
+
+
+def find(root: str, table: str, partition: str) -> Partition:
+    """The scored partition of a model.
+
+    Args:
+        root: the model's directory: of its published versions, else the run's or the export's.
+        table: the output table, as `howdah score --output` was given it.
+        partition: column=value/...
+    Raises:
+        UsageError: it was not scored, or without a profile; those that are there are named.
+    """
+    below = [f"{column}={quote(value, safe=' ')}" for column, value in parse(partition)]
+    directory = storage.join(root, "scored", table, *below)
+    found = _read(directory, "/".join(below))
+    if found is not None:
+        return found
+    there = [name for name, _ in _walk(storage.join(root, "scored", table), "", 0)]
+    scored = storage.exists(storage.join(directory, _MARKER))
+    raise UsageError(
+        "the partition was scored without a profile" if scored else "the partition is not scored",
+        where=directory,
+        expected="one of " + ", ".join(sorted(there)[-5:]) if there else "a scored partition",
+        got=partition,
+        remedy="run `howdah score --drift` for it, with a model that has a profile.json",
+    )
+
+
+def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
+    """The newest scored partitions up to one, in the order of their names, that one last.
+
+    A partition whose profile cannot be read is left out: it must not hide the others.
+    """
+    names = sorted(_walk(storage.join(root, "scored", table), "", 0))
+    found: list[Partition] = []
+    for name, directory in reversed([each for each in names if each[0] <= until]):
+        try:
+            one = _read(directory, name)
+        except ModelError:
+            continue
+        if one is not None:
+            found.append(one)
+        if len(found) == most:
+            break
+    return found[::-1]
+
+
+def reference_for(root: str, partition: Partition, current: str) -> Profile | None:
+    """The profile of the version that scored a partition; None: that version is gone, or has none.
+
+    Args:
+        current: the directory of the model that was asked for, where there are no versions.
+    """
+    if partition.version is None:
+        return profiles.reference_of(current)
+    return profiles.reference_of(Published(root).path_of(partition.version))
+
+
+def _walk(directory: str, name: str, depth: int) -> Iterator[tuple[str, str]]:
+    """(partition, directory) of every directory with a profile."""
+    try:
+        entries = storage.list_dir(directory)
+    except NotFound:
+        return
+    if any(entry.name == PROFILE for entry in entries):
+        yield name, directory
+    if depth < _MOST_COLUMNS:
+        for entry in entries:
+            if entry.is_dir and "=" in entry.name:
+                below = f"{name}/{entry.name}" if name else entry.name
+                yield from _walk(entry.path, below, depth + 1)
+
+
+def _read(directory: str, name: str) -> Partition | None:
+    try:
+        profile = profiles.read(storage.join(directory, PROFILE))
+    except NotFound:
+        return None
+    try:
+        marker = storage.read_json(storage.join(directory, _MARKER))
+    except NotFound:  # killed between the two files: the next `howdah score` replaces both
+        return None
+    model = marker.get("model") if isinstance(marker, dict) else None
+    version = model.get("version") if isinstance(model, dict) else None
+    return Partition(
+        name=unquote(name),
+        directory=directory,
+        version=version if isinstance(version, int) else None,
+        scored_at=marker.get("scored_at") if isinstance(marker, dict) else None,
+        profile=profile,
+    )

@@ -1,0 +1,143 @@
+"""Distances between counts, and how large chance alone makes them. Pure functions."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from statistics import NormalDist
+
+import numpy as np
+
+__all__ = [
+    "chi2_quantile", "interpolated", "js_distance", "normal_quantile", "pool", "psi", "psi_noise",
+]  # fmt: skip
+
+_LEAST_EXPECTED = 5.0
+"""Rows that a bin must be expected to have (Cochran 1954): the quantile of a PSI's noise is that of
+chi-squared only then."""
+_TRIES = 200
+
+
+def psi(reference_B: np.ndarray, current_B: np.ndarray) -> float:
+    """Population stability index of two histograms over the same bins: 0 where they are equal.
+
+    sum over bins of (q - p) ln(q / p). A bin without rows counts as half a row; bins that are empty
+    on both sides are left out.
+    """
+    both = (reference_B > 0) | (current_B > 0)
+    p, q = (
+        np.where(counts > 0, counts, 0.5) / counts.sum()
+        for counts in (np.asarray(reference_B, float)[both], np.asarray(current_B, float)[both])
+    )
+    return float(((q - p) * np.log(q / p)).sum())
+
+
+def psi_noise(bins: int, reference_rows: int, current_rows: int, quantile: float) -> float:
+    """The PSI of two samples of one distribution is below this with the given probability.
+
+    (1/n + 1/m) times the quantile of chi-squared with bins - 1 degrees of freedom (Yurdakul 2018).
+    """
+    if bins < 2:
+        return 0.0
+    return (1 / reference_rows + 1 / current_rows) * chi2_quantile(quantile, bins - 1)
+
+
+def pool(reference_B: np.ndarray, current_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Both histograms with all bins put into one where fewer than 5 of the current's rows are
+    expected, by the shares of the reference.
+
+    With a hundred labels and 200 rows most labels have one row or none: alone they are noise.
+    """
+    reference_B, current_B = np.asarray(reference_B), np.asarray(current_B)
+    expected_B = reference_B / max(1, reference_B.sum()) * current_B.sum()
+    rare_B = expected_B < _LEAST_EXPECTED
+    if rare_B.sum() < 2:
+        return reference_B, current_B
+    return tuple(
+        np.append(counts[~rare_B], counts[rare_B].sum()) for counts in (reference_B, current_B)
+    )
+
+
+def js_distance(reference_B: np.ndarray, current_B: np.ndarray) -> float:
+    """Jensen-Shannon distance, to base 2: 0 equal, 1 nothing in common.
+
+    The square root of the divergence, as scipy.spatial.distance.jensenshannon(p, q, base=2).
+    """
+    p, q = (np.asarray(counts, float) / counts.sum() for counts in (reference_B, current_B))
+    middle = (p + q) / 2
+    total = 0.0
+    for side in (p, q):
+        has = side > 0
+        total += float((side[has] * np.log2(side[has] / middle[has])).sum())
+    return math.sqrt(max(0.0, total / 2))
+
+
+def normal_quantile(quantile: float) -> float:
+    """Standard deviations above the mean."""
+    return NormalDist().inv_cdf(quantile)
+
+
+def chi2_quantile(quantile: float, freedom: int) -> float:
+    """Quantile of the chi-squared distribution, within 1e-9 of it: bisection of its distribution
+    function, the regularised incomplete gamma function."""
+    low, high = 0.0, freedom + 10.0
+    while _gamma_p(freedom / 2, high / 2) < quantile:
+        low, high = high, 2 * high
+    for _ in range(_TRIES):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if _gamma_p(freedom / 2, middle / 2) < quantile:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def _gamma_p(a: float, x: float) -> float:
+    """Regularised lower incomplete gamma function: its series below a + 1, the continued fraction
+    of its complement above (Abramowitz and Stegun 6.5.29 and 6.5.31, by Lentz)."""
+    if x <= 0:
+        return 0.0
+    front = math.exp(a * math.log(x) - x - math.lgamma(a))
+    if x < a + 1:
+        term = total = 1 / a
+        n = a
+        while abs(term) > abs(total) * 1e-17:
+            n += 1
+            term *= x / n
+            total += term
+        return front * total
+    tiny = 1e-300
+    b = x + 1 - a
+    c, d = 1 / tiny, 1 / b
+    fraction = d
+    for n in range(1, 100_000):
+        factor = -n * (n - a)
+        b += 2
+        d = factor * d + b
+        d = 1 / (d if abs(d) > tiny else tiny)
+        c = b + factor / c
+        c = c if abs(c) > tiny else tiny
+        change = c * d
+        fraction *= change
+        if abs(change - 1) < 1e-16:
+            break
+    return 1 - front * fraction
+
+
+def interpolated(points: Sequence[tuple[float, float, float]], size: float) -> tuple[float, float]:
+    """(mean, standard deviation) at a sample size, by its logarithm between the measured ones.
+
+    Beyond the largest size those of the largest: a larger sample has less noise, so it is not
+    understated. Below the smallest, deviations grow as 1 / sqrt(size), the mean likewise.
+    """
+    if size <= points[0][0]:
+        grown = math.sqrt(points[0][0] / max(size, 1.0))
+        return min(1.0, points[0][1] * grown), points[0][2] * grown
+    for (n, mean, deviation), (more, mean_more, deviation_more) in itertools.pairwise(points):
+        if size <= more:
+            part = math.log(size / n) / math.log(more / n)
+            return mean + part * (mean_more - mean), deviation + part * (deviation_more - deviation)
+    return points[-1][1], points[-1][2]

@@ -1,0 +1,241 @@
+"""Alerts reach a real command and a real server, once an event, and never fail what they report."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from howdah import alerts
+from howdah.config.loader import from_dict, load
+from howdah.errors import (
+    CheckFailed,
+    ConfigError,
+    DataError,
+    Interrupted,
+    StorageFull,
+    Terminated,
+    UsageError,
+)
+from howdah.policy import rules as policies
+from howdah.policy.check import Judge
+from tests import ROOT
+from tests.alerts.receiver import receiving
+
+CAT = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read() + b'\\n')"
+
+
+def config_of(tmp_path, **section):
+    return from_dict(
+        {"run": {"name": "zoo", "directory": str(tmp_path / "run")},
+         "publish": {"directory": str(tmp_path / "models")}, "alerts": section}
+    )  # fmt: skip
+
+
+@pytest.fixture
+def lines():
+    return []
+
+
+def test_a_command_and_a_webhook_get_the_same_object_once(tmp_path, lines):
+    target = tmp_path / "got.jsonl"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text(json.dumps({"run_id": "zoo-1"}))
+    with receiving() as receiver:
+        config = config_of(
+            tmp_path, command=[sys.executable, "-c", CAT, str(target)], webhook=receiver.url
+        )
+        error = DataError("a shard is truncated", where="a.tfrecord", got="password=hunter2")
+        alerts.of_error(config, "train", error, say=lines.append)
+        alerts.of_error(config, "train", error, say=lines.append)  # the retry fails the same way
+        alerts.of_error(config, "train", DataError("another fault"), say=lines.append)
+        first, second = receiver.alerts
+    assert [json.loads(line) for line in target.read_text().splitlines()] == [first, second]
+    assert (first["kind"], first["what"]) == ("failure", "a shard is truncated")
+    assert first["where"] == "a.tfrecord"
+    assert first["run"] == {"name": "zoo", "directory": str(tmp_path / "run"), "id": "zoo-1"}
+    assert first["error"]["exit_code"] == 3
+    assert "hunter2" not in json.dumps(first)
+    assert second["what"] == "another fault"
+    assert len(os.listdir(tmp_path / "run" / "alerts")) == 2
+    assert [line for line in lines if line.startswith("alert sent")]
+
+
+KINDS = [
+    (DataError("x"), "train", "failure"),
+    (StorageFull("x"), "train", "disk"),
+    (CheckFailed("x"), "gate", "gate"),
+    (CheckFailed("x"), "publish", "gate"),
+    (CheckFailed("x"), "drift", "drift"),
+    (CheckFailed("x"), "score", "drift"),
+    (RuntimeError("x"), "etl", "failure"),
+    (UsageError("x"), "train", None),
+    (Interrupted("x"), "train", None),
+    (Terminated("x"), "train", None),
+    (KeyboardInterrupt(), "train", None),
+]
+
+
+@pytest.mark.parametrize(("error", "command", "kind"), KINDS)
+def test_what_kind_of_alert_an_error_is(error, command, kind):
+    assert alerts.kind_of(error, command) == kind
+
+
+def test_kinds_that_are_not_asked_for_are_not_sent(tmp_path, lines):
+    with receiving() as receiver:
+        config = config_of(tmp_path, webhook=receiver.url, on=["drift"])
+        alerts.of_error(config, "train", DataError("x"), say=lines.append)
+        alerts.of_error(config, "drift", CheckFailed("moved", where="t/ds=1"), say=lines.append)
+        assert [alert["kind"] for alert in receiver.alerts] == ["drift"]
+    assert os.listdir(tmp_path / "models" / "zoo" / "alerts")  # a model's, not a run's
+
+
+def test_a_server_that_hangs_or_refuses_costs_its_time_and_a_line(tmp_path, lines):
+    with receiving() as receiver:
+        receiver.held = threading.Event()
+        config = config_of(tmp_path, webhook=receiver.url, timeout_seconds=0.3)
+        began = time.monotonic()
+        assert not alerts.send(config, "failure", "x", say=lines.append)
+        assert time.monotonic() - began < 20
+        receiver.held.set()
+        receiver.held, receiver.code = None, 500
+        assert not alerts.send(config, "failure", "y", say=lines.append)
+        assert not os.listdir(tmp_path / "run" / "alerts")  # the next attempt sends it
+        receiver.code, receiver.headers = 302, {"Location": "http://192.0.2.1/elsewhere"}
+        assert not alerts.send(config, "failure", "z", say=lines.append)
+    assert not alerts.send(config, "failure", "nobody listens", say=lines.append)
+    text = "\n".join(lines)
+    assert "took longer than 0.3 s" in text or "timed out" in text
+    assert "answered 500" in text
+    assert "answered 302" in text
+    assert "refused" in text
+    assert "s3cr3t-path" not in text
+
+
+def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, lines):
+    script = (
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])\n"
+        "open(sys.argv[1], 'w').write(f'{os.getpid()} {child.pid}')\n"
+        "time.sleep(600)\n"
+    )
+    pids = tmp_path / "pids"
+    config = config_of(
+        tmp_path, command=[sys.executable, "-c", script, str(pids)], timeout_seconds=3
+    )
+    assert not alerts.send(config, "failure", "x", say=lines.append)
+    for pid in pids.read_text().split():
+        state = [line for line in _status(pid) if line.startswith("State")]
+        assert not state or "Z" in state[0]  # an orphan may wait for init to collect it
+    assert "took longer" in lines[-1]
+
+
+def _status(pid: str) -> list[str]:
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            return file.read().splitlines()
+    except FileNotFoundError:
+        return []
+
+
+def test_commands_that_fail_or_are_missing_are_lines(tmp_path, lines):
+    failing = [sys.executable, "-c", "import sys; sys.exit('no route to the pager')"]
+    assert not alerts.send(config_of(tmp_path, command=failing), "failure", "x", say=lines.append)
+    assert "no route to the pager" in lines[-1]
+    missing = config_of(tmp_path, command=["/no/such/program"])
+    assert not alerts.send(missing, "failure", "y", say=lines.append)
+    assert "/no/such/program" in lines[-1]
+
+
+def test_without_room_for_the_marker_it_is_sent_all_the_same(tmp_path, lines):
+    (tmp_path / "run").write_text("a file where the directory would be")
+    with receiving() as receiver:
+        config = config_of(tmp_path, webhook=receiver.url)
+        assert alerts.send(config, "disk", "full", say=lines.append)
+        assert len(receiver.alerts) == 1
+    assert "may be sent again" in lines[0]
+
+
+def test_a_disk_that_fills_up_is_said_once(tmp_path, lines):
+    with receiving() as receiver:
+        config = config_of(tmp_path, webhook=receiver.url, disk_bytes="900 TiB")
+        alerts.low_disk(config, say=lines.append)
+        alerts.low_disk(config, say=lines.append)
+        assert [alert["kind"] for alert in receiver.alerts] == ["disk"]
+        alerts.low_disk(config_of(tmp_path, webhook=receiver.url, disk_bytes=1), say=lines.append)
+        assert len(receiver.alerts) == 1
+
+
+def test_the_url_is_in_a_file_or_left_out_of_what_is_saved(tmp_path, lines):
+    from howdah import redact
+
+    with receiving() as receiver:
+        saved = redact.config(config_of(tmp_path, webhook=receiver.url))
+        assert "s3cr3t-path" not in saved.model_dump_json()
+        assert not alerts.send(saved, "failure", "x", say=lines.append)
+        assert "left out" in lines[-1]
+        (tmp_path / "url").write_text(receiver.url + "\n")
+        filed = config_of(tmp_path, webhook_file=str(tmp_path / "url"))
+        assert alerts.send(filed, "failure", "y", say=lines.append)
+        assert len(receiver.alerts) == 1
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"webhook": "http://example.org/x"},
+        {"webhook": "ftp://example.org/x"},
+        {"webhook": "http://127.0.0.1.example.org/x"},
+        {"webhook": "https://a/b", "webhook_file": "f"},
+        {"command": []},
+        {"on": ["everything"]},
+    ],
+)
+def test_what_the_section_refuses(section):
+    with pytest.raises(ConfigError) as caught:
+        from_dict({"alerts": section})
+    assert "alerts" in str(caught.value)
+    assert "example.org/x" not in str(caught.value)
+
+
+def test_users_of_a_form_may_not_say_where_alerts_go():
+    judge = Judge(policies.from_dict({"keys": ["*"], "roots": ["*"]}), env={})
+    for override in ('alerts.command=["sh","-c","id"]', "alerts.webhook=https://a.example/x"):
+        problems = list(judge.config(load(None, [override])))
+        assert any("where alerts go" in problem.what for problem in problems), override
+    base = {"alerts": {"command": ["/opt/page"]}}
+    judge = Judge(policies.from_dict({"keys": ["*"], "roots": ["*"], "defaults": base}), env={})
+    assert not list(judge.config(from_dict(base)))
+    assert list(judge.config(load(None, [])))  # nor take the installation's away
+
+
+def howdah(*arguments: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-m", "howdah.cli", *arguments], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+def test_commands_alert_at_their_end_and_keep_their_exit_code(tmp_path):
+    with receiving() as receiver:
+        run = tmp_path / "run.yaml"
+        run.write_text(
+            json.dumps(
+                {"run": {"name": "zoo", "directory": str(tmp_path / "run")},
+                 "publish": {"directory": str(tmp_path / "models")},
+                 "alerts": {"webhook": receiver.url}}
+            )
+        )  # fmt: skip
+        done = howdah("gate", "--config", str(run), "--json")
+        assert done.returncode == 4, done.stderr
+        assert json.loads(done.stdout)["error"] == "ModelError"
+        alert = receiver.wait()[0]
+        assert (alert["kind"], alert["command"]) == ("failure", "howdah gate")
+        assert howdah("gate", "--config", str(run)).returncode == 4
+        assert howdah("gate", "--no-such-option").returncode == 2
+        assert len(receiver.alerts) == 1
+    done = howdah("gate", "--config", str(run), "--set", f"run.directory={tmp_path}/other")
+    assert done.returncode == 4
+    assert "the alert did not reach the webhook" in done.stderr
