@@ -22,7 +22,7 @@ from typing import Any
 import yaml
 
 from howdah import storage
-from howdah.airflow.daily.settings import from_defaults
+from howdah.airflow.form.daily import from_defaults
 from howdah.airflow.form.trigger_form import DAILY, DEFAULTS, OWN
 from howdah.config.loader import from_dict, load
 from howdah.errors import HowdahError, render

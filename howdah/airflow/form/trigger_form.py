@@ -163,7 +163,7 @@ def installed_defaults() -> dict[str, Any]:
     """This installation's defaults of the form, from the file that $HOWDAH_AIRFLOW_DEFAULTS names.
 
     A partial configuration; the form's own fields may be beside its sections. The settings of the
-    daily DAGs, which the file may hold too, are left out (howdah/airflow/daily/settings.py).
+    daily DAGs, which the file may hold too, are left out (howdah/airflow/form/daily.py).
 
     Raises:
         ConfigError, NotFound: as `installation`.

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from howdah.airflow.daily import days, settings
+from howdah.airflow.daily import days
+from howdah.airflow.form import daily as settings
 from howdah.airflow.lineage import touched
-from howdah.config.loader import Config
+from howdah.config.loader import Config, from_dict
 from howdah.config.options.partition import expanded, is_files, parse, text_of
 from howdah.errors import ConfigError
 
@@ -18,13 +19,11 @@ DAY = datetime(2026, 11, 1, tzinfo=UTC)
 
 
 # ----------------------------------------------------------------------------------- partitions
-@given(
-    st.dictionaries(
-        st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True),
-        st.from_regex(r"[A-Za-z0-9.-][A-Za-z0-9 .:-]{0,8}", fullmatch=True),
-        min_size=1, max_size=3,
-    )
-)  # fmt: skip
+_NAMES = st.text("abcxyz_09", min_size=1, max_size=6).filter(lambda name: not name[0].isdigit())
+_VALUES = st.text("abcXYZ019 .:-", min_size=1, max_size=9).filter(lambda text: text[0] != " ")
+
+
+@given(st.dictionaries(_NAMES, _VALUES, min_size=1, max_size=3))
 def test_a_partition_is_read_back_as_it_was_written(values):
     assert parse(text_of(values)) == values
 
@@ -85,6 +84,20 @@ def test_settings_have_defaults_and_every_problem_is_named():
     said = str(caught.value)
     for part in ("names no partition", "wait_hours", "did you mean schedule", "cooldown_hours"):
         assert part in said
+
+
+def test_what_the_installations_daily_dags_name_is_allowed_and_no_more():
+    config = from_dict(
+        {
+            "data": {"source": "news.texts", "format": "hive"},
+            "publish": {"directory": "hdfs:///models", "name": "news"},
+        }
+    )
+    given = {"retrain": {"source": "/in/days/{ds}.csv"}, "ready": "/w/ds={ds}/_SUCCESS"}
+    own = settings.from_defaults({"daily": given})
+    assert settings.granted(own, config) == (
+        ["news.texts", "news.texts_scored"], ["hdfs:///models/news", "/w", "/in/days"],
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ turns
