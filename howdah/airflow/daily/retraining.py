@@ -95,7 +95,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
                 " installation's defaults, or source of the form",
             )  # fmt: skip
         made = {"data.append.enabled": True, **_rows_of(source, day, installed)}
-        if fixed.retrain.dataset:
+        if fixed.retrain.dataset and "data.dataset" not in sent:
             made["data.dataset"] = fixed.retrain.dataset
         if not installed.data.append.frozen:
             made["data.append.frozen"] = ["test"]
@@ -149,16 +149,15 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
 def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str, Any]:
     """The keys that name the day's rows: partitions of a table, or a file."""
     if not is_files(source):
-        made: dict[str, Any] = {
-            "data.source": source, "data.partitions": days.merged(day.partitions),
-        }  # fmt: skip
-        return made | ({} if installed.data.format != "auto" else {"data.format": "hive"})
+        table = {"data.source": source, "data.partitions": days.merged(day.partitions)}
+        return table | ({} if installed.data.format != "auto" else {"data.format": "hive"})
     if len(day.partitions) > 1:
         raise ConfigError(
             "files of several days are appended by a run for each", where="partition", got=day.name
         )
     part = day.partitions[0]
-    return {"data.source": expanded(source, part), "data.append.part": part.replace("/", ",")}
+    made = {"data.source": expanded(source, part), "data.append.part": part.replace("/", ",")}
+    return made | ({"data.format": "auto"} if installed.data.names_table else {})
 
 
 def _began() -> dict[str, Sequence[Any]]:

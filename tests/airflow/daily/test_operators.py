@@ -477,6 +477,7 @@ def test_a_retraining_gets_the_days_rows_and_begins_from_the_version_of_its_firs
     assert "model.init_from" not in decided({"gate.better_than_published": False})
     files = decided({"source": "/in/{ds}.csv", "partition": "a=b/ds=3"})
     assert (files["data.source"], files["data.append.part"]) == ("/in/3.csv", "a=b,ds=3")
+    assert files["data.format"] == "auto" and "data.partitions" not in files
 
     # An alarm right after is skipped; one of this very run, tried again, is not.
     task = made(retraining.CheckRetrainOperator, hook)
