@@ -6,6 +6,7 @@ import os
 
 from airflow.sdk import DAG, TaskGroup
 
+from howdah.airflow.alerts.callbacks import ON_FAILURE
 from howdah.airflow.approval import ApproveOperator
 from howdah.airflow.assets import DATA, MODEL
 from howdah.airflow.dataset import DatasetOperator
@@ -47,7 +48,7 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
         schedule=schedule,
         catchup=False,
         tags=["howdah"],
-        default_args=RETRIES,
+        default_args={**RETRIES, **ON_FAILURE},
     ) as dag:
         here = {"conn_id": "{{ params.conn_id }}"}
         check = CheckOperator(task_id="check", multiple_outputs=True, **here)

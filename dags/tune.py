@@ -6,6 +6,7 @@ import os
 
 from airflow.sdk import DAG, TaskGroup
 
+from howdah.airflow.alerts.callbacks import ON_FAILURE
 from howdah.airflow.assets import MODEL
 from howdah.airflow.dataset import DatasetOperator
 from howdah.airflow.form import trigger_form
@@ -30,7 +31,7 @@ with DAG(
     schedule=None,
     catchup=False,
     tags=["howdah"],
-    default_args=RETRIES,
+    default_args={**RETRIES, **ON_FAILURE},
 ) as dag:
     here = {"conn_id": "{{ params.conn_id }}"}
     check = CheckOperator(task_id="check", backend="local", multiple_outputs=True, **here)

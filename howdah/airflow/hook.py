@@ -17,12 +17,14 @@ from airflow.sdk.log import amask_secret, mask_secret, redact  # noqa: E402
 
 from howdah import storage  # noqa: E402
 from howdah.airflow import failures  # noqa: E402
-from howdah.airflow.form import trigger_form  # noqa: E402
+from howdah.airflow.form import daily, trigger_form  # noqa: E402
 from howdah.airflow.runner import runners, settings  # noqa: E402
+from howdah.config import loader as configs  # noqa: E402
 from howdah.config.loader import to_yaml  # noqa: E402
 from howdah.errors import ConfigError, HowdahError  # noqa: E402
 from howdah.policy import rules as policies  # noqa: E402
 from howdah.policy.check import Judge  # noqa: E402
+from howdah.policy.paths import shape_problem  # noqa: E402
 
 __all__ = ["HowdahHook"]
 
@@ -113,7 +115,8 @@ class HowdahHook(BaseHook):
     def policy(self) -> policies.Policy:
         """What may be sent to DAGs with this Connection: its own policy, else the installation's.
 
-        run_root and the installation's defaults of the form are allowed in addition.
+        run_root, the installation's defaults of the form, and what its daily DAGs read and write by
+        them are allowed in addition.
 
         Raises:
             HowdahCommandRefused: the policy or the defaults cannot be read, or are not valid.
@@ -124,11 +127,30 @@ class HowdahHook(BaseHook):
                 defaults = _merged(
                     found.defaults, trigger_form.sections(trigger_form.installed_defaults())
                 )
-                roots = list(dict.fromkeys([*found.roots, self._root()]))
-                self._policy = found.model_copy(
-                    update={"roots": roots, "defaults": defaults, "name": found.name or name}
-                )
+                tables, paths = self._granted()
+                roots = list(dict.fromkeys([*found.roots, self._root(), *paths]))
+                update = {
+                    "roots": roots, "tables": list(dict.fromkeys([*found.tables, *tables])),
+                    "defaults": defaults, "name": found.name or name,
+                }  # fmt: skip
+                self._policy = found.model_copy(update=update)
         return self._policy
+
+    def _granted(self) -> tuple[list[str], list[str]]:
+        """Tables and paths of the installation's own daily DAGs."""
+        sections = trigger_form.sections(trigger_form.installed_defaults())
+        own = daily.from_defaults(trigger_form.installation())
+        tables, paths = daily.granted(own, configs.from_dict(sections, where="the defaults"))
+        whole = [self._whole(path) for path in paths]
+        return tables, [path for path in whole if path and shape_problem(path) is None]
+
+    def _whole(self, path: str) -> str | None:
+        """A path that is absolute; None: relative to a directory that is not known here."""
+        if "://" in path or path.startswith("/"):
+            return path
+        if self.settings.ssh_conn_id is not None:
+            return None
+        return os.path.normpath(os.path.join(self._directory(), os.path.expanduser(path)))
 
     def _root(self) -> str:
         """run_root, made absolute if it is a directory of this machine."""

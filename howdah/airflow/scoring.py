@@ -61,6 +61,10 @@ def _params() -> dict[str, Param]:
             None, "Column of the text; none: those that the model was trained on.", **_OPTIONAL,
         ),
         "id_column": Param(None, "Column of the row's key; none: as in training.", **_OPTIONAL),
+        "batch": Param(
+            None, "With table:NAME as output: the rows' batch, such as their day, a partition below"
+            " the model's; none: the model's rows are replaced.", **_OPTIONAL,
+        ),
         "master": Param(
             None, "Spark master (yarn, local[*], ...); none: this machine, without Spark (a table:"
             " spark's own master, or local[*]).", **_OPTIONAL,
@@ -90,7 +94,7 @@ class CheckScoringOperator(HowdahOperator):
     """Refuses unknown keys, passwords in URLs, and what the installation's policy does not allow;
     chooses the path of the output.
 
-    Returns {"model", "source", "target", "text_columns", "id_column", "master", "config",
+    Returns {"model", "source", "target", "text_columns", "id_column", "batch", "master", "config",
     "overwrite"}: the configuration has the settings of Spark. Without an output of the user's the
     path belongs to the DAG run: a retry replaces the output of an earlier try.
     """
@@ -114,6 +118,7 @@ class CheckScoringOperator(HowdahOperator):
             "target": target,
             "text_columns": [column] if column else None,
             "id_column": given["id_column"] or None,
+            "batch": given.get("batch") or None,
             "master": given["master"] or None,
             "config": configuration(given.get("spark")),
             "overwrite": bool(given.get("overwrite")) or not given["output"],
@@ -156,6 +161,13 @@ def check(given: Mapping[str, Any], judge: Judge) -> None:
         for name in ("model", "source")
         if not given.get(name)
     ]
+    if given.get("batch") and not str(given.get("output") or "").startswith("table:"):
+        problems.append(
+            HowdahError(
+                "a batch is a partition of a table", where="batch", expected="output: table:NAME",
+                got=str(given.get("output")),
+            )
+        )  # fmt: skip
     if problems:
         raise ConfigError("what was sent cannot be used", problems=problems + refused)
     judge.refuse(refused)

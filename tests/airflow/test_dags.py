@@ -20,11 +20,15 @@ from tests.support.word_rows import write_rows
 pytestmark = pytest.mark.airflow
 
 DAGS = ROOT / "dags"
-IDS = {"howdah_finetune", "howdah_finetune_on_data", "howdah_score", "howdah_tune"}
+IDS = {
+    "howdah_finetune", "howdah_finetune_on_data", "howdah_score", "howdah_tune", "howdah_daily",
+    "howdah_retrain",
+}  # fmt: skip
 PARSE_SECONDS = 0.3  # of CPU, beyond Airflow's own import
 HEAVY = {
     "tensorflow", "torch", "transformers", "tokenizers", "pyspark", "horovod", "mlflow", "pandas",
     "hdfs", "hdfs_native", "skein", "etl", "training", "yarn", "paramiko", "optuna", "tuning",
+    "openlineage",
 }  # fmt: skip
 
 
@@ -43,7 +47,9 @@ _PARSE = """
 import json, runpy, sys, time
 import airflow.providers.standard.operators.hitl, airflow.sdk.execution_time.xcom, airflow.sdk.log
 from airflow.sdk import DAG, Asset, BaseHook, BaseOperator, BaseOperatorLink, Param, TaskGroup
-from airflow.sdk import ResumableJobMixin
+from airflow.sdk import AssetAny, AssetOrTimeSchedule, BaseNotifier, BaseSensorOperator
+from airflow.sdk import CronDataIntervalTimetable, ResumableJobMixin, Variable
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from airflow.triggers.base import BaseTrigger
 there, began = set(sys.modules), time.process_time()
 runpy.run_path(sys.argv[1])
@@ -53,7 +59,7 @@ print(json.dumps({"seconds": seconds, "new": new}))
 """
 
 
-@pytest.mark.parametrize("name", ["finetune.py", "score.py", "tune.py"])
+@pytest.mark.parametrize("name", ["finetune.py", "score.py", "tune.py", "daily.py", "retrain.py"])
 def test_a_file_parses_fast_and_loads_nothing_heavy(airflow_home, name):
     done = subprocess.run(
         [sys.executable, "-c", _PARSE, str(DAGS / name)],
@@ -122,6 +128,7 @@ def test_the_schedules_of_the_dags(dags):
     assert dags["howdah_finetune"].schedule is None
     (asset,) = dags["howdah_finetune_on_data"].schedule
     assert asset.name == "howdah_data"
+    assert dags["howdah_retrain"].schedule.name == "howdah_drift"
 
 
 # ------------------------------------------------------------------------------- for real
@@ -225,13 +232,14 @@ def test_what_is_sent_to_score_reaches_the_command(dags, here, monkeypatch):
     asked.clear()
     sent = {
         "model": "hdfs://nn/models/m", "source": "news.texts", "output": "table:news.scored",
-        "master": "yarn", "spark": {"queue": "batch", "executors": 4},
+        "batch": "2026-11-01", "master": "yarn", "spark": {"queue": "batch", "executors": 4},
     }  # fmt: skip
     done = states(dags["howdah_score"].test(run_conf=sent))
     assert set(done.values()) == {"success"}, done
     ((arguments, more),) = asked
     assert arguments[:1] == ["predict"] and "--json" in arguments and "--overwrite" not in arguments
     assert arguments[arguments.index("--master") + 1] == "yarn"
+    assert arguments[arguments.index("--batch") + 1] == "2026-11-01"
     assert more["config"] == {"data": {"spark": {"queue": "batch", "executors": 4}}}
 
     bad = {"model": "m", "source": "t", "master": "yarn", "spark": {"queu": "batch"}}

@@ -177,7 +177,7 @@ def test_the_form_s_defaults_are_a_configuration_on_either_backend(tmp_path, fra
         path = airflow_run.write_defaults(tmp_path, values)
         assert path.is_file() and values["np"] == 2
     assert local["data"]["source"].startswith(str(tmp_path)) and "yarn" not in local
-    config = from_dict({key: value for key, value in yarn.items() if key != "np"})
+    config = from_dict({key: value for key, value in yarn.items() if key not in ("np", "daily")})
     assert config.data.format == "hive" and config.data.spark.master == "yarn"
     assert config.publish.directory.startswith("hdfs://") and config.job.workers == 2
 

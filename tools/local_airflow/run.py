@@ -22,7 +22,8 @@ from typing import Any
 import yaml
 
 from howdah import storage
-from howdah.airflow.form.trigger_form import DEFAULTS, OWN
+from howdah.airflow.form.daily import from_defaults
+from howdah.airflow.form.trigger_form import DAILY, DEFAULTS, OWN
 from howdah.config.loader import from_dict, load
 from howdah.errors import HowdahError, render
 from howdah.policy import rules as policy
@@ -83,8 +84,14 @@ def defaults(home: Path, base: str, framework: str) -> dict[str, Any]:
         "checkpoint": {"every_minutes": 1.0, "keep": 2},
         "evaluation": {"every_steps": STEPS // 2, "max_rows": 256, "metric": "macro_f1"},
         # Guessing gives a third; what a run reaches is in its report.
-        "gate": {"minimum": {"accuracy": 0.5}},
+        # howdah_retrain asks for no more either: the first model has seen rows of its test split.
+        "gate": {"minimum": {"accuracy": 0.5}, "better_than_published": False},
         "publish": {"directory": str(home / "output" / "models"), "name": "docstrings"},
+        # Every day has the same rows here. No times: it would score them each midnight.
+        DAILY: {
+            "schedule": None,
+            "retrain": {"dataset": str(home / "output" / "datasets" / "docstrings-days")},
+        },
     }
 
 
@@ -100,6 +107,8 @@ def on_cluster(found: dict[str, Any], root: str, framework: str) -> dict[str, An
         f"data.source={TABLE}",
         *yarn.overrides(2),
         f"publish.directory={root}/models",
+        "daily.partition=part=p0",
+        f"daily.retrain.dataset={root}/datasets/docstrings-days",
     ]
     merged = yaml.safe_load(yaml.safe_dump(found))
     for override in overrides:
@@ -114,7 +123,9 @@ def on_cluster(found: dict[str, Any], root: str, framework: str) -> dict[str, An
 
 def write_defaults(home: Path, values: Mapping[str, Any]) -> Path:
     """The file that the DAGs read; checked as a configuration first."""
-    from_dict({k: v for k, v in values.items() if k not in OWN}, where="the form's defaults")
+    sections = {k: v for k, v in values.items() if k not in (*OWN, DAILY)}
+    from_dict(sections, where="the form's defaults")
+    from_defaults(values)
     path = home / "defaults.yaml"
     path.write_text(
         "# What the form shows at first. Written by `make airflow`.\n"
@@ -189,6 +200,8 @@ def banner(airflow: Standalone, found: Mapping[str, Any] | None) -> None:
     say("")
     say(f"first run:          {airflow.url}/dags/{DAG}")
     say("                    Trigger > look at the form > Trigger; then click the task `train`.")
+    say("then:               howdah_daily scores a day's rows, howdah_retrain appends them and")
+    say("                    trains on (docs/daily.md): unpause them, press Trigger.")
     say(f"logs of components: {_short(airflow.home.log_of('scheduler').parent)}")
     say("Ctrl-C ends everything; the next start goes on where this one was.")
     say("=" * 78)

@@ -11,7 +11,10 @@ from typing import Any
 from howdah.config.options.partition import parse, text_of
 from howdah.errors import ConfigError
 
-__all__ = ["Day", "cooling", "merged", "of_date", "of_events"]
+__all__ = ["PARTITIONS", "Day", "ahead", "cooling", "merged", "of_date", "of_events"]
+
+_OVER = {"success", "failed", "skipped", "removed", "upstream_failed"}
+"""States of a task that no try follows."""
 
 PARTITIONS = "data.partitions"
 """Key of an event's extra "howdah" that names the day."""
@@ -100,3 +103,21 @@ def cooling(last: datetime | None, now: datetime, hours: float) -> datetime | No
     """
     until = last + timedelta(hours=hours) if last is not None else None
     return until if until is not None and now < until else None
+
+
+def ahead(states: Mapping[str, Mapping[str, Any]], me: str, *, turn: str, last: str) -> list[str]:
+    """Runs of a DAG that a run has to wait for, unless they are over.
+
+    Those that have had their turn and not ended, and of those that wait for it the ones with a
+    lesser id: the ids of a back-fill's runs have their dates in order.
+
+    Args:
+        states: {run id: {task id: state}} of the tasks `turn` and `last`.
+        me: the run's own id.
+    """
+    found = []
+    for run, tasks in states.items():
+        began, ended = (str(tasks.get(name) or "") in _OVER for name in (turn, last))
+        if run != me and not ended and (began or run < me):
+            found.append(run)
+    return sorted(found)

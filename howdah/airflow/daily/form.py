@@ -14,8 +14,8 @@ from airflow.sdk import Context, Param  # noqa: E402
 
 from howdah import storage  # noqa: E402
 from howdah.airflow.daily import days  # noqa: E402
-from howdah.airflow.daily.settings import DailySettings, from_defaults  # noqa: E402
 from howdah.airflow.form import trigger_form  # noqa: E402
+from howdah.airflow.form.daily import DailySettings, from_defaults  # noqa: E402
 from howdah.config import loader as configs  # noqa: E402
 from howdah.config.options.partition import parse  # noqa: E402
 from howdah.errors import ConfigError, HowdahError  # noqa: E402

@@ -45,8 +45,8 @@ class ScoreOperator(HowdahOperator):
         target: table or file of the scores.
         force: score again what is scored.
     Returns:
-        {"model", "version", "run_id", "output", "files", "rows", "partitions": [{"partition",
-        "state", "rows", "errors"}]}.
+        {"model", "source", "version", "run_id", "output", "files", "rows", "partitions":
+        [{"partition", "state", "rows", "errors"}]}.
     """
 
     operator_extra_links = (links.ApplicationLink(),)
@@ -99,7 +99,8 @@ class ScoreOperator(HowdahOperator):
         for each in done:
             self.log.info("%s: %s, rows: %s, errors: %s", *(each[key] for key in keys))
         return {
-            "model": made.get("model") or self.model,
+            "model": self.model,
+            "source": self.source,
             "version": made.get("version"),
             "run_id": made.get("run_id"),
             "output": self.target,
@@ -170,7 +171,8 @@ class DriftOperator(HowdahOperator, SkipMixin):
         place = f"{self.directory}/drift/{partition.replace('/', ',')}"
         asked = ["drift", "--model", self.model]
         if self.scored["files"]:
-            asked += ["--source", self.scored["output"]]
+            # The texts, not the predictions: those have no lengths and tokens to compare.
+            asked += ["--source", self.scored["source"]]
         else:
             asked += ["--table", self.scored["output"], "--partition", partition]
         words = [*asked, "--output", place, "--json"]
@@ -239,11 +241,19 @@ class AlarmOperator(HowdahOperator):
             extra["howdah"] = {}
         for outlet in self.outlets:
             context["outlet_events"][outlet].extra = extra
-        self.log.warning(
-            "drift of %s against %s version %s: %s. Page: %s", ", ".join(partitions),
-            judged["model"], judged["version"], ", ".join(judged["columns"]), judged["page"],
-        )  # fmt: skip
+        self.log.warning("%s. Page: %s", sentence(extra), judged["page"])
         return extra
+
+
+def sentence(alarm: Mapping[str, Any]) -> str:
+    """An alarm in a line.
+
+    Args:
+        alarm: the extra of its event.
+    """
+    version = f" version {alarm['version']}" if alarm.get("version") is not None else ""
+    days_, columns = ", ".join(alarm["partitions"]), ", ".join(alarm["columns"])
+    return f"drift of {days_} against {alarm['model']}{version}: {columns}"
 
 
 class NotifyOperator(HowdahOperator):
@@ -264,11 +274,7 @@ class NotifyOperator(HowdahOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         alarm = self.alarm
-        what = (
-            f"drift of {', '.join(alarm['partitions'])} against {alarm['model']} version"
-            f" {alarm['version']}: {', '.join(alarm['columns'])}"
-        )
-        about = {**alarm, "event": "drift", "what": what}
+        about = {**alarm, "event": "drift", "what": sentence(alarm)}
         with refusals():
             sent = notifiers.notify(self.hook, "drift", context, about)
         if not sent:

@@ -24,32 +24,13 @@ from howdah.config import loader as configs  # noqa: E402
 from howdah.config.options.partition import expanded, is_files  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
 
-__all__ = ["CheckRetrainOperator", "TurnSensor", "ahead"]
+__all__ = ["CheckRetrainOperator", "TurnSensor"]
 
 _BEGIN = "howdah_init_from"
 """Key of the model that the run begins from in the task's state: the same for all its tries."""
 _BEGAN = "howdah_retrain_began"
 """Airflow Variable: {publish directory of the model: [when the last retraining began, its run]}."""
 _BETTER = "gate.better_than_published"
-_OVER = {"success", "failed", "skipped", "removed", "upstream_failed"}
-
-
-def ahead(states: Mapping[str, Mapping[str, Any]], me: str, *, turn: str, last: str) -> list[str]:
-    """Runs of a DAG that a run has to wait for, unless they are over.
-
-    Those that have had their turn and not ended, and of those that wait for it the ones with a
-    lesser id: the ids of a back-fill's runs have their dates in order.
-
-    Args:
-        states: {run id: {task id: state}} of the tasks `turn` and `last`.
-        me: the run's own id.
-    """
-    found = []
-    for run, tasks in states.items():
-        began, ended = (str(tasks.get(name) or "") in _OVER for name in (turn, last))
-        if run != me and not ended and (began or run < me):
-            found.append(run)
-    return sorted(found)
 
 
 class TurnSensor(BaseSensorOperator):
@@ -72,7 +53,7 @@ class TurnSensor(BaseSensorOperator):
         states = RuntimeTaskInstance.get_task_states(
             dag_id=ti.dag_id, task_ids=[ti.task_id, self.last]
         )
-        for run in ahead(states, ti.run_id, turn=ti.task_id, last=self.last):
+        for run in days.ahead(states, ti.run_id, turn=ti.task_id, last=self.last):
             # Queued ones do not count: they may wait for this one.
             if RuntimeTaskInstance.get_dr_count(ti.dag_id, run_ids=[run], states=["running"]):
                 self.log.info("the run %s is under way: one at a time", run)
@@ -114,7 +95,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
                 " installation's defaults, or source of the form",
             )  # fmt: skip
         made = {"data.append.enabled": True, **_rows_of(source, day, installed)}
-        if fixed.retrain.dataset:
+        if fixed.retrain.dataset and "data.dataset" not in sent:
             made["data.dataset"] = fixed.retrain.dataset
         if not installed.data.append.frozen:
             made["data.append.frozen"] = ["test"]
@@ -168,16 +149,15 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
 def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str, Any]:
     """The keys that name the day's rows: partitions of a table, or a file."""
     if not is_files(source):
-        made: dict[str, Any] = {
-            "data.source": source, "data.partitions": days.merged(day.partitions),
-        }  # fmt: skip
-        return made | ({} if installed.data.format != "auto" else {"data.format": "hive"})
+        table = {"data.source": source, "data.partitions": days.merged(day.partitions)}
+        return table | ({} if installed.data.format != "auto" else {"data.format": "hive"})
     if len(day.partitions) > 1:
         raise ConfigError(
             "files of several days are appended by a run for each", where="partition", got=day.name
         )
     part = day.partitions[0]
-    return {"data.source": expanded(source, part), "data.append.part": part.replace("/", ",")}
+    made = {"data.source": expanded(source, part), "data.append.part": part.replace("/", ",")}
+    return made | ({"data.format": "auto"} if installed.data.names_table else {})
 
 
 def _began() -> dict[str, Sequence[Any]]:

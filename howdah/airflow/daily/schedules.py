@@ -11,7 +11,7 @@ require()
 from airflow.sdk import AssetAny, AssetOrTimeSchedule, CronDataIntervalTimetable  # noqa: E402
 
 from howdah.airflow.assets import DATA, DRIFT  # noqa: E402
-from howdah.airflow.daily.settings import DailySettings  # noqa: E402
+from howdah.airflow.form.daily import DailySettings  # noqa: E402
 
 __all__ = ["of_daily", "of_retrain"]
 

@@ -16,23 +16,26 @@ from howdah.config.form_keys import OPEN
 from howdah.config.types import parse_bytes
 
 __all__ = [
-    "MASTER", "NOT_SHOWN", "OF_STUDIES", "SECTIONS", "FormField", "all_fields", "bytes_text",
+    "MASTER", "NOT_SHOWN", "OF_INSTALLATION", "SECTIONS", "FormField", "all_fields", "bytes_text",
 ]  # fmt: skip
 
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
-    "evaluation": "Evaluation", "report": "Report", "baseline": "Baseline", "gate": "Gate",
-    "publish": "Publishing", "tracking": "Tracking", "job": "Job", "yarn": "YARN", "run": "Run",
+    "evaluation": "Evaluation", "report": "Report", "baseline": "Baseline", "export": "Export",
+    "gate": "Gate", "publish": "Publishing", "tracking": "Tracking", "job": "Job", "yarn": "YARN",
+    "run": "Run",
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 
-OF_STUDIES = tuple(name for name, _ in configs.keys() if name.startswith("tune."))  # noqa: SIM118
-"""Keys that only the installation's defaults give: a search space is no field of a form."""
+OF_INSTALLATION = tuple(
+    name
+    for name, _ in configs.keys()  # noqa: SIM118 - a module
+    if name.partition(".")[0] not in SECTIONS and name != "ray.address"
+)
+"""Keys that only the installation's defaults give: of sections that are no part of a training run's
+form, such as a study's search space, the limits of drift, who is alerted."""
 
-OF_SERVERS = tuple(name for name, _ in configs.keys() if name.startswith("serve."))  # noqa: SIM118
-"""Keys of a server, which no task starts."""
-
-NOT_SHOWN = frozenset({"run.directory", "job.on", "ray.address", *OF_STUDIES, *OF_SERVERS})
+NOT_SHOWN = frozenset({"run.directory", "job.on", "ray.address", *OF_INSTALLATION})
 """Keys that the user cannot choose: a DAG run has one run directory for all retries, and watches
 its job on YARN or runs on the worker (`backend`)."""
 

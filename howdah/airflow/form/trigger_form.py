@@ -19,7 +19,7 @@ from howdah.airflow import DEFAULT_CONNECTION
 from howdah.airflow.form.schema_fields import (
     MASTER,
     NOT_SHOWN,
-    OF_STUDIES,
+    OF_INSTALLATION,
     SECTIONS,
     FormField,
     all_fields,
@@ -163,7 +163,7 @@ def installed_defaults() -> dict[str, Any]:
     """This installation's defaults of the form, from the file that $HOWDAH_AIRFLOW_DEFAULTS names.
 
     A partial configuration; the form's own fields may be beside its sections. The settings of the
-    daily DAGs, which the file may hold too, are left out (howdah/airflow/daily/settings.py).
+    daily DAGs, which the file may hold too, are left out (howdah/airflow/form/daily.py).
 
     Raises:
         ConfigError, NotFound: as `installation`.
@@ -256,7 +256,7 @@ def config(
     refused: list[HowdahError] = []
     changed: set[str] = set()
     installed = defaults or {}
-    values = {n: _of(installed, n) for n in (*known, *OF_STUDIES) if _has(installed, n)}
+    values = {n: _of(installed, n) for n in (*known, *OF_INSTALLATION) if _has(installed, n)}
     for name, value in given.items():
         if name in own:
             if judge is not None and value != own_default(name, defaults or {}):
@@ -314,7 +314,9 @@ def _as_it_was(field: FormField, value: Any, judge: Judge) -> bool:
 
 def _unknown(name: str, known: Mapping[str, FormField]) -> HowdahError:
     if name in NOT_SHOWN:
-        whose = "the DAG run's own" if name not in OF_STUDIES else "the installation's defaults'"
+        whose = (
+            "the DAG run's own" if name not in OF_INSTALLATION else "the installation's defaults'"
+        )
         return HowdahError(f"{name} is {whose}: it is not sent", where=name)
     if name in SECTIONS:
         example = next(key for key in known if key.startswith(name + "."))

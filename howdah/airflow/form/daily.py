@@ -11,13 +11,14 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
-from howdah.airflow.daily import days
 from howdah.airflow.form.trigger_form import DAILY as KEY
+from howdah.config.model import Config
 from howdah.config.options import partition
+from howdah.config.options.partition import is_files
 from howdah.config.types import AnyPath, Section, Source, Table, problem_of
 from howdah.errors import ConfigError
 
-__all__ = ["DailySettings", "RetrainSettings", "from_defaults"]
+__all__ = ["DailySettings", "RetrainSettings", "from_defaults", "granted"]
 
 _MIDNIGHT = "0 0 * * *"
 
@@ -75,7 +76,7 @@ class DailySettings(Section):
     @classmethod
     def _names_a_partition(cls, value: str) -> str:
         try:
-            partition.parse(days.of_date(value, datetime(2026, 1, 31, tzinfo=UTC)))
+            partition.parse(datetime(2026, 1, 31, tzinfo=UTC).strftime(value))
         except ConfigError as error:
             raise ValueError(f"{error.what}: expected {error.expected}") from None
         return value
@@ -103,3 +104,26 @@ def from_defaults(defaults: Mapping[str, Any]) -> DailySettings:
         ]
         raise ConfigError("the settings of the daily DAGs are not valid", where=KEY,
                           problems=problems) from None  # fmt: skip
+
+
+def granted(settings: DailySettings, config: Config) -> tuple[list[str], list[str]]:
+    """(tables, paths) that the daily DAGs' own values name: the administrator has written them, so
+    commands may touch them under any policy. Of a path with {column} its directory.
+
+    Args:
+        config: the installation's defaults.
+    """
+    source = settings.source or config.data.source
+    names = [source, settings.retrain.source or config.data.source, settings.output]
+    if source is not None and not is_files(source) and settings.output is None:
+        names.append(f"{source}_scored")
+    given = [name for name in names if name is not None]
+    tables = [name for name in given if not is_files(name)]
+    paths = [settings.model or config.model_directory, settings.retrain.dataset, settings.ready]
+    paths += [name for name in given if is_files(name)]
+    found = []
+    for path in paths:
+        if path is not None:
+            head, brace, _ = path.partition("{")
+            found.append(head.rpartition("/")[0] if brace else head)
+    return list(dict.fromkeys(tables)), list(dict.fromkeys(filter(None, found)))
