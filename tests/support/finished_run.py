@@ -46,7 +46,7 @@ def make_run(
     known = ids or {}
     shards, metrics, token_counts = {}, {}, {}
     for split, (texts, own, logits) in splits.items():
-        keys = known.get(split) or [f"{split}-{n}" for n in range(len(texts))]
+        keys = (known.get(split) or [f"{split}-{n}" for n in range(len(texts))])[: len(texts)]
         encoded = encoder.encode(texts, 64)
         token_counts[split] = [len(one) for one in encoded]
         stored = [tuple(np.flatnonzero(row)) for row in own] if task == "multi_label" else own

@@ -62,8 +62,10 @@ class _Frame:
         wide, high = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
         return round(_LEFT + across * wide, 1), round(_TOP + (1 - up) * high, 1)
 
-    def svg(self, inside: str, data: str = "") -> str:
-        """The whole chart."""
+    def svg(self, inside: str, data: str = "", legend: Sequence[str] = ()) -> str:
+        """The whole chart, its legend below."""
+        inside += "".join(_key(number, name) for number, name in enumerate(legend))
+        height = _HEIGHT + (18 * -(-len(legend) // 2) if legend else 0)
         parts = [f'<text class="title" x="{_LEFT}" y="16">{escape(self.title)}</text>']
         for value in _ticks(*self.y):
             across, up = self.at(self.x[0], value)
@@ -84,7 +86,7 @@ class _Frame:
                          f"{escape(label)}</text>")  # fmt: skip
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img"'
-            f' aria-label="{escape(self.title)}" viewBox="0 0 {_WIDTH} {_HEIGHT}"{data}>'
+            f' aria-label="{escape(self.title)}" viewBox="0 0 {_WIDTH} {height}"{data}>'
             f"{''.join(parts)}{inside}</svg>"
         )
 
@@ -122,7 +124,7 @@ def lines(
     if diagonal:
         (x0, y0), (x1, y1) = frame.at(x[0], y[0]), frame.at(x[1], y[1])
         parts.append(f'<path class="diagonal" d="M{x0} {y0}L{x1} {y1}"/>')
-    for number, (name, points) in enumerate(series):
+    for number, (_, points) in enumerate(series):
         colour = number % COLOURS
         places = [frame.at(*point[:2]) for point in points]
         if smooth and len(places) > 1:
@@ -133,18 +135,17 @@ def lines(
                 f'<circle class="dot c{colour}" cx="{across}" cy="{up}" r="3"/>'
                 for across, up in places
             ]
-        if len(series) > 1:
-            parts.append(_key(number, name))
     shown = [{"name": name, "points": [list(p[:2]) for p in points]} for name, points in series]
     box = [_LEFT, _RIGHT, _TOP, _BOTTOM, _WIDTH, _HEIGHT, *frame.x, *frame.y]
     value = json.dumps({"box": box, "x": x_label, "lines": shown}, separators=(",", ":"))
-    return frame.svg("".join(parts), f' tabindex="0" data-lines="{escape(value)}"')
+    legend = [name for name, _ in series] if len(series) > 1 else []
+    return frame.svg("".join(parts), f' tabindex="0" data-lines="{escape(value)}"', legend)
 
 
 def _key(number: int, name: str) -> str:
     """An entry of the legend."""
-    short = name if len(name) <= 18 else name[:17] + "…"
-    across, up = _LEFT + 10 + (number % 2) * 190, _HEIGHT - 56 - 15 * (number // 2)
+    short = name if len(name) <= 30 else name[:29] + "…"
+    across, up = _LEFT + (number % 2) * 200, _HEIGHT + 10 + 18 * (number // 2)
     return (
         f'<rect class="fill c{number % COLOURS}" x="{across}" y="{up - 8}" width="9" height="9"/>'
         f'<text class="tick" x="{across + 14}" y="{up}">{escape(short)}</text>'

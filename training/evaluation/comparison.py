@@ -11,7 +11,7 @@ from howdah import storage
 from howdah.config.metric_table import METRICS, SHOWN
 from howdah.config.splits import VALIDATION
 from howdah.errors import DataError, NotFound, UsageError
-from training.evaluation import plots, report
+from training.evaluation import charts, report
 from training.run.metrics_log import read_metrics
 from training.run.run_json import CONFIG
 
@@ -31,6 +31,8 @@ _FIGURES = (
     ("tokens_per_second", "tokens/s", "{:,.0f}"),
 )
 _UNDEFINED = "–"
+_POINTS = 300
+"""Of a curve, about."""
 
 
 @dataclass(frozen=True)
@@ -184,23 +186,23 @@ def _curves(runs: Sequence[_Run]) -> list[Any]:
 
     drawn = []
     training = [
-        (run.title, [line["step"] for line in own], [line["loss"] for line in own])
+        (run.title, [[line["step"], line["loss"]] for line in own[:: max(1, len(own) // _POINTS)]])
         for run in runs
         if (own := [e for e in run.lines if "split" not in e and e.get("loss") is not None])
     ]
     if training:
-        drawn.append(plots.curve("Training loss", training))
+        drawn.append(charts.lines("Training loss", training))
     for metric in SHOWN:
         series = []
         for run in runs:
             own = [
-                (line["step"], line["metrics"][metric])
+                [line["step"], line["metrics"][metric]]
                 for line in run.lines
                 if line.get("split") == VALIDATION
                 and (line.get("metrics") or {}).get(metric) is not None
             ]
             if own:
-                series.append((run.title, [step for step, _ in own], [value for _, value in own]))
+                series.append((run.title, own))
         if series:
-            drawn.append(plots.curve(f"{VALIDATION} {metric}", series, points=True))
+            drawn.append(charts.lines(f"{VALIDATION} {metric}", series, marked=True))
     return [Markup(svg) for svg in drawn]

@@ -22,8 +22,8 @@ from training.evaluation.findings.intervals import (
     wilson,
 )
 from training.evaluation.findings.material import Material
-from training.evaluation.findings.reference import majority
-from training.evaluation.findings.verdict import MAJORITY, Versus, judge
+from training.evaluation.findings.reference import NAMES, majority
+from training.evaluation.findings.verdict import Versus, judge
 from training.evaluation.metrics import pair_metrics
 from training.evaluation.tally import MEASURES
 
@@ -66,6 +66,7 @@ def context(
         "calibration": _calibration(metrics, kind),
         "coverage": _coverage(kind),
         "numbers": _numbers(kind),
+        "thresholds": kind.get("thresholds"),
         "decision": material.decision,
         "data": _data(material.manifest, split),
         "cost": _cost(run),
@@ -83,7 +84,7 @@ def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict
     against = list(material.against)
     least = majority(name, metrics, material.manifest, material.task)
     if least is not None:
-        against.insert(0, Versus(name=MAJORITY, value=least))
+        against.insert(0, Versus(name=NAMES[material.task], value=least, trivial=True))
     verdict = judge(name, value, interval, rows, split, against, material.bounds)
     marks = [(one.name, one.value) for one in against]
     marks += [(f"bound {one.name}", one.value) for one in material.bounds if one.metric == name]

@@ -69,36 +69,30 @@ def test_the_report_shows_the_run_s_figures(run_directory):
     metrics = storage.read_json(os.path.join(run_directory, "run.json"))["metrics"]
     for split in ("validation", "test"):
         for name in metrics_of("single_label"):
-            assert f"{metrics[split][name]:.4f}" in page
+            value = metrics[split][name]
+            assert (name in page) is (value is not None)  # of three labels no top 3
+            assert value is None or f"{value:.4f}" in page
     for part in ("zoo-1", "abc123 (changed since)", "9.9", "1,234", "2 ranks", "&lt;zoo&gt;"):
         assert part in page
-    found = svgs(page)
-    titles = {text for svg in found for text in texts(svg)}
-    assert {"Loss", "Learning rate", "Validation", "Examples/s", "Confusion matrix"} <= titles
+    titles = {text for svg in svgs(page) for text in texts(svg)}
+    assert {"Loss", "Learning rate", "Validation", "Examples/s", "Calibration"} <= titles
     assert "Gradient norm" not in titles  # it was not logged
-    assert f"Reliability (ECE {metrics['test']['ece']:.3f})" in titles
-    # The confusion matrix of the test split shows its counts.
-    matrix = [set(texts(svg)) for svg in found if "Confusion matrix" in texts(svg)][1]
-    assert {str(n) for row in metrics["test"]["confusion_matrix"] for n in row} <= matrix
+    test = metrics["test"]
+    matrix = re.search(r'<table class="matrix">.*?</table>', page, re.DOTALL)[0]
+    counts = [int(n.replace(",", "")) for n in re.findall(r"\)\">(?:<a[^>]*>)?([\d,]+)", matrix)]
+    assert counts == [n for row in test["confusion_matrix"] for n in row]
+    assert f"ECE {test['ece']:.3f}" in page
 
 
 def test_labels_are_escaped_and_nothing_is_loaded_from_outside(run_directory):
     page = storage.read_text(write(run_directory))
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the page's own
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
     assert "$a_{b$ &amp; co" in page
     links = re.findall(r"""(?:src|href)\s*=\s*["']?([^"'\s]{0,40})""", page)
-    outside = [link for link in links if not link.startswith(("#", "data:image/png;"))]
-    assert not outside
+    assert links and not [link for link in links if not link.startswith("#")]
     assert "@import" not in page
-    assert "url(http" not in page
-
-
-def test_ids_of_several_plots_do_not_collide(run_directory):
-    page = storage.read_text(write(run_directory))
-    clips = re.findall(r'<clipPath id="([^"]+)"', page)
-    assert len(clips) > 3
-    assert len(clips) == len(set(clips))
+    assert "url(" not in page
 
 
 def test_the_same_run_gives_the_same_page(run_directory):
@@ -121,7 +115,6 @@ def test_many_classes_and_undefined_metrics_are_shown(run_directory):
     assert metrics["roc_auc"] is None
     edit_run(run_directory, metrics={"test": metrics})
     page = storage.read_text(write(run_directory))
-    assert "–" in page
     assert "class-059" in page
 
 

@@ -109,6 +109,7 @@ class Second:
         split, predictions, advance: as of the first one.
         first: what that found.
         temperature: that validation gave; None: not known.
+        validation: what the first pass over validation found; None: that is this split, or nothing.
     """
 
     def __init__(
@@ -119,8 +120,10 @@ class Second:
         advance: Callable[[], None] = lambda: None,
         *,
         temperature: float | None = None,
+        validation: First | None = None,
     ) -> None:
         self.split, self.first, self.temperature = split, first, temperature
+        self.validation = validation
         self.suspects = Best(50)
         self.begin(len(predictions.labels))
         if self.needed:

@@ -97,8 +97,15 @@ def look(
         temperature = fit_temperature(task, known, logits_of(task, scores))
     suspects, second = [], None
     for split, found in opened.items():
-        known = temperature if split == main else None
-        one = kinds.SECOND[task](split, found, firsts[split], advance, temperature=known)
+        of_main = split == main and split != VALIDATION
+        one = kinds.SECOND[task](
+            split,
+            found,
+            firsts[split],
+            advance,
+            temperature=temperature if of_main else None,
+            validation=firsts.get(VALIDATION) if of_main else None,
+        )
         suspects += one.suspects.rows()
         second = one if split == main else second
     suspects = sorted(suspects, key=lambda row: -row["key"])[:SUSPECTS]

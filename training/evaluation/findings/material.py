@@ -222,7 +222,7 @@ def _bounds(
     if same and verdict.get("split") == split and verdict.get("checks"):
         return [
             Versus(
-                name=str(one["against"]), value=one["bound"], bound=True, metric=one["metric"],
+                name=str(one["against"]), value=one["bound"], metric=one["metric"],
                 got=one["got"],
             )
             for one in verdict["checks"]
@@ -230,7 +230,7 @@ def _bounds(
         ]  # fmt: skip
     minimum = _at(keys, "gate", "minimum")
     return [
-        Versus(name="gate.minimum", value=bound, bound=True, metric=name, got=metrics.get(name))
+        Versus(name="gate.minimum", value=bound, metric=name, got=metrics.get(name))
         for name, bound in (minimum if isinstance(minimum, dict) else {}).items()
         if name in METRICS and metrics
     ]

@@ -10,7 +10,15 @@ from training.evaluation.decision import Decision, logits_of
 from training.evaluation.findings import suspects
 from training.evaluation.findings.base import First, Second, row_of
 from training.evaluation.findings.predictions import Chunk
-from training.evaluation.findings.sums import ROW, Best, Slice, SliceSums, judged, odds_bins
+from training.evaluation.findings.sums import (
+    ROW,
+    Best,
+    Slice,
+    SliceSums,
+    judged,
+    lower_ends,
+    odds_bins,
+)
 from training.evaluation.metrics import ECE_BINS, calibration, calibration_bins, ratio
 
 __all__ = ["FirstOfOne", "SecondOfOne", "curve_points"]
@@ -185,12 +193,12 @@ def coverage_points(wrong: np.ndarray, right: np.ndarray, most: int = 101) -> li
     chosen = np.unique(
         np.searchsorted(shares, np.linspace(0, 1, most) - 1e-12).clip(0, len(shares) - 1)
     )
-    lower = 16.0 - (there + 1) * 32.0 / len(wrong)  # log-odds of the bin's lower end
+    least = lower_ends(len(wrong))[::-1][there]
     return [
         [
             _short(shares[n]),
             _short(good[there[n]] / kept[there[n]]),
-            _short(1 / (1 + np.exp(-lower[n]))),
+            _short(least[n]),
         ]
         for n in chosen[::-1]
     ]

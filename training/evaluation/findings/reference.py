@@ -13,7 +13,14 @@ from howdah.config.tasks import Task
 from howdah.data.manifest import DatasetManifest
 from training.evaluation.metrics import class_scores, pair_metrics
 
-__all__ = ["majority"]
+__all__ = ["NAMES", "majority"]
+
+NAMES: dict[Task, str] = {
+    "single_label": "always the most frequent label",
+    "multi_label": "always the most frequent labels",
+    "regression": "always the mean",
+}
+"""What `majority` measures, as it stands in a sentence."""
 
 
 def majority(

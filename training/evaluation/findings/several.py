@@ -11,7 +11,7 @@ from training.evaluation.findings import suspects
 from training.evaluation.findings.base import First, Second, row_of
 from training.evaluation.findings.one_label import curve_points
 from training.evaluation.findings.predictions import Chunk
-from training.evaluation.findings.sums import ROW, odds_bins
+from training.evaluation.findings.sums import ROW, lower_ends, odds_bins
 from training.evaluation.metrics import ECE_BINS, calibration, calibration_bins, ratio
 
 __all__ = ["FirstOfSeveral", "SecondOfSeveral"]
@@ -107,4 +107,32 @@ class SecondOfSeveral(Second):
             found["calibration"] |= {
                 "after": {"bins": bins, "ece": after}, "temperature": self.temperature,
             }  # fmt: skip
+        if isinstance(self.validation, FirstOfSeveral):
+            found["thresholds"] = [
+                row
+                for c, name in enumerate(self.first.labels)
+                if (row := _threshold(name, self.validation.histogram[:, c],
+                                      self.first.histogram[:, c])) is not None
+            ]  # fmt: skip
         return found
+
+
+def _threshold(name: str, fitted: np.ndarray, measured: np.ndarray) -> dict[str, Any] | None:
+    """The threshold with the best F1 on one split's histogram, and F1 on another's at 0.5 and with
+    it. None: no row of the first has the label."""
+
+    def f1_from(histogram: np.ndarray) -> np.ndarray:
+        """F1 if a bin and all above it are given the label."""
+        wrong, right = np.cumsum(histogram[:, ::-1], axis=1)[:, ::-1]
+        return ratio(2 * right, right + wrong + histogram[1].sum())
+
+    if not fitted[1].sum():
+        return None
+    at, values = int(f1_from(fitted).argmax()), f1_from(measured)
+    half = measured.shape[1] // 2
+    return {
+        "name": name,
+        "threshold": float(lower_ends(measured.shape[1])[at]),
+        "before": float(values[half]),
+        "after": float(values[at]),
+    }

@@ -11,7 +11,7 @@ import numpy as np
 
 from training.evaluation.findings.intervals import Interval, differs, of_mean, wilson
 
-__all__ = ["Best", "Sample", "Slice", "SliceSums", "judged", "odds_bins"]
+__all__ = ["Best", "Sample", "Slice", "SliceSums", "judged", "lower_ends", "odds_bins"]
 
 LONGEST_ROW = 16_384
 _LOG_ODDS = 16.0
@@ -92,6 +92,12 @@ def odds_bins(scores: np.ndarray, width: int) -> np.ndarray:
     with np.errstate(divide="ignore"):
         odds = np.log(scores.astype(np.float64)) - np.log1p(-scores.astype(np.float64))
     return np.clip((odds + _LOG_ODDS) * (width / (2 * _LOG_ODDS)), 0, width - 1).astype(np.int64)
+
+
+def lower_ends(width: int) -> np.ndarray:
+    """float64[width], the score at which each bin of `odds_bins` begins."""
+    odds = np.arange(width) * (2 * _LOG_ODDS / width) - _LOG_ODDS
+    return 1.0 / (1.0 + np.exp(-odds))
 
 
 # ---------------------------------------------------------------------------------------- slices

@@ -1,7 +1,9 @@
 """Labels that are probably wrong, by confident learning (Northcutt, Jiang and Chuang, 2021).
 
-A row is a suspect if the model gives another label at least the score that this label's own rows
-get on average. The rows are held out: the model has not learnt their labels.
+A row is a confident suspect if the model gives another label at least the score that this label's
+own rows get on average. These come first. Behind them come the other rows on which the model
+disagrees with the label: of a good model they are few, and among them are wrong labels of rows that
+it is less sure of. The rows are held out: the model has not learnt their labels.
 """
 
 from __future__ import annotations
@@ -14,20 +16,22 @@ __all__ = ["of_one_label", "of_several"]
 def of_one_label(
     labels_N: np.ndarray, scores_NC: np.ndarray, own_C: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(margin, other label) of each row; no suspect where the margin is not above 0.
+    """(key, other label) of each row; no suspect where the key is not above 0.
 
-    The margin is the other label's score less the row's own, among the labels whose score reaches
-    `own_C`.
+    The key is the margin, the other label's score less the row's own, and 1 more for a confident
+    suspect.
 
     Args:
         own_C: mean score of each label over the rows that have it; infinity where none has.
     """
     rows = np.arange(len(labels_N))
-    reached = np.where(scores_NC >= own_C, scores_NC, -1.0)
-    reached[rows, labels_N] = -1.0
-    other = reached.argmax(axis=1)
-    best = reached[rows, other]
-    return np.where(best >= 0.0, best - scores_NC[rows, labels_N], -1.0), other
+    others = scores_NC.astype(np.float64)
+    own_N = others[rows, labels_N].copy()
+    others[rows, labels_N] = -1.0
+    reached = np.where(others >= own_C, others, -1.0)
+    confident = reached.max(axis=1) >= 0.0
+    other = np.where(confident, reached.argmax(axis=1), others.argmax(axis=1))
+    return others[rows, other] - own_N + confident, other
 
 
 def of_several(
@@ -38,8 +42,9 @@ def of_several(
     Args:
         having_C, lacking_C: mean score of each label over the rows with it, and without.
     """
-    missing = np.where(~labels_NC & (scores_NC >= having_C), scores_NC, -1.0)
-    extra = np.where(labels_NC & (scores_NC <= lacking_C), 1.0 - scores_NC, -1.0)
-    margins = np.maximum(missing, extra)
-    which = margins.argmax(axis=1)
-    return 2.0 * margins[np.arange(len(margins)), which] - 1.0, which
+    scores = scores_NC.astype(np.float64)
+    margins = np.where(labels_NC, 1.0 - 2.0 * scores, 2.0 * scores - 1.0)
+    confident = np.where(labels_NC, scores <= lacking_C, scores >= having_C)
+    keys = margins + confident
+    which = keys.argmax(axis=1)
+    return keys[np.arange(len(keys)), which], which

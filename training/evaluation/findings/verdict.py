@@ -24,10 +24,10 @@ class Versus:
     name: str
     """As it stands in a sentence: "the baseline"."""
     value: float
-    bound: bool = False
-    """It is a bound of the gate: the figure must keep it."""
+    trivial: bool = False
+    """It is what a model reaches that has learnt nothing."""
     metric: str = ""
-    """Of a bound: its metric."""
+    """Of a bound of the gate: its metric."""
     got: float | None = None
     """Of a bound: the run's figure."""
 
@@ -83,10 +83,11 @@ def judge(
     if behind:
         names = _list([f"{one.name} ({one.value:.4f})" for one in behind])
         return _said("bad", f"It is worse than {names}, beyond what chance explains.")
-    if any(one.name == MAJORITY for one in unclear):
+    if trivial := [one for one in unclear if one.trivial]:
         return _said(
             "bad",
-            "It cannot be distinguished from a model that always answers the most frequent label.",
+            f"Chance alone could be the difference from {trivial[0].name}"
+            f" ({trivial[0].value:.4f}): it shows nothing that was learnt.",
         )
     kept = f"It keeps the gate's bound{'s' if len(bounds) > 1 else ''}" if bounds else ""
     if unclear:
@@ -100,7 +101,7 @@ def judge(
     names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
     if bounds:
         return _said("good", f"{kept}, and is better than {names}." if ahead else f"{kept}.")
-    if [one for one in ahead if one.name != MAJORITY]:
+    if [one for one in ahead if not one.trivial]:
         return _said("good", f"It is better than {names}, beyond what chance explains.")
     better = f"It is better than {names}, but t" if ahead else "T"
     return _said(
@@ -108,9 +109,6 @@ def judge(
         f"{better}here is nothing else to compare it with: no bound in gate.minimum, no baseline"
         " (howdah baseline), no published version measured on this dataset.",
     )
-
-
-MAJORITY = "always the most frequent label"
 
 
 def _keeps(bound: Versus) -> bool:

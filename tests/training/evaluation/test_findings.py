@@ -1,0 +1,185 @@
+"""What is found in predictions: planted wrong labels, worst rows, slices, intervals, verdicts."""
+
+import numpy as np
+import pytest
+
+from howdah import storage
+from tests.support.finished_run import make_run
+from tests.support.tiny_model import words
+from training.evaluation.findings import intervals, sums
+from training.evaluation.findings.material import gather
+from training.evaluation.findings.texts import script_of
+from training.evaluation.findings.verdict import Versus, judge
+from training.evaluation.metrics import pair_metrics
+
+LABELS = ["World", "Sports", "Business", "Sci/Tech"]
+
+
+def rows_of(random, count, classes, skill=4.4):
+    labels = random.integers(0, classes, count)
+    logits = random.standard_normal((count, classes)) * 1.3
+    logits[np.arange(count), labels] += skill
+    texts = [" ".join(random.choice(words(), random.integers(3, 30))) for _ in range(count)]
+    return texts, labels, logits
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A run whose test and validation rows have five wrong labels each; (directory, their ids)."""
+    random, splits, wrong = np.random.default_rng(5), {}, set()
+    for split, count in (("train", 40), ("validation", 300), ("test", 700)):
+        texts, labels, logits = rows_of(random, count, 4)
+        if split != "train":
+            sure = np.flatnonzero(logits.argmax(1) == labels)[::37][:5]
+            labels[sure] = (labels[sure] + 1) % 4
+            wrong |= {f"{split}-{row}" for row in sure}
+        splits[split] = (texts, labels.tolist(), logits)
+    return make_run(str(tmp_path), LABELS, splits), wrong
+
+
+def gathered(run, **more):
+    values = storage.read_json(f"{run}/run.json")
+    return gather(run, values, storage.read_text(f"{run}/config.yaml"), **more)
+
+
+def test_ten_of_ten_planted_wrong_labels_are_among_the_suspects(planted):
+    run, wrong = planted
+    found = gathered(run).findings
+    assert len(wrong) == 10 and len(found.suspects) <= 50
+    assert wrong <= {row["id"] for row in found.suspects}, sum(found.kind["counts"])
+    for row in found.suspects:
+        assert row["likely"] != row["label"] and row["text"]
+
+
+def test_worst_rows_are_the_most_confident_errors_with_their_texts(planted):
+    run, _ = planted
+    found = gathered(run).findings
+    scores = [row["score"] for row in found.worst]
+    assert scores == sorted(scores, reverse=True) and len(scores) > 10
+    assert all(row["label"] != row["predicted"] for row in found.worst)
+    assert all(row["split"] == "test" and row["text"] for row in found.worst)
+    counted = {(p["label"], p["predicted"]): p["rows"] for p in found.kind["pairs"]}
+    keys, counts = found.kind["keys"], found.kind["counts"]
+    pairs = zip(keys.tolist(), counts.tolist(), strict=True)
+    wrong = {(LABELS[k // 4], LABELS[k % 4]): c for k, c in pairs if k // 4 != k % 4}
+    assert counted == wrong
+    for pair in found.kind["pairs"]:
+        for row in pair["examples"]:
+            assert (row["label"], row["predicted"]) == (pair["label"], pair["predicted"])
+
+
+def test_without_texts_ids_are_left(planted):
+    run, wrong = planted
+    found = gathered(run, texts="none").findings
+    assert wrong <= {row["id"] for row in found.suspects}
+    every = [
+        *found.worst,
+        *found.suspects,
+        *(r for p in found.kind["pairs"] for r in p["examples"]),
+    ]
+    assert not any("text" in row for row in every)
+    assert any(one.group == "script" for one in found.slices)  # counted, not shown
+
+
+def test_texts_are_of_the_dataset_that_was_measured(planted):
+    run, _ = planted
+    values = storage.read_json(f"{run}/run.json") | {"dataset_hash": "another"}
+    found = gather(run, values, "")
+    assert "texts are missing" in " ".join(found.notes)
+    assert not any("text" in row for row in found.findings.worst)
+    lost = gather(run, values | {"dataset": f"{run}/none"}, "")
+    assert "cannot be read" in " ".join(lost.notes) and lost.findings.worst
+
+
+def test_the_slice_that_is_worse_is_marked(tmp_path):
+    random, splits = np.random.default_rng(6), {}
+    for split, count in (("train", 20), ("test", 900)):
+        texts, labels, logits = rows_of(random, count, 4, skill=5.0)
+        short = np.array([len(text.split()) < 8 for text in texts])
+        logits[short] = random.standard_normal((short.sum(), 4))
+        splits[split] = (texts, labels.tolist(), logits)
+    found = gathered(make_run(str(tmp_path), LABELS, splits)).findings
+    lengths = [one for one in found.slices if one.group == "length"]
+    assert [one.worse for one in lengths] == [True] + [False] * (len(lengths) - 1)
+    assert sum(one.rows for one in lengths) == 900
+
+
+def test_memory_does_not_grow_with_the_rows():
+    kept = sums.Sample(100)
+    for n in range(300):
+        kept.add(np.arange(n * 1000, (n + 1) * 1000))
+    (rows,) = kept.columns()
+    assert len(rows) <= 100 and kept.step >= 3000
+    assert np.array_equal(np.diff(rows), np.full(len(rows) - 1, kept.step))
+    best = sums.Best(3)
+    for keys in ([0.1, 0.9, 0.9], [0.5, 0.9, 0.95]):
+        best.offer(np.array(keys), lambda n, keys=keys: {"id": f"{keys[n]}-{n}"})
+    assert [row["key"] for row in best.rows()] == [0.95, 0.9, 0.9]
+
+
+def test_intervals_hold_what_they_promise(monkeypatch):
+    """Of 100 samples of a known model, the true accuracy and F1 lie within about 95 in 100."""
+    monkeypatch.setattr(intervals, "_DRAWS", 120)
+    random, cells = np.random.default_rng(7), np.array([0.5, 0.1, 0.05, 0.35])
+    keys = np.arange(4)
+    true = pair_metrics(keys, cells * 1e6, 2)
+    hits = {"accuracy": 0, "macro_f1": 0}
+    for _ in range(100):
+        counts = random.multinomial(400, cells)
+        for name in hits:
+            low, high = intervals.of_counts(
+                keys, counts, lambda k, c, name=name: pair_metrics(k, c, 2)[name]
+            )
+            hits[name] += low <= true[name] <= high
+    assert all(0.88 <= count / 100 <= 0.99 for count in hits.values()), hits
+    low, high = intervals.wilson(right=8, rows=10)
+    assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
+
+
+def test_a_sample_stands_for_more_rows():
+    random = np.random.default_rng(8)
+    values = random.random(2000)
+    whole = intervals.bootstrapped(lambda at: values[at].mean(), 2000, 1, 2000)
+    of_more = intervals.bootstrapped(lambda at: values[at].mean(), 2000, 1, 8000)
+    assert of_more[1] - of_more[0] == pytest.approx((whole[1] - whole[0]) / 2, rel=1e-6)
+    expected = 2 * 1.96 * values.std() / 2000**0.5
+    assert whole[1] - whole[0] == pytest.approx(expected, rel=0.2)
+
+
+TRIVIAL = Versus(name="always the most frequent label", value=0.3, trivial=True)
+BASELINE = Versus(name="the baseline", value=0.8)
+
+
+@pytest.mark.parametrize(
+    ("value", "interval", "against", "bounds", "state", "said"),
+    [
+        (0.9, (0.88, 0.92), [TRIVIAL, BASELINE], [], "good", "better than"),
+        (0.9, (0.88, 0.92), [TRIVIAL], [], "unknown", "nothing else to compare"),
+        (0.9, (0.78, 0.95), [TRIVIAL, BASELINE], [], "unknown", "within what chance"),
+        (0.7, (0.65, 0.75), [TRIVIAL, BASELINE], [], "bad", "worse than the baseline"),
+        (0.3, (0.25, 0.36), [TRIVIAL], [], "bad", "nothing that was learnt"),
+        (0.9, (0.88, 0.92), [TRIVIAL], [("accuracy", 0.85, 0.9)], "good", "keeps the gate's bound"),
+        (0.9, (0.88, 0.92), [BASELINE], [("loss", 0.2, 0.4)], "bad", "at most 0.2"),
+        (0.9, (0.78, 0.95), [BASELINE], [("accuracy", 0.85, 0.9)], "good", "chance alone"),
+        (None, None, [], [], "unknown", "undefined"),
+    ],
+)
+def test_verdicts(value, interval, against, bounds, state, said):
+    asked = [Versus(name="gate.minimum", metric=m, value=b, got=g) for m, b, g in bounds]
+    found = judge("macro_f1", value, interval, 500, "test", against, asked)
+    assert found.state == state and said in found.sentence, found
+
+
+def test_verdicts_where_lower_is_better_and_of_few_rows():
+    better = [Versus(name="published v=3", value=0.5)]
+    assert judge("loss", 0.3, (0.25, 0.35), 500, "test", better).state == "good"
+    assert judge("loss", 0.7, (0.6, 0.8), 500, "test", better).state == "bad"
+    assert judge("accuracy", 0.99, (0.9, 1), 29, "test", [BASELINE]).state == "unknown"
+
+
+@pytest.mark.parametrize(
+    ("text", "script"),
+    [("こんにちは世界", "Japanese"), ("你好，世界", "Han"), ("שלום", "Hebrew"), ("", "no letters")],
+)
+def test_scripts(text, script):
+    assert script_of(text) == script
