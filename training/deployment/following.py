@@ -17,7 +17,6 @@ from typing import Any
 
 from howdah import redact, storage
 from howdah.config.model import Config
-from howdah.core.processes import environ
 from howdah.errors import (
     CheckFailed,
     ClusterError,
@@ -38,9 +37,6 @@ CHAMPION, CHALLENGER = "champion", "challenger"
 
 Say = Callable[[str], None]
 
-# MLflow's client would retry for minutes; the model is published by then, and the user waits.
-_IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "20"}
-
 
 def after_publish(config: Config, say: Say) -> dict[str, Any]:
     """`complete`, for a model that is published already: what goes wrong is a warning.
@@ -49,8 +45,7 @@ def after_publish(config: Config, say: Say) -> dict[str, Any]:
         {state: registered, ...} as `complete`, or {state: behind, warning}.
     """
     try:
-        with environ(_IMPATIENT):
-            return {"state": "registered", **complete(config, say)}
+        return {"state": "registered", **complete(config, say)}
     except HowdahError as error:
         warning = f"{error.what}: {error.got}" if error.got else error.what
     except Exception as error:  # noqa: BLE001 - of whichever artifact store MLflow has
