@@ -124,19 +124,23 @@ def _key_prefix(source: Source, path: str) -> str:
     return storage.name(path)
 
 
-def _content(path: str) -> bytes:
-    data = storage.read_bytes(path)
-    if data[:2] != b"\x1f\x8b":
-        return data
-    try:
-        return gzip.decompress(data)
-    except (EOFError, OSError, zlib.error) as error:
-        raise DataError(
-            "a compressed shard is truncated or altered",
-            where=path,
-            got=str(error),
-            remedy="restore the file from a copy",
-        ) from None
+def _frames(path: str) -> Iterator[tuple[int, bytes]]:
+    """(offset, payload) of every record of a file, gzip or not: one record in memory at a time."""
+    with storage.open_read(path) as file:
+        packed = file.read(2) == b"\x1f\x8b"
+        file.seek(0)
+        if not packed:
+            yield from read_frames(file, path)
+            return
+        try:
+            yield from read_frames(gzip.GzipFile(fileobj=file), path)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise DataError(
+                "a compressed shard is truncated or altered",
+                where=path,
+                got=str(error),
+                remedy="restore the file from a copy",
+            ) from None
 
 
 def _layout(columns: TfrecordColumns, vocab_size: int) -> RecordLayout:
@@ -164,9 +168,7 @@ def _read_batches(
     for batch in batches:
         for item in batch.to_pylist():
             rows: list[tuple] = []
-            for number, (offset, payload) in enumerate(
-                read_frames(_content(item["path"]), item["path"])
-            ):
+            for number, (offset, payload) in enumerate(_frames(item["path"])):
                 where = f"{item['path']}, offset {offset}"
                 example = decode_example(payload, layout, where=where)
                 ids = example.input_ids

@@ -37,6 +37,7 @@ tensorflow/core/example/example.proto and feature.proto.
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -373,28 +374,30 @@ def _frame_head(size: int) -> bytes:
     return length + struct.pack("<I", masked_crc(length))
 
 
-def read_frames(data: bytes | memoryview, name: str) -> Iterator[tuple[int, bytes]]:
-    """(offset, payload) of every record of an uncompressed shard, CRCs checked.
+def read_frames(data: bytes | BinaryIO, name: str) -> Iterator[tuple[int, bytes]]:
+    """(offset, payload) of every record of an uncompressed shard, CRCs checked. Of a file one
+    record is in memory at a time.
 
     Raises:
         DataError: truncated or altered, with the offset of the first bad record.
     """
-    at, end = 0, len(data)
-    while at < end:
-        if at + HEADER_BYTES > end:
-            raise _bad(name, at, "truncated", f"{HEADER_BYTES} bytes of header", f"{end - at}")
-        header = bytes(data[at : at + HEADER_BYTES])
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    at = 0
+    while header := file.read(HEADER_BYTES):
+        if len(header) < HEADER_BYTES:
+            raise _bad(name, at, "truncated", f"{HEADER_BYTES} bytes of header", f"{len(header)}")
         if struct.unpack("<I", header[8:])[0] != masked_crc(header[:8]):
             raise _bad(name, at, "altered", "a header whose CRC fits", "another CRC")
         length = struct.unpack("<Q", header[:8])[0]
-        stop = at + HEADER_BYTES + length + FOOTER_BYTES
-        if stop > end:
-            raise _bad(name, at, "truncated", f"{stop - at} bytes of record", f"{end - at}")
-        payload = bytes(data[at + HEADER_BYTES : stop - FOOTER_BYTES])
-        if struct.unpack("<I", bytes(data[stop - FOOTER_BYTES : stop]))[0] != masked_crc(payload):
+        rest = file.read(length + FOOTER_BYTES)
+        size, found = HEADER_BYTES + length + FOOTER_BYTES, HEADER_BYTES + len(rest)
+        if found < size:
+            raise _bad(name, at, "truncated", f"{size} bytes of record", f"{found}")
+        payload = rest[:length]
+        if struct.unpack("<I", rest[length:])[0] != masked_crc(payload):
             raise _bad(name, at, "altered", "a payload whose CRC fits", "another CRC")
         yield at, payload
-        at = stop
+        at += size
 
 
 def _bad(name: str, offset: int, what: str, expected: str, got: str) -> DataError:
