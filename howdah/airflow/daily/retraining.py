@@ -150,7 +150,7 @@ def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str,
     """The keys that name the day's rows: partitions of a table, or a file."""
     if not is_files(source):
         table = {"data.source": source, "data.partitions": days.merged(day.partitions)}
-        return table | ({} if installed.data.format != "auto" else {"data.format": "hive"})
+        return table | ({} if installed.data.names_table else {"data.format": "hive"})
     if len(day.partitions) > 1:
         raise ConfigError(
             "files of several days are appended by a run for each", where="partition", got=day.name

@@ -7,6 +7,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from howdah.airflow.runner.runners import CommandResult
 from howdah.errors import ConfigError
@@ -512,3 +513,25 @@ def test_the_dags_are_wired_as_their_pages_say(installed):
     for dag in (daily, retrain):
         dag.params.validate()
         assert all(task.on_failure_callback for task in dag.tasks)
+
+
+def test_commands_may_touch_what_the_installations_days_name(
+    installed, hook, tmp_path, monkeypatch
+):
+    """The policy that the hook hands to commands, read back as they read it."""
+    from howdah.policy import rules
+    from howdah.policy.check import Judge
+
+    monkeypatch.setenv("HOWDAH_AIRFLOW_POLICY", str(tmp_path / "policy.yaml"))
+    (tmp_path / "policy.yaml").write_text("tables: [shop.*]\n")
+    installed(data={"source": "news.texts", "format": "hive"}, publish={"name": "news"})
+    text = rules.to_yaml(hook().policy)
+    judge = Judge(rules.from_dict(yaml.safe_load(text)))
+
+    def refused(kind, value):
+        return bool(list(judge.value("--x", kind, value)))
+
+    assert not refused("table", "news.texts") and not refused("table", "news.texts_scored")
+    assert not refused("table", "shop.x") and refused("table", "news.other")
+    # publish.directory is relative: to the directory of the Connection's commands.
+    assert not refused("model", f"{tmp_path}/models/news") and refused("model", "/srv/models/news")
