@@ -29,7 +29,7 @@ from training.scoring.target import Scorer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Job", "output_columns", "reference_of", "state_of"]
+__all__ = ["Job", "output_columns", "reference_of", "state_of", "sweep"]
 
 _EXAMPLES = 5
 _STALE = 24 * 3600.0
@@ -127,7 +127,8 @@ class Job:
             by=_by(),
         )  # fmt: skip
         markers.write(directory, made)
-        self._sweep(output.location)
+        if output.location is not None:
+            sweep(output.location, self.progress)
         return made
 
     def _scored(self, spec: Mapping[str, str], found: Any, now: datetime.datetime) -> DataFrame:
@@ -200,15 +201,21 @@ class Job:
         storage.write_whole(storage.join(directory, profile.PROFILE), merged.to_bytes())
         return profile.PROFILE
 
-    def _sweep(self, location: str | None) -> None:
-        """Remove what killed runs left beside the partition, after a day without change."""
-        place = path_of(location or "")
-        left = re.compile(rf"\.(tmp|old)-{re.escape(storage.name(place))}\.[0-9a-f]{{8}}")
-        for path in commit.sweep(
-            storage.list_dir(storage.parent(place), unfinished=True),
-            lambda entry: left.fullmatch(entry.name) and _newest(entry) < time.time() - _STALE,
-        ):
-            self.progress(f"removed what a killed run had left: {path}")
+
+def sweep(location: str, progress: Callable[[str], None]) -> None:
+    """Remove what killed runs left beside a partition, after a day without change.
+
+    Args:
+        location: the partition's directory, as the catalogue has it.
+        progress: takes a line for each that is removed.
+    """
+    place = path_of(location)
+    left = re.compile(rf"\.(tmp|old)-{re.escape(storage.name(place))}\.[0-9a-f]{{8}}")
+    for path in commit.sweep(
+        storage.list_dir(storage.parent(place), unfinished=True),
+        lambda entry: left.fullmatch(entry.name) and _newest(entry) < time.time() - _STALE,
+    ):
+        progress(f"removed what a killed run had left: {path}")
 
 
 def _newest(entry: storage.Entry) -> float:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pytest
 from howdah.errors import DataError, UsageError
 from training.scoring import marker as markers
 from training.scoring.executor import _batch, columns_of, profiles
+from training.scoring.partition import sweep
 from training.scoring.selection import Selection, chosen, parse_spec
 
 DAYS = [{"ds": f"2026-11-{day:02d}", "country": c} for day in (3, 1, 2, 10) for c in ("at", "de")]
@@ -176,3 +179,23 @@ def test_a_task_that_runs_twice_counts_once_in_the_profile():
     for number, rows in ((0, 3), (1, 4), (0, 3), (2, 5)):
         total = add(total, (frozenset({number}), Counting(rows)))
     assert total[1].rows == 12 and total[0] == {0, 1, 2}
+
+
+def test_only_old_leftovers_of_the_partition_are_removed(tmp_path):
+    old = time.time() - 2 * 24 * 3600
+    names = {
+        ".tmp-model=news.0123abcd": True, ".old-model=news.0123abcd": True,
+        ".tmp-model=other.0123abcd": False, ".tmp-model=news.0123abce": False,
+        ".tmp-model=news.0123abcf": False, "model=news": False,
+    }  # fmt: skip
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "part-0").touch()
+        for path in (tmp_path / name / "part-0", tmp_path / name):
+            os.utime(path, (old, old))
+    (tmp_path / ".tmp-model=news.0123abce" / "part-0").touch()  # still being written
+    os.utime(tmp_path / ".tmp-model=news.0123abcf")
+    lines = []
+    sweep(f"file:{tmp_path}/model=news", lines.append)
+    assert {name for name, gone in names.items() if not gone} == set(os.listdir(tmp_path))
+    assert len(lines) == 2
