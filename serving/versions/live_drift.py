@@ -88,6 +88,14 @@ class LiveDrift:
             if self._windows:
                 self._windows[-1].add_failed(empty=empty, errors=errors)
 
+    def give_up(self, error: Exception) -> None:
+        """Collect no more until another version answers."""
+        with self._lock:
+            self._reference, self._windows, self._buffer = None, [], []
+        self._metrics.drift.clear()
+        self._metrics.drift_alarm.clear()
+        self._say(f"drift is not counted any more: {type(error).__name__}: {error}")
+
     def _count(self) -> None:
         if not self._buffer:
             return
