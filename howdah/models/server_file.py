@@ -3,7 +3,8 @@
     <publish.directory>/<name>/server.json     {"value": "{...}", "seals": ["..."]}
 
 Who may write to the model's directory could write another address there, and clients would send
-their texts and the token to it. So the file is signed with each of the server's tokens; a client holds one.
+their texts and the token to it. So the file is signed with each of the server's tokens; a client
+holds one.
 """
 
 from __future__ import annotations

@@ -107,16 +107,16 @@ class LiveDrift:
 
     def publish(self) -> None:
         """Write the gauges: values as soon as there are enough texts."""
-        if self._reference is None:
-            return
-        from howdah.drift.judge import judge
-
         with self._lock:
+            if self._reference is None:
+                return
             self._count()
             total = self._empty()
             for window in self._windows:
                 total.merge(window)
             reference = self._reference
+        from howdah.drift.judge import judge
+
         verdict = judge(reference, total, self._limits)
         self._metrics.drift_rows.set(verdict.rows)
         for column in verdict.columns:
