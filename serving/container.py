@@ -56,7 +56,7 @@ def main() -> int:
                 url=f"http://{host}:{started.port}", container=container, started=time.time(),
                 application="application_" + "_".join(container.rsplit("_", 4)[1:3]),
             )  # fmt: skip
-            server_file.write(path, address, tokens[0] if tokens else None)
+            server_file.write(path, address, tokens)
             say(f"{path} says {address.url}")
 
         serve(

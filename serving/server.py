@@ -271,7 +271,10 @@ class _Server:
                 loop.call_soon_threadsafe(function)
 
     def _answered(self, found: list[tuple[Any, Any, Any, Any]]) -> None:
-        self._drift.add(found)
+        try:
+            self._drift.add(found)
+        except Exception as error:  # noqa: BLE001 - a profile must not end the answering
+            self._drift.give_up(error)
         if self.shadow is not None:
             for _, row, _, prediction in found:
                 self.shadow.offer(row, prediction)

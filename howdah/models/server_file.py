@@ -1,9 +1,10 @@
 """Where a model's server on a cluster listens: a small file that clients read.
 
-    <publish.directory>/<name>/server.json     {"value": "{...}", "seal": "..."}
+    <publish.directory>/<name>/server.json     {"value": "{...}", "seals": ["..."]}
 
 Who may write to the model's directory could write another address there, and clients would send
-their texts and the token to it. So the file is signed with the server's token, which clients hold.
+their texts and the token to it. So the file is signed with each of the server's tokens; a client
+holds one.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ def path_of(model_directory: str) -> str:
     return storage.join(model_directory, FILE)
 
 
-def write(path: str, address: ServerAddress, token: bytes | None) -> None:
+def write(path: str, address: ServerAddress, tokens: list[bytes]) -> None:
     """Replace the file.
 
     Args:
-        token: to sign with; None: the server asks for none, and the file is not signed.
+        tokens: to sign with; []: the server asks for none, and the file is not signed.
     """
     text = json.dumps(asdict(address), sort_keys=True)
-    sealed = {"value": text, "seal": None if token is None else _seal(text, token)}
+    sealed = {"value": text, "seals": [_seal(text, token) for token in tokens]}
     storage.write_whole(path, json.dumps(sealed).encode())
 
 
@@ -61,7 +62,7 @@ def read(path: str, tokens: list[bytes]) -> ServerAddress:
     """
     try:
         sealed = storage.read_json(path)
-        text, seal = sealed["value"], sealed["seal"]
+        text, seals = sealed["value"], [str(seal) for seal in sealed["seals"]]
         address = ServerAddress(**json.loads(text))
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
@@ -69,8 +70,9 @@ def read(path: str, tokens: list[bytes]) -> ServerAddress:
             got=type(error).__name__, remedy="howdah serve stop --yarn, then start it again",
         ) from None  # fmt: skip
     if tokens and not any(
-        isinstance(seal, str) and hmac.compare_digest(seal.encode(), _seal(text, one).encode())
+        hmac.compare_digest(seal.encode("utf-8", "replace"), _seal(text, one).encode())
         for one in tokens
+        for seal in seals
     ):
         raise ModelError(
             "the server's address is not signed with this token", where=path,

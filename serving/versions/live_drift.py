@@ -88,6 +88,14 @@ class LiveDrift:
             if self._windows:
                 self._windows[-1].add_failed(empty=empty, errors=errors)
 
+    def give_up(self, error: Exception) -> None:
+        """Collect no more until another version answers."""
+        with self._lock:
+            self._reference, self._windows, self._buffer = None, [], []
+        self._metrics.drift.clear()
+        self._metrics.drift_alarm.clear()
+        self._say(f"drift is not counted any more: {type(error).__name__}: {error}")
+
     def _count(self) -> None:
         if not self._buffer:
             return
@@ -99,16 +107,16 @@ class LiveDrift:
 
     def publish(self) -> None:
         """Write the gauges: values as soon as there are enough texts."""
-        if self._reference is None:
-            return
-        from howdah.drift.judge import judge
-
         with self._lock:
+            if self._reference is None:
+                return
             self._count()
             total = self._empty()
             for window in self._windows:
                 total.merge(window)
             reference = self._reference
+        from howdah.drift.judge import judge
+
         verdict = judge(reference, total, self._limits)
         self._metrics.drift_rows.set(verdict.rows)
         for column in verdict.columns:

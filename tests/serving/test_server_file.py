@@ -11,7 +11,7 @@ from serving import container
 from serving.container import FILE, MODEL, TOKENS
 from yarn.serving import control
 
-TOKEN, OTHER = b"0123456789abcdef", b"fedcba9876543210"
+TOKEN, NEXT, OTHER = b"0123456789abcdef", b"0123456789abcdeg", b"fedcba9876543210"
 HERE = ServerAddress(
     url="http://node:41", application="application_1_2", container="c_1", started=1.5
 )
@@ -21,8 +21,8 @@ def test_an_address_is_believed_if_it_is_signed_with_the_token(tmp_path):
     path = path_of(str(tmp_path))
     with pytest.raises(NotFound):
         read(path, [TOKEN])
-    write(path, HERE, TOKEN)
-    assert read(path, [OTHER, TOKEN]) == read(path, []) == HERE
+    write(path, HERE, [TOKEN, NEXT])
+    assert read(path, [OTHER, TOKEN]) == read(path, [NEXT]) == read(path, []) == HERE
     with pytest.raises(ModelError, match="not signed with this token"):
         read(path, [OTHER])
     whole = storage.read_json(path)
@@ -30,12 +30,12 @@ def test_an_address_is_believed_if_it_is_signed_with_the_token(tmp_path):
     storage.write_whole(path, json.dumps({**whole, "value": moved}).encode())
     with pytest.raises(ModelError, match="not signed"):
         read(path, [TOKEN])
-    write(path, HERE, None)  # of a server without a token
+    write(path, HERE, [])  # of a server without a token
     with pytest.raises(ModelError, match="not signed"):
         read(path, [TOKEN])
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"value": "{}", "seal": null}', b'{"value'])
+@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"value": "{}", "seals": null}', b'{"value'])
 def test_another_file_is_an_error_that_names_it(tmp_path, data):
     path = path_of(str(tmp_path))
     storage.write_whole(path, data)
