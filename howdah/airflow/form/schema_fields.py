@@ -21,8 +21,9 @@ __all__ = [
 
 SECTIONS = {
     "data": "Data", "model": "Model", "training": "Training", "checkpoint": "Checkpoints",
-    "evaluation": "Evaluation", "report": "Report", "baseline": "Baseline", "gate": "Gate",
-    "publish": "Publishing", "tracking": "Tracking", "job": "Job", "yarn": "YARN", "run": "Run",
+    "evaluation": "Evaluation", "report": "Report", "export": "Export", "baseline": "Baseline",
+    "gate": "Gate", "publish": "Publishing", "tracking": "Tracking", "job": "Job", "yarn": "YARN",
+    "run": "Run",
 }  # fmt: skip
 """The sections in the form's order, and their titles there."""
 
