@@ -17,13 +17,18 @@ from dataclasses import dataclass
 from howdah import storage
 from howdah.errors import ModelError, NotFound
 
-__all__ = ["DECISION_KEYS", "EXPORT_INFO", "MANIFEST", "POINTER", "Published", "resolve"]
+__all__ = [
+    "DECISION_KEYS", "EXPORT_FOLDERS", "EXPORT_INFO", "MANIFEST", "POINTER", "Published", "resolve",
+]  # fmt: skip
 
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
 
 DECISION_KEYS = ("temperature", "reject_below", "thresholds")
 """Of `decision` in that file: what changes predictions (training/evaluation/decision.py)."""
+
+EXPORT_FOLDERS = ("saved_model",)
+"""What an export has below it, beside its files."""
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -86,10 +87,15 @@ def open_session(
             remedy="`howdah export` writes the run's export again",
         ) from error
 
-    def forward(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
-        given = {IDS: ids_BT.astype(np.int64), MASK: mask_BT.astype(np.int64)}
-        return session.run([LOGITS], given)[0]
+    return _Opened(session, values)
 
-    # The session reads the arrays' memory, and holds no reference to it.
-    forward.weights = values  # type: ignore[attr-defined]
-    return forward
+
+@dataclass(frozen=True)
+class _Opened:
+    session: Any
+    weights: Mapping[str, Any]
+    """Kept, since the session reads their memory and holds no reference to it."""
+
+    def __call__(self, ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+        given = {IDS: ids_BT.astype(np.int64), MASK: mask_BT.astype(np.int64)}
+        return self.session.run([LOGITS], given)[0]

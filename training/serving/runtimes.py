@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.model import ModelSection, TrainingSection
+from howdah.core.processes import environ
 from howdah.errors import ModelError, UsageError
 from training.model import forward_onnx
 from training.model.pretrained import BaseModel
@@ -33,6 +35,8 @@ RUNTIMES = (*FRAMEWORKS, *onnx_graph.FILES)
 """What models are run with."""
 
 Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+_WAITING = "OMP_WAIT_POLICY"
 
 
 # ------------------------------------------------------------------------------------ choosing
@@ -204,7 +208,10 @@ def _forward(
 
 
 def _forward_torch(config: dict, weights: dict, settings: dict) -> tuple[Forward, bool]:
-    import torch
+    # OpenMP's threads spin while they wait for each other: beside other processes, whose core they
+    # take, a text costs several times the processor time. It reads this once, when it is loaded.
+    with environ({_WAITING: os.environ.get(_WAITING, "PASSIVE")}):
+        import torch
 
     from training.model import forward_torch
 
