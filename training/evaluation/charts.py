@@ -81,8 +81,8 @@ class _Frame:
         for label, across, anchor in zip(
             self.labels, (_WIDTH - _RIGHT, _WIDTH - _RIGHT), ("end", "end"), strict=True
         ):
-            height = _HEIGHT - 6 if label == self.labels[0] else 16
-            parts.append(f'<text class="tick" x="{across}" y="{height}" text-anchor="{anchor}">'
+            down = _HEIGHT - 6 if label == self.labels[0] else 16
+            parts.append(f'<text class="tick" x="{across}" y="{down}" text-anchor="{anchor}">'
                          f"{escape(label)}</text>")  # fmt: skip
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img"'
