@@ -36,7 +36,7 @@ HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow",
 
 EXTRAS = {
     "pyspark": ("etl/", "howdah/spark/", "places/spark_place.py", "training/baseline/",
-                "training/prediction/"),
+                "training/prediction/", "training/scoring/"),
     "ray": ("places/ray_place.py", "training/deployment/"),
     "optuna": ("tuning/",),
     "deepspeed": (),

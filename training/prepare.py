@@ -43,6 +43,7 @@ from training.prepare_base import agreed_base, broadcast_files
 from training.process.devices import Device
 from training.run.run import Run
 from training.run.run_json import config_hash
+from training.serving import formats
 
 __all__ = ["Job", "prepare", "training_planner"]
 
@@ -206,6 +207,7 @@ def prepare(
         job = before
         if before is None or before.facts()["path"] != facts["path"]:
             job = _joined(config, comm, run, device.gpu, facts, files)
+    formats.require(config.export.formats, job.base.config, where="export.formats")
     _warn_of_emulation(job, comm, run, device)
     sparse = _sparse_embeddings(config, job.shards, job.planner, job.base, comm)
     parallel, divided = config.training.parallel, ""

@@ -8,45 +8,33 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import itertools
-import math
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from urllib.parse import unquote
+from collections.abc import Sequence
+from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl.sources.source import Source
-from howdah import storage
 from howdah.config.data import DataSection
-from howdah.errors import DataError, NotFound
+from howdah.errors import DataError
 from howdah.spark.errors import translated
-from howdah.storage import Entry
+from howdah.spark.hive_catalog import (
+    Catalogue,
+    Table,
+    each,
+    listed,
+    refuse_unreadable,
+    table_of_java,
+    text_of,
+)
 
 _TIMES = re.compile(r"\b(current_(date|time|timestamp)|now|localtimestamp|unix_timestamp)\b", re.I)
 _SELECT = re.compile(
     r"\s*(--[^\n]*\n\s*|/\*.*?\*/\s*)*(select|with|from|values|table)\b", re.I | re.S
 )
-_MOST_ASKED = 50
-"""Combinations of partition values that the metastore is asked for one by one."""
 _FILE_RELATIONS = frozenset(("LogicalRelation", "HiveTableRelation"))
 _CONSTANT_RELATIONS = frozenset(("LocalRelation", "OneRowRelation", "Range"))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """What the catalogue says of a table."""
-
-    name: str
-    """database.table"""
-    kind: str
-    """MANAGED, EXTERNAL or VIEW"""
-    partition_columns: list[str]
-    location: str | None
-    properties: dict[str, str]
-    view_text: str
 
 
 # ------------------------------------------------------------------------------------ reading
@@ -77,7 +65,7 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         return _query(spark, source)
     table = _catalogued(spark, source.name)
     if table is not None:
-        _refuse_unreadable(table)
+        refuse_unreadable(table)
     elif not spark.catalog.tableExists(source.name):
         raise _no_such_table(spark, source.name)
     frame = spark.table(source.name)
@@ -98,8 +86,8 @@ def _query(spark: SparkSession, source: Source) -> DataFrame:
         )
     frame = spark.sql(source.query.strip().rstrip(";"))
     plan = frame._jdf.queryExecution().analyzed()
-    for part in (plan, *_each(plan.subqueriesAll())):
-        for leaf in _each(part.collectLeaves()):
+    for part in (plan, *each(plan.subqueriesAll())):
+        for leaf in each(part.collectLeaves()):
             _refuse_unreadable_relation(leaf)
     if not plan.deterministic():
         raise DataError(
@@ -134,98 +122,21 @@ def _no_such_table(spark: SparkSession, name: str) -> DataError:
 # ---------------------------------------------------------------------------------- catalogue
 def _catalogued(spark: SparkSession, name: str) -> Table | None:
     """The catalogue's entry; None for temporary views and tables of other catalogues."""
-    from pyspark.errors import AnalysisException
-
-    parts = name.split(".")
-    if len(parts) > 2 and parts[0] != "spark_catalog":
+    if "." not in name and name.lower() in _temporary(spark):
         return None
-    parts = parts[-2:]
-    database = parts[0] if len(parts) == 2 else spark.catalog.currentDatabase()
-    catalogue = spark._jsparkSession.sharedState().externalCatalog()
-    if len(parts) == 1 and parts[0].lower() in _temporary(spark):
-        return None
-    try:
-        if not catalogue.tableExists(database, parts[-1]):
-            return None
-        return _of_java(catalogue.getTable(database, parts[-1]))
-    except AnalysisException as error:
-        text = str(error)
-        if "table type" in text.lower() or "materialized" in text.lower():
-            raise _unreadable(name, "a materialised view of Hive", text.splitlines()[0]) from error
-        raise
+    return Catalogue.of(spark).table(name)
 
 
 def _temporary(spark: SparkSession) -> set[str]:
     return {t.name.lower() for t in spark.catalog.listTables() if t.isTemporary}
 
 
-def _of_java(table) -> Table:
-    location = table.storage().locationUri()
-    view = table.viewText()
-    return Table(
-        name=table.identifier().unquotedString(),
-        kind=table.tableType().name(),
-        partition_columns=list(_each(table.partitionColumnNames())),
-        location=location.get().toString() if location.isDefined() else None,
-        properties=_mapping(table.properties()),
-        view_text=view.get() if view.isDefined() else "",
-    )
-
-
-def _each(sequence):
-    """The items of a Scala sequence."""
-    for n in range(sequence.size()):
-        yield sequence.apply(n)
-
-
-def _mapping(scala_map) -> dict[str, str]:
-    out, pairs = {}, scala_map.iterator()
-    while pairs.hasNext():
-        pair = pairs.next()
-        out[pair._1()] = pair._2()
-    return out
-
-
-def _refuse_unreadable(table: Table) -> None:
-    """Refuse what Spark reads wrongly or not at all.
-
-    A transactional table of Hive 3 is a base and deltas with deletes among them: Spark would take
-    each file for rows.
-    """
-    properties = {key.lower(): value.lower() for key, value in table.properties.items()}
-    if properties.get("transactional") == "true":
-        kind = properties.get("transactional_properties")
-        raise _unreadable(
-            table.name,
-            "a transactional (ACID) table of Hive" + (f", {kind}" if kind else ""),
-            "transactional=true",
-        )
-    text = table.view_text.lstrip().lower()
-    if table.kind == "VIEW" and (
-        properties.get("presto_view") == "true" or text.startswith("/* presto")
-    ):
-        raise _unreadable(table.name, "a view of Presto or Trino", table.view_text.strip()[:60])
-
-
 def _refuse_unreadable_relation(leaf) -> None:
     kind = leaf.getClass().getSimpleName()
     if kind == "HiveTableRelation":
-        _refuse_unreadable(_of_java(leaf.tableMeta()))
+        refuse_unreadable(table_of_java(leaf.tableMeta()))
     elif kind == "LogicalRelation" and leaf.catalogTable().isDefined():
-        _refuse_unreadable(_of_java(leaf.catalogTable().get()))
-
-
-def _unreadable(name: str, what: str, got: str) -> DataError:
-    copy = name.replace(".", "_") + "_export"
-    return DataError(
-        f"Spark cannot read this table rightly: it is {what}",
-        where=f"data.source {name}",
-        expected="an external table, or a managed one without transactions",
-        got=got,
-        remedy="export it with the engine that owns it, and name the copy in data.source:"
-        f" CREATE EXTERNAL TABLE {copy} STORED AS PARQUET LOCATION '<directory>' AS"
-        f" SELECT * FROM {name}",
-    )
+        refuse_unreadable(table_of_java(leaf.catalogTable().get()))
 
 
 # --------------------------------------------------------------------------------- what it is
@@ -253,14 +164,14 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
     if not table.partition_columns:
         if data.partitions:
             _chosen(data.partitions, [], table.name)
-        return {"files": _listed([table.location])}
+        return {"files": listed([table.location])}
     wanted = _chosen(data.partitions or {}, table.partition_columns, table.name)
     partitions, there = [], {column: set() for column in wanted}
-    for spec, location in _partitions(spark, table, wanted):
+    for one in Catalogue.of(spark).partitions(table, wanted):
         for column in wanted:
-            there[column].add(spec[column])
-        if all(spec[column] in values for column, values in wanted.items()):
-            partitions.append(["/".join(map(_named, spec.items())), location or table.location])
+            there[column].add(one.spec[column])
+        if all(one.spec[column] in values for column, values in wanted.items()):
+            partitions.append([text_of(one.spec), one.location or table.location])
     for column, values in wanted.items():
         if missing := [value for value in values if value not in there[column]]:
             raise DataError(
@@ -270,50 +181,19 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
                 remedy=f"SHOW PARTITIONS {table.name} lists those that are there",
             )
     partitions.sort()
-    return {"partitions": partitions, "files": _listed([path for _, path in partitions])}
-
-
-def _partitions(
-    spark: SparkSession, table: Table, wanted: dict[str, list[str]]
-) -> Iterator[tuple[dict[str, str], str | None]]:
-    """(partition columns' values, location) of the partitions that may be wanted.
-
-    The metastore is asked for each combination of values where those are few: a table of ten years
-    has thousands of partitions, each of which would cross from the JVM.
-    """
-    catalogue = spark._jsparkSession.sharedState().externalCatalog()
-    database, _, bare = table.name.rpartition(".")
-    database = database.rpartition(".")[2]
-    option = spark._jvm.scala.Option
-    asked = [option.empty()]
-    if wanted and math.prod(map(len, wanted.values())) <= _MOST_ASKED:
-        asked = [
-            option.apply(spark._jvm.PythonUtils.toScalaMap(dict(zip(wanted, values, strict=True))))
-            for values in itertools.product(*(dict.fromkeys(v) for v in wanted.values()))
-        ]
-    for spec in asked:
-        for item in _each(catalogue.listPartitions(database, bare, spec)):
-            location = item.storage().locationUri()
-            path = location.get().toString() if location.isDefined() else None
-            yield _mapping(item.spec()), path
-
-
-def _named(value: tuple[str, str]) -> str:
-    """column=value, where a value may have a slash in it."""
-    column, text = value
-    return f"{column}={text.replace('%', '%25').replace('/', '%2F')}"
+    return {"partitions": partitions, "files": listed([path for _, path in partitions])}
 
 
 def _query_state(frame: DataFrame, source: Source) -> dict:
     """The files that a query or view reads where all it reads is files, else its rows' digest."""
     plan = frame._jdf.queryExecution().optimizedPlan()
-    kinds = {leaf.getClass().getSimpleName() for leaf in _each(plan.collectLeaves())}
+    kinds = {leaf.getClass().getSimpleName() for leaf in each(plan.collectLeaves())}
     by_files = source.query is None or not _TIMES.search(source.query)
     by_files = by_files and plan.subqueriesAll().isEmpty()  # inputFiles() leaves theirs out
     if by_files and kinds & _FILE_RELATIONS and kinds <= _FILE_RELATIONS | _CONSTANT_RELATIONS:
         paths = sorted(set(frame.inputFiles()))
         if paths:
-            return {"files": _listed(paths)}
+            return {"files": listed(paths)}
     return {"rows": digest(frame)}
 
 
@@ -325,34 +205,3 @@ def digest(frame: DataFrame) -> list:
         F.count("*"), F.bit_xor("h"), F.sum(F.col("h").cast("decimal(38,0)"))
     ).first()
     return [count, str(digest), str(total)]
-
-
-def _listed(paths: Sequence[str]) -> list[list]:
-    """[path, bytes, modified] of every file at or below the paths, sorted."""
-    found: dict[str, Entry] = {}
-    todo = [_path_of(path) for path in paths]
-    while todo:
-        path = todo.pop()
-        try:
-            entry = storage.entry(path)
-        except NotFound:
-            continue  # a partition without a directory has no rows
-        if not entry.is_dir:
-            found[entry.path] = entry
-            continue
-        for inner in storage.list_dir(path):
-            if inner.name.startswith(("_", ".")):
-                continue  # Hadoop's convention: markers and unfinished files
-            if inner.is_dir:
-                todo.append(inner.path)
-            else:
-                found[inner.path] = inner
-    return [[e.path, e.size, round(e.modified, 6)] for _, e in sorted(found.items())]
-
-
-def _path_of(uri: str) -> str:
-    """A storage path of the catalogue's URI: file:/a%20b -> /a b."""
-    if uri.startswith("file:"):
-        return "/" + unquote(uri[len("file:") :]).lstrip("/")
-    scheme, separator, rest = uri.partition("://")
-    return f"{scheme}://{unquote(rest)}" if separator else uri

@@ -42,7 +42,7 @@ app.add_typer(minicluster.minicluster_app, name="minicluster")
 _UNDER_POLICY = {
     "baseline", "config", "crossval", "doctor", "drift", "etl", "evaluate", "export", "gate",
     "guard", "kill", "logs", "plan", "predict", "ps", "publish", "register", "report", "scale",
-    "status", "submit", "train", "tune",
+    "score", "status", "submit", "train", "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
 

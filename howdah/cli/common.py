@@ -25,6 +25,14 @@ Overrides = Annotated[
     list[str] | None, typer.Option("--set", help="section.key=value; may be given several times.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
+RunWith = Annotated[
+    str | None,
+    typer.Option(
+        "--framework",
+        help="What runs the model: torch, tensorflow, or onnx (onnxruntime; onnx-w8 and onnx-int8"
+        " if the export has them); none: what it was trained with.",
+    ),
+]
 
 
 _LOADED: list[Config] = []

@@ -1,7 +1,8 @@
-"""The commands from a finished run on: gate, publish, serve, register."""
+"""The commands from a finished run on: gate, publish, score, serve, register."""
 
 from __future__ import annotations
 
+import json as _json
 import sys
 from typing import Annotated
 
@@ -71,6 +72,79 @@ def publish(
     if made["current"] != made["version"]:
         lines += [f"current is v={made['current']}; `howdah publish --version` changes that"]
     answer(made, json, lines)
+
+
+@app.command()
+def score(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="Published model (NAME or NAME/v=3 below publish.directory), export or run"
+            " directory; a published one is held at the version that is current now."
+        ),
+    ],
+    source: Annotated[str, typer.Option(help="Hive table with partitions, database.table.")],
+    output: Annotated[str, typer.Option(help="Hive table; made, as Parquet, if it is missing.")],
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="ds=2026-11-01, or ds=2026-11-01/country=at; may be given several times."
+        ),
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="ds=2026-10-01: that partition and all later ones.")
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option(help="ds=2026-10-31: that partition and all earlier ones.")
+    ] = None,
+    text_column: Annotated[
+        list[str] | None, typer.Option(help="Column(s) of the text; none: as it was trained.")
+    ] = None,
+    id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
+    framework: Annotated[
+        str | None, typer.Option(help="What runs the model; none: the best that is installed.")
+    ] = None,
+    master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
+    drift: Annotated[
+        bool,
+        typer.Option(help="Write a profile of each partition, if the model has a reference."),
+    ] = True,
+    force: Annotated[
+        bool, typer.Option("--force", help="Score partitions that are done, too.")
+    ] = False,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Score partitions of a Hive table into another one, each once; what is done is skipped."""
+    allowed(
+        ("--model", "model", model), ("--source", "table", source), ("--output", "table", output),
+        ("--master", "master", master),
+    )  # fmt: skip
+    overrides = list(set or [])
+    if master is not None:
+        overrides.append(f"data.spark.master={_json.dumps(master)}")
+    checked = load(config, overrides)
+    from training.scoring import score as scoring
+    from training.scoring.selection import Selection
+
+    request = scoring.Request(
+        model=model, source=source, output=output,
+        selection=Selection(partitions=tuple(partition or ()), since=since, until=until),
+        text_columns=text_column, id_column=id_column, framework=framework, drift=drift,
+        force=force,
+    )  # fmt: skip
+    made = scoring.score(request, checked, progress=say)
+    counted = [one["state"] for one in made["partitions"]]
+    rows = sum(one["rows"] for one in made["partitions"] if one["state"] == "scored")
+    answer(
+        made,
+        json,
+        [
+            f"{output}: {counted.count('scored')} partitions scored ({rows:,} rows),"
+            f" {counted.count('skipped')} done before"
+        ],
+    )
 
 
 # ------------------------------------------------------------------------- to others' servers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as _json
 import sys
 import time
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
@@ -14,6 +14,7 @@ from howdah.cli.common import (
     AsJson,
     ConfigPath,
     Overrides,
+    RunWith,
     allowed,
     answer,
     load,
@@ -21,6 +22,7 @@ from howdah.cli.common import (
     say,
 )
 from howdah.config import launchers
+from howdah.config.options.export import ExportFormat
 from howdah.config.splits import SPLITS, TEST
 from howdah.errors import UsageError
 
@@ -244,7 +246,8 @@ def forget(
 @app.command()
 def package(
     kind: Annotated[
-        str, typer.Option(help="etl, tensorflow, torch, predict-tensorflow or predict-torch.")
+        str,
+        typer.Option(help="etl, tensorflow, torch, score, predict-tensorflow or predict-torch."),
     ] = "etl",
     output: Annotated[
         str | None, typer.Option(help="Directory (any storage); none: the local cache.")
@@ -345,6 +348,7 @@ def evaluate(
     gate: Annotated[
         bool, typer.Option(help="Hold the metrics against gate.minimum; exit 1.")
     ] = False,
+    framework: RunWith = None,
     json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a split of the dataset."""
@@ -353,7 +357,7 @@ def evaluate(
     from howdah.models.gate import check_minimum, require
     from training.serving.evaluate import evaluate_run
 
-    metrics = evaluate_run(checked, model=model, split=split, progress=say)
+    metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
     # The gate comes first: a refusal is the one JSON object, with the metrics in its message.
     if gate:
         require(check_minimum(metrics, checked.gate.minimum), split, "gate.minimum")
@@ -370,14 +374,22 @@ def export(
         str | None, typer.Option(help="Checkpoint; none: the best one, else the last.")
     ] = None,
     output: Annotated[str | None, typer.Option(help="Directory; none: <run>/export.")] = None,
+    formats: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help=f"Of {', '.join(get_args(ExportFormat))}, with commas; none: export.formats.",
+        ),
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Write a Hugging Face directory from a checkpoint of the configuration's run."""
+    """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
     allowed(("--checkpoint", "path", checkpoint), ("--output", "path", output))
     checked = load(config, set)
     from training.serving.export import export_run
 
-    path = export_run(checked, checkpoint=checkpoint, output=output)
+    names = None if formats is None else [name.strip() for name in formats.split(",")]
+    path = export_run(checked, checkpoint=checkpoint, output=output, formats=names, progress=say)
     _add_profile(checked, path)
     answer({"export": path}, json, [f"export: {path}"])
 
@@ -430,6 +442,7 @@ def predict(
             " model's; none: the model's rows are replaced."
         ),
     ] = None,
+    framework: RunWith = None,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
@@ -447,13 +460,13 @@ def predict(
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
-        predictor.predict_lines(model, sys.stdin, sys.stdout)
+        predictor.predict_lines(model, sys.stdin, sys.stdout, framework=framework)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(
         model, source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,
-        overwrite=overwrite, batch=batch, progress=say,
+        overwrite=overwrite, batch=batch, framework=framework, progress=say,
     )  # fmt: skip
     answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])

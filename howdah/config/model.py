@@ -18,6 +18,8 @@ from howdah.config.drift import DriftSection
 from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.options.export import ExportSection
+from howdah.config.options.score import ScoreSection
 from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
@@ -360,6 +362,8 @@ class Config(Section):
     """Evaluation."""
     baseline: BaselineSection = BaselineSection()
     """The simple model that a run is compared with."""
+    export: ExportSection = ExportSection()
+    """What the trained model is written as."""
     gate: GateSection = GateSection()
     """Metrics that a model must reach to be published."""
     publish: PublishSection = PublishSection()
@@ -378,6 +382,8 @@ class Config(Section):
     """When scored rows count as drifted."""
     alerts: AlertsSection = AlertsSection()
     """Who is informed of failures, stalls, missed gates and drift."""
+    score: ScoreSection = ScoreSection()
+    """Scoring partitions of a Hive table."""
 
     @model_validator(mode="before")
     @classmethod

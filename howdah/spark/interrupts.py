@@ -15,11 +15,12 @@ class _Stop(BaseException):
 
 
 @contextlib.contextmanager
-def interrupts(what: str = "the ETL") -> Iterator[None]:
+def interrupts(what: str = "the ETL", *, remedy: str = "nothing was committed") -> Iterator[None]:
     """Raise Interrupted at SIGINT and Terminated at SIGTERM, after the block's own clean-up.
 
     Args:
         what: the command, for the message.
+        remedy: of the error: what is there now.
     """
     main = threading.current_thread() is threading.main_thread()
 
@@ -33,9 +34,9 @@ def interrupts(what: str = "the ETL") -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise Interrupted(f"{what} was interrupted", remedy="nothing was committed") from None
+        raise Interrupted(f"{what} was interrupted", remedy=remedy) from None
     except _Stop:
-        raise Terminated(f"{what} was asked to end", remedy="nothing was committed") from None
+        raise Terminated(f"{what} was asked to end", remedy=remedy) from None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -160,6 +160,49 @@ def _launch(options: SparkOptions, settings: Mapping[str, str], name: str) -> No
         SparkContext.setSystemProperty("howdah.launched", "true")  # starts the JVM
 
 
+@contextlib.contextmanager
+def driver_jvm(options: SparkOptions, *, user: str | None = None) -> Iterator[Any]:
+    """The Py4J view of a JVM with Spark's classes and a driver's settings, but no application.
+
+    For questions that need no executors, such as what the metastore says. It has ended when the
+    block ends: an embedded metastore can then be opened by a session's JVM.
+
+    Args:
+        options: `data.spark`.
+        user: proxied user (doAs).
+    Raises:
+        ClusterError: it does not start.
+    """
+    from pyspark.java_gateway import launch_gateway
+
+    home = spark_home(options)
+    require_java(home)
+    settings = _settings(options, True, {})
+    settings = properties.redacting(settings, properties.defaults_of(home, os.environ))
+    settings |= {"spark.master": options.master, "spark.app.name": "howdah"}
+    with _environment(options):
+        try:
+            with (
+                environ(_acting_for(options, user)),
+                properties.launching(settings, home) as variables,
+                environ(variables),
+            ):
+                gateway = launch_gateway()
+        except Exception as error:
+            raise not_started(options, user, error) from error
+        try:
+            yield gateway.jvm
+        finally:
+            # At the end of its stdin the JVM exits. A call to it could wait for an answer to the
+            # one that a signal has interrupted.
+            gateway.proc.stdin.close()
+            try:
+                gateway.proc.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                gateway.proc.kill()
+                gateway.proc.wait()
+
+
 def in_container() -> bool:
     """True in a driver that spark-submit has started in a container of the cluster."""
     return bool(os.environ.get(RUN))

@@ -70,6 +70,13 @@ def test_commands_are_in_one_of_two_lists():
             ],
             ["--model", "--source", "--output", "--master"],
         ),
+        (
+            [
+                "score", "--model", "/m", "--source", "hr.salaries", "--output", "hr.scored",
+                "--partition", "ds=1", "--master", "spark://attacker:7077",
+            ],
+            ["--model", "--source", "--output", "--master"],
+        ),
         (["predict", "--model", "hdfs://o/m", "--source", "hr.salaries", "--output", "/etc/x.csv"],
          ["--model", "--source", "--output"]),
     ],

@@ -12,6 +12,7 @@ from etl.sources import hive
 from etl.sources.source import Source
 from howdah.config import loader as config_module
 from howdah.errors import ConfigError, DataError
+from howdah.spark import hive_catalog
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +122,8 @@ def test_the_configuration_refuses_what_does_not_go_together():
 
 
 def test_paths_of_a_catalogue_become_storage_paths():
-    assert hive._path_of("file:/a%20b/ds=1") == "/a b/ds=1"
-    assert hive._path_of("hdfs://nn:8020/w/ds=a%3Ab") == "hdfs://nn:8020/w/ds=a:b"
+    assert hive_catalog.path_of("file:/a%20b/ds=1") == "/a b/ds=1"
+    assert hive_catalog.path_of("hdfs://nn:8020/w/ds=a%3Ab") == "hdfs://nn:8020/w/ds=a:b"
 
 
 def test_a_version_depends_on_what_is_read_not_on_how_it_was_asked_for():

@@ -1,5 +1,5 @@
-"""Tests of an export in either framework, run by tests/training/serving/test_serve_torch.py and
-_tf.py.
+"""Tests of an export in either framework and in onnxruntime, run by
+tests/training/serving/test_serve_torch.py, _tf.py and test_serve_onnx.py.
 
 The reference is a forward pass written out in numpy: DistilBERT as its paper and code define it
 (Sanh et al. 2019; transformers' modeling_distilbert.py), with no framework in it.
@@ -82,6 +82,8 @@ def random_weights(base) -> dict[str, np.ndarray]:
 
 class ServingContract:
     framework = ""
+    trained_with = ""
+    """"": the same."""
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -94,7 +96,7 @@ class ServingContract:
                 "run": {"name": "zoo", "directory": os.path.join(directory, "run")},
                 "data": {"dataset": os.path.join(directory, "data")},
                 "model": {"base": tiny_model_dir},
-                "training": {"framework": cls.framework, "threads_per_rank": 1},
+                "training": {"framework": cls.trained_with or cls.framework, "threads_per_rank": 1},
             }
         )
         base = load_base(tiny_model_dir)
@@ -254,9 +256,16 @@ class ServingContract:
     def test_each_family_has_its_forward_pass(self, served):
         if self.framework == "torch":
             from training.model.forward_torch import FORWARD_PASSES
+
+            own = {f.forward for f in FAMILIES.values() if "torch" in f.frameworks}
+        elif self.framework == "onnx":
+            from training.model.forward_onnx import FORWARD_PASSES
+
+            own = {f.forward for f in FAMILIES.values() if f.kind == "text"}
         else:
             from training.model.forward_tf import FORWARD_PASSES
-        own = {f.forward for f in FAMILIES.values() if self.framework in f.frameworks}
+
+            own = {f.forward for f in FAMILIES.values() if "tensorflow" in f.frameworks}
         assert own and own <= set(FORWARD_PASSES)
 
     def test_a_base_model_is_no_classifier(self, tiny_model_dir):

@@ -1,4 +1,4 @@
-"""The demo on a real, small Hadoop: Hive table -> ETL on YARN -> training on YARN -> prediction.
+"""The demo on a real, small Hadoop: Hive table -> ETL -> training -> scored partition, on YARN.
 
 Real HDFS, YARN and Hive metastore daemons run on this machine's loopback (`howdah minicluster`);
 nothing but addresses differs on a cluster of your own (docs/operations.md). Every step is a command
@@ -21,8 +21,10 @@ from tools.demo import steps, yarn
 from tools.demo.steps import Clock, say
 
 TABLE = "howdah_demo.docstrings"
+SCORED = "howdah_demo.scored"
+PARTITION = "part=p0"
 CLUSTER_DIRECTORY = "build/minicluster"
-STEPS = 8
+STEPS = 9
 
 
 def cluster_overrides(root: str) -> tuple[str, ...]:
@@ -109,14 +111,48 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
         ["predict", "--model", f"{run_directory}/export", "--stdin"], stdin=texts, capture=True
     )
 
-    clock.step("result", 8, STEPS)
+    clock.step(f"scoring as a YARN application: {PARTITION} of {TABLE} -> {SCORED}", 8, STEPS)
+    scored = json.loads(
+        steps.howdah(
+            [
+                "score", *options, "--model", run_directory, "--source", TABLE,
+                "--partition", PARTITION, "--output", SCORED, "--json",
+            ],
+            capture=True,
+        )
+    )  # fmt: skip
+    pages = f"{run_directory}/drift"
+    judged = any(one["profile"] is not None for one in scored["partitions"])
+    if judged:  # exit code 1: it differs from what the model was trained on
+        steps.howdah(
+            [
+                "drift", *options, "--model", run_directory, "--table", SCORED,
+                "--partition", PARTITION, "--output", pages,
+            ],
+            may_fail=True,
+        )  # fmt: skip
+
+    clock.step("result", 9, STEPS)
     clock.end()
     steps.show_metrics(result)
+    show_scored(scored)
+    if judged:
+        print(f"  {pages}/drift.html: beside what the model was trained on")
     print("\nsample predictions (package that a docstring comes from):")
     steps.show_predictions(predictions)
     if not is_pretrained:
         print("\nNOTE: no pretrained weights could be had; these are figures of a RANDOM base.")
     finish(arguments.directory, root, run_directory, clock, time.monotonic() - began)
+
+
+def show_scored(scored: dict) -> None:
+    """What a partition was scored to, and where its marker is."""
+    for one in scored["partitions"]:
+        labels = sorted(one["labels"].items(), key=lambda item: -item[1])
+        most = ", ".join(f"{label} {count:,}" for label, count in labels[:3])
+        counted = f"{one['rows']:,} rows, {one['errors']:,} errors"
+        print(f"\nscored {one['partition']}: {counted} ({most})")
+        print(f"  {one['marker']}: the same command again skips it")
 
 
 def finish(directory: str, root: str, run_directory: str, clock: Clock, seconds: float) -> None:
@@ -130,6 +166,7 @@ def finish(directory: str, root: str, run_directory: str, clock: Clock, seconds:
         ("elastic run", f"{run_directory}-elastic"),
         ("model", f"{run_directory}/export"),
         ("predictions", f"{run_directory}/predictions"),
+        ("scored", f"{SCORED} in the Hive metastore"),
         ("cluster", f"{os.path.abspath(directory)} (it goes on running)"),
     ):
         print(f"  {what:<12} {path}")

@@ -41,6 +41,8 @@ class Options:
     """Requests that wait for a model before others are refused."""
     threads: int = 1
     """Of a replica."""
+    framework: str | None = None
+    """That runs the models; None: what each was trained with."""
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
@@ -127,7 +129,7 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
                 "upscale_delay_s": _UPSCALE_SECONDS, "downscale_delay_s": _DOWNSCALE_SECONDS,
             },
         )
-        .bind(one.path, options.threads)
+        .bind(one.path, options.threads, options.framework)
         for number, one in enumerate(variants)
     ]  # fmt: skip
     router = serve.deployment(Router).options(

@@ -42,12 +42,13 @@ class Classifier:
     Args:
         path: its export.
         threads: compute threads.
+        framework: that runs it; None: what it was trained with.
     """
 
-    def __init__(self, path: str, threads: int) -> None:
+    def __init__(self, path: str, threads: int, framework: str | None = None) -> None:
         from training.serving.serve import open_model
 
-        self._served = open_model(path, threads=threads)
+        self._served = open_model(path, framework=framework, threads=threads)
         self._served.require("text", where="Ray Serve", remedy="use `howdah predict` for images")
         # Ray calls methods in several threads; the tokenizer's truncation is a state of it.
         self._lock = threading.Lock()

@@ -24,6 +24,7 @@ from training.run.run import Run
 from training.serving import evaluate as evaluation
 from training.serving import reference
 from training.serving.export import export
+from training.serving.formats import sample_rows
 from training.serving.run_info import describe_run
 
 __all__ = ["conclude"]
@@ -157,6 +158,7 @@ def _export(
         step=step,
         metrics=metrics,
     )
+    formats = job.config.export.formats
     target = export(
         storage.join(run.directory, "export"),
         weights=weights,
@@ -164,8 +166,11 @@ def _export(
         tokenizer_files=job.base.tokenizer_files,
         label_names=job.labels,
         run_info=info,
+        formats=formats,
+        samples=sample_rows(job.dataset, formats),
         profile=profile,
         check=run.check_fence,
+        progress=run.say,
     )
     run.say(f"exported step {step} to {target}")
     report.write(run.directory, check=run.check_fence)

@@ -76,6 +76,7 @@ def load_base(
     revision: str | None = None,
     cache_dir: str | None = None,
     label_names: Sequence[str] | None = None,
+    weights: bool = True,
 ) -> BaseModel:
     """Load and check a base model.
 
@@ -85,6 +86,7 @@ def load_base(
         cache_dir: where remote files are kept; None: the project's cache.
         label_names: the task's labels in their order; the base's classifier is used only if it was
             trained for exactly these.
+        weights: False: leave them out, unread and unchecked; `hash` is config.json's alone then.
     Raises:
         ModelError: no such directory or hub name, no weights, pickle weights only, an unknown
             family, missing or misshapen tensors, no tokenizer.
@@ -103,23 +105,31 @@ def load_base(
         encoder = ImageEncoder.of_model(config, tokenizer_files, base)
         config |= {"image_mean": encoder.mean, "image_std": encoder.std}
         digest.update(json.dumps([encoder.mean, encoder.std]).encode())
+    if family.kind == "text":
+        _check_tokenizer(tokenizer_files, family, config, base)
+    if not weights:
+        return BaseModel(
+            config=config,
+            weights={},
+            tokenizer_files=tokenizer_files,
+            hash=digest.hexdigest()[:16],
+            source=base,
+        )
     found: dict[str, np.ndarray] = {}
     formats: set[str] = set()
     for file_name, data in _weight_files(directory, base):
         digest.update(hashlib.sha256(data).digest())
-        tensors, metadata = read_safetensors(data, where=storage.join(base, file_name))
+        read, metadata = read_safetensors(data, where=storage.join(base, file_name))
         formats.add(metadata.get("format", "pt"))
-        found.update(tensors)
-    weights, head, notes = _by_part(found, family)
-    _check_shapes(weights, family, config, base, formats)
+        found.update(read)
+    tensors, head, notes = _by_part(found, family)
+    _check_shapes(tensors, family, config, base, formats)
     refused = _head_notes(head, family, config, label_names)
     if label_names is not None and not refused:
-        weights.update(head)
-    if family.kind == "text":
-        _check_tokenizer(tokenizer_files, family, config, base)
+        tensors.update(head)
     return BaseModel(
         config=config,
-        weights=weights,
+        weights=tensors,
         tokenizer_files=tokenizer_files,
         hash=digest.hexdigest()[:16],
         source=base,

@@ -21,18 +21,20 @@ from howdah.errors import ConfigError, ModelError, UsageError
 from training.checkpoint.tensors import read_header
 from training.prediction.executor import ModelLocation
 from training.serving.export import INFO, resolve_export
-from training.serving.serve import EXPORT_PATTERNS
+from training.serving.onnx_graph import FILES as ONNX_FILES
+from training.serving.serve import patterns_of
 
-__all__ = ["Model", "find_model", "memory_overhead_mib"]
+__all__ = ["Model", "environment_kind", "find_model", "memory_overhead_mib"]
 
 _OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
 _JVM_MIB = 384
 """Spark's minimum overhead: the JVM's memory outside its heap."""
 _FRAMEWORK_MIB = {"torch": 545, "tensorflow": 640}
 """Resident memory of a Python worker before it opens a model: NumPy, Arrow, the framework."""
+_FRAMEWORK_MIB |= dict.fromkeys(ONNX_FILES, 150)
 _WEIGHTS = 2.1
 """Simultaneous copies of the weights while the model is opened: the file's arrays, the model's."""
-_HIDDEN = {"torch": 6.1, "tensorflow": 2.2}
+_HIDDEN = {"torch": 6.1, "tensorflow": 2.2} | dict.fromkeys(ONNX_FILES, 4.0)
 """Simultaneous arrays of tokens x hidden_dim while a batch is classified."""
 _BATCH_TOKENS = 8192
 _ROOM_MIB = 64
@@ -48,6 +50,8 @@ class Model:
     """The export's directory."""
     files: Mapping[str, int]
     """{name: bytes} of the files needed to open it."""
+    patterns: list[str]
+    """Of their names."""
     key: str
     """Hash of the path and of the files' sizes and times."""
     info: Mapping[str, Any]
@@ -67,7 +71,7 @@ class Model:
         """
         directory = self.path
         if storage.scheme(self.path) != "hdfs":
-            local = os.path.abspath(modelfiles.fetch(self.path, patterns=EXPORT_PATTERNS))
+            local = os.path.abspath(modelfiles.fetch(self.path, patterns=self.patterns))
             directory = f"file://{local}"
         if _ODD.search(directory):
             raise ConfigError(
@@ -88,13 +92,13 @@ class Model:
             return ModelLocation(
                 key=self.key, files={name: self.shipped(name) for name in self.files}
             )
-        local = modelfiles.fetch(self.path, patterns=EXPORT_PATTERNS)
+        local = modelfiles.fetch(self.path, patterns=self.patterns)
         return ModelLocation(key=self.key, directory=os.path.abspath(local))
 
     @contextlib.contextmanager
     def added_to(self, context: Any) -> Iterator[None]:
         """Ship it by a running SparkContext: its driver sends each executor a copy."""
-        local = os.path.abspath(modelfiles.fetch(self.path, patterns=EXPORT_PATTERNS))
+        local = os.path.abspath(modelfiles.fetch(self.path, patterns=self.patterns))
         with tempfile.TemporaryDirectory(prefix="howdah-model-") as links:
             for name in self.files:
                 link = os.path.join(links, self.shipped(name))
@@ -103,20 +107,27 @@ class Model:
             yield
 
 
-def find_model(model: str) -> Model:
+def environment_kind(framework: str) -> str:
+    """The kind of environment (howdah/packaging/kinds.py) of executors that run a model with it."""
+    return "score" if framework in ONNX_FILES else f"predict-{framework}"
+
+
+def find_model(model: str, framework: str | None = None) -> Model:
     """Find a model's files without reading its weights.
 
     Args:
         model: an export, a run directory or a published model.
+        framework: that is asked for; None: none.
     Raises:
         ModelError: no model, an unknown family, or broken safetensors headers.
         UsageError: it is a model of images.
     """
     path = resolve_export(model)
+    patterns = patterns_of(framework)
     found = {
         entry.name: entry
         for entry in storage.list_dir(path)
-        if not entry.is_dir and any(fnmatchcase(entry.name, p) for p in EXPORT_PATTERNS)
+        if not entry.is_dir and any(fnmatchcase(entry.name, p) for p in patterns)
     }
     decoded = sum(
         _decoded_bytes(storage.join(path, name)) for name in found if name.endswith(".safetensors")
@@ -137,6 +148,7 @@ def find_model(model: str) -> Model:
     return Model(
         path=path,
         files={name: entry.size for name, entry in found.items()},
+        patterns=patterns,
         key=content_hash(state),
         info=storage.read_json(storage.join(path, INFO)) if INFO in found else {},
         decoded_bytes=decoded,
@@ -165,7 +177,7 @@ def memory_overhead_mib(options: SparkOptions, framework: str, model: Model) -> 
     None where the user's Spark settings set it. Measured in docs/predict-on-yarn.md.
 
     Args:
-        framework: tensorflow or torch.
+        framework: tensorflow, torch, or a format of ONNX.
     """
     if any(key in options.conf for key in _OVERHEAD):
         return None

@@ -52,6 +52,9 @@ class Worker:
     """How often it has opened a model."""
 
 
+NULL = "the text is null"
+"""The error of a row whose text's columns are all null."""
+
 _opened: tuple[tuple[str, str], ServedModel] | None = None
 _times_opened = 0
 
@@ -79,16 +82,19 @@ class Predictor:
             served = served or self._model()  # not for a partition without rows
             columns = batch.to_pydict()
             rows = [
-                Row(row_id, text, None if text is not None else "the text is null", served.pairs)
+                Row(row_id, text, None if text is not None else NULL, served.pairs)
                 for row_id, text in zip(columns["id"], columns["text"], strict=True)
             ]
-            predictions = classify(served, rows)
-            yield outputs_of(served).columns(predictions, served.run_id)
+            yield self._answer(served, rows)
         if served is not None:
             name = f"{socket.gethostname()} {os.getpid()}"
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             worker = Worker(python=sys.prefix, peak_bytes=peak, opened=_times_opened)
             self._seen.add({name: worker})
+
+    def _answer(self, served: ServedModel, rows: list[Row]) -> pa.RecordBatch:
+        """The predictions of a batch's rows, as a batch."""
+        return outputs_of(served).columns(classify(served, rows), served.run_id)
 
     def _model(self) -> ServedModel:
         """The model, opened once per process; another one is released first."""

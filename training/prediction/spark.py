@@ -7,44 +7,34 @@ truncation and scoring are `training/prediction/classify.py`, as on one machine.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from howdah import storage
-from howdah.config.data import Columns, CsvOptions, SparkOptions
+from howdah.config.data import CsvOptions
 from howdah.config.loader import Config
 from howdah.config.tasks import task_of
-from howdah.data.clean import PAIR
 from howdah.data.hive_table import replace_partition
-from howdah.errors import AlreadyExists, ClusterError, ConfigError, DataError, UsageError
+from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
-from howdah.spark import applications, csv_quotes, shipping
+from howdah.spark import csv_quotes, shipping
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
-from howdah.spark.session import Application, is_local_master, session
 from howdah.storage import commit
-from training.prediction.cluster import Model, find_model, memory_overhead_mib
-from training.prediction.executor import ModelLocation, Predictor, summarize, workers
+from training.prediction import frames, sessions
+from training.prediction.cluster import Model, find_model
+from training.prediction.executor import Predictor, summarize, workers
 from training.prediction.rows import Outputs, delimiter_of, format_of, source_files
 from training.serving.serve import choose_framework
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["predict_spark"]
 
-_BATCHES = {
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "2048",
-    # Spark 4.1 and newer: fewer rows per batch where texts are megabytes long.
-    "spark.sql.execution.arrow.maxBytesPerBatch": str(32 * 2**20),
-}
-"""Size of the batches that a Python worker gets."""
-_DIST_FILES = "spark.yarn.dist.files"
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
 _NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
@@ -93,21 +83,13 @@ def predict_spark(
     keytab = (options.keytab, options.principal, "data.spark.keytab")
     with interrupts("the prediction"), logged_in(*keytab):
         request = _Request(
-            model=find_model(model), source=source, output=output, form=form,
+            model=find_model(model, framework), source=source, output=output, form=form,
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,
             overwrite=overwrite, batch=batch,
         )  # fmt: skip
         chosen = choose_framework(framework, trained_with=request.model.info.get("framework"))
-        try:
+        with sessions.explained(config):
             return {"model": model, **_predict(request, config, chosen, progress)}
-        except ClusterError as error:
-            if shipping.on_yarn(options):
-                home = shipping.spark_home(options)
-                hadoop = applications.Hadoop(
-                    spark_home=home, env={**os.environ, "SPARK_HOME": home}
-                )
-                applications.explain(error, hadoop, config.run.user)
-            raise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +143,15 @@ def _classify(
     request: _Request, config: Config, framework: str, progress: Progress, staged: str | None
 ) -> dict:
     """Write the predictions to the directory `staged`, or into the table if None; their summary."""
-    with _ready(request, config, framework, progress) as (spark, location, application):
+    ready = sessions.ready(
+        request.model, config, framework, progress, hive=request.hive, name="howdah predict"
+    )
+    with ready as (spark, location, application):
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
-        rows = _chosen(request, _read(spark, request.source, request.csv_options))
+        rows = frames.id_and_text(
+            _read(spark, request.source, request.csv_options), request.model.info,
+            source=request.source, text_columns=request.text_columns, id_column=request.id_column,
+        )  # fmt: skip
         seen = spark.sparkContext.accumulator({}, workers())
         predicted = rows.mapInArrow(Predictor(location, framework, seen), request.schema)
         with translated("classify the rows"):
@@ -177,105 +165,15 @@ def _classify(
     return {"output": request.output, **summary, "application": application, "workers": about}
 
 
-# ------------------------------------------------------------------------------------ a session
 def _check(config: Config, source: str, output: str) -> None:
     options = config.data.spark
     shipping.refuse_two_identities(config)
-    if options.home is not None and not os.path.samefile(
-        shipping.spark_home(options),
-        shipping.spark_home(options.model_copy(update={"home": None})),
-    ):
-        raise ConfigError(
-            "predictions run with the PySpark that is installed here",
-            where="data.spark.home",
-            got=options.home,
-            remedy="leave it out (--set data.spark.home=null): Spark's jars are shipped to YARN",
-        )
+    sessions.refuse_other_spark(options)
     if shipping.on_yarn(options):
         paths = {} if output.startswith(TABLE) else {"--output": output}
         if _is_file(source):
             paths["--source"] = source
         cluster_paths.refuse_local(paths)
-
-
-@contextlib.contextmanager
-def _ready(
-    request: _Request, config: Config, framework: str, progress: Progress
-) -> Iterator[tuple[SparkSession, ModelLocation, str | None]]:
-    """A session, the model's location in its Python workers, and its application id on YARN.
-
-    The active session if there is one, else a new one for this call.
-    """
-    try:
-        from pyspark import SparkContext
-    except ImportError:
-        raise ClusterError(
-            "Spark is not installed",
-            where=f"--master {config.data.spark.master}",
-            remedy="install pyspark, or give files and no --master",
-        ) from None
-    options = config.data.spark
-    started: list[Application] = []
-
-    def announce(application: Application) -> None:
-        started.append(application)
-        if shipping.on_yarn(options):
-            progress(f"application {application.id}, its pages: {application.ui}")
-
-    shipped: dict[str, str] = {}
-    running = SparkContext._active_spark_context  # the caller's
-    if running is None and shipping.on_yarn(options):
-        options, shipped = _shipped(config, request.model, framework, progress)
-    local = is_local_master(options.master if running is None else running.master)
-    with contextlib.ExitStack() as stack:
-        spark = stack.enter_context(
-            session(
-                options, hive=request.hive, shipped=shipped, user=config.run.user, ready=announce,
-                name="howdah predict",
-            )
-        )  # fmt: skip
-        stack.enter_context(_batches(spark, options, restored=running is not None))
-        if not local and not shipped:
-            stack.enter_context(request.model.added_to(spark.sparkContext))
-        application = started[0].id if shipping.on_yarn(options) and started else None
-        yield spark, request.model.location(shipped=not local), application
-
-
-@contextlib.contextmanager
-def _batches(spark: SparkSession, options: SparkOptions, *, restored: bool) -> Iterator[None]:
-    """Set batch sizes to `_BATCHES`, unless the user's settings set them."""
-    before = {key: spark.conf.get(key, None) for key in _BATCHES if key not in options.conf}
-    for key in before:
-        spark.conf.set(key, _BATCHES[key])
-    try:
-        yield
-    finally:
-        if restored:
-            for key, value in before.items():
-                spark.conf.unset(key) if value is None else spark.conf.set(key, value)
-
-
-def _shipped(
-    config: Config, model: Model, framework: str, progress: Progress
-) -> tuple[SparkOptions, dict[str, str]]:
-    """Options, and settings that ship Python, Howdah and the model to executors."""
-    options = config.data.spark
-    conf = shipping.ship(config, f"predict-{framework}", progress).conf
-    files = [f"{url}#{name}" for name, url in model.urls().items()]
-    if _DIST_FILES in options.conf:  # both: the user's files and ours
-        files.append(options.conf[_DIST_FILES])
-        own = {key: value for key, value in options.conf.items() if key != _DIST_FILES}
-        options = options.model_copy(update={"conf": own})
-    conf[_DIST_FILES] = ",".join(files)
-    overhead = memory_overhead_mib(options, framework, model)
-    if overhead is not None:
-        conf["spark.executor.memoryOverhead"] = f"{overhead}m"
-        progress(
-            f"an executor: {options.executor_memory} for the JVM and {overhead:,} MiB for Python"
-            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; spark.executor.memoryOverhead"
-            " in data.spark.conf overrides it)"
-        )
-    return options, conf
 
 
 # --------------------------------------------------------------------------------- in and out
@@ -335,35 +233,6 @@ def _read(spark: SparkSession, source: str, options: CsvOptions) -> DataFrame:
             got=str(error).splitlines()[0],
             remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None
-
-
-def _chosen(request: _Request, rows: DataFrame) -> DataFrame:
-    """(id, text) of the rows; text is null where all of its columns are null."""
-    from pyspark.sql import functions as F
-
-    trained = Columns(**request.model.info.get("columns", {}))
-    text = list(request.text_columns or trained.text)
-    second = list(trained.text_pair or ())
-    key = request.id_column or (trained.id if trained.id in rows.columns else None)
-    missing = [c for c in (*text, *second, *([key] if key else [])) if c not in rows.columns]
-    if missing:
-        raise DataError(
-            f"the source has no column {missing[0]!r}",
-            where=request.source,
-            got=f"columns {', '.join(rows.columns)}",
-            remedy="--text-column and --id-column name them",
-        )
-    row_id = F.col(f"`{key}`").cast("string") if key else F.monotonically_increasing_id()
-
-    def joined(names: list[str]) -> Column:
-        parts = [F.col(f"`{name}`").cast("string") for name in names]
-        return F.when(F.coalesce(*parts).isNotNull(), F.concat_ws(trained.separator, *parts))
-
-    whole = joined(text)
-    if second:  # null where one side is
-        sides = [F.translate(joined(names), PAIR, " ") for names in (text, second)]
-        whole = F.concat(sides[0], F.lit(PAIR), sides[1])
-    return rows.select(row_id.cast("string").alias("id"), whole.alias("text"))
 
 
 def _write(predicted: DataFrame, target: str, form: str) -> None:

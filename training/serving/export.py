@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import secrets
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -33,13 +35,16 @@ from training.checkpoint.manager import load as load_checkpoint
 from training.checkpoint.read import model_weights, read_manifest
 from training.model.parameters import with_dropouts
 from training.model.pretrained import BaseModel, load_base
+from training.serving import onnx_graph
+from training.serving.formats import Source, require, sample_rows
+from training.serving.formats import write as write_formats
+from training.serving.onnx_graph import WEIGHTS
 from training.serving.run_info import RunInfo, describe_run
 
 __all__ = ["INFO", "export", "export_run", "resolve_export"]
 
 INFO = models.EXPORT_INFO
 FORMAT_VERSION = 1
-_WEIGHTS = "model.safetensors"
 
 
 def export(
@@ -51,8 +56,11 @@ def export(
     label_names: Sequence[str],
     run_info: RunInfo | Mapping[str, Any],
     replace: bool = False,
+    formats: Sequence[str] = (),
+    samples: Sequence[np.ndarray] = (),
     profile: bytes | None = None,
     check: Callable[[], None] = lambda: None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Write the export directory `target`, whole or not at all; returns `target`.
 
@@ -64,24 +72,40 @@ def export(
         label_names: C names in the order of the classifier's rows.
         run_info: written to howdah.json and the model card.
         replace: also replace an export of another run.
+        formats: of training.serving.formats.FORMATS, beside the Hugging Face directory; each is
+            checked before the export gets its name. model.onnx needs not be named.
+        samples: token ids of rows that formats which are not exact are compared on.
         profile: contents of profile.json (howdah/drift/profile.py); None: it has none.
         check: called before the export gets its name; raises where this process must not write any
             more.
+        progress: called with a line.
     Raises:
-        ModelError: missing or misshapen tensors, NaN or infinity.
+        UsageError: a format that cannot be written here.
+        ModelError: missing or misshapen tensors, NaN or infinity; a format whose logits are not the
+            model's.
         AlreadyExists: `target` holds something else.
     """
+    named = require(formats, base_config, where=target)
     info = run_info if isinstance(run_info, RunInfo) else RunInfo(**run_info)
     _check_weights(weights, base_config, label_names, target)
     _check_target(target, info, replace)
-    files = _files(weights, base_config, tokenizer_files, label_names, info)
+    files = _files(weights, base_config, tokenizer_files, label_names, info, progress)
     if profile is not None:
         files[PROFILE] = profile
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
-        for name, data in files.items():
-            with storage.open_write(storage.join(staged.path, name)) as file:
-                file.write(data)
+        if set(named) <= {"hf"}:
+            _put(files, staged.path)
+        else:
+            source = Source(
+                config=base_config,
+                weights=weights,
+                first_type_ends=onnx_graph.first_type_ends(base_config, tokenizer_files, info),
+                metadata=onnx_graph.metadata(info, label_names),
+                task=info.task,
+                samples=samples,
+            )
+            _put_checked(named, files, source, staged.path, progress)
         check()
         staged.publish(target, aside=f"{target}.old-{token}")
     check()
@@ -92,6 +116,34 @@ def export(
         lambda entry: entry.is_dir and leftover.fullmatch(entry.name),
     )
     return target
+
+
+def _put(files: Mapping[str, bytes], directory: str) -> None:
+    for name, data in files.items():
+        with storage.open_write(storage.join(directory, name)) as file:
+            file.write(data)
+
+
+def _put_checked(
+    named: Sequence[str],
+    files: Mapping[str, bytes],
+    source: Source,
+    directory: str,
+    progress: Callable[[str], None],
+) -> None:
+    """Put the files and further formats into a directory; they are written and read here first."""
+    with tempfile.TemporaryDirectory(prefix="howdah-export-") as place:
+        _put(files, place)
+        found = write_formats(named, place, source, progress=progress)
+        described = json.loads(files[INFO])
+        formats = described.get("formats", {})
+        for name, entry in found.items():
+            formats[name] = {**formats.get(name, {}), **entry}
+        storage.write_whole(storage.join(place, INFO), _json({**described, "formats": formats}))
+        for at, _, names in os.walk(place):
+            for name in names:
+                below = os.path.relpath(os.path.join(at, name), place)
+                storage.upload(os.path.join(at, name), storage.join(directory, below))
 
 
 def _check_target(target: str, info: RunInfo, replace: bool) -> None:
@@ -139,6 +191,7 @@ def _files(
     tokenizer_files: Mapping[str, bytes],
     label_names: Sequence[str],
     info: RunInfo,
+    progress: Callable[[str], None],
 ) -> dict[str, bytes]:
     from safetensors.numpy import save
 
@@ -155,8 +208,15 @@ def _files(
     if family.kind == "text":
         files["tokenizer_config.json"] = _tokenizer_config(files, family, info)
     files["config.json"] = _json(_config(base_config, family, label_names, info.task))
-    files[_WEIGHTS] = data
-    files["README.md"] = _model_card(info, family, label_names, sha256).encode("utf-8")
+    files[WEIGHTS] = data
+    graph = onnx_graph.of_export(
+        data, base_config, tokenizer_files, label_names=label_names, info=info, progress=progress
+    )
+    if graph is not None:
+        files[onnx_graph.FILE] = graph.data
+        described["formats"] = {"onnx": graph.described}
+    card = _model_card(info, family, label_names, sha256, graph=graph is not None)
+    files["README.md"] = card.encode("utf-8")
     files[INFO] = _json(described)
     return files
 
@@ -192,7 +252,12 @@ def _json(value: Mapping) -> bytes:
 
 
 def _model_card(
-    info: RunInfo, family: ModelFamily, label_names: Sequence[str], weights_sha256: str
+    info: RunInfo,
+    family: ModelFamily,
+    label_names: Sequence[str],
+    weights_sha256: str,
+    *,
+    graph: bool,
 ) -> str:
     import jinja2
 
@@ -209,6 +274,7 @@ def _model_card(
         scalars=metrics_of(info.task),
         cleaning=[name for name, on in info.clean.items() if on],
         weights_sha256=weights_sha256,
+        graph=graph,
     )
 
 
@@ -236,19 +302,31 @@ def resolve_export(path: str) -> str:
     )
 
 
-def export_run(config: Config, *, checkpoint: str | None = None, output: str | None = None) -> str:
+def export_run(
+    config: Config,
+    *,
+    checkpoint: str | None = None,
+    output: str | None = None,
+    formats: Sequence[str] | None = None,
+    progress: Callable[[str], None] = lambda line: None,
+) -> str:
     """Export a checkpoint of the configuration's run: the one given, else the best, else the last.
 
     Args:
         checkpoint: a step-N directory; None: the best, else the last.
         output: directory; None: export/ in the run directory.
+        formats: as of `export`; None: export.formats of the run.
+        progress: called with a line.
     Raises:
+        UsageError: a format that cannot be written here.
         CheckpointError: no whole checkpoint, or of another model or dataset.
         ModelError: the base model is not the one that was trained.
     """
     frozen = storage.join(config.run.directory, "config.yaml")
     if storage.exists(frozen):  # the run's own configuration; the user's file may have changed
         config = load(frozen)
+    named = config.export.formats if formats is None else formats
+    require(named, None, where="--format" if formats is not None else "export.formats")
     if checkpoint is None:
         saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
         best = saved.best()
@@ -280,6 +358,9 @@ def export_run(config: Config, *, checkpoint: str | None = None, output: str | N
         tokenizer_files=base.tokenizer_files,
         label_names=dataset.manifest.labels,
         run_info=info,
+        formats=named,
+        samples=sample_rows(dataset, named),
+        progress=progress,
     )
 
 

@@ -6,18 +6,13 @@ the training data was.
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from howdah import storage
 from howdah.config.data import CleanOptions, Columns, InputKind
-from howdah.config.model import ModelSection, TrainingSection
 from howdah.config.tasks import Task, task_of
 from howdah.data import modelfiles
 from howdah.data.clean import clean_pair, clean_text
@@ -27,20 +22,30 @@ from howdah.errors import ModelError, UsageError
 from training.data.planner import pad_multiple, padded_length
 from training.evaluation.metrics import scores_of, softmax
 from training.model.pretrained import label_names_of, load_base
-from training.process import env
-from training.process.quiet import starting_tensorflow
+from training.serving import onnx_graph
 from training.serving.export import INFO, resolve_export
+from training.serving.runtimes import (
+    FRAMEWORKS,
+    RUNTIMES,
+    Forward,
+    choose_framework,
+    forward_of,
+    prepare,
+    serving_framework,
+    without_weights,
+)
 
 __all__ = [
-    "EXPORT_PATTERNS", "FRAMEWORKS", "ServedModel", "choose_framework", "open_model",
+    "EXPORT_PATTERNS", "FRAMEWORKS", "Forward", "RUNTIMES", "ServedModel", "choose_framework",
+    "open_model", "patterns_of", "serving_framework",
 ]  # fmt: skip
 
-FRAMEWORKS = ("torch", "tensorflow")
-EXPORT_PATTERNS = ["config.json", "model*.safetensors*", *TOKENIZER_FILES, *IMAGE_FILES, INFO]
+EXPORT_PATTERNS = [
+    "config.json", "model*.safetensors*", onnx_graph.FILE, *TOKENIZER_FILES, *IMAGE_FILES, INFO,
+]  # fmt: skip
 
-Forward = Callable[[np.ndarray, np.ndarray], np.ndarray]
-
-_BATCH_TOKENS = 8192
+_BATCH_TOKENS = {"cpu": 1024, "gpu": 8192}
+"""Padded tokens of a batch. On a CPU more of them leave its cache (docs/decisions/exports.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +79,8 @@ class ServedModel:
     """What it predicts of a row; `scores` are probabilities, of a regression its numbers."""
     pairs: bool = False
     """Texts are pairs, joined (howdah/data/clean.py)."""
+    own_width: bool = False
+    """Rows of one batch have one width, each its own: no score depends on which rows are near."""
 
     def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
         """Refuse a model of another kind of rows.
@@ -108,7 +115,7 @@ class ServedModel:
     def image_scores(self, pixels: Sequence[np.ndarray]) -> np.ndarray:
         """Probabilities float32 [N, C] of decoded images (ImageEncoder.decode), in their order."""
         scores_NC = np.zeros((len(pixels), len(self.labels)), np.float32)
-        most = max(1, _BATCH_TOKENS // self.positions)
+        most = max(1, self._batch_tokens // self.positions)
         for start in range(0, len(pixels), most):
             images = np.stack(pixels[start : start + most])
             mask_BT = np.ones((len(images), self.positions), np.int32)
@@ -136,9 +143,10 @@ class ServedModel:
         order = np.argsort([-len(ids) for ids in ids_N], kind="stable")
         start = 0
         while start < len(order):
-            longest = len(ids_N[order[start]])
-            width = padded_length(longest, pad_multiple(self.gpu), self.positions)
-            rows = order[start : start + max(1, _BATCH_TOKENS // width)]
+            width = self._width(ids_N[order[start]])
+            rows = order[start : start + max(1, self._batch_tokens // width)]
+            if self.own_width:
+                rows = [row for row in rows if self._width(ids_N[row]) == width]
             start += len(rows)
             ids_BT = np.full((len(rows), width), self.encoder.pad_id, np.int32)
             mask_BT = np.zeros((len(rows), width), np.int32)
@@ -148,6 +156,24 @@ class ServedModel:
             scores_NC[rows] = scores_of(self.task, self.forward(ids_BT, mask_BT))
         return scores_NC
 
+    def _width(self, ids: np.ndarray) -> int:
+        """The width of a batch whose longest row this is."""
+        return padded_length(len(ids), pad_multiple(self.gpu), self.positions)
+
+    @property
+    def _batch_tokens(self) -> int:
+        return _BATCH_TOKENS["gpu" if self.gpu else "cpu"]
+
+
+def patterns_of(framework: str | None) -> list[str]:
+    """The files of an export that are needed to run it.
+
+    Args:
+        framework: of RUNTIMES; None: any that does not need more than the usual files.
+    """
+    own = onnx_graph.FILES.get(framework or "")
+    return list(dict.fromkeys([*EXPORT_PATTERNS, *([own] if own else [])]))
+
 
 def open_model(
     path: str, *, framework: str | None = None, threads: int | None = None
@@ -156,15 +182,18 @@ def open_model(
 
     Args:
         path: on any storage.
-        framework: tensorflow or torch; None: the one that it was trained with, if installed.
+        framework: tensorflow, torch, or onnx: onnxruntime, with no framework imported. None: the
+            one that it was trained with, if installed.
         threads: compute threads; None: all cores.
     Raises:
-        ModelError: no export, no classifier in it, or no framework installed.
+        ModelError: no export, no classifier in it, or nothing installed to run it.
+        UsageError: `framework` is not known, or not installed.
     """
     directory = resolve_export(path)
-    local = modelfiles.fetch(directory, patterns=EXPORT_PATTERNS)
-    info_path = storage.join(local, INFO)
+    info_path = storage.join(directory, INFO)
     info = storage.read_json(info_path) if storage.exists(info_path) else {}
+    chosen = choose_framework(framework, trained_with=info.get("framework"))
+    local = modelfiles.fetch(directory, patterns=patterns_of(chosen))
     config = storage.read_json(storage.join(local, "config.json"))
     labels = label_names_of(config)
     if not labels:
@@ -174,24 +203,16 @@ def open_model(
             expected="id2label of a classifier",
             remedy="give a model exported by `howdah train` or `howdah export`",
         )
-    chosen = choose_framework(framework, trained_with=info.get("framework"))
-    env.prepare(chosen, threads=threads)
-    base = load_base(local, label_names=labels)
+    count = prepare(chosen, threads)
+    unread = without_weights(chosen, info)
+    base = load_base(local, label_names=labels, weights=not unread)
     missing = [name for name in base.family.classifier_names if name not in base.weights]
-    if missing:
+    if missing and not unread:
         raise ModelError(
             "the model has no trained classifier",
             where=directory,
             expected=", ".join(missing),
             remedy="give an export, not a base model",
-        )
-    if chosen not in base.family.frameworks:
-        raise ModelError(
-            f"a {base.family.title} does not run with {chosen}",
-            where=directory,
-            expected=" or ".join(base.family.frameworks),
-            got=chosen,
-            remedy=f"leave --framework out, or install {base.family.frameworks[0]}",
         )
     limit = base.family.longest(base.config)
     encoder = encoder_of_model(base.config, base.tokenizer_files, local)
@@ -205,13 +226,10 @@ def open_model(
             remedy="restore the export's files, or export the run again",
         )
     pairs = bool(info.get("pairs", False))
-    forward, gpu = _forward(
-        chosen,
-        base.config,
-        base.weights,
-        len(labels),
+    forward, gpu = forward_of(
+        chosen, base, info, local=local, where=directory, classes=len(labels), threads=count,
         first_type_ends=encoder.first_type_ends if pairs else None,
-    )
+    )  # fmt: skip
     return ServedModel(
         path=path,
         framework=chosen,
@@ -230,91 +248,5 @@ def open_model(
         kind=base.family.kind,
         task=task_of(config.get("problem_type")),
         pairs=pairs,
+        own_width=chosen in onnx_graph.FILES,
     )
-
-
-def choose_framework(requested: str | None, *, trained_with: str | None) -> str:
-    """The framework to run a model with: the requested one, else the one that is loaded in this
-    process, else `trained_with`, else any.
-
-    Raises:
-        UsageError: an unknown framework, or one that is not installed.
-        ModelError: no framework is installed.
-    """
-    if requested is not None and (requested not in FRAMEWORKS or not _installed(requested)):
-        raise UsageError(
-            "that framework is not installed",
-            expected=" or ".join(name for name in FRAMEWORKS if _installed(name))
-            or "none installed",
-            got=requested,
-        )
-    loaded = [name for name in FRAMEWORKS if name in sys.modules]
-    for name in (requested, *loaded, trained_with, *FRAMEWORKS):
-        if name in FRAMEWORKS and _installed(name):
-            return name
-    raise ModelError(
-        "no framework is installed to run the model with",
-        expected="torch or tensorflow",
-        remedy="install the project's packages, e.g. `make setup`",
-    )
-
-
-def _installed(name: str) -> bool:
-    return name in sys.modules or importlib.util.find_spec(name) is not None
-
-
-def _grow_memory(devices: Any) -> None:
-    """Let TensorFlow allocate GPU memory as needed, so that several processes can share a GPU.
-
-    By default the first process allocates all of it. Tested with simulated devices, not on a GPU.
-
-    Args:
-        devices: `tf.config`.
-    """
-    gpus = devices.list_physical_devices("GPU")
-    for gpu in gpus:
-        # After TensorFlow's start it cannot be changed: a caller's own program has decided.
-        with contextlib.suppress(RuntimeError):
-            devices.experimental.set_memory_growth(gpu, True)
-
-
-def _forward(
-    framework: str,
-    config: dict,
-    weights: dict[str, np.ndarray],
-    classes: int,
-    *,
-    first_type_ends: int | None,
-) -> tuple[Forward, bool]:
-    """The forward pass, and whether it runs on a GPU."""
-    # Full precision: scores must not depend on the machine.
-    settings = {
-        "num_labels": classes,
-        "training": TrainingSection(framework=framework, precision="fp32"),
-        "model": ModelSection(),
-        "first_type_ends": first_type_ends,
-    }
-    build = {"torch": _forward_torch, "tensorflow": _forward_tensorflow}[framework]
-    return build(config, weights, settings)
-
-
-def _forward_torch(config: dict, weights: dict, settings: dict) -> tuple[Forward, bool]:
-    import torch
-
-    from training.model import forward_torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    net = forward_torch.build(config, weights, device=device, **settings)
-    return forward_torch.forward_fn(net), device == "cuda"
-
-
-def _forward_tensorflow(config: dict, weights: dict, settings: dict) -> tuple[Forward, bool]:
-    with starting_tensorflow():
-        import tensorflow as tf
-
-        from training.model import forward_tf
-
-        _grow_memory(tf.config)
-        tf.constant(0)  # starts the runtime, which looks for GPUs and logs what it misses
-        gpu = bool(tf.config.list_logical_devices("GPU"))
-    return forward_tf.forward_fn(forward_tf.build(config, weights, **settings)), gpu

@@ -1,1 +1,1 @@
-"""Groups of keys of the section `data`."""
+"""Groups of keys of the section `data`, and small sections."""

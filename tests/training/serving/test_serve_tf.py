@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.support.serving_contract import ServingContract
-from training.serving import serve
+from training.serving import runtimes
 
 
 class TestServing(ServingContract):
@@ -28,7 +28,7 @@ def test_gpu_memory_grows_with_its_use(started):
         list_physical_devices=lambda kind: [f"{kind}:{n}" for n in range(2)],
         experimental=SimpleNamespace(set_memory_growth=grow),
     )
-    serve._grow_memory(devices)
+    runtimes._grow_memory(devices)
     assert asked == ([] if started else [("GPU:0", True), ("GPU:1", True)])
 
 
@@ -36,9 +36,9 @@ def test_memory_growth_is_set_before_tensorflow_starts(monkeypatch):
     order = []
     import tensorflow as tf
 
-    monkeypatch.setattr(serve, "_grow_memory", lambda devices: order.append("memory"))
+    monkeypatch.setattr(runtimes, "_grow_memory", lambda devices: order.append("memory"))
     monkeypatch.setattr(tf, "constant", lambda value: order.append("start"))
     monkeypatch.setattr("training.model.forward_tf.build", lambda *words, **settings: None)
     monkeypatch.setattr("training.model.forward_tf.forward_fn", lambda net: None)
-    serve._forward("tensorflow", {}, {}, 2, first_type_ends=None)
+    runtimes._forward("tensorflow", {}, {}, 2, first_type_ends=None)
     assert order == ["memory", "start"]

@@ -1,0 +1,1 @@
+"""Scoring partitions of a Hive table into another one (`howdah score`), each once."""

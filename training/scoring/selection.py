@@ -1,0 +1,170 @@
+"""Which partitions of a table are asked for: pure decisions on their names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from howdah.errors import DataError, HowdahError, UsageError
+from howdah.spark.hive_catalog import text_of
+
+__all__ = ["Selection", "chosen", "parse_spec"]
+
+_NEWEST = 5
+"""Partitions that a message lists."""
+_COLUMN = re.compile(r"[A-Za-z0-9_]+")
+_NUMBER = re.compile(r"[+-]?[0-9]+")
+
+Spec = dict[str, str]
+"""{partition column: value}"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """The partitions that a command asks for."""
+
+    partitions: tuple[str, ...] = ()
+    """column=value/column=value each; a column that is left out: every value of it."""
+    since: str | None = None
+    """column=value: that one and later ones."""
+    until: str | None = None
+    """column=value: that one and earlier ones."""
+
+    def __post_init__(self) -> None:
+        if self.partitions and (self.since or self.until):
+            raise UsageError(
+                "give --partition, or --since and --until, not both",
+                remedy="--since ds=2026-10-01 takes every partition from that one on",
+            )
+        if not (self.partitions or self.since or self.until):
+            raise UsageError(
+                "no partition is asked for",
+                expected="--partition ds=2026-11-01 (repeatable), or --since ds=2026-10-01",
+            )
+        for text in self.partitions:
+            parse_spec(text, "--partition")
+        for option, text in (("--since", self.since), ("--until", self.until)):
+            if text is not None and len(parse_spec(text, option)) != 1:
+                raise UsageError(
+                    "one column is walked", where=option, expected="column=value", got=text
+                )
+
+
+def parse_spec(text: str, option: str) -> dict[str, str]:
+    """`ds=2026-11-01/country=at` as {column: value}; %2F and %25 in a value are / and %.
+
+    Raises:
+        UsageError: it is not of this form.
+
+    >>> parse_spec("ds=2026-11-01/country=at", "--partition")
+    {'ds': '2026-11-01', 'country': 'at'}
+    >>> parse_spec("path=a%2Fb", "--partition")
+    {'path': 'a/b'}
+    """
+    spec: dict[str, str] = {}
+    for part in text.split("/"):
+        column, equals, value = part.partition("=")
+        if not (equals and value and _COLUMN.fullmatch(column)) or column in spec:
+            raise UsageError(
+                "that is not a partition",
+                where=option,
+                expected="column=value, several columns with / between them, each once",
+                got=text,
+            )
+        spec[column] = value.replace("%2F", "/").replace("%2f", "/").replace("%25", "%")
+    return spec
+
+
+def chosen(
+    selection: Selection,
+    columns: Sequence[str],
+    there: Sequence[Spec],
+    *,
+    table: str,
+) -> list[Spec]:
+    """The partitions that are asked for, oldest first, each once.
+
+    Args:
+        columns: partition columns of the table.
+        there: {column: value} of each of its partitions.
+        table: for messages.
+    Raises:
+        DataError: a column by which the table is not partitioned, or a partition that is not
+            there; `problems` has each.
+    """
+    ordered = sorted(there, key=lambda one: tuple(map(_order, one.values())))
+    if not selection.partitions:
+        return _walked(selection, columns, ordered, table)
+    problems: list[HowdahError] = []
+    wanted: list[Spec] = []
+    for text in selection.partitions:
+        spec = _known(parse_spec(text, "--partition"), columns, "--partition", table)
+        found = [one for one in ordered if spec.items() <= one.items()]
+        if not found:
+            problems.append(_missing(text, "--partition", ordered, table))
+        wanted += [one for one in found if one not in wanted]
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        raise DataError(f"{len(problems)} partitions are not there", where=table, problems=problems)
+    return sorted(wanted, key=ordered.index)
+
+
+def _walked(
+    selection: Selection, columns: Sequence[str], ordered: Sequence[Spec], table: str
+) -> list[Spec]:
+    found = list(ordered)
+    for option, text in (("--since", selection.since), ("--until", selection.until)):
+        if text is None:
+            continue
+        ((column, value),) = _known(parse_spec(text, option), columns, option, table).items()
+        bound = _order(value)
+        later = option == "--since"
+        found = [
+            one
+            for one in found
+            if (_order(one[column]) >= bound if later else _order(one[column]) <= bound)
+        ]
+    if not found:
+        asked = " ".join(filter(None, (selection.since, selection.until)))
+        raise _missing(asked, "--since" if selection.since else "--until", ordered, table)
+    return found
+
+
+def _order(value: str) -> tuple[int, int, str]:
+    """Whole numbers by their size, before all other values; those by their text.
+
+    >>> sorted(["10", "9", "2026-01-02", "2026-01-01"], key=_order)
+    ['9', '10', '2026-01-01', '2026-01-02']
+    """
+    return (0, int(value), value) if _NUMBER.fullmatch(value) else (1, 0, value)
+
+
+def _known(spec: dict[str, str], columns: Sequence[str], option: str, table: str) -> dict[str, str]:
+    """The spec under the table's own spelling of its columns."""
+    by_lower = {column.lower(): column for column in columns}
+    unknown = [column for column in spec if column.lower() not in by_lower]
+    if unknown:
+        raise DataError(
+            f"the table is not partitioned by {', '.join(unknown)}",
+            where=f"{option} of {table}",
+            expected=", ".join(columns) or "no partition column at all",
+            got=", ".join(spec),
+            remedy="name partition columns",
+        )
+    return {by_lower[column.lower()]: value for column, value in spec.items()}
+
+
+def _missing(text: str, option: str, ordered: Sequence[Spec], table: str) -> DataError:
+    newest = [text_of(one) for one in ordered[-_NEWEST:]][::-1]
+    return DataError(
+        "the table has no such partition",
+        where=f"{option} of {table}",
+        expected=f"one that is there; the newest: {', '.join(newest)}"
+        if newest
+        else "a partition; the table has none yet",
+        got=text,
+        remedy="wait for it, or check its spelling; a directory that no statement has added is no"
+        f" partition (MSCK REPAIR TABLE {table} adds those)",
+    )
