@@ -36,8 +36,9 @@ def test_commands_are_in_one_of_two_lists():
     from howdah import cli
 
     named: set[str] = set()
-    apps = (cli.work.app, cli.models.app, cli.comparing.app, cli.jobs.app, cli.tune.app,
-            cli.lineage.app)  # fmt: skip
+    parts = (cli.work, cli.models, cli.comparing, cli.drift, cli.jobs, cli.tune, cli.lineage,
+             cli.days, cli.serving)  # fmt: skip
+    apps = [part.app for part in parts]
     for part in apps:
         named |= {each.name or each.callback.__name__ for each in part.registered_commands}
     assert named - cli._UNDER_POLICY == {"forget", "package", "serve"}

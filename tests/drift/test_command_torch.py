@@ -274,3 +274,26 @@ def test_labels_and_tokens_are_escaped_on_the_page(place):
     assert "<script" not in page
     assert page.count("</style>") == 1
     assert "&lt;script&gt;" in page
+
+
+@pytest.mark.full
+def test_a_real_models_partitions_of_the_same_source_do_not_alarm(place):
+    """1,000 partitions of 200 rows, scored by the model, beside the profile of its export."""
+    from howdah.drift.judge import judge
+    from tests.fixtures.dataset import learnable_rows
+
+    ids_N, _ = learnable_rows(5000, 4, place.served.encoder.vocab_size, seed=77)
+    scores_NC = place.served.scores_of_ids(ids_N)
+    reference = reference_of(storage.join(place.run, "export"))
+    random = np.random.default_rng(0)
+    alarmed = 0
+    for _ in range(1000):
+        drawn = random.choice(5000, 200, replace=False)
+        profile = Profile.like(reference)
+        profile.add(scores_NC[drawn], [ids_N[row] for row in drawn])
+        alarmed += bool(judge(reference, profile).alarms)
+    assert alarmed < 10
+    cut = Profile.like(reference)
+    short = [ids[:8] for ids in ids_N[:300]]
+    cut.add(place.served.scores_of_ids(short), short)
+    assert "length" in [column.name for column in judge(reference, cut).alarms]

@@ -237,8 +237,11 @@ def _are_predictions(path: str) -> bool:
 
         with storage.open_read(path) as file:
             return {"id", "scores", "run_id", "error"} <= set(pq.read_schema(file).names)
-    if form == "jsonl":
-        record = next(_json_lines(path), None)
+    if form == "jsonl" and not path.lower().endswith(".gz"):  # predictions are not compressed
+        try:
+            record = next(_json_lines(path), None)
+        except DataError:  # the reader of texts says what is wrong with it
+            return False
         return isinstance(record, dict) and {"id", "scores", "run_id"} <= set(record)
     return False
 
