@@ -95,9 +95,9 @@ def from_text(
         separated = judge.separate(passed, past, data)
         passed = separated.fresh
     rejects = gated.where(F.col("reason").isNotNull())
-    judged = None
-    if read >= _MANY_ROWS:
-        rejects = rejects.persist()
+    judged, stays = None, gated
+    if read >= _MANY_ROWS and separated is None:  # which reads the gate's rows again
+        stays = rejects = rejects.persist()
         judged = partial(_let_go, gated, rejects, kept)
     found = dedup.deduplicate(
         passed,
@@ -123,7 +123,7 @@ def from_text(
     # From files: what is asked of them from here on has a plan of one step and reads its columns
     # alone, and all that they are made of goes.
     final = scratch.keep(final, f"{scratch.path('rows')}/final")
-    release(kept, but=[rejects if read >= _MANY_ROWS else gated])
+    release(kept, but=[stays])
 
     counts = at_gate + counting.by(counting.of_task(final, data.task), "reason", "label")
     quality = counting.judged(read, counts, data, progress)

@@ -117,6 +117,7 @@ def test_rounds_in_spark_and_the_driver_find_the_same(spark, tmp_path):
 
 @pytest.mark.spark
 @pytest.mark.full
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("driver_edges", [10_000, 2_000_000])
 def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, driver_edges):
     a, b = graph(1_000_000)

@@ -45,6 +45,7 @@ def _fates(spark, rows, options, tmp_path, partitions=3, driver_edges=1_000):
             _frame(spark, rows, partitions), options, scratch, temporary, driver_edges=driver_edges
         )
         fates = {r["id"]: (r["reason"], r["detail"], r["group"]) for r in found.rows.collect()}
+    assert len(temporary) == 1  # signatures and buckets have gone
     for frame in temporary:
         frame.unpersist()
     return fates, found
