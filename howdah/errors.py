@@ -114,6 +114,10 @@ class ExpectationsFailed(DataError):
     """A new dataset version is not what `data.expect` asks for; `problems` has each bound."""
 
 
+class TooManyErrors(DataError):
+    """More rows of a partition have an error than `score.max_error_fraction` allows."""
+
+
 class ModelError(HowdahError):
     """A base model or an export cannot be used."""
 

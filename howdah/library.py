@@ -165,8 +165,8 @@ def open_model(model: Config | str, *, framework: str | None = None) -> Model:
     Args:
         model: a published model, export or run directory on any storage; or the configuration of
             its run.
-        framework: tensorflow or torch; None: the one that this process has loaded, else the one
-            that it was trained with.
+        framework: tensorflow, torch or onnx (docs/exports.md); None: the one that this process has
+            loaded, else the one that it was trained with.
     Raises:
         ModelError: there is no model, or it is damaged.
     """

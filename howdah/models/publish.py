@@ -18,15 +18,15 @@ import re
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import AlreadyExists, ModelError, NotFound, UsageError
 from howdah.models.gate import Evaluate, Run, finished_run, judge
-from howdah.models.registry import MANIFEST, Published
-from howdah.storage import commit
+from howdah.models.registry import EXPORT_FOLDERS, MANIFEST, Published
+from howdah.storage import Entry, commit
 
 __all__ = ["publish", "republish", "roll_back"]
 
@@ -190,24 +190,36 @@ def _take_number(model: Published, staged: commit.Staged) -> int:
 def _copied(source: str, target: str, progress: Progress) -> dict[str, dict]:
     """Copy a directory's files and read the copies: {name: {bytes, sha256}}."""
     files = {}
-    for entry in storage.list_dir(source):
-        if entry.is_dir or entry.name == MANIFEST:
-            raise ModelError(
-                "the export holds what does not belong there", where=source, got=entry.name
-            )
-        progress(f"copying {entry.name}, {entry.size / 2**20:,.1f} MiB")
-        sent = _send(entry.path, storage.join(target, entry.name))
-        back = _digest(storage.join(target, entry.name))
+    for name, entry in _entries(source):
+        if name == MANIFEST:
+            raise ModelError("the export holds what does not belong there", where=source, got=name)
+        progress(f"copying {name}, {entry.size / 2**20:,.1f} MiB")
+        sent = _send(entry.path, storage.join(target, name))
+        back = _digest(storage.join(target, name))
         if sent != back:
             raise ModelError(
                 "a copied file is not what was sent",
-                where=storage.join(target, entry.name),
+                where=storage.join(target, name),
                 expected=f"{sent['bytes']:,} bytes, sha256 {sent['sha256']}",
                 got=f"{back['bytes']:,} bytes, sha256 {back['sha256']}",
                 remedy="publish again; if this repeats, the storage is damaged",
             )
-        files[entry.name] = sent
+        files[name] = sent
     return files
+
+
+def _entries(directory: str, below: str = "") -> Iterator[tuple[str, Entry]]:
+    """(name below `directory`, entry) of every file of an export."""
+    for entry in storage.list_dir(directory):
+        name = f"{below}{entry.name}"
+        if not entry.is_dir:
+            yield name, entry
+        elif below or entry.name in EXPORT_FOLDERS:
+            yield from _entries(entry.path, f"{name}/")
+        else:
+            raise ModelError(
+                "the export holds what does not belong there", where=directory, got=name
+            )
 
 
 def _send(source: str, target: str) -> dict:

@@ -18,10 +18,15 @@ from dataclasses import dataclass
 from howdah import storage
 from howdah.errors import ModelError, NotFound
 
-__all__ = ["EXPORT_INFO", "MANIFEST", "POINTER", "Published", "profile_path", "resolve"]
+__all__ = [
+    "EXPORT_FOLDERS", "EXPORT_INFO", "MANIFEST", "POINTER", "Published", "profile_path", "resolve",
+]  # fmt: skip
 
 EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
+
+EXPORT_FOLDERS = ("saved_model",)
+"""What an export has below it, beside its files."""
 
 MANIFEST = "manifest.json"
 POINTER = "current.json"

@@ -94,7 +94,8 @@ def parts(kind: str, *, horovod: Horovod | None = None, extra: Sequence[str] = (
     """
     wanted = kind_of(kind)
     found = [*_interpreter(), *_stdlib()]
-    distributions = closure((*wanted.roots, *extra), without=wanted.without)
+    taken = [name for name in wanted.optional if _installed(name)]
+    distributions = closure((*wanted.roots, *taken, *extra), without=wanted.without)
     for distribution in distributions:
         if horovod is None or distribution.name.lower() != "horovod":
             found += _files(distribution, wanted)
@@ -112,6 +113,14 @@ def parts(kind: str, *, horovod: Horovod | None = None, extra: Sequence[str] = (
     for part in (*_launchers(glibc), _description(kind, distributions, horovod, glibc, by)):
         by_name[part.name] = part
     return [by_name[name] for name in sorted(by_name)]
+
+
+def _installed(name: str) -> bool:
+    try:
+        importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def kind_of(kind: str) -> Kind:

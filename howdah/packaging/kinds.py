@@ -14,8 +14,9 @@ CORE = (
     "fsspec", "google-crc32c", "hdfs", "hdfs-native", "jinja2", "numpy", "pydantic", "pyyaml",
     "safetensors", "tokenizers",
 )  # fmt: skip
-_JOB = (*CORE, "horovod", "matplotlib", "onnx", "packaging", "pyarrow", "rich", "skein", "typer")
-
+_JOB = (*CORE, "horovod", "matplotlib", "packaging", "pyarrow", "rich", "skein", "typer")
+_EXPORT = ("onnx", "onnxruntime")
+"""Writes model.onnx at a run's end, and checks further formats; without them the run says so."""
 
 _WITHOUT = {
     "tensorflow": frozenset({"libclang"}),
@@ -29,6 +30,8 @@ class Kind:
 
     roots: tuple[str, ...]
     """Distributions that its code imports; their requirements are added."""
+    optional: tuple[str, ...] = ()
+    """Distributions that are taken along where they are installed."""
     framework: str | None = None
     """tensorflow or torch, with its Horovod."""
     without: frozenset[str] = frozenset()
@@ -53,12 +56,14 @@ KINDS: dict[str, Kind] = {
     # Not compressed: gzip takes minutes for gigabytes, the network seconds.
     "tensorflow": Kind(
         roots=(*_JOB, "tensorflow", "tf-keras"),
+        optional=_EXPORT,
         framework="tensorflow",
         without=_WITHOUT["tensorflow"],
         compressed=False,
     ),
     "torch": Kind(
         roots=(*_JOB, "torch"),
+        optional=_EXPORT,
         framework="torch",
         without=_WITHOUT["torch"],
         compressed=False,

@@ -187,6 +187,9 @@ def reading(options: SparkOptions, *, user: str | None = None) -> Iterator[Catal
         site = conf.getClass().getClassLoader().getResource("hive-site.xml")
         if site is not None:  # as a session's SharedState does
             hadoop.addResource(site)
+        warehouse = conf.get("spark.sql.warehouse.dir", "")
+        if warehouse:  # where an embedded metastore that is new puts its database
+            hadoop.set("hive.metastore.warehouse.dir", warehouse)
         yield Catalogue(jvm, jvm.org.apache.spark.sql.hive.HiveExternalCatalog(conf, hadoop))
 
 

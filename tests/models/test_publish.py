@@ -93,6 +93,30 @@ def test_versions_pointer_and_rolling_back(base, tiny_model_dir):
     }  # fmt: skip
 
 
+def test_a_version_has_every_format_of_the_export(tmp_path, tiny_model_dir):
+    run = finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="a")
+    export = tmp_path / "run" / "export"
+    (export / "saved_model" / "variables").mkdir(parents=True)
+    (export / "saved_model" / "saved_model.pb").write_bytes(b"graph")
+    (export / "saved_model" / "variables" / "variables.index").write_bytes(b"index")
+    made = publish(config_of(run, str(tmp_path / "models")), never)
+    version = tmp_path / "models" / "zoo" / "v=1"
+    files = storage.read_json(f"{made['path']}/manifest.json")["files"]
+    assert {"model.onnx", "model.safetensors", "saved_model/variables/variables.index"} <= set(
+        files
+    )
+    assert (version / "saved_model" / "saved_model.pb").read_bytes() == b"graph"
+    (version / "saved_model" / "variables" / "variables.index").write_bytes(b"other")
+    other = finished_run(str(tmp_path / "other"), tiny_model_dir, run_id="b")
+    config = config_of(other, str(tmp_path / "models"))
+    publish(config, never)
+    with pytest.raises(ModelError):
+        roll_back(config)
+    (export / "thesis").mkdir()
+    with pytest.raises(ModelError, match="does not belong there"):
+        publishing._copied(str(export), str(tmp_path / "copy"), print)
+
+
 def test_the_gate_is_asked_before_anything_is_written(tmp_path, tiny_model_dir):
     run = finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="a", accuracy=0.4)
     config = config_of(run, str(tmp_path / "models"), gate={"minimum": {"accuracy": 0.5}})

@@ -13,6 +13,7 @@ import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from howdah import storage
@@ -21,6 +22,8 @@ from howdah.packaging import elf, horovod, package
 from howdah.packaging import environment as package_env
 from howdah.packaging.hashes import FileHashes
 from howdah.packaging.part import Part
+from tests.support.exported import base_of, write_export
+from training.serving.serve import open_model
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +80,7 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
         archive.extractall(place, filter="data")
     shutil.copy(package.wheel(str(tmp_path)).path, root / "howdah.whl")
     (root / "probe.py").write_text(_PROBE)
-    inside, argv = str(root), []
-    if os.geteuid() == 0:
-        inside, argv = "", ["chroot", str(root)]
-        for library in ("lib64", "lib/x86_64-linux-gnu", "bin", "tmp"):
-            (root / library).mkdir(parents=True)
-        shutil.copy("/lib64/ld-linux-x86-64.so.2", root / "lib64")
-        for name in _GLIBC:
-            for path in Path("/lib/x86_64-linux-gnu").glob(f"{name}.so.*"):
-                shutil.copy(path, root / "lib/x86_64-linux-gnu")
-        shutil.copy(os.path.realpath("/bin/dash"), root / "bin" / "sh")
+    inside, argv = _bare_root(root)
     argv += [f"{inside}/somewhere/else/bin/python", f"{inside}/probe.py", f"{inside}/"]
     path = os.pathsep.join(filter(None, os.environ.get("PATH", "").split(os.pathsep)))
     answer = subprocess.run(
@@ -99,6 +93,62 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
     # a Python process that it starts is whole as well, and other programs get their own libraries
     assert found["child"] == f"{found['numpy']} None", found["child_error"]
     assert found["crc"] == "c" and found["template"] > 1000
+
+
+_PREDICTION = """
+import json, sys
+from training.serving.serve import open_model, serving_framework
+chosen = serving_framework(sys.argv[2])
+served = open_model(sys.argv[2], framework=chosen, threads=1)
+scores = served.scores(json.loads(sys.argv[3]))
+import pyarrow.parquet, training.prediction.executor
+foreign = [m.__file__ for m in list(sys.modules.values())
+           if getattr(m, "__file__", None) and not m.__file__.startswith(sys.argv[1])]
+print(json.dumps({"framework": chosen, "scores": scores.tolist(), "foreign": foreign}))
+"""
+
+
+def _bare_root(root: Path) -> tuple[str, list[str]]:
+    """(where `root` is for a program in it, what goes before its command): chroot needs root."""
+    if os.geteuid() != 0:
+        return str(root), []
+    for library in ("lib64", "lib/x86_64-linux-gnu", "bin", "tmp"):
+        (root / library).mkdir(parents=True)
+    shutil.copy("/lib64/ld-linux-x86-64.so.2", root / "lib64")
+    for name in _GLIBC:
+        for path in Path("/lib/x86_64-linux-gnu").glob(f"{name}.so.*"):
+            shutil.copy(path, root / "lib/x86_64-linux-gnu")
+    shutil.copy(os.path.realpath("/bin/dash"), root / "bin" / "sh")
+    return "", ["chroot", str(root)]
+
+
+@pytest.mark.full
+def test_a_prediction_by_the_environment_score_alone(tmp_path):
+    made = package.environment("score")
+    assert made.size < 150 * 2**20 and made.name.endswith(".tar.gz")
+    root, texts = tmp_path / "root", ["the country and the town", "more and more", "of"]
+    with tarfile.open(made.path) as archive:
+        names = archive.getnames()
+        archive.extractall(root / "env", filter="data")
+    packages = {name.split("site-packages/")[1].split("/")[0] for name in names if "site-" in name}
+    assert {"onnxruntime", "tokenizers", "numpy", "pyarrow"} <= packages
+    assert not packages & {"torch", "tensorflow", "transformers", "onnx", "pandas", "sympy"}
+    shutil.copy(package.wheel(str(tmp_path)).path, root / "howdah.whl")
+    base = base_of(str(tmp_path / "base"), "distilbert")
+    export = write_export(root / "export", base)
+    here = open_model(export, framework="onnx", threads=1).scores(texts)
+    (root / "predict.py").write_text(_PREDICTION)
+    inside, argv = _bare_root(root)
+    argv += [f"{inside}/env/bin/python", f"{inside}/predict.py", f"{inside}/", f"{inside}/export"]
+    path = os.environ.get("PATH", "")
+    answer = subprocess.run(
+        [*argv, json.dumps(texts)], env={"PYTHONPATH": f"{inside}/howdah.whl", "PATH": path},
+        capture_output=True, text=True, cwd="/", check=False,
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["framework"] == "onnx" and found["foreign"] == []
+    np.testing.assert_array_equal(np.array(found["scores"], np.float32), here)
 
 
 def test_the_environment_is_made_once_and_named_by_its_contents(environment, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -25,6 +26,7 @@ def finished_run(
     accuracy: float = 0.9,
     dataset: str = "d1",
     changes: dict | None = None,
+    labels: Sequence[str] = LABELS,
 ) -> str:
     """Write run.json and export/ of a run; returns `directory`.
 
@@ -34,12 +36,13 @@ def finished_run(
             on validation.
         dataset: hash of the dataset.
         changes: of run.json.
+        labels: names of the classes.
     """
     model = load_base(base)
     rng = np.random.default_rng(sum(run_id.encode()))
     head = {
         name: rng.standard_normal(shape).astype(np.float32)
-        for name, shape in model.family.head_shapes(model.config, len(LABELS)).items()
+        for name, shape in model.family.head_shapes(model.config, len(labels)).items()
     }
     metrics = {"test": _metrics(accuracy), "validation": _metrics(accuracy + 0.01)}
     export(
@@ -47,7 +50,7 @@ def finished_run(
         weights=dict(model.weights) | head,
         base_config=model.config,
         tokenizer_files=model.tokenizer_files,
-        label_names=LABELS,
+        label_names=labels,
         run_info=RunInfo(
             run_id=run_id, run_name="zoo", framework="torch", step=12, max_length=48,
             clean={}, base={"source": base, "hash": model.hash},

@@ -17,6 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from howdah import storage
+from howdah.drift.profile import reference_of
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import NO_DROPOUT, NOISE, train
 from tests.support.serving_contract import reference_logits
@@ -71,6 +72,24 @@ def test_the_metrics_of_the_end_are_those_of_the_model_as_it_is_served(half):
         served = json.loads(done.stdout)["metrics"]
         assert said["metrics"][split]["loss"] == pytest.approx(served["loss"], abs=1e-6)
         assert said["metrics"][split]["accuracy"] == served["accuracy"]
+
+
+def test_the_export_has_a_profile_of_both_ranks_last_evaluation(half, learnable):
+    profile = reference_of(os.path.join(half.directory, "export"))
+    validation = half.run_json()["metrics"]["validation"]
+    assert (profile.counts.rows, profile.reference.split) == (128, "validation")
+    assert profile.reference.right == round(validation["accuracy"] * 128)
+    estimate = profile.counts.calibrated_nano / 128 / 1e9
+    assert estimate == pytest.approx(validation["accuracy"], abs=0.02)
+    shards = ShardSet(learnable, "train")
+    assert profile.counts.texts == shards.rows == 768
+    assert profile.counts.ids == sum(int(lengths.sum()) for lengths in shards.lengths)
+    ids = [shards.example(n, row).input_ids for n in range(len(shards.lengths))
+           for row in range(len(shards.lengths[n]))]  # fmt: skip
+    occurred = set(np.concatenate(ids).tolist())
+    assert set(np.flatnonzero(profile.reference.known.bits).tolist()) == occurred
+    assert profile.counts.unseen == 0 < profile.reference.unseen[0]
+    assert profile.counts.tokens == profile.counts.ids - 2 * 768  # [CLS] and [SEP] of each
 
 
 def test_the_logs_of_ranks_on_cpus_say_nothing_of_cuda_and_absl(half):

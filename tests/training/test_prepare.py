@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import shutil
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from howdah import storage
 from howdah.config.loader import from_dict
-from howdah.errors import ConfigError, DataError, ModelError
+from howdah.errors import ConfigError, DataError, ModelError, UsageError
 from tests.fixtures.dataset import build_dataset
 from tests.support.tiny_model import write_tiny_model
 from training.checkpoint.state import TrainState
@@ -69,6 +70,22 @@ def test_a_job_has_all_that_a_loop_needs(tiny_dataset, tiny_model_dir):
     assert got.identity.plan == got.planner.plan_hash
     rows = [b.real_tokens for b in got.train_source(SoloComm(), begun(got))]
     assert sum(rows) == 2 * sum(shard.tokens for shard in tiny_dataset.manifest.splits["train"])
+
+
+def test_a_format_that_cannot_be_written_is_refused_before_the_first_step(
+    tiny_dataset, tiny_model_dir, monkeypatch
+):
+    find = importlib.util.find_spec
+    gone = ("onnxruntime", "tensorflow")
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *a: None if name in gone else find(name, *a)
+    )
+    assert job(tiny_dataset.path, tiny_model_dir, export={"formats": ["hf"]}).labels
+    with pytest.raises(UsageError, match="cannot be written here") as caught:
+        job(tiny_dataset.path, tiny_model_dir, export={"formats": ["onnx-w8", "savedmodel"]})
+    assert caught.value.where == "export.formats"
+    assert "onnx-w8: onnxruntime not" in caught.value.got
+    assert "savedmodel: tensorflow not" in caught.value.got
 
 
 def test_a_shard_that_no_manifest_lists_is_named_and_left_alone(tmp_path, tiny_model_dir):

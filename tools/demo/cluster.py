@@ -121,11 +121,23 @@ def run(arguments: argparse.Namespace, cluster: dict, clock: Clock) -> None:
             capture=True,
         )
     )  # fmt: skip
+    pages = f"{run_directory}/drift"
+    judged = any(one["profile"] is not None for one in scored["partitions"])
+    if judged:  # exit code 1: it differs from what the model was trained on
+        steps.howdah(
+            [
+                "drift", *options, "--model", run_directory, "--table", SCORED,
+                "--partition", PARTITION, "--output", pages,
+            ],
+            may_fail=True,
+        )  # fmt: skip
 
     clock.step("result", 9, STEPS)
     clock.end()
     steps.show_metrics(result)
     show_scored(scored)
+    if judged:
+        print(f"  {pages}/drift.html: beside what the model was trained on")
     print("\nsample predictions (package that a docstring comes from):")
     steps.show_predictions(predictions)
     if not is_pretrained:

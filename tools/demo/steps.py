@@ -53,10 +53,21 @@ class Clock:
         print(f"      {seconds:.0f} s together")
 
 
-def howdah(arguments: Sequence[str], *, stdin: str | None = None, capture: bool = False) -> str:
-    """Run a `howdah` command and show it; its stdout if captured. Ends the demo where it fails."""
+def howdah(
+    arguments: Sequence[str],
+    *,
+    stdin: str | None = None,
+    capture: bool = False,
+    may_fail: bool = False,
+) -> str:
+    """Run a `howdah` command and show it; its stdout if captured. Ends the demo where it fails.
+
+    Args:
+        may_fail: exit code 1, a check that has failed, is a result as well.
+    """
     say(f"$ howdah {shlex.join(arguments)}")
-    return _run([sys.executable, "-m", "howdah.cli", *arguments], stdin, capture)
+    argv = [sys.executable, "-m", "howdah.cli", *arguments]
+    return _run(argv, stdin, capture, good=(0, 1) if may_fail else (0,))
 
 
 def module(name: str, *arguments: str) -> None:
@@ -65,7 +76,9 @@ def module(name: str, *arguments: str) -> None:
     _run([sys.executable, "-m", name, *arguments], None, False)
 
 
-def _run(argv: Sequence[str], stdin: str | None, capture: bool) -> str:
+def _run(
+    argv: Sequence[str], stdin: str | None, capture: bool, *, good: Sequence[int] = (0,)
+) -> str:
     done = subprocess.run(
         argv,
         input=stdin,
@@ -73,7 +86,7 @@ def _run(argv: Sequence[str], stdin: str | None, capture: bool) -> str:
         stdout=subprocess.PIPE if capture else sys.stderr,
         check=False,
     )
-    if done.returncode:
+    if done.returncode not in good:
         say(f"the demo stops here: that command ended with exit code {done.returncode}")
         sys.exit(done.returncode)
     return done.stdout or ""

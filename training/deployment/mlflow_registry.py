@@ -156,6 +156,8 @@ def _add(mlflow: Any, client: Any, variant: Variant, uri: str, name: str, experi
         warnings.simplefilter("ignore")  # advice to give an example of the input
         made = mlflow.pyfunc.log_model(
             name="model", python_model=code, artifacts={"export": files}, signature=signature,
+            # Keys that a loader may set; "": what the model was trained with.
+            model_config={"framework": ""},
             pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
         )  # fmt: skip
         client.log_batch(run.info.run_id, metrics=_metrics(variant))

@@ -17,7 +17,9 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
         """Open the export."""
         from training.serving.serve import open_model
 
-        self._served = open_model(context.artifacts["export"])
+        # mlflow.pyfunc.load_model(..., model_config={"framework": "onnx"})
+        framework = (context.model_config or {}).get("framework") or None
+        self._served = open_model(context.artifacts["export"], framework=framework)
         self._served.require("text", where="MLflow", remedy="use `howdah predict` for images")
         self._served.require_labels(where="MLflow", remedy="use `howdah predict`")
 

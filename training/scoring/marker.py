@@ -17,7 +17,10 @@ from howdah import storage
 from howdah.data.manifest import content_hash
 from howdah.errors import NotFound
 
-__all__ = ["MARKER", "Files", "Marker", "Wanted", "directory_of", "files_of", "read", "reason"]
+__all__ = [
+    "MARKER", "Files", "Marker", "Wanted", "directory_of", "files_of", "read", "reason",
+    "remove", "write",
+]  # fmt: skip
 
 MARKER = "done.json"
 FORMAT_VERSION = 1
@@ -118,6 +121,11 @@ def write(directory: str, marker: Marker) -> None:
     """Write the marker, whole or not at all."""
     text = json.dumps(asdict(marker), indent=1, ensure_ascii=False) + "\n"
     storage.write_whole(storage.join(directory, MARKER), text.encode())
+
+
+def remove(directory: str) -> None:
+    """Remove the marker, if there is one."""
+    storage.remove(storage.join(directory, MARKER))
 
 
 def reason(

@@ -17,7 +17,7 @@ from howdah.config.tasks import Task
 from howdah.data.hive_table import replace_partition
 from howdah.drift import profile
 from howdah.drift.profile import Profile
-from howdah.errors import DataError, NotFound, StorageError
+from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
 from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, text_of
 from howdah.storage import commit
 from training.prediction import frames
@@ -29,14 +29,10 @@ from training.scoring.target import Scorer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Job", "TooManyErrors", "output_columns", "reference_of", "state_of"]
+__all__ = ["Job", "output_columns", "reference_of", "state_of"]
 
 _EXAMPLES = 5
 _STALE = 24 * 3600.0
-
-
-class TooManyErrors(DataError):
-    """More rows of a partition have an error than `score.max_error_fraction` allows."""
 
 
 def output_columns(task: Task) -> dict[str, str]:
@@ -121,6 +117,7 @@ class Job:
             partition=target, what="scored rows", check=check, progress=self.progress,
         )  # fmt: skip
         output = self._written(target, names)
+        markers.remove(directory)  # it describes the rows before, and the profile of those
         made = markers.Marker(
             model=dict(self.scorer.identity), source_table=self.source.name, source=source,
             options=self.options, output_table=self.output, output=output,

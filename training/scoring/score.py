@@ -16,7 +16,7 @@ from typing import Any
 from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.tasks import Task, task_of
-from howdah.errors import DataError, HowdahError, UsageError
+from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.spark import shipping
 from howdah.spark.errors import translated
@@ -69,6 +69,7 @@ class Request:
 
         Raises:
             UsageError, ConfigError: the names of the tables, or conflicting settings.
+            ClusterError: Spark is not installed.
         """
         for option, name in (("--source", self.source), ("--output", self.output)):
             if not _NAME.fullmatch(name):
@@ -78,6 +79,7 @@ class Request:
         if self.source.lower() == self.output.lower():
             raise UsageError("a table cannot be scored into itself", where=self.output)
         shipping.refuse_two_identities(config)
+        shipping.spark_home(config.data.spark)
         sessions.refuse_other_spark(config.data.spark)
 
 
@@ -137,12 +139,12 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
     with stopped, logged_in(*keytab):
         scorer = find_scorer(request.model, config.publish.directory, request.framework)
         progress(f"model: {scorer.title}, run {scorer.run_id or 'unknown'}, {scorer.model.path}")
+        framework = serving_framework(scorer.model.path, request.framework)
         with reading(spark, user=config.run.user) as catalogue:
             tables = _tables(catalogue, request, scorer, progress)
             done, todo = _planned(catalogue, request, scorer, tables, progress)
-        made: dict = {"framework": None, "application": None, "workers": None}
+        made: dict = {"framework": framework, "application": None, "workers": None}
         if todo:
-            framework = serving_framework(scorer.model.path, request.framework)
             with sessions.explained(config):
                 made = _run(todo, request, config, scorer, tables, framework, progress, done)
     return {
@@ -355,7 +357,7 @@ def _run(
             try:
                 with translated(f"score {request.source} {work.name}"):
                     made = job.score(work.spec, work.directory)
-            except partitions.TooManyErrors as error:
+            except TooManyErrors as error:
                 failed.append(error)
                 progress(f"{work.name}: not written, {error.got}")
                 continue

@@ -215,7 +215,8 @@ def _files(
     if graph is not None:
         files[onnx_graph.FILE] = graph.data
         described["formats"] = {"onnx": graph.described}
-    files["README.md"] = _model_card(info, family, label_names, sha256).encode("utf-8")
+    card = _model_card(info, family, label_names, sha256, graph=graph is not None)
+    files["README.md"] = card.encode("utf-8")
     files[INFO] = _json(described)
     return files
 
@@ -251,7 +252,12 @@ def _json(value: Mapping) -> bytes:
 
 
 def _model_card(
-    info: RunInfo, family: ModelFamily, label_names: Sequence[str], weights_sha256: str
+    info: RunInfo,
+    family: ModelFamily,
+    label_names: Sequence[str],
+    weights_sha256: str,
+    *,
+    graph: bool,
 ) -> str:
     import jinja2
 
@@ -268,6 +274,7 @@ def _model_card(
         scalars=metrics_of(info.task),
         cleaning=[name for name, on in info.clean.items() if on],
         weights_sha256=weights_sha256,
+        graph=graph,
     )
 
 

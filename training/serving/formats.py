@@ -9,6 +9,7 @@ its name.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from howdah.core.child import Child
 from howdah.data.family import family_of
 from howdah.data.manifest import Dataset
 from howdah.errors import ModelError, UsageError
+from howdah.models.registry import EXPORT_FOLDERS
 from training.data.shards import ShardSet
 from training.evaluation.metrics import scores_of
 from training.model import forward_numpy
@@ -31,7 +33,7 @@ from training.serving import onnx_graph
 
 __all__ = ["FORMATS", "SAVED_MODEL", "Format", "Source", "require", "sample_rows", "write"]
 
-SAVED_MODEL = "saved_model"
+(SAVED_MODEL,) = EXPORT_FOLDERS
 _EXACT = 1e-5
 """Most that a float32 logit may differ from the model's own, of logits up to 1; of larger ones it
 is relative."""
@@ -212,10 +214,14 @@ def _onnx_int8(directory: str, source: Source, probes: Batches, progress: Any) -
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     target = os.path.join(directory, FORMATS["onnx-int8"].file)
-    quantize_dynamic(
-        os.path.join(directory, onnx_graph.FILE), target, per_channel=True,
-        weight_type=QuantType.QInt8,
-    )  # fmt: skip
+    logging.disable(logging.WARNING)  # advice about its own preprocessing
+    try:
+        quantize_dynamic(
+            os.path.join(directory, onnx_graph.FILE), target, per_channel=True,
+            weight_type=QuantType.QInt8,
+        )  # fmt: skip
+    finally:
+        logging.disable(logging.NOTSET)
     model = onnx.load(target)
     onnx.helper.set_model_props(model, dict(source.metadata))
     onnx.save(model, target)

@@ -20,11 +20,10 @@ from training.model.pretrained import label_names_of, load_base
 from training.process import env
 from training.process.quiet import starting_tensorflow
 from training.serving.export import INFO
+from training.serving.formats import SAVED_MODEL
 
 __all__ = ["main"]
 
-DIRECTORY = "saved_model"
-"""In an export."""
 INPUTS, OUTPUT = ("input_ids", "attention_mask"), "logits"
 
 
@@ -56,7 +55,7 @@ def main(directory: str, probes: str, logits: str) -> None:
     module = tf.Module()
     module.variables_by_name = list(net.variables.values())  # what is saved is found from here
     module.serve = serving_default
-    target = os.path.join(storage.local_path(directory), DIRECTORY)
+    target = os.path.join(storage.local_path(directory), SAVED_MODEL)
     tf.saved_model.save(module, target, signatures={"serving_default": serving_default})
     read = tf.saved_model.load(target).signatures["serving_default"]
     given = np.load(probes)

@@ -141,14 +141,12 @@ class ServedModel:
         """
         scores_NC = np.zeros((len(ids_N), len(self.labels)), np.float32)
         order = np.argsort([-len(ids) for ids in ids_N], kind="stable")
-        multiple = 1 if self.own_width else pad_multiple(self.gpu)
         start = 0
         while start < len(order):
-            longest = len(ids_N[order[start]])
-            width = padded_length(longest, multiple, self.positions)
+            width = self._width(ids_N[order[start]])
             rows = order[start : start + max(1, self._batch_tokens // width)]
             if self.own_width:
-                rows = [row for row in rows if len(ids_N[row]) == longest]
+                rows = [row for row in rows if self._width(ids_N[row]) == width]
             start += len(rows)
             ids_BT = np.full((len(rows), width), self.encoder.pad_id, np.int32)
             mask_BT = np.zeros((len(rows), width), np.int32)
@@ -157,6 +155,10 @@ class ServedModel:
                 mask_BT[at, : len(ids_N[row])] = 1
             scores_NC[rows] = scores_of(self.task, self.forward(ids_BT, mask_BT))
         return scores_NC
+
+    def _width(self, ids: np.ndarray) -> int:
+        """The width of a batch whose longest row this is."""
+        return padded_length(len(ids), pad_multiple(self.gpu), self.positions)
 
     @property
     def _batch_tokens(self) -> int:

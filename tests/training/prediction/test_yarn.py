@@ -1,4 +1,4 @@
-"""`howdah predict --master yarn`: executors with nothing installed, in both frameworks."""
+"""`howdah predict --master yarn`: executors with nothing installed, by each runtime."""
 
 from __future__ import annotations
 
@@ -75,6 +75,7 @@ class Predictions:
     def on_yarn(self, *words, conf=None):
         """The same on YARN, with the model on HDFS."""
         fixed = ["--model", self.model, "--config", self.config(**(conf or {}))]
+        fixed += ["--framework", self.framework]
         columns = ["--text-column", "words", "--id-column", "key"]
         return self.run(*fixed, "--master", "yarn", *columns, *words)
 
@@ -94,7 +95,9 @@ class Predictions:
         pq.write_table(rows(), source)
         words = ["--source", source, "--output", output]
         columns = ["--text-column", "words", "--id-column", "key"]
-        code, _, err = self.run("--model", self.local_model, *words, *columns)
+        code, _, err = self.run(
+            "--model", self.local_model, "--framework", self.framework, *words, *columns
+        )
         assert code == 0, err
         return {row["id"]: row for row in pq.read_table(output).to_pylist()}
 
@@ -114,7 +117,8 @@ class Predictions:
         nodes = os.path.realpath(self.cluster.directory)
         for prefix in about["python"]:
             assert os.path.realpath(prefix).startswith(nodes), about
-            assert f"/howdah-predict-{self.framework}-" in prefix and "/.venv" not in prefix
+            kind = predict_cluster.environment_kind(self.framework)
+            assert f"/howdah-{kind}-" in prefix and "/.venv" not in prefix
         print(f"{self.framework}: {about}")
 
 
@@ -132,7 +136,8 @@ def predictions(request, healthy_cluster, hadoop_env, hdfs_dir, tiny_model_dir, 
         for name, shape in base.family.head_shapes(base.config, 3).items()
     }
     info = RunInfo(
-        run_id="run-5", max_length=16, clean={"whitespace": True}, framework=framework,
+        run_id="run-5", max_length=16, clean={"whitespace": True},
+        framework="torch" if framework == "onnx" else framework,
         base={"source": "tiny", "hash": base.hash},
         tokenizer_hash=Encoder.load(tiny_model_dir).hash,
     )  # fmt: skip
@@ -148,10 +153,10 @@ on_yarn = [
     pytest.mark.hadoop,
     pytest.mark.spark,
     pytest.mark.timeout(1500),
-    # TensorFlow's environment is half as large as PyTorch's with CUDA's libraries
+    # Without a framework: its environment is a tenth of TensorFlow's.
     pytest.mark.parametrize(
         "predictions",
-        ["tensorflow", pytest.param("torch", marks=pytest.mark.full)],
+        ["onnx", *(pytest.param(name, marks=pytest.mark.full) for name in ("tensorflow", "torch"))],
         indirect=True,
     ),
 ]

@@ -17,6 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from howdah.data.encode import Encoder
+from howdah.drift.bins import Known
+from howdah.drift.profile import PROFILE, Profile, Reference, read
+from tests.drift import samples
 from tests.support.waiting import wait_until
 from training.model.pretrained import load_base
 from training.serving.export import export
@@ -102,6 +105,10 @@ class Place:
         one = made_model(str(directory / "one"), base_dir, "run-1", 1)
         put_version(self.models / "news", 1, one)
         self.other = made_model(str(directory / "other"), base_dir, "run-2", 2)
+        size = json.loads((directory / "other" / "config.json").read_text())["vocab_size"]
+        known = Reference(known=Known.of(np.arange(size // 2), size), split="validation")
+        reference = Profile(samples.bins(vocabulary=size), reference=known)
+        (directory / "other" / PROFILE).write_bytes(reference.to_bytes())
         conf = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": f"file://{directory}/log"}
         conf["spark.sql.shuffle.partitions"] = "1"
         (directory / "log").mkdir()
@@ -181,12 +188,12 @@ def test_each_partition_is_scored_once_by_each_model(place):
         inserted("2026-11-02", [("g", "of in")]),
         asked(),
         asked(force=True, config={"score": {"max_error_fraction": 0.1}}),
-        asked(model=str(place.directory / "other"), selection={"partitions": ["ds=2026-11-02"]}),
+        asked(model=place.other, selection={"since": "ds=2026-11-01", "until": "ds=2026-11-02"}),
         asked(selection={"partitions": ["ds=2026-11-09"]}),
-        asked(output="texts_day", selection={"partitions": ["ds=2026-11-02"]}),
         f"ALTER TABLE {OUTPUT} DROP PARTITION (ds='2026-11-03', model='news')",
+        asked(),
     )[4:]
-    first, second, _, third, strict, other, missing, _, _ = made
+    first, second, _, third, strict, other, missing, _, dropped = made
     assert [state for _, state in states(first)] == ["scored"] * 3, first
     by_day = {one["partition"]: one for one in first["made"]["partitions"]}
     assert [by_day[f"ds=2026-11-0{n}"]["rows"] for n in (1, 2, 3)] == [4, 2, 0]
@@ -203,11 +210,20 @@ def test_each_partition_is_scored_once_by_each_model(place):
     error = strict["made"]
     assert error["error"] == "TooManyErrors" and error["exit_code"] == 3
     assert "2 of 4 rows" in error["got"] and "the text is null: 1 (id c)" in error["got"]
-    assert states(other) == [("02", "scored")] and other["made"]["model"] == "run-2"
+    assert states(other) == [("01", "scored"), ("02", "scored")]
+    assert other["made"]["model"] == "run-2" and other["made"]["version"] is None
+    # Of a model with a profile: each row is counted while it is scored.
+    assert any("no profiles" in line for line in first["lines"])
+    counts = [read(one["profile"]).counts for one in other["made"]["partitions"]]
+    assert [(each.rows, each.empty, each.errors) for each in counts] == [(2, 2, 0), (3, 0, 0)]
+    assert counts[1].labels.sum() == 3 and counts[1].ids > counts[1].tokens > 0
     assert "ds=2026-11-03, ds=2026-11-02" in missing["made"]["expected"]
 
+    assert states(dropped) == [("01", "skipped"), ("02", "skipped"), ("03", "scored")]
+    assert dropped["made"]["partitions"][2]["reason"] == "the scored partition is gone"
+
     rows = place.rows()
-    assert [key for key in rows if key[0] == "2026-11-01"] == [
+    assert sorted(key for key in rows if key[:2] == ("2026-11-01", "news")) == [
         ("2026-11-01", "news", key) for key in "abcd"
     ]
     assert {key[1] for key in rows if key[0] == "2026-11-02"} == {"news", "run-2"}
@@ -238,11 +254,11 @@ DAYS = [f"2026-10-{day:02d}" for day in range(1, 11)]
 KILLS = [
     (signal.SIGKILL, "staged"), (signal.SIGTERM, "second"), (None, "worker"),
     (signal.SIGKILL, "marked"), (None, "worker"), (signal.SIGTERM, "staged"),
-    (signal.SIGKILL, "second"), (None, "worker"), (signal.SIGINT, "staged"),
+    (signal.SIGKILL, "second"), (None, "worker"), (signal.SIGTERM, "staged"),
     (signal.SIGKILL, "worker"),
 ]  # fmt: skip
 """(signal to the driver; None: SIGKILL to the executor's Python workers; when)."""
-CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, None: 5}
+CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, None: 5}
 
 
 def descendants(pid):
@@ -267,7 +283,7 @@ class Killed:
 
     def __init__(self, place, log):
         self.place, self.log = place, log
-        self.before = self.markers()
+        self.before, self.staged = self.markers(), self.unpublished()
         with open(log, "w") as file:
             self.process = subprocess.Popen(
                 place.words("--since", "ds=2026-10-01"), cwd=place.directory, env=place.env,
@@ -276,6 +292,10 @@ class Killed:
 
     def markers(self):
         return len(list(self.place.models.glob("news/scored/*/*/done.json")))
+
+    def unpublished(self):
+        """Partitions that are written but not published, also by runs that were killed."""
+        return set(self.place.directory.glob(f"spark-warehouse/{OUTPUT}/*/.tmp-*"))
 
     def workers(self):
         """Python processes that tasks run in: children of the daemon that Spark starts."""
@@ -292,18 +312,24 @@ class Killed:
         if moment == "marked":
             return self.markers() > self.before
         if moment == "staged":
-            return bool(list(self.place.directory.glob(f"spark-warehouse/{OUTPUT}/*/.tmp-*")))
+            return self.unpublished() > self.staged
         assert moment == "worker"
         return bool(self.workers())
+
+    def killed_worker(self):
+        """Kill the executor's Python workers; whether the command has ended."""
+        for pid in self.workers():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return self.process.poll() is not None
 
     def kill(self, number, moment):
         """Kill it at that moment; its exit code, once all of its processes have ended."""
         wait_until(lambda: self.reached(moment), 120)
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         left = [self.process.pid, *descendants(self.process.pid)]
-        if number is None:
-            for pid in self.workers():
-                os.kill(pid, signal.SIGKILL)
+        if number is None:  # until one of them has a task
+            wait_until(self.killed_worker, 120)
         else:
             self.process.send_signal(number)
         code = self.process.wait(120)

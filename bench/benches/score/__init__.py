@@ -1,0 +1,120 @@
+"""Processor time a text, one thread: ours (torch, onnx, 8-bit weights) beside the pipeline.
+
+The peer is transformers.pipeline("text-classification").
+
+Single texts one after the other, and all in one call; every classifier is a process of its own, and
+they take turns. MiniLM-L6 as a DistilBERT, on first sentences of docstrings of this environment;
+BENCH_MODEL names another export. Bars: 0.5 of the pipeline's in bulk, 0.6 single.
+
+Environment: BENCH_ROUNDS (5), BENCH_TEXTS (300), BENCH_MODEL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from bench import harness
+from bench.peers.classifiers import PIPELINE
+
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
+TEXTS = int(os.environ.get("BENCH_TEXTS", "300"))
+OURS = ("onnx", "onnx-w8", "torch")
+BARS = {"single": 0.6, "bulk": 0.5}
+
+
+def sentences(count: int) -> list[str]:
+    """First sentences of docstrings, all different."""
+    from tools.demo.corpus import PACKAGES, corpus
+
+    found = (" ".join(text.split()).partition(". ")[0] for _, text, _ in corpus(PACKAGES))
+    return list(itertools.islice(dict.fromkeys(t for t in found if len(t) > 20), count))
+
+
+def exported(directory: str) -> str:
+    """An export of MiniLM with a classifier that is not trained, with its 8-bit format."""
+    from howdah.data.encode import Encoder
+    from tools import minilm
+    from training.model.parameters import start_weights
+    from training.model.pretrained import load_base
+    from training.serving.export import export
+    from training.serving.run_info import RunInfo
+
+    path, _ = minilm.base_model(lambda line: print(line, file=sys.stderr))
+    base = load_base(path)
+    info = RunInfo(
+        run_id="bench", max_length=256, clean={}, base={"source": path, "hash": base.hash},
+        tokenizer_hash=Encoder(base.tokenizer_files, path).hash, framework="torch",
+    )  # fmt: skip
+    return export(
+        os.path.join(directory, "export"),
+        weights=start_weights(base.config, base.weights, num_labels=4, seed=1),
+        base_config=base.config, tokenizer_files=base.tokenizer_files,
+        label_names=["a", "b", "c", "d"], run_info=info, formats=["onnx", "onnx-w8"],
+        progress=lambda line: print(line, file=sys.stderr),
+    )  # fmt: skip
+
+
+class Classifier:
+    """A process that classifies (bench/peers/classifiers.py)."""
+
+    def __init__(self, kind: str, directory: str, texts: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "bench.peers.classifiers", kind, directory, texts],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def ask(self, what: str) -> object:
+        """Its answer."""
+        self._process.stdin.write(f"{what}\n")
+        self._process.stdin.flush()
+        return json.loads(self._process.stdout.readline())
+
+    def close(self) -> None:
+        """End it."""
+        self._process.stdin.close()
+        self._process.wait()
+
+
+def main() -> None:
+    """All in turn, after one unmeasured round."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = os.environ.get("BENCH_MODEL") or exported(folder)
+        texts = os.path.join(folder, "texts.json")
+        with open(texts, "w", encoding="utf-8") as file:
+            json.dump(sentences(TEXTS), file)
+        running = {kind: Classifier(kind, model, texts) for kind in (PIPELINE, *OURS)}
+        taken = {(kind, way): [] for kind in running for way in BARS}
+        for round_ in range(ROUNDS + 1):
+            for way, kind in itertools.product(BARS, running):
+                milliseconds = running[kind].ask(way)
+                if round_:
+                    taken[kind, way].append(milliseconds)
+        labels = {kind: one.ask("labels") for kind, one in running.items()}
+        for one in running.values():
+            one.close()
+    rows = [
+        harness.Row(
+            what=f"{way}, {kind}", unit="ms CPU a text", peer="transformers.pipeline",
+            peer_values=taken[PIPELINE, way], our_values=taken[kind, way],
+            bar=f"<= {bar} of the peer's", lower_is_better=True,
+            notes={"share": statistics.median(taken[kind, way])
+                   / statistics.median(taken[PIPELINE, way])},
+        )
+        for way, bar in BARS.items() for kind in OURS
+    ]  # fmt: skip
+    same = {
+        kind: statistics.mean(a == b for a, b in zip(labels[kind], labels[PIPELINE], strict=True))
+        for kind in OURS
+    }
+    harness.report("score", rows, same_labels=same, texts=TEXTS, rounds=ROUNDS)
+    print("labels as the pipeline's:", {kind: f"{share:.4f}" for kind, share in same.items()})
+
+
+if __name__ == "__main__":
+    main()

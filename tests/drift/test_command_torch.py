@@ -1,0 +1,276 @@
+"""`howdah drift` with a real model: its profile made from a dataset, scored partitions and files
+judged, the page in the way a reader gets it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from howdah import storage
+from howdah.drift import scored
+from howdah.drift.profile import Profile, reference_of
+from howdah.errors import CheckFailed, DataError, ModelError, UsageError
+from tests.fixtures.dataset import LABELS, build_dataset
+from tests.runs.finished_runs import finished_run
+
+WORDS = 40
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_model_dir):
+    """A run's export with a profile that `make_reference` has made, and its configuration."""
+    from howdah.config.loader import load
+    from howdah.data.encode import Encoder
+    from training.serving import reference
+    from training.serving.serve import open_model
+
+    root = tmp_path_factory.mktemp("drift")
+    dataset = build_dataset(
+        str(root / "data" / "v=d1"), model_dir=tiny_model_dir,
+        rows={"train": 600, "validation": 300, "test": 25},
+    )  # fmt: skip
+    run = finished_run(
+        str(root / "run"), tiny_model_dir, run_id="zoo-1",
+        dataset=dataset.manifest.dataset_hash, labels=LABELS,
+    )  # fmt: skip
+    given = {
+        "run": {"name": "zoo", "directory": run},
+        "data": {"dataset": dataset.path, "columns": {"id": "id"}},
+        "publish": {"directory": str(root / "models")},
+        "training": {"threads_per_rank": 1},
+    }
+    path = root / "run.yaml"
+    path.write_text(yaml.safe_dump(given))
+    config = load(str(path))
+    made = reference.make_reference(config, run)
+    words = Encoder.load(tiny_model_dir)._tokenizer.get_vocab()
+    words = sorted(word for word in words if word.isalpha())[:WORDS]
+    return type(
+        "Place", (), {
+            "root": root, "run": run, "config": config, "path": str(path), "made": made,
+            "dataset": dataset, "words": words, "served": open_model(run, threads=1),
+        },
+    )  # fmt: skip
+
+
+def texts(place, count: int, seed: int, words: list[str] | None = None) -> list[str]:
+    random = np.random.default_rng(seed)
+    return [" ".join(random.choice(words or place.words, 12)) for _ in range(count)]
+
+
+def test_a_reference_is_made_by_scoring_the_datasets_rows(place):
+    assert place.made == storage.join(place.run, "export", "profile.json")
+    profile = reference_of(storage.join(place.run, "export"))
+    assert (profile.counts.rows, profile.counts.texts) == (300, 600)
+    assert profile.reference.split == "validation"
+    assert profile.bins.labels == LABELS
+    assert profile.reference.spread
+    labels = np.concatenate(_validation_labels(place))
+    assert profile.reference.right <= len(labels)
+    estimate = profile.counts.calibrated_nano / 300 / 1e9
+    assert estimate == pytest.approx(profile.reference.right / 300, abs=0.02)
+
+
+def _validation_labels(place):
+    from training.data.shards import ShardSet
+
+    return ShardSet(place.dataset, "validation").labels
+
+
+def test_a_reference_is_not_made_of_another_dataset(place, tiny_model_dir):
+    from training.serving.reference import make_reference
+
+    other = build_dataset(
+        str(place.root / "other" / "v=d2"), model_dir=tiny_model_dir, seed=9,
+        rows={"train": 30, "validation": 10},
+    )  # fmt: skip
+    data = place.config.data.model_copy(update={"dataset": other.path})
+    config = place.config.model_copy(update={"data": data})
+    info = storage.read_json(storage.join(place.run, "export", "howdah.json"))
+    assert info["dataset"]["hash"] != "v2"
+    storage.write_whole(
+        storage.join(other.path, "manifest.json"),
+        storage.read_bytes(storage.join(other.path, "manifest.json")).replace(
+            other.manifest.dataset_hash.encode(), b"another"
+        ),
+    )
+    with pytest.raises(ModelError, match="trained on another dataset"):
+        make_reference(config, place.run)
+    with pytest.raises(UsageError, match="not of the rows"):
+        make_reference(place.config, place.run, split="train")
+
+
+def write_scored(place, table: str, partition: str, rows: list[str], *, version=None) -> Profile:
+    """What `howdah score` leaves for a partition."""
+    from training.prediction.classify import classify
+    from training.prediction.rows import Row
+
+    profile = Profile.like(reference_of(storage.join(place.run, "export")))
+    classify(place.served, [Row(str(n), text) for n, text in enumerate(rows)], profile.add)
+    directory = storage.join(place.run, "scored", table, partition)
+    storage.make_dirs(directory)
+    storage.write_whole(storage.join(directory, "profile.json"), profile.to_bytes())
+    marker = {"model": {"version": version}, "scored_at": "2026-11-01T00:00:00+00:00"}
+    storage.write_whole(storage.join(directory, "done.json"), json.dumps(marker).encode())
+    return profile
+
+
+def test_a_scored_partition_is_judged_with_those_before_it(place):
+    from howdah.drift.findings import write
+    from training.prediction.drift import of_table, words_of
+
+    for day in range(1, 5):
+        write_scored(place, "db.s", f"ds=2026-11-0{day}", texts(place, 150, day))
+    (place.root / "run" / "scored" / "db.s" / "ds=2026-10-31").mkdir()
+    (place.root / "run" / "scored" / "db.s" / "ds=2026-10-31" / "profile.json").write_text("{}")
+    found = of_table(place.config, place.run, "db.s", "ds=2026-11-03")
+    assert [point.name for point in found.points] == [f"ds=2026-11-0{n}" for n in (1, 2, 3)]
+    assert found.verdict.rows == 150
+    assert found.verdict.column("length").state == "alarm"  # twelve words, always
+    with pytest.raises(CheckFailed) as caught:
+        raise found.error("page.html")
+    assert "length" in [problem.where for problem in caught.value.problems]
+    assert of_table(place.config, place.run, "db.s", "ds=2026-11-04", last=2).points[0].name == (
+        "ds=2026-11-03"
+    )
+    paths = write(found, str(place.root / "out"), words_of(storage.join(place.run, "export")))
+    page = storage.read_text(paths["html"])
+    assert "Alarm: the rows have drifted" in page
+    assert page.count("<svg") >= 4
+    assert "http" not in page.replace("http-equiv", "")
+    assert len(page) < 200_000
+    written = storage.read_json(paths["json"])
+    assert written["state"] == "alarm"
+    assert written["alarms"] == [problem.where for problem in caught.value.problems]
+    assert len(written["history"]) == 3
+
+
+def test_partitions_that_are_not_there_are_named(place):
+    write_scored(place, "db.named", "ds=1", texts(place, 3, 1))
+    with pytest.raises(UsageError, match="is not scored") as caught:
+        scored.find(place.run, "db.named", "ds=2")
+    assert "ds=1" in caught.value.expected
+    bare = storage.join(place.run, "scored", "db.named", "ds=3")
+    storage.make_dirs(bare)
+    storage.write_whole(storage.join(bare, "done.json"), b"{}")
+    with pytest.raises(UsageError, match="without a profile"):
+        scored.find(place.run, "db.named", "ds=3")
+    with pytest.raises(UsageError, match="column=value"):
+        scored.find(place.run, "db.named", "today")
+    write_scored(place, "db.named", "ds=4/path=a%2Fb", texts(place, 3, 1))
+    assert scored.find(place.run, "db.named", "ds=4,path=a%2Fb".replace("%2F", "%2F"))
+
+
+def test_files_of_texts_and_of_predictions_are_judged_alike(place):
+    from training.prediction.drift import of_source
+    from training.prediction.predict import predict
+
+    rows = texts(place, 200, 3)
+    source, output = str(place.root / "new.jsonl"), str(place.root / "predicted.parquet")
+    lines = [json.dumps({"id": f"r{n}", "text": text}) for n, text in enumerate([*rows, ""])]
+    storage.write_whole(source, "\n".join(lines).encode())
+    texts_found = of_source(place.config, place.run, source, threads=1)
+    assert (texts_found.current.counts.rows, texts_found.current.counts.empty) == (200, 1)
+    made = write_scored(place, "db.files", "ds=1", rows)
+    assert texts_found.current.counts.cells.tolist() == made.counts.cells.tolist()
+    predict(place.run, source, output, threads=1)
+    by_file = of_source(place.config, place.run, output)
+    assert by_file.verdict.column("tokens").state == "not measured"
+    for name in ("label", "confidence"):
+        assert by_file.verdict.column(name).value == pytest.approx(
+            texts_found.verdict.column(name).value
+        )
+    assert by_file.current.counts.empty == 1
+    csv = str(place.root / "truth.csv")
+    answers = [place.served.labels[int(s.argmax())] for s in place.served.scores(rows)]
+    truth = [f"r{n},{label if n % 4 else 'stones'}" for n, label in enumerate(answers)]
+    storage.write_whole(csv, "\n".join(["id,label", *truth]).encode())
+    labelled = of_source(place.config, place.run, output, labels=csv)
+    expected = np.mean([n % 4 > 0 or label == "stones" for n, label in enumerate(answers)])
+    assert labelled.verdict.column("accuracy").value == pytest.approx(expected)
+    storage.write_whole(csv, b"id,label\nother,stones\n")
+    with pytest.raises(DataError, match="no predicted row"):
+        of_source(place.config, place.run, output, labels=csv)
+
+
+def test_a_model_without_a_profile_says_how_to_make_it(place):
+    from training.prediction.drift import of_source
+
+    bare = str(place.root / "bare")
+    shutil.copytree(storage.join(place.run, "export"), bare)
+    (place.root / "bare" / "profile.json").unlink()
+    with pytest.raises(ModelError, match="no profile") as caught:
+        of_source(place.config, bare, str(place.root / "new.jsonl"))
+    assert "--make-reference" in caught.value.remedy
+
+
+def test_a_published_version_gets_its_profile_beside_it(place):
+    from howdah.models.registry import profile_path
+    from training.serving.reference import make_reference
+
+    version = place.root / "models" / "zoo" / "v=2"
+    shutil.copytree(storage.join(place.run, "export"), version)
+    (version / "profile.json").unlink()
+    (version / "manifest.json").write_text("{}")
+    assert reference_of(str(version)) is None
+    path = make_reference(place.config, str(version))
+    assert path == str(place.root / "models" / "zoo" / "profiles" / "v=2.json")
+    assert path == profile_path(str(version), "profile.json")
+    assert not (version / "profile.json").exists()
+    assert reference_of(str(version)).counts.rows == 300
+
+
+def test_the_command_prints_one_object_and_ends_with_1_on_an_alarm(place, capsys):
+    from howdah import cli
+    from howdah.cli import app
+
+    write_scored(place, "db.cli", "ds=1", texts(place, 150, 1))
+    write_scored(place, "db.cli", "ds=2", texts(place, 20, 1))
+
+    def call(*arguments: str) -> tuple[int, dict]:
+        code = cli.run(
+            lambda: app(["drift", "--model", place.run, *arguments], standalone_mode=False) or 0,
+            as_json=True,
+        )
+        return code, json.loads(capsys.readouterr().out)
+
+    table = ("--table", "db.cli", "--json", "--config", place.path)
+    code, said = call(*table, "--partition", "ds=1", "--output", str(place.root / "cli"))
+    assert (code, said["error"]) == (1, "CheckFailed")
+    assert "length" in [problem["where"] for problem in said["problems"]]
+    assert (place.root / "cli" / "drift.html").is_file()
+    code, said = call(*table, "--partition", "ds=2")
+    assert (code, said["state"], said["alarms"]) == (0, "too few rows", [])
+    for wrong in (
+        ("--table", "t"), ("--source", "f", "--partition", "ds=1"), (), ("--source", "f", "--last",
+        "3"), ("--source", "f", "--make-reference"),
+    ):  # fmt: skip
+        code, said = call(*wrong, "--json")
+        assert (code, said["error"]) == (2, "UsageError"), wrong
+
+
+def test_labels_and_tokens_are_escaped_on_the_page(place):
+    from howdah.drift.findings import Findings, Point
+    from howdah.drift.judge import judge
+    from howdah.drift.page import render
+    from tests.drift import samples
+
+    evil = '</style><script>alert("x")</script>'
+    reference = samples.reference(labels=(evil, "b", "c"))
+    reference.add(*samples.rows(1, 400))
+    current = Profile.like(reference)
+    current.add(*samples.rows(2, 300))
+    verdict = judge(reference, current)
+    points = [Point(name=f"ds={evil}", version=n, verdict=verdict) for n in (1, 2)]
+    found = Findings(
+        model=evil, version=1, run_id=evil, what=evil, reference=reference, current=current,
+        verdict=verdict, limits=place.config.drift, points=points,
+    )  # fmt: skip
+    page = render(found, dict.fromkeys(range(60), evil))
+    assert "<script" not in page
+    assert page.count("</style>") == 1
+    assert "&lt;script&gt;" in page

@@ -1,0 +1,65 @@
+"""The logits of an export by one of its readers, in a process of its own.
+
+    python -m tests.workers.format_logits READER DIRECTORY BATCHES.npz LOGITS.npz
+
+READER: transformers, torch, tensorflow, onnx (of open_model), saved_model, or onnxruntime (the file
+model.onnx by its path). BATCHES has ids_0, mask_0, ids_1, ...; LOGITS gets logits_0, ...
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+
+import numpy as np
+
+
+def reader(kind: str, directory: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """(ids_BT, mask_BT) -> logits_BC."""
+    if kind == "transformers":
+        import torch
+        from transformers import AutoModelForSequenceClassification
+
+        net = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+
+        def forward(ids, mask):
+            with torch.inference_mode():
+                given = (torch.from_numpy(array).long() for array in (ids, mask))
+                return net(*given).logits.numpy()
+
+        return forward
+    if kind == "saved_model":
+        import tensorflow as tf
+
+        loaded = tf.saved_model.load(os.path.join(directory, "saved_model"))
+        signature = loaded.signatures["serving_default"]
+        return lambda ids, mask: signature(
+            input_ids=tf.constant(ids), attention_mask=tf.constant(mask)
+        )["logits"].numpy()
+    if kind == "onnxruntime":
+        import onnxruntime
+
+        session = onnxruntime.InferenceSession(
+            os.path.join(directory, "model.onnx"), providers=["CPUExecutionProvider"]
+        )
+        return lambda ids, mask: session.run(
+            None, {"input_ids": ids.astype(np.int64), "attention_mask": mask.astype(np.int64)}
+        )[0]
+    from training.serving.serve import open_model
+
+    return open_model(directory, framework=kind, threads=1).forward
+
+
+def main(kind: str, directory: str, batches: str, target: str) -> None:
+    """Read the batches, write the logits."""
+    forward, given = reader(kind, directory), np.load(batches)
+    count = len(given.files) // 2
+    np.savez(
+        target,
+        **{f"logits_{n}": forward(given[f"ids_{n}"], given[f"mask_{n}"]) for n in range(count)},
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
