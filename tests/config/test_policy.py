@@ -78,7 +78,20 @@ def test_every_mark_has_a_rule():
     assert all(hasattr(judge(), f"_{kind}") for kind in kinds)
     assert named_by(dict(configs.keys())["data.spark.conf"]) == "setting"
     assert named_by(dict(configs.keys())["job.env"]) == "variable"
-    assert {"run.directory", "data.spark.master"} == DECIDED
+    decided = {
+        "run.directory", "data.spark.master", "data.partitions", "data.append.enabled",
+        "data.append.frozen", "data.append.part", "model.init_from", "gate.better_than_published",
+    }  # fmt: skip
+    assert decided == DECIDED
+
+
+def test_which_notifiers_a_connection_may_name():
+    default, own = policies.Policy(), policies.from_dict({"notifiers": ["my.chat.Post"]})
+    assert default.may_notify_by("airflow.providers.smtp.notifications.smtp.SmtpNotifier")
+    assert not default.may_notify_by("airflow.providersx.Evil")
+    assert own.may_notify_by("my.chat.Post") and not own.may_notify_by("my.chat.Poster")
+    assert policies.from_dict({"notifiers": ["*"]}).may_notify_by("any.Thing")
+    assert policies.from_dict({"trusted": True}).may_notify_by("any.Thing")
 
 
 # --------------------------------------------------------------------------------- the file

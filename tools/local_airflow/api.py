@@ -135,10 +135,7 @@ class AirflowApi:
             try_number = max(1, self.task(dag_id, run_id, task_id)["try_number"])
         path = f"{self._task_path(dag_id, run_id, task_id)}/logs/{try_number}"
         found = self.api("GET", path, params={"full_content": "true"})
-        lines = found["content"]
-        return "\n".join(
-            line if isinstance(line, str) else str(line.get("event", "")) for line in lines
-        )
+        return "\n".join(text for line in found["content"] for text in _texts_of(line))
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value") -> Any:
         """A value that a task has pushed."""
@@ -241,6 +238,15 @@ class AirflowApi:
     def connections(self) -> list[dict[str, Any]]:
         """All Connections, secrets masked."""
         return self.api("GET", "/connections", params={"limit": 100})["connections"]
+
+
+def _texts_of(line: Any) -> list[str]:
+    """A line of a task's log, and what exceptions said below it."""
+    if isinstance(line, str):
+        return [line]
+    errors = line.get("error_detail") or []
+    said = [f"{each.get('exc_type')}: {each.get('exc_value')}" for each in errors]
+    return [str(line.get("event", "")), *said]
 
 
 def _states(tasks: Mapping[str, Mapping[str, Any]]) -> str:

@@ -119,7 +119,9 @@ def granted(settings: DailySettings, config: Config) -> tuple[list[str], list[st
         names.append(f"{source}_scored")
     given = [name for name in names if name is not None]
     tables = [name for name in given if not is_files(name)]
-    paths = [settings.model or config.model_directory, settings.retrain.dataset, settings.ready]
+    named = "directory" in config.publish.model_fields_set
+    model = settings.model or (config.model_directory if named else None)
+    paths = [model, settings.retrain.dataset, settings.ready]
     paths += [name for name in given if is_files(name)]
     found = []
     for path in paths:

@@ -524,7 +524,8 @@ def test_commands_may_touch_what_the_installations_days_name(
 
     monkeypatch.setenv("HOWDAH_AIRFLOW_POLICY", str(tmp_path / "policy.yaml"))
     (tmp_path / "policy.yaml").write_text("tables: [shop.*]\n")
-    installed(data={"source": "news.texts", "format": "hive"}, publish={"name": "news"})
+    publish = {"directory": "models", "name": "news"}
+    installed(data={"source": "news.texts", "format": "hive"}, publish=publish)
     text = rules.to_yaml(hook().policy)
     judge = Judge(rules.from_dict(yaml.safe_load(text)))
 

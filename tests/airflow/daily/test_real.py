@@ -14,7 +14,7 @@ from tests import ROOT
 from tests.support.waiting import wait_until
 from tests.support.word_rows import write_rows
 
-pytestmark = [pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
 
 LIMIT = 900.0  # to detect a hang
 DAILY, RETRAIN = "real_daily", "real_retrain"
@@ -39,6 +39,7 @@ def defaults(place, base: str) -> dict:
         "tracking": {"tensorboard": False},
         "gate": {"minimum": {"accuracy": 0.3}, "margin": -1.0},
         "publish": {"directory": str(place / "models")},
+        "drift": {"min_rows": 20},
         "daily": {
             "first_pause_seconds": 1.0, "longest_pause_seconds": 1.0, "schedule": None,
             "on_data": False, "ready": f"{place}/in/{{ds}}.csv",
