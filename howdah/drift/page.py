@@ -6,10 +6,12 @@ One file without scripts that loads nothing; light or dark as the reader's syste
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from howdah.drift.findings import Findings
 from howdah.drift.judge import COLUMNS
+
+if TYPE_CHECKING:
+    from howdah.drift.findings import Findings
 
 __all__ = ["lines", "render"]
 

@@ -1,6 +1,6 @@
 """Evidently on the three columns that both look at: the peer of `python -m bench drift`.
 
-    python bench/peers/evidently_drift.py REFERENCE.npz CURRENT.npz PAGE.html
+    python bench/benches/drift/evidently_drift.py REFERENCE.npz CURRENT.npz PAGE.html
 
 Runs in an environment that has Evidently; nothing of Howdah is imported. Prints one JSON
 line: seconds of the import and of the run, bytes of the page, PSI of each column, and PSI and
