@@ -105,9 +105,9 @@ def load_base(
         encoder = ImageEncoder.of_model(config, tokenizer_files, base)
         config |= {"image_mean": encoder.mean, "image_std": encoder.std}
         digest.update(json.dumps([encoder.mean, encoder.std]).encode())
-    if family.kind == "text":
-        _check_tokenizer(tokenizer_files, family, config, base)
     if not weights:
+        if family.kind == "text":
+            _check_tokenizer(tokenizer_files, family, config, base)
         return BaseModel(
             config=config,
             weights={},
@@ -127,6 +127,8 @@ def load_base(
     refused = _head_notes(head, family, config, label_names)
     if label_names is not None and not refused:
         tensors.update(head)
+    if family.kind == "text":  # after the shapes: a wrong size of the vocabulary is theirs to name
+        _check_tokenizer(tokenizer_files, family, config, base)
     return BaseModel(
         config=config,
         weights=tensors,

@@ -31,10 +31,10 @@ _JVM_MIB = 384
 """Spark's minimum overhead: the JVM's memory outside its heap."""
 _FRAMEWORK_MIB = {"torch": 545, "tensorflow": 640}
 """Resident memory of a Python worker before it opens a model: NumPy, Arrow, the framework."""
-_FRAMEWORK_MIB |= dict.fromkeys(ONNX_FILES, 150)
+_FRAMEWORK_MIB |= dict.fromkeys(ONNX_FILES, 105)
 _WEIGHTS = 2.1
 """Simultaneous copies of the weights while the model is opened: the file's arrays, the model's."""
-_HIDDEN = {"torch": 6.1, "tensorflow": 2.2} | dict.fromkeys(ONNX_FILES, 4.0)
+_HIDDEN = {"torch": 6.1, "tensorflow": 2.2} | dict.fromkeys(ONNX_FILES, 2.2)
 """Simultaneous arrays of tokens x hidden_dim while a batch is classified."""
 _BATCH_TOKENS = 8192
 _ROOM_MIB = 64

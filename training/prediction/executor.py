@@ -113,8 +113,17 @@ class Predictor:
         if self._location.directory is not None:
             return self._location.directory
         for name, shipped in (self._location.files or {}).items():
-            os.symlink(_shipped(shipped), os.path.join(links, name))
+            _link(_shipped(shipped), os.path.join(links, name))
         return links
+
+
+def _link(source: str, target: str) -> None:
+    """A second name of the file where the system allows one: onnxruntime maps no file behind a
+    symbolic link, and copies its weights then."""
+    try:
+        os.link(os.path.realpath(source), target)
+    except OSError:  # on another disk, or another user's file
+        os.symlink(source, target)
 
 
 def _shipped(name: str) -> str:

@@ -282,7 +282,7 @@ def _probes(source: Source) -> Batches:
 def _opened(path: str) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     from training.serving.onnx_session import open_session
 
-    return open_session(path, {}, threads=1, where=path)
+    return open_session(path, threads=1, where=path)
 
 
 def _furthest(given: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:

@@ -119,7 +119,7 @@ def of_file(directory: str, info: Mapping[str, Any], name: str, *, where: str) -
         name: the format.
         where: the export, for messages.
     Raises:
-        ModelError: the file is missing, or the weights' file has another layout.
+        ModelError: the file is missing, or the weights' file has another layout or is cut.
     """
     again = "`howdah export` writes the run's export again"
     described, path = entry(info, name) or {}, storage.join(directory, FILES[name])
@@ -133,9 +133,10 @@ def of_file(directory: str, info: Mapping[str, Any], name: str, *, where: str) -
     if _HEADER not in described:  # its weights are in it
         return storage.read_bytes(path)
     with storage.open_read(storage.join(directory, WEIGHTS)) as file:
+        # A file that is no safetensors has another hash.
         length = int.from_bytes(file.read(8), "little")
-        # A file that is cut, or no safetensors, has another hash too: what follows is read at most.
-        got = header_hash(length.to_bytes(8, "little") + file.read(min(length, 2**27)))
+        header = length.to_bytes(8, "little") + file.read(min(length, 2**27))
+    got = header_hash(header)
     if got != described.get(_HEADER):
         raise ModelError(
             f"{WEIGHTS} is not the file that {FILE} points into",
@@ -143,6 +144,16 @@ def of_file(directory: str, info: Mapping[str, Any], name: str, *, where: str) -
             expected=f"a header with the hash {described.get(_HEADER)}",
             got=got,
             remedy=f"restore the export's files, or {again}",
+        )
+    size = storage.size(storage.join(directory, WEIGHTS))
+    ends = [place.offset + place.length for place in _places(header).values()]
+    if size != max(ends, default=len(header)):
+        raise ModelError(
+            f"{WEIGHTS} is not a whole safetensors file",
+            where=where,
+            expected=f"{max(ends):,} bytes",
+            got=f"{size:,}",
+            remedy="copy the file again; it may have been cut short",
         )
     return storage.read_bytes(path)
 

@@ -1,7 +1,9 @@
 """Runs an ONNX graph with onnxruntime, its weights mapped from the export's own file.
 
-Nothing of a framework is imported. The weights' file is mapped once, read-only: pages that several
-processes of a machine use are there once.
+Nothing of a framework is imported. onnxruntime maps the weights itself where the file really lies
+in the graph's directory. It refuses links out of it, and those are what YARN gives its containers:
+such a file is mapped here, once and read-only, and its arrays are handed over; they cost more
+memory (docs/decisions/exports.md).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from training.model.forward_onnx import IDS, LOGITS, MASK
 
 __all__ = ["mapped_tensors", "open_session"]
 
+_FOLDER = "session.model_external_initializers_file_folder_path"
 _ERROR = 3
 """onnxruntime's severity: warnings are about its own optimisations."""
 
@@ -45,14 +48,20 @@ def mapped_tensors(path: str) -> dict[str, np.ndarray]:
 
 
 def open_session(
-    graph: bytes | str, weights: Mapping[str, np.ndarray], *, threads: int, where: str
+    graph: bytes | str,
+    weights: Mapping[str, np.ndarray] | None = None,
+    *,
+    folder: str | None = None,
+    threads: int,
+    where: str,
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
     """(ids_BT, mask_BT) -> logits_BC float32, on the CPU.
 
     Args:
         graph: a serialised ModelProto, or the path of a file with one.
-        weights: the initializers that the graph names in another file, all of them; not copied,
-            and kept as long as the result is.
+        weights: the initializers that the graph names in another file, all of them; kept as long
+            as the result is. None: onnxruntime reads them.
+        folder: where the graph's other file is, if `graph` is not a path and has one; no link.
         threads: compute threads.
         where: the model, for messages.
     Raises:
@@ -67,8 +76,11 @@ def open_session(
     options.log_severity_level = _ERROR
     # Threads that wait for work sleep: spinning takes the cores that other processes need.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if folder is not None:
+        options.add_session_config_entry(_FOLDER, storage.local_path(folder))
     values = {
-        name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in weights.items()
+        name: onnxruntime.OrtValue.ortvalue_from_numpy(array)
+        for name, array in (weights or {}).items()
     }
     try:
         if values:

@@ -154,22 +154,21 @@ def _forward_onnx(
     """By the export's own graph, else by one that is made now."""
     from training.serving.onnx_session import mapped_tensors, open_session
 
-    weights: Mapping[str, np.ndarray] = {}
     if onnx_graph.entry(info, chosen) is not None:
         graph = onnx_graph.of_file(local, info, chosen, where=where)
-        if chosen == ONNX:
-            weights = mapped_tensors(storage.join(local, onnx_graph.WEIGHTS))
-    elif chosen == ONNX:
+        path = storage.local_path(storage.join(local, onnx_graph.WEIGHTS))
+        if chosen == ONNX and os.path.islink(path):
+            return open_session(graph, mapped_tensors(path), threads=threads, where=where)
+        return open_session(graph, folder=local, threads=threads, where=where)
+    if chosen == ONNX:
         graph = onnx_graph.in_memory(base.config, base.weights, first_type_ends=first_type_ends)
-        weights = base.weights
-    else:
-        raise ModelError(
-            f"the export has no {onnx_graph.FILES[chosen]}",
-            where=where,
-            expected=f"an export with the format {chosen}",
-            remedy=f"`howdah export --format {chosen}` adds it to the run's export",
-        )
-    return open_session(graph, weights, threads=threads, where=where)
+        return open_session(graph, base.weights, threads=threads, where=where)
+    raise ModelError(
+        f"the export has no {onnx_graph.FILES[chosen]}",
+        where=where,
+        expected=f"an export with the format {chosen}",
+        remedy=f"`howdah export --format {chosen}` adds it to the run's export",
+    )
 
 
 def _grow_memory(devices: Any) -> None:
