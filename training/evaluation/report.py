@@ -18,7 +18,7 @@ from howdah.core.terminal import shown
 from howdah.errors import DataError, NotFound
 from howdah.runs import hours
 from training.evaluation import view
-from training.evaluation.findings.material import Material, gather
+from training.evaluation.findings.material import Material, figures, gather
 from training.run.metrics_log import read_metrics
 from training.run.run_json import CONFIG, REPORT
 from training.run.run_json import FILE_NAME as RUN_FILE
@@ -81,14 +81,15 @@ def render(
         run: run.json.
         lines: metrics.jsonl: logged steps, and evaluations (those with `split`).
         config: config.yaml's text.
-        material: what else is known; None: nothing is.
+        material: what else is known; None: only these figures.
     """
+    known = material or figures(run, config)
     return template("training.evaluation", "report.html.j2").render(
         run=run,
         status=_status(run),
         facts=_facts(run),
         config=config,
-        **view.context(run, lines, material or Material()),
+        **view.context(run, lines, known),
     )
 
 

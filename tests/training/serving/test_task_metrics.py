@@ -87,6 +87,8 @@ def test_sums_agree_with_the_rows(monkeypatch, task, rows, world):
     for name in metrics_of(task):
         if name == "spearman":  # ranks are of rows
             assert summed[name] is None and exact[name] > 0.8
+        elif name == "mean_average_precision":  # a bin's rows count as mixed; here they are ties
+            assert summed[name] == pytest.approx(exact[name], abs=1e-3)
         else:
             assert summed[name] == pytest.approx(exact[name], rel=1e-4)
 
@@ -133,7 +135,7 @@ def test_the_page_shows_the_tasks_metrics(task):
     for name in metrics_of(task):
         assert f"<td>{name}</td>" in page
     assert "<td>accuracy</td>" not in page
-    assert ("standard deviation" in page) is (task == "regression")
+    assert ("targets: deviation" in page) is (task == "regression")
     assert ("average precision" in page) is (task == "multi_label")
 
 

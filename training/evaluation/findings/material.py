@@ -20,7 +20,7 @@ from training.evaluation.findings.look import Findings, look
 from training.evaluation.findings.texts import Texts
 from training.evaluation.findings.verdict import Versus
 
-__all__ = ["Material", "gather"]
+__all__ = ["Material", "figures", "gather"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,18 @@ class Material:
     notes: Sequence[str] = ()
 
 
+def figures(run: Mapping[str, Any], config: str) -> Material:
+    """What run.json and config.yaml say alone: the task, the main metric, the split it is of."""
+    keys, metrics = _keys(config), run.get("metrics") or {}
+    task: Task = next((m.get("task") or "single_label" for m in metrics.values()), "single_label")
+    split = _at(keys, "gate", "split") or TEST
+    return Material(
+        task=task,
+        metric=_at(keys, "evaluation", "metric") or TASKS[task].metric,
+        split=split if split in metrics else next(reversed(metrics), TEST),
+    )
+
+
 def gather(
     run_directory: str, run: Mapping[str, Any], config: str, *, texts: str | None = None
 ) -> Material:
@@ -55,10 +67,8 @@ def gather(
         texts: none or worst; None: as the configuration says.
     """
     keys, metrics = _keys(config), run.get("metrics") or {}
-    task: Task = next((m.get("task") or "single_label" for m in metrics.values()), "single_label")
-    metric = _at(keys, "evaluation", "metric") or TASKS[task].metric
-    split = _at(keys, "gate", "split") or TEST
-    split = split if split in metrics else next(reversed(metrics), TEST)
+    known = figures(run, config)
+    task, metric, split = known.task, known.metric, known.split
     notes: list[str] = []
     path = _dataset(run)
     manifest = _manifest(path, run, notes)
