@@ -24,8 +24,8 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah import redact, storage
-from howdah.config.alerts import KINDS, AlertKind, AlertsSection, check_url
 from howdah.config.model import Config
+from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection, check_url
 from howdah.core import shorten, threads
 from howdah.core.processes import session_members
 from howdah.errors import (

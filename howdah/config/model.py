@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.alerts import AlertsSection
 from howdah.config.data import DataSection
-from howdah.config.drift import DriftSection
 from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.options.alerts import AlertsSection
+from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
 from howdah.config.options.score import ScoreSection
 from howdah.config.ray import RaySection

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from howdah.config.drift import DriftSection
+from howdah.config.options.drift import DriftSection
 from howdah.drift.profile import Counts, Profile
 from howdah.drift.statistics import (
     interpolated,

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from howdah.config.drift import DriftSection
+from howdah.config.options.drift import DriftSection
 from howdah.drift import reference as references
 from howdah.drift.judge import judge
 from howdah.drift.profile import Profile

@@ -22,7 +22,7 @@ from howdah.drift.profile import Profile
 from howdah.drift.statistics import js_distance, psi
 
 CLASSES, VOCABULARY = 4, 3000
-PEER = Path(__file__).parent.parent / "peers" / "evidently_drift.py"
+PEER = Path(__file__).parents[2] / "peers" / "evidently_drift.py"
 ROWS = 300
 SHIFTS = ("same source", "3 of 4 of a class gone", "cut at six words", "other texts")
 
