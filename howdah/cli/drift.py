@@ -75,7 +75,7 @@ def drift(
         path = make(checked, _directory(checked, model), split=split, progress=say)
         answer({"profile": path}, json, [f"profile: {path}"])
         return
-    from training.prediction import drift as drifting
+    from training.scoring import drift as drifting
 
     if table is not None:
         found = drifting.of_table(
@@ -89,7 +89,7 @@ def drift(
         )  # fmt: skip
     paths = {}
     if output is not None:
-        from howdah.drift.findings import write
+        from howdah.drift.page import write
 
         paths = write(found, output, drifting.words_of(_directory(checked, model)))
         say(f"page: {paths['html']}")

@@ -446,6 +446,10 @@ def predict(
         ),
     ] = None,
     framework: RunWith = None,
+    drift: Annotated[
+        bool,
+        typer.Option("--drift", help="Also judge the rows by the model's profile: `howdah drift`."),
+    ] = False,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
@@ -470,6 +474,11 @@ def predict(
     summary = predictor.predict(
         model, source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,
-        overwrite=overwrite, batch=batch, framework=framework, progress=say,
+        overwrite=overwrite, batch=batch, framework=framework, drift=drift,
+        progress=say,
     )  # fmt: skip
-    answer(summary, json, [f"{summary['rows']:,} rows -> {output}"])
+    lines = [f"{summary['rows']:,} rows -> {output}"]
+    if "drift" in summary:
+        alarms = ", ".join(summary["drift"]["alarms"])
+        lines += [f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
+    answer(summary, json, lines)

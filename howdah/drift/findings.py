@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import datetime
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from howdah import storage
 from howdah.config.options.drift import DriftSection
 from howdah.drift.bins import Bins
 from howdah.drift.judge import Verdict
 from howdah.drift.profile import Profile
 from howdah.errors import CheckFailed, HowdahError
 
-__all__ = ["Findings", "Point", "write"]
+__all__ = ["Findings", "Point"]
 
 _MOST_LABELS = 50
 _MOST_TOKENS = 20
@@ -143,19 +141,3 @@ def _brief(verdict: Verdict) -> dict[str, Any]:
         "alarms": [column.name for column in verdict.alarms],
         "values": {column.name: column.value for column in verdict.columns},
     }
-
-
-def write(found: Findings, directory: str, words: dict[int, str] | None = None) -> dict[str, str]:
-    """Write drift.html and drift.json into a directory; their paths.
-
-    Args:
-        words: text of tokens by their number, as far as they are known.
-    """
-    from howdah.drift.page import render
-
-    paths = {name: storage.join(directory, f"drift.{name}") for name in ("html", "json")}
-    text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n"
-    storage.make_dirs(directory)
-    storage.write_whole(paths["html"], render(found, words or {}).encode("utf-8", "replace"))
-    storage.write_whole(paths["json"], text.encode("utf-8", "replace"))
-    return paths

@@ -5,18 +5,32 @@ One file without scripts that loads nothing; light or dark as the reader's syste
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from howdah import storage
+from howdah.drift.findings import Findings
 from howdah.drift.judge import COLUMNS
 
-if TYPE_CHECKING:
-    from howdah.drift.findings import Findings
-
-__all__ = ["lines", "render"]
+__all__ = ["lines", "render", "write"]
 
 _WIDTH, _HEIGHT = 560.0, 150.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 8.0, 8.0, 22.0
+
+
+def write(found: Findings, directory: str, words: dict[int, str] | None = None) -> dict[str, str]:
+    """Write drift.html and drift.json into a directory; their paths.
+
+    Args:
+        words: text of tokens by their number, as far as they are known.
+    """
+    paths = {name: storage.join(directory, f"drift.{name}") for name in ("html", "json")}
+    text = json.dumps(found.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    storage.make_dirs(directory)
+    storage.write_whole(paths["html"], render(found, words or {}).encode("utf-8", "replace"))
+    storage.write_whole(paths["json"], text.encode("utf-8", "replace"))
+    return paths
 
 
 def render(found: Findings, words: Mapping[int, str]) -> str:

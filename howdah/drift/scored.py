@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
@@ -36,12 +36,15 @@ class Partition:
 
 
 def parse(text: str) -> list[tuple[str, str]]:
-    """`ds=2026-11-01/hour=3` (or with commas) as columns and values.
+    """`ds=2026-11-01/hour=3` (or with commas) as columns and values; a slash in a value is %2F, as
+    `howdah score` shows it.
 
     Raises:
         UsageError: it is not that.
     """
-    parts = [part.partition("=") for part in text.replace(",", "/").split("/")]
+    by_comma = text.split(",")
+    several = len(by_comma) > 1 and all("=" in part for part in by_comma)
+    parts = [part.partition("=") for part in (by_comma if several else text.split("/"))]
     if not all(column and equals and value for column, equals, value in parts):
         raise UsageError(
             "a partition is column=value, of several columns with / between them",
@@ -49,7 +52,7 @@ def parse(text: str) -> list[tuple[str, str]]:
             expected="for example ds=2026-11-01",
             got=text,
         )
-    return [(column, value) for column, _, value in parts]
+    return [(column, unquote(value)) for column, _, value in parts]
 
 
 def find(root: str, table: str, partition: str) -> Partition:
@@ -64,10 +67,12 @@ def find(root: str, table: str, partition: str) -> Partition:
     """
     below = [f"{column}={quote(value, safe=' ')}" for column, value in parse(partition)]
     directory = storage.join(root, "scored", table, *below)
-    found = _read(directory, "/".join(below))
+    found = _read(directory, _shown(below))
     if found is not None:
         return found
-    there = [name for name, _ in _walk(storage.join(root, "scored", table), "", 0)]
+    there = [
+        _shown(name.split("/")) for name, _ in _walk(storage.join(root, "scored", table), "", 0)
+    ]
     scored = storage.exists(storage.join(directory, _MARKER))
     raise UsageError(
         "the partition was scored without a profile" if scored else "the partition is not scored",
@@ -83,7 +88,10 @@ def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
 
     A partition whose profile cannot be read is left out: it must not hide the others.
     """
-    names = sorted(_walk(storage.join(root, "scored", table), "", 0))
+    names = sorted(
+        (_shown(name.split("/")), directory)
+        for name, directory in _walk(storage.join(root, "scored", table), "", 0)
+    )
     found: list[Partition] = []
     for name, directory in reversed([each for each in names if each[0] <= until]):
         try:
@@ -106,6 +114,12 @@ def reference_for(root: str, partition: Partition, current: str) -> Profile | No
     if partition.version is None:
         return profiles.reference_of(current)
     return profiles.reference_of(Published(root).path_of(partition.version))
+
+
+def _shown(names: Sequence[str]) -> str:
+    """Directories' names as a partition's, in which a slash of a value stays escaped."""
+    values = (unquote(name).replace("%", "%25").replace("/", "%2F") for name in names)
+    return "/".join(values)
 
 
 def _walk(directory: str, name: str, depth: int) -> Iterator[tuple[str, str]]:
@@ -135,7 +149,7 @@ def _read(directory: str, name: str) -> Partition | None:
     model = marker.get("model") if isinstance(marker, dict) else None
     version = model.get("version") if isinstance(model, dict) else None
     return Partition(
-        name=unquote(name),
+        name=name,
         directory=directory,
         version=version if isinstance(version, int) else None,
         scored_at=marker.get("scored_at") if isinstance(marker, dict) else None,

@@ -6,13 +6,14 @@ dropped when the next one but one is full. Nothing of a text is kept, counts alo
 
 from __future__ import annotations
 
-import importlib.util
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from howdah.drift.judge import judge
+from howdah.drift.profile import Profile, reference_of
 from howdah.errors import HowdahError
 from serving.compute.generation import Generation
 from serving.compute.metrics import Metrics
@@ -50,13 +51,10 @@ class LiveDrift:
     def begin(self, generation: Generation) -> None:
         """A new version answers: collect anew, in its bins."""
         reference = None
-        if importlib.util.find_spec("howdah.drift") is not None:
-            from howdah.drift.profile import reference_of
-
-            try:
-                reference = reference_of(generation.variant.path)
-            except HowdahError as error:
-                self._say(f"no drift is shown: {error.what} ({error.where})")
+        try:
+            reference = reference_of(generation.variant.path)
+        except HowdahError as error:
+            self._say(f"no drift is shown: {error.what} ({error.where})")
         with self._lock:
             self._generation, self._reference = generation, reference
             self._buffer: list[tuple[np.ndarray, np.ndarray]] = []
@@ -65,8 +63,6 @@ class LiveDrift:
         self._metrics.drift_alarm.clear()
 
     def _empty(self) -> Any:
-        from howdah.drift.profile import Profile
-
         return Profile.like(self._reference)
 
     def add(self, found: list[tuple[Any, Any, np.ndarray, Prediction]]) -> None:
@@ -115,8 +111,6 @@ class LiveDrift:
             for window in self._windows:
                 total.merge(window)
             reference = self._reference
-        from howdah.drift.judge import judge
-
         verdict = judge(reference, total, self._limits)
         self._metrics.drift_rows.set(verdict.rows)
         for column in verdict.columns:

@@ -120,8 +120,8 @@ def write_scored(place, table: str, partition: str, rows: list[str], *, version=
 
 
 def test_a_scored_partition_is_judged_with_those_before_it(place):
-    from howdah.drift.findings import write
-    from training.prediction.drift import of_table, words_of
+    from howdah.drift.page import write
+    from training.scoring.drift import of_table, words_of
 
     for day in range(1, 5):
         write_scored(place, "db.s", f"ds=2026-11-0{day}", texts(place, 150, day))
@@ -162,22 +162,24 @@ def test_partitions_that_are_not_there_are_named(place):
     with pytest.raises(UsageError, match="column=value"):
         scored.find(place.run, "db.named", "today")
     write_scored(place, "db.named", "ds=4/path=a%2Fb", texts(place, 3, 1))
-    assert scored.find(place.run, "db.named", "ds=4,path=a%2Fb".replace("%2F", "%2F"))
+    for spelt in ("ds=4,path=a%2Fb", "ds=4/path=a%2Fb", "ds=4,path=a/b"):
+        assert scored.find(place.run, "db.named", spelt).name == "ds=4/path=a%2Fb"
 
 
 def test_files_of_texts_and_of_predictions_are_judged_alike(place):
-    from training.prediction.drift import of_source
     from training.prediction.predict import predict
+    from training.scoring.drift import of_source
 
     rows = texts(place, 200, 3)
     source, output = str(place.root / "new.jsonl"), str(place.root / "predicted.parquet")
     lines = [json.dumps({"id": f"r{n}", "text": text}) for n, text in enumerate([*rows, ""])]
     storage.write_whole(source, "\n".join(lines).encode())
-    texts_found = of_source(place.config, place.run, source, threads=1)
+    texts_found = of_source(place.config, place.run, source, threads=1, id_column="id")
     assert (texts_found.current.counts.rows, texts_found.current.counts.empty) == (200, 1)
     made = write_scored(place, "db.files", "ds=1", rows)
     assert texts_found.current.counts.cells.tolist() == made.counts.cells.tolist()
-    predict(place.run, source, output, threads=1)
+    said = predict(place.run, source, output, threads=1, id_column="id", drift=True)
+    assert said["drift"] == texts_found.verdict.as_dict()
     by_file = of_source(place.config, place.run, output)
     assert by_file.verdict.column("tokens").state == "not measured"
     for name in ("label", "confidence"):
@@ -198,7 +200,7 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
 
 
 def test_a_model_without_a_profile_says_how_to_make_it(place):
-    from training.prediction.drift import of_source
+    from training.scoring.drift import of_source
 
     bare = str(place.root / "bare")
     shutil.copytree(storage.join(place.run, "export"), bare)

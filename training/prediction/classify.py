@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from howdah.data.clean import PAIR
+from howdah.drift.profile import Profile
+from howdah.errors import ModelError
 from training.prediction.rows import Outputs, Prediction, Row
 from training.serving.serve import ServedModel
 
@@ -63,6 +66,24 @@ def usable(served: ServedModel, row: Row) -> str | Prediction:
 def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction:
     """The prediction of a row by its scores: the label (None: rejected), the labels, the number."""
     return Prediction(row.id, served.decided(scores_C), scores_C)
+
+
+def count_failed(profile: Profile, predictions: Sequence[Prediction]) -> None:
+    """Count the rows that have no prediction in a profile."""
+    reasons = Counter(one.error for one in predictions if one.error is not None)
+    empty = reasons.pop(EMPTY, 0)
+    profile.add_failed(empty=empty, errors=reasons.total())
+
+
+def no_profile(path: str) -> ModelError:
+    """The error for a model without a profile of its own."""
+    return ModelError(
+        "the model has no profile of its own to hold rows against",
+        where=path,
+        expected="profile.json in the export",
+        remedy="`howdah drift --make-reference --config FILE --model MODEL` makes it from the"
+        " dataset that the model was trained on",
+    )
 
 
 def outputs_of(served: ServedModel) -> Outputs:

@@ -15,8 +15,10 @@ from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.data.clean import joined
+from howdah.drift.judge import judge
+from howdah.drift.profile import Profile, reference_of
 from howdah.errors import DataError, UsageError
-from training.prediction.classify import classify, outputs_of
+from training.prediction.classify import classify, count_failed, no_profile, outputs_of
 from training.prediction.images import predict_image_lines, predict_images
 from training.prediction.rows import (
     Prediction,
@@ -28,7 +30,8 @@ from training.prediction.rows import (
     source_files,
     spark_format_of,
 )
-from training.serving.serve import open_model
+from training.serving.export import resolve_export
+from training.serving.serve import ServedModel, open_model
 
 __all__ = ["choose_columns", "predict", "predict_lines"]
 
@@ -51,6 +54,7 @@ def predict(
     threads: int | None = None,
     overwrite: bool = False,
     batch: str | None = None,
+    drift: bool = False,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict:
     """Classify all rows of `source`, in order, in bounded memory.
@@ -73,10 +77,11 @@ def predict(
         overwrite: replace an existing output, once the new one is whole.
         batch: name of the rows in a table, such as their day: predictions of other batches by
             the same model stay.
+        drift: also judge the rows by the model's own profile; on one machine, of texts.
         progress: called with a line.
     Returns:
         {model, output, run_id, rows, errors, rejected, labels: {label: rows} (none of a
-        regression)}; with Spark more (`predict_spark`).
+        regression)}, and with `drift` {drift: the verdict}; with Spark more (`predict_spark`).
     Raises:
         DataError: no rows, a missing column, a broken file.
         ModelError: no model.
@@ -94,6 +99,11 @@ def predict(
     if master is not None or by_spark or output.startswith("table:"):
         from training.prediction.spark import predict_spark
 
+        if drift:
+            raise UsageError(
+                "--drift judges rows that are classified on one machine",
+                remedy="score the partitions of a table by `howdah score --drift`",
+            )
         require_secrets(config, "data.spark")
         if master is not None:
             options = config.data.spark.model_copy(update={"master": master})
@@ -114,6 +124,11 @@ def predict(
         )
     served = open_model(model, framework=framework, threads=threads)
     if served.kind == "image":
+        if drift:
+            raise UsageError(
+                "--drift judges texts",
+                remedy="`howdah drift --source` judges predictions of images",
+            )
         return predict_images(
             served,
             model,
@@ -125,6 +140,8 @@ def predict(
             overwrite=overwrite,
             progress=progress,
         )
+    reference = _reference(served, path=model) if drift else None
+    profile = None if reference is None else Profile.like(reference)
     files = source_files(source)
     columns = choose_columns(served.columns, text_columns, id_column)
     counts: Counter[str] = Counter()
@@ -137,7 +154,11 @@ def predict(
             files, columns, csv_options=csv_options, id_required=id_column is not None
         )
         while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
-            predictions = classify(served, chunk)
+            if profile is None:
+                predictions = classify(served, chunk)
+            else:
+                predictions = classify(served, chunk, profile.add)
+                count_failed(profile, predictions)
             writer.write(predictions)
             rows += len(predictions)
             errors += sum(p.error is not None for p in predictions)
@@ -149,7 +170,11 @@ def predict(
                 progress(f"{rows:,} rows, {rows / (reported - started):,.0f} rows/s")
         if not rows:
             raise DataError("the source has no rows", where=source, remedy="check the source")
+    judged = {}
+    if reference is not None and profile is not None:
+        judged = {"drift": judge(reference, profile, config.drift).as_dict()}
     return {
+        **judged,
         "model": model,
         "output": output,
         "run_id": served.run_id,
@@ -160,6 +185,18 @@ def predict(
             {} if served.task == "regression" else {name: counts[name] for name in served.labels}
         ),
     }
+
+
+def _reference(served: ServedModel, *, path: str) -> Profile:
+    """The model's own profile.
+
+    Raises:
+        ModelError: it has none.
+    """
+    reference = reference_of(resolve_export(path))
+    if reference is None:
+        raise no_profile(served.path)
+    return reference
 
 
 def _labels_in(prediction: Prediction) -> list[str]:

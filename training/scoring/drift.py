@@ -4,7 +4,6 @@ profile."""
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,11 +15,11 @@ from howdah.drift import scored
 from howdah.drift.findings import Findings, Point
 from howdah.drift.judge import judge
 from howdah.drift.profile import Profile, reference_of
-from howdah.errors import DataError, ModelError
-from training.prediction.classify import EMPTY, classify
-from training.prediction.labels import joined_file, joined_table
+from howdah.errors import DataError
+from training.prediction.classify import classify, count_failed, no_profile
 from training.prediction.predict import choose_columns
 from training.prediction.rows import Prediction, Row, format_of, read_rows, source_files
+from training.scoring.labels import joined_file, joined_table
 from training.serving import variants
 
 __all__ = ["of_source", "of_table", "words_of"]
@@ -59,7 +58,7 @@ def of_table(
     this = scored.find(root, table, partition)
     reference = scored.reference_for(root, this, found.path)
     if reference is None:
-        raise _no_profile(found.path)
+        raise no_profile(found.path)
     labelled = None
     if labels is not None:
         name = found.name if found.version is not None else found.run_id
@@ -114,7 +113,7 @@ def of_source(
     found = variants.find(model, config.publish.directory)
     reference = reference_of(found.path)
     if reference is None:
-        raise _no_profile(found.path)
+        raise no_profile(found.path)
     files = source_files(source)
     current = Profile.like(reference)
     wanted: dict[str, str | None] | None = {} if labels is not None else None
@@ -175,16 +174,6 @@ def _root(found: variants.Variant) -> str:
     return found.path
 
 
-def _no_profile(path: str) -> ModelError:
-    return ModelError(
-        "the model has no profile of its own to hold rows against",
-        where=path,
-        expected="profile.json in the export",
-        remedy="`howdah drift --make-reference --config FILE --model MODEL` makes it from the"
-        " dataset that the model was trained on",
-    )
-
-
 def _classified(
     config: Config,
     path: str,
@@ -217,9 +206,7 @@ def _count(
     observed: bool,
 ) -> None:
     """Count what has no prediction; and the others, unless they were observed."""
-    reasons = Counter(one.error for one in predictions if one.error is not None)
-    empty = reasons.pop(EMPTY, 0)
-    current.add_failed(empty=empty, errors=reasons.total())
+    count_failed(current, predictions)
     scores = [one.scores for one in predictions if one.scores is not None]
     if not observed and scores:
         current.add(np.stack(scores))
