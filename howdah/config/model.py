@@ -17,6 +17,7 @@ from howdah.config.data import DataSection
 from howdah.config.job import JobSection
 from howdah.config.launchers import CommChoice
 from howdah.config.metric_table import METRICS, SELECTABLE, unknown_metric
+from howdah.config.options.registry import RegistryOptions
 from howdah.config.ray import RaySection
 from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
@@ -319,19 +320,6 @@ class BaselineSection(Section):
     evaluation.metric on validation (with --spark: by the log loss of Spark's CrossValidator)."""
     max_bytes: Bytes = 8 * 2**30
     """The baseline is refused if its estimated memory is more, or more than this machine has."""
-
-
-class RegistryOptions(Section):
-    enabled: bool = False
-    """On publish, and whenever another version becomes current, MLflow's registry follows: a
-    version with tags, and the aliases champion (current.json) and challenger. Needs
-    tracking.mlflow.uri. The published directory decides: where MLflow is away, `howdah register`
-    completes it later."""
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][^/:'\"\\]{0,249}$")
-    """Name of the registered model; null: publish.name, else run.name."""
-    mode: Literal["reference", "full"] = "reference"
-    """What goes up: a loader of 2 kB that opens the published directory (whatever loads the model
-    must reach it), or a copy of the whole export."""
 
 
 class PublishSection(Section):
