@@ -5,8 +5,8 @@ alias `champion` of the one that is current, `challenger` of the one that is tri
 does not answer, the model is published all the same, and `howdah register` completes it later.
 
 `<model>/mlflow.json` says which version is which in MLflow, and where the alias was put last: so it
-is known whether a user has moved it in MLflow (`howdah register --follow` publishes that version) or
-it is behind.
+is known whether a user has moved it in MLflow (`howdah register --follow` publishes that version)
+or it is behind.
 """
 
 from __future__ import annotations
