@@ -20,6 +20,7 @@ from howdah.config.options.alerts import AlertsSection
 from howdah.config.options.cost import CostSection
 from howdah.config.options.drift import DriftSection
 from howdah.config.options.export import ExportSection
+from howdah.config.options.registry import RegistryOptions
 from howdah.config.options.report import ReportSection
 from howdah.config.options.score import ScoreSection
 from howdah.config.options.serve import ServeSection
@@ -325,19 +326,6 @@ class BaselineSection(Section):
     evaluation.metric on validation (with --spark: by the log loss of Spark's CrossValidator)."""
     max_bytes: Bytes = 8 * 2**30
     """The baseline is refused if its estimated memory is more, or more than this machine has."""
-
-
-class RegistryOptions(Section):
-    enabled: bool = False
-    """On publish, and whenever another version becomes current, MLflow's registry follows: a
-    version with tags, and the aliases champion (current.json) and challenger. Needs
-    tracking.mlflow.uri. The published directory decides: where MLflow is away, `howdah register`
-    completes it later."""
-    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][^/:'\"\\]{0,249}$")
-    """Name of the registered model; null: publish.name, else run.name."""
-    mode: Literal["reference", "full"] = "reference"
-    """What goes up: a loader of 2 kB that opens the published directory (whatever loads the model
-    must reach it), or a copy of the whole export."""
 
 
 class PublishSection(Section):

@@ -432,8 +432,7 @@ class ShardWriter:
         # wbits 31: a gzip header without a time, so that equal rows give equal bytes.
         packed = {"none": False, "gzip": True}[compression]
         self._zip = zlib.compressobj(6, zlib.DEFLATED, 31) if packed else None
-        self._crc = 0
-        self._bytes = 0
+        self._crc = self._bytes = 0
         self._offsets = [0]
         self._lengths: list[int] = []
         self._labels: list[Label] = []

@@ -4,9 +4,9 @@ The published directory decides. After each `howdah publish` the registry gets t
 alias `champion` of the one that is current, `challenger` of the one that is tried; where MLflow
 does not answer, the model is published all the same, and `howdah register` completes it later.
 
-`<model>/mlflow.json` says which version is which in MLflow, and where the alias was put last: so an
-alias that a user has moved in MLflow (`howdah register --follow` publishes that version) is told
-from one that is behind.
+`<model>/mlflow.json` says which version is which in MLflow, and where the alias was put last: so it
+is known whether a user has moved it in MLflow (`howdah register --follow` publishes that version)
+or it is behind.
 """
 
 from __future__ import annotations
