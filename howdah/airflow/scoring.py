@@ -102,7 +102,7 @@ class CheckScoringOperator(HowdahOperator):
     template_fields: Sequence[str] = ("conn_id",)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        given, ti = dict(context["params"]), context["ti"]
+        given, ti = trigger_form.own_params(context), context["ti"]
         with refusals():
             check(given, self.hook.judge())
         target = given["output"] or "/".join(

@@ -12,6 +12,7 @@ require()
 from airflow.sdk import Context  # noqa: E402
 
 from howdah.airflow.daily import form  # noqa: E402
+from howdah.airflow.form import trigger_form  # noqa: E402
 from howdah.airflow.hook import refusals  # noqa: E402
 from howdah.airflow.operators import HowdahOperator, run_name, safe_name  # noqa: E402
 
@@ -28,7 +29,7 @@ class CheckDayOperator(HowdahOperator):
     template_fields: Sequence[str] = ("conn_id",)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        given, ti = dict(context["params"]), context["ti"]
+        given, ti = trigger_form.own_params(context), context["ti"]
         with refusals():
             form.check(given, self.hook.judge())
             day = form.day_of(context, form.settings().partition, given.get("partition"))

@@ -38,13 +38,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS", "DAILY", "config", "fields", "installation", "installed_defaults", "own_default",
-    "params", "secrets", "sections", "sent",
+    "own_params", "params", "secrets", "sections", "sent",
 ]  # fmt: skip
 
 BACKENDS = ("local", "yarn")
 
 DEFAULTS = "HOWDAH_AIRFLOW_DEFAULTS"
 """Environment variable: path of a configuration with this installation's defaults of the form."""
+
+_OF_OTHERS = frozenset({"_selective_enable_ol"})
+"""Params that OpenLineage's provider adds to a DAG and its tasks (`enable_lineage`)."""
 
 DAILY = "daily"
 """Key of that file with the settings of the daily DAGs."""
@@ -213,7 +216,7 @@ def sent(context: Context) -> dict[str, Any]:
     Raises:
         ConfigError: an event's extra has another form, or sets what only a trigger can set.
     """
-    values = dict(context["params"])
+    values = own_params(context)
     for events in (context.get("triggering_asset_events") or {}).values():
         for event in events:
             extra = (event.extra or {}).get(EVENT_KEY) or {}
@@ -227,6 +230,11 @@ def sent(context: Context) -> dict[str, Any]:
                 )
             values |= extra
     return values
+
+
+def own_params(context: Context) -> dict[str, Any]:
+    """The DAG run's params, without those that others have added to the DAG."""
+    return {name: value for name, value in context["params"].items() if name not in _OF_OTHERS}
 
 
 def config(

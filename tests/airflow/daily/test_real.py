@@ -14,7 +14,7 @@ from tests import ROOT
 from tests.support.waiting import wait_until
 from tests.support.word_rows import write_rows
 
-pytestmark = [pytest.mark.airflow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(1800)]
 
 LIMIT = 900.0  # to detect a hang
 DAILY, RETRAIN = "real_daily", "real_retrain"
