@@ -258,6 +258,8 @@ KILLS = [
     (signal.SIGKILL, "worker"),
 ]  # fmt: skip
 """(signal to the driver; None: SIGKILL to the executor's Python workers; when)."""
+LIMIT = 400.0
+"""Seconds that detect a hang."""
 CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, None: 5}
 
 
@@ -325,21 +327,21 @@ class Killed:
 
     def kill(self, number, moment):
         """Kill it at that moment; its exit code, once all of its processes have ended."""
-        wait_until(lambda: self.reached(moment), 120)
+        wait_until(lambda: self.reached(moment), LIMIT)
         assert self.process.poll() is None, self.log.read_text()[-3000:]
         left = [self.process.pid, *descendants(self.process.pid)]
         if number is None:  # until one of them has a task
-            wait_until(self.killed_worker, 120)
+            wait_until(self.killed_worker, LIMIT)
         else:
             self.process.send_signal(number)
-        code = self.process.wait(120)
+        code = self.process.wait(LIMIT)
         # A JVM ends when its driver has; until then it holds the embedded metastore.
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in left), 60)
+        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in left), LIMIT)
         return code
 
 
 @pytest.mark.full
-@pytest.mark.timeout(1500)
+@pytest.mark.timeout(3000)
 def test_ten_partitions_killed_ten_times_have_each_row_once(place):
     rows = {day: [(f"{day}-{n}", f"the cat of {n}") for n in range(PER_DAY)] for day in DAYS}
     place.steps(f"{CREATED} STORED AS PARQUET", *(inserted(day, rows[day]) for day in DAYS))
@@ -355,7 +357,10 @@ def test_ten_partitions_killed_ten_times_have_each_row_once(place):
     codes = []
     for at, (number, moment) in enumerate(KILLS):
         killed = Killed(place, place.directory / f"run-{at}.txt")
-        codes.append(killed.kill(number, moment))
+        try:
+            codes.append(killed.kill(number, moment))
+        finally:
+            killed.process.kill()
         days()
     assert codes == [CODES[number] for number, _ in KILLS]
     assert len(days()) < len(DAYS)

@@ -112,6 +112,7 @@ class Scoring:
         assert answer["application"] is None and answer["partitions"][0]["state"] == "skipped"
 
 
+@pytest.mark.full  # in every run: predictions by onnx on YARN (tests/training/prediction)
 def test_from_a_partition_to_a_partition_with_nothing_on_the_nodes(
     healthy_cluster, hadoop_env, hdfs_dir, tiny_model_dir, tmp_path
 ):
