@@ -133,7 +133,7 @@ LATER = {
     "job.min_workers", "job.max_workers", "job.workers", "yarn.environment", "job.controller",
     "job.gloo_timeout_seconds",
     "data.spark.keytab", "data.spark.principal", "yarn.keytab", "yarn.principal",
-    "evaluation.splits", "gate.better_than_published", "gate.split",
+    "evaluation.splits", "gate.better_than_published", "gate.split", "publish.mlflow.enabled",
     "gate.minimum", "yarn.tags", "job.env", "job.ports",  # by rules that no schema has
     "training.class_weights",  # a choice of texts beside an object
     "data.shard_bytes", "training.shard_cache_bytes", "job.worker.memory", "yarn.driver.memory",
