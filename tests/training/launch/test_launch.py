@@ -452,6 +452,7 @@ def test_the_books_of_killed_ranks_are_closed(tmp_path):
     settings = config(tmp_path)
     path = storage.join(settings.run.directory, "run.json")
     storage.write_whole(path, b'{"status": "running", "attempts": []}')
-    launch._write_outcome(settings, settings.run.directory, TrainingError("rank 1 was lost"))
+    lost = TrainingError("rank 1 was lost")
+    launch._write_outcome(settings, settings.run.directory, lost, begun=False)
     found = storage.read_json(path)
     assert (found["status"], found["error"]) == ("failed", "rank 1 was lost")
