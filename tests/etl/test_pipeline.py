@@ -269,7 +269,7 @@ def test_what_a_crashed_run_left_is_swept(spark, tmp_path, tiny_model_dir, monke
     result, lines = run(config)
     assert result.path == version and any(line.startswith("removed ") for line in lines)
     now = {e.name for e in storage.list_dir(version)}
-    assert not {n for n in left if n.endswith((".tfrecord", ".index"))} & now
+    assert not {n for n in left if n.endswith((".tfrecord", ".index", ".ids"))} & now
     assert sum(map(len, rows_of(result).values())) == 30
 
 
