@@ -22,6 +22,9 @@ from training.evaluation.findings.verdict import Versus
 
 __all__ = ["Material", "figures", "gather"]
 
+_WAIT_SECONDS = 5.0
+"""For a storage that is away: the page is written all the same, and says what it lacks."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Material:
@@ -138,7 +141,8 @@ def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> Dat
     if path is None:
         return None
     try:
-        dataset = load_dataset(path)
+        with storage.waiting_at_most(_WAIT_SECONDS):
+            dataset = load_dataset(path)
     except HowdahError as error:
         notes.append(f"The dataset cannot be read, so texts are missing: {error.what} ({path})")
         return None
@@ -195,7 +199,8 @@ def _published(
     if not (name and directory):
         return []
     try:
-        now = Published(storage.join(str(directory), str(name))).current()
+        with storage.waiting_at_most(_WAIT_SECONDS):
+            now = Published(storage.join(str(directory), str(name))).current()
     except HowdahError as error:
         notes.append(f"The published model is not compared: {error.what} ({error.where})")
         return []
