@@ -115,7 +115,10 @@ def test_every_row_counts_once_at_every_world_size(world, tmp_path):
         assert result == results[0]
         assert result["confusion_matrix"] == expected["confusion_matrix"]
         for name in metrics_of("single_label"):
-            assert result[name] == pytest.approx(expected[name], rel=1e-9)
+            if expected[name] is None:  # too few classes, or none is so often right
+                assert result[name] is None
+            else:
+                assert result[name] == pytest.approx(expected[name], rel=1e-9)
 
     assert sorted(os.listdir(directory)) == [f"part-{r:05d}.parquet" for r in range(world)]
     table = pq.read_table(directory).to_pylist()
