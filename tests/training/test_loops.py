@@ -89,7 +89,7 @@ def test_run_json_says_what_the_run_was_made_of_and_what_it_used(half, learnable
     assert attempt["usage"]["cpu_seconds"] > 2 and found["wall"] > 0
     assert said["base"]["source"] == tiny_model_dir and said["source"]["kind"]
     with open(os.path.join(half.directory, "report.html"), encoding="utf-8") as page:
-        assert "h CPU" in page.read()
+        assert "CPU hours" in page.read()
 
 
 def test_the_export_has_a_profile_of_both_ranks_last_evaluation(half, learnable):
@@ -115,7 +115,9 @@ def test_the_logs_of_ranks_on_cpus_say_nothing_of_cuda_and_absl(half):
         with open(os.path.join(half.directory, "logs", f"rank.{rank}"), encoding="utf-8") as file:
             log = file.read()
         assert "step 10/10" in log
-        found = NOISE.search(log)
+        # TensorFlow says this of processors without AVX-512, of the bf16 that is not used there.
+        kept = [line for line in log.splitlines() if "oneDNN supports DT_BFLOAT16" not in line]
+        found = NOISE.search("\n".join(kept))
         assert found is None, found[0]
 
 
