@@ -83,8 +83,9 @@ def test_steps_evaluations_and_checkpoints_are_those_of_a_whole_model(comm, tmp_
     expected |= dict(reference.moments())
     assert list(collected) == list(expected)  # in the order of other checkpoints
     for name, array in expected.items():
-        # Products in fp32 without AVX-512 (AMD, AVX2) differ by 5e-5 in a gradient of nearly zero.
-        np.testing.assert_allclose(collected[name], array, rtol=1e-3, atol=1e-4, err_msg=name)
+        # A key's bias moves no score: its gradient is rounding alone, which AdamW makes steps of.
+        most = 2 * LR * STEPS if "k_lin.bias" in name else 1e-5
+        np.testing.assert_allclose(collected[name], array, rtol=1e-3, atol=most, err_msg=name)
     exported = optimizer.collect_weights(comm)
     assert list(exported) == list(whole_named)
     again = ShardedAdamW(net, named, training, LR, directory=str(tmp_path))
