@@ -106,7 +106,7 @@ def test_a_server_that_hangs_or_refuses_costs_its_time_and_a_line(tmp_path, line
         assert not os.listdir(tmp_path / "run" / "alerts")  # the next attempt sends it
         receiver.code, receiver.headers = 302, {"Location": "http://192.0.2.1/elsewhere"}
         assert not alerts.send(config, "failure", "z", say=lines.append)
-    assert not alerts.send(config, "failure", "nobody listens", say=lines.append)
+    assert not alerts.send(config, "failure", "no server listens", say=lines.append)
     text = "\n".join(lines)
     assert "took longer than 0.3 s" in text or "timed out" in text
     assert "answered 500" in text

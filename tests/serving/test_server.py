@@ -371,7 +371,7 @@ def test_memory_stays_flat_under_bad_input_and_load(start):
 
 
 def test_connections_are_bounded_and_idle_ones_end(server):
-    """Slow heads hold a descriptor each, not a thread: many of them hinder nobody."""
+    """Slow heads hold a descriptor each, not a thread: many of them slow no other request."""
     slow = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(200)]
     try:
         began = time.monotonic()
