@@ -1,6 +1,11 @@
 """Fixtures shared by all tests; each topic's fixtures live in tests/fixtures/<topic>.py."""
 
 import importlib.util
+import os
+
+import pytest
+
+from howdah.runs.command import VARIABLE
 
 pytest_plugins = [
     f"tests.fixtures.{module}"
@@ -18,3 +23,13 @@ pytest_plugins = [
     )
     if importlib.util.find_spec(f"tests.fixtures.{module}")
 ]
+
+
+@pytest.fixture(autouse=True)
+def _own_command():
+    """A command run within this process notes itself for its child processes, to its process's end.
+
+    Without this, runs of later tests would say that they are part of it.
+    """
+    yield
+    os.environ.pop(VARIABLE, None)

@@ -64,6 +64,7 @@ def rank_0s_lines(log):
 
 
 # --------------------------------------------------------------------------- from start to end
+@pytest.mark.full  # the next test defers, follows and ends an application in every run
 def test_a_training_outlives_its_triggerer_and_is_followed_by_its_log_and_links(tasks):
     task = tasks.start("followed")
     application = task.deferred()

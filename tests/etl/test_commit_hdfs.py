@@ -24,7 +24,7 @@ def _application(yarn_etl):
     return line.split()[0]
 
 
-@pytest.mark.full  # the driver's death is in every run
+@pytest.mark.full
 def test_an_executor_that_dies_costs_no_row(yarn_etl):
     config = yarn_etl.config(source=yarn_etl.put_rows(ROWS), num_shards=4)
     process = yarn_etl.start(config)
@@ -42,7 +42,8 @@ def test_an_executor_that_dies_costs_no_row(yarn_etl):
     whole(answer["dataset"], ROWS)
 
 
-@pytest.mark.parametrize("mode", ["cluster", pytest.param("client", marks=pytest.mark.full)])
+@pytest.mark.full  # without YARN, what a dead run leaves is in every run: test_pipeline.py
+@pytest.mark.parametrize("mode", ["cluster", "client"])
 def test_a_driver_that_dies_commits_nothing_and_the_next_run_does(yarn_etl, mode):
     source = yarn_etl.put_rows(ROWS)
     process = yarn_etl.start(yarn_etl.config(source=source, spark={"deploy_mode": mode}))

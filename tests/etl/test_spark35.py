@@ -22,6 +22,7 @@ def _config(place, base, **spark):
     return config_module.from_dict({"data": data, "model": {"base": base}})
 
 
+@pytest.mark.full
 @pytest.mark.timeout(900)  # the first time the environment is fetched
 def test_a_clusters_own_spark_makes_the_same_dataset(spark35_home, spark, tmp_path, tiny_model_dir):
     old, new = (tmp_path / name for name in ("old", "new"))

@@ -73,7 +73,7 @@ def test_client_mode_makes_the_same_dataset(yarn_etl):
     }
 
 
-@marked()
+@marked(pytest.mark.full)
 def test_an_error_of_the_driver_in_the_cluster_comes_as_itself(yarn_etl):
     source = yarn_etl.put_rows(0, more=["only one label,a", "of two rows,a"])
     code, answer, err = yarn_etl.run(yarn_etl.config(source=source, spark=CLUSTER))
@@ -82,7 +82,7 @@ def test_an_error_of_the_driver_in_the_cluster_comes_as_itself(yarn_etl):
     assert yarn_etl.left() == []
 
 
-@marked()
+@marked(pytest.mark.full)
 def test_the_error_has_the_cause_of_a_container_that_cannot_start(yarn_etl):
     conf = {"spark.driver.extraJavaOptions": "-javaagent:/no/such.jar"}
     config = yarn_etl.config(source=yarn_etl.put_rows(9), spark={**CLUSTER, "conf": conf})
@@ -130,7 +130,7 @@ def test_a_signal_before_the_application_is_known_leaves_none(yarn_etl):
     assert code == 143, err  # that no application is left is the fixture's to check
 
 
-@marked()
+@marked(pytest.mark.full)
 def test_a_queue_that_is_not_there_is_named(yarn_etl):
     spark = {**CLUSTER, "queue": "no-such-queue"}
     config = yarn_etl.config(source=yarn_etl.put_rows(9), spark=spark)

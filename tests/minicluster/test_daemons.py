@@ -101,6 +101,7 @@ def test_files_outlive_hdfs_daemons(healthy_cluster, hdfs_dir, name, end, tmp_pa
     assert (tmp_path / "back").read_bytes() == (tmp_path / "file").read_bytes()
 
 
+@pytest.mark.full
 def test_containers_outlive_yarn_daemons(healthy_cluster):
     cluster = healthy_cluster
     application = yarn_applications.submit(cluster, "sleep 1000")
@@ -130,6 +131,7 @@ def test_the_log_server_comes_back(healthy_cluster):
     assert healthy_cluster.status()["daemons"]["historyserver"]["state"] == "running"
 
 
+@pytest.mark.full
 def test_restore_undoes_pauses_deaths_settings_and_safe_mode(healthy_cluster, hdfs_dir):
     cluster = healthy_cluster
     limit = {"dfs.namenode.fs-limits.max-component-length": "12"}  # as long as hdfs_dir's name

@@ -88,6 +88,7 @@ def test_one_application_makes_the_dataset_and_trains_on_it(job, framework):
     assert json.loads((one.run_directory / "run.json").read_text())["status"] == "finished"
 
 
+@pytest.mark.full
 def test_a_killed_rank_is_replaced_in_the_application_that_has_made_the_dataset(job):
     one = job(master="local[2]", min_workers=1)
     status, survivor = one.trains(2, seconds=200), one.rank(0)["pid"]

@@ -270,6 +270,7 @@ def test_a_reader_that_waits_for_another_threads_fetch_has_progress_during_its_r
 
 
 # --------------------------------------------------------------------------------- a real training
+@pytest.mark.full  # its parts are tested above with a clock of their own
 def test_a_training_rank_retries_for_half_an_hour(tmp_path, tiny_dataset, tiny_model_dir):
     """Its checkpoints' storage does not answer for some seconds (tests/workers/slow)."""
     from tests.runs.training_runs import ROOT, train

@@ -40,7 +40,7 @@ def write_classifier(directory: str, labels: list[str], *, other: bool) -> str:
     return directory
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
 def test_a_family_with_other_names_has_the_same_losses(tmp_path, tiny_dataset, framework):
     labels = tiny_dataset.manifest.labels
     plain, other = (

@@ -85,6 +85,7 @@ def test_another_batch_size_after_an_epoch_trains_the_epochs_asked_for(
     assert rates[8:] == sorted(rates[8:], reverse=True)
 
 
+@pytest.mark.full  # the arithmetic is tested above, without a run
 def test_max_steps_counts_optimizer_steps_whatever_the_batches(
     tmp_path, tiny_dataset, tiny_model_dir
 ):

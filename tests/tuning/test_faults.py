@@ -172,6 +172,39 @@ def test_two_processes_share_a_study(studies, kind, tmp_path, request):  # noqa:
     assert "best: trial" in third.said()
 
 
+@pytest.mark.timeout(900)
+def test_twenty_trials_killed_twice_end_with_a_published_best(studies, tmp_path):  # noqa: F811
+    """The command of all workers is killed by SIGKILL twice; the same command goes on each time."""
+    study = studies(
+        tune={"trials": 20, "parallel": 2, "publish": True},
+        **{"training.max_steps": 8, "publish.directory": str(tmp_path / "models")},
+    )
+    begun = 0
+    for trial in (3, 9):
+        worker = study.start()
+        worker.wait_for(f"trial {trial}: training.")
+        os.kill(worker.process.pid, signal.SIGKILL)
+        worker.process.wait()
+        study.wait_until_nothing_is_left()
+        status = study.status()["trials"]
+        assert begun <= status["finished"] < 20
+        begun = status["finished"]
+    assert begun > 0
+    last = study.start("--json")
+    assert last.process.wait(600) == 0, last.said()
+    status = study.status()
+    assert status["trials"]["finished"] == 20 and status["trials"]["failed"] == 0
+    values = [study.run_json(n)["metrics"]["validation"]["loss"] for n in range(20)]
+    assert status["best"]["value"] == min(values)
+    # What was being trained at a kill went on under the trial's next lease; the others have one.
+    leases = [name.split(".")[0] for name in os.listdir(study.study / "leases")]
+    assert set(leases) == {str(n) for n in range(20)} and 22 <= len(leases) <= 24
+    info = json.loads((tmp_path / "models" / "tiny" / "v=1" / "howdah.json").read_text())
+    assert info["run_id"] == study.run_json(status["best"]["trial"])["run_id"]
+    assert os.listdir(tmp_path / "models" / "tiny" / "history") == ["000001.json"]
+    study.wait_until_nothing_is_left()
+
+
 def test_a_second_process_that_would_begin_the_same_study_is_told_to_join(studies):  # noqa: F811
     study = studies(tune={"trials": 1}, **LONG)
     study.start().wait_for("study tiny")

@@ -84,6 +84,7 @@ def studies(tmp_path, tiny_dataset, tiny_model_dir, monkeypatch):
         each.close()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("on", PLACES)
 def test_a_lost_trial_is_tried_again_and_the_study_ends_with_its_jobs(studies, on):
     """The only rank of the first trial is killed: its job has one attempt and fails."""

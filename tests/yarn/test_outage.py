@@ -90,6 +90,7 @@ def saved_step(status):
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.full  # a shorter one in every run: tests/training/test_hdfs.py
 def test_namenode_away_for_ten_minutes_costs_no_run_and_no_step(job, cluster):
     job.trains(2, seconds=LIMIT)
     before = job.wait(lambda s: saved_step(s) > 0, "a checkpoint", LIMIT)

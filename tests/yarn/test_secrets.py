@@ -114,6 +114,7 @@ def _text(path):
 
 @pytest.mark.hadoop
 @pytest.mark.spark
+@pytest.mark.full  # a training job's, above, are looked for in every run
 def test_an_etls_secrets_are_in_no_argument_list_script_log_or_open_file(yarn_etl):
     spark = {"deploy_mode": "cluster", "conf": planted.SPARK_CONF}
     config = yarn_etl.config(source=yarn_etl.put_rows(400), spark=spark)

@@ -74,6 +74,7 @@ def applications(hook, place, name):
     return hook.resource_manager().applications(applicationTags=tag, states=LIVE)
 
 
+@pytest.mark.full  # commands by SSH in every run: test_edge_commands.py
 def test_a_job_is_submitted_on_the_edge_node_and_looked_after_by_http(hook, place):
     lines = []
     config = endless(place, "far")

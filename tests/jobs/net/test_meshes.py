@@ -87,6 +87,7 @@ def test_a_world_of_n_ranks_costs_the_driver_requests_in_proportion_to_n():
     assert asked[15] <= 3.3 * asked[5]
 
 
+@pytest.mark.full  # elastic runs connect by the relays in every run
 def test_gloo_itself_connects_by_what_the_relays_answer(store):
     """Real ranks (Horovod in torch processes), each on a host of its own as far as it knows."""
     size = 3

@@ -286,6 +286,7 @@ def test_base_on_another_storage(base):
         storage.remove(remote, recursive=True)
 
 
+@pytest.mark.full  # tests/training/model/test_families_* compare logits in every run
 def test_same_forward_as_transformers_loading_the_directory(tiny_model_dir):
     """Names and layouts are those of transformers: from_pretrained gives the same tensors."""
     script = (

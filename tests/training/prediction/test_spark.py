@@ -190,6 +190,7 @@ def with_damaged_pages(directory) -> str:
     return source
 
 
+@pytest.mark.full  # storage.commit's crash tests are in every run
 def test_an_overwritten_output_stays_until_the_new_one_is_whole(model, tmp_path):
     one, two = put_rows(tmp_path / "one.parquet", "a", "b"), put_rows(tmp_path / "two.parquet", "c")
     none = put_rows(tmp_path / "none.parquet")

@@ -214,6 +214,7 @@ def test_from_a_hive_table_to_a_hive_table(predictions):
 @pytest.mark.hadoop
 @pytest.mark.spark
 @pytest.mark.timeout(900)
+@pytest.mark.full
 @pytest.mark.parametrize("predictions", ["tensorflow"], indirect=True)
 def test_more_memory_than_any_node_has_is_an_error_that_names_it(predictions, tmp_path):
     source = f"{predictions.directory}/in.parquet"

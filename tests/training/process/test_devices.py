@@ -37,7 +37,7 @@ def found(framework, **env):
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
 def test_a_framework_that_sees_no_gpu_is_refused_where_one_was_asked_for(framework):
     assert found(framework) == {"kind": "CPU", "refused": None}
     reported = found(framework, HOWDAH_GPUS="1", CUDA_VISIBLE_DEVICES="GPU-5c89852c")

@@ -108,6 +108,7 @@ def day(tmp_path, remote, clock, mirror, *, hours):
     return files
 
 
+@pytest.mark.full  # test_the_ranks_of_a_large_world_ask_little counts operations in every run
 def test_what_a_day_sends_is_three_times_the_files_at_most(tmp_path, remote):
     place, counting = remote
     clock = Clock()

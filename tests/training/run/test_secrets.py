@@ -85,6 +85,7 @@ def test_what_a_run_leaves_has_no_secret(howdah, tmp_path):
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.full
 def test_the_error_about_an_absent_server_leaves_out_its_password(howdah, tmp_path):
     uri = "http://bot:planted-21@127.0.0.1:9"
     code, output = howdah("train", **{"tracking.mlflow.uri": uri})
