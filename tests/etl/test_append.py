@@ -1,6 +1,7 @@
 """Versions that append a day: no row moves, leaks into another split, is lost or comes twice."""
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -74,11 +75,14 @@ def leaks(places: dict[str, str], texts: dict[str, str]) -> list[tuple[str, str]
     return found
 
 
-def append_days(place, base, days: int, count: int, seed: int):
-    """Append them one by one, checking each; (all rows, result of the last, {id: split})."""
+def append_days(place, base, days: Sequence[int], count: int, seed: int):
+    """Append them in this order, checking each; (all rows, last result, {id: split}, {id: reason}).
+
+    The rows of a day are like those of all days before it in the order.
+    """
     rng, past, before, frozen = random.Random(seed), [], {}, {}
     texts, gone = {}, {}
-    for day in range(days):
+    for day in days:
         rows = day_rows(day, past, count, rng)
         past += rows
         texts |= {row_id: text for row_id, text, _ in rows}
@@ -99,10 +103,9 @@ def append_days(place, base, days: int, count: int, seed: int):
     return past, result, before, gone
 
 
-@pytest.mark.full
 @pytest.mark.timeout(900)
 def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
-    _, result, _, gone = append_days(tmp_path, tiny_model_dir, 2, 24, seed=3)
+    _, result, _, gone = append_days(tmp_path, tiny_model_dir, range(2), 24, seed=3)
     assert [part.name for part in result.manifest.parts] == ["day-00", "day-01"]
     assert set(gone.values()) & {"exact_duplicate", "near_duplicate"}
 
@@ -136,9 +139,19 @@ def test_a_part_that_is_read_again_keeps_the_places_of_its_rows(spark, tmp_path,
 
 
 @pytest.mark.full
+@pytest.mark.timeout(3600)  # thirty ETLs
+def test_thirty_days_in_any_order_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
+    days = random.Random(11).sample(range(30), 30)
+    past, result, places, gone = append_days(tmp_path, tiny_model_dir, days, 12, seed=7)
+    assert [part.name for part in result.manifest.parts] == [f"day-{day:02d}" for day in days]
+    assert len(places) + len(gone) == len(past) == 30 * 12
+    assert {"exact_duplicate", "near_duplicate"} <= set(gone.values())
+
+
+@pytest.mark.full
 @pytest.mark.timeout(3600)  # eleven ETLs
 def test_ten_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
-    past, result, places, gone = append_days(tmp_path, tiny_model_dir, DAYS, 40, seed=3)
+    past, result, places, gone = append_days(tmp_path, tiny_model_dir, range(DAYS), 40, seed=3)
     assert len(result.manifest.parts) == DAYS and result.manifest.schema_version == 2
     reasons = set(gone.values())
     assert {"exact_duplicate", "near_duplicate", "label_conflict"} <= reasons

@@ -353,7 +353,10 @@ def test_a_run_with_divided_layers_goes_on_in_any_layout(trained, before, first,
 
 
 # ------------------------------------------------------------------------ the other framework
-@pytest.mark.parametrize(("first", "second"), [("torch", "tensorflow"), ("tensorflow", "torch")])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("torch", "tensorflow"), pytest.param("tensorflow", "torch", marks=pytest.mark.full)],
+)
 def test_a_run_goes_on_in_the_other_framework(trained, first, second):
     begun = trained(first, dropout=False)
     settings = {"checkpoint.resume": begun.checkpoint(MIDDLE)}

@@ -1,7 +1,7 @@
 """Drift: verdicts beside Evidently's on the same rows, and what each costs.
 
 Evidently needs an environment of its own: set HOWDAH_BENCH_EVIDENTLY to its Python (`pip install
-evidently==0.7.23`). Without it, ours alone is timed, and a line says so.
+evidently==0.7.23 "pandas<3"`). Without it, ours alone is timed, and a line says so.
 """
 
 from __future__ import annotations
