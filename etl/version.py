@@ -105,14 +105,15 @@ def write_files(
     splits = _write_shards(task, encoded, _totals(table), layout, token, keeper)
     if layout.image is None:
         built.quality["at_max_length"] = sum(cut for _, _, cut in table.values())
-    # before anything is written outside the version's directory
-    # ... and of the new rows alone where they are appended: beside a year's a day would not count
+    # Judged before anything is written outside the version's directory, and of the new rows alone
+    # where they are appended: beside a year's rows those of a day would not show.
     manifest = _manifest(task, built, layout, splits)
     judged = expectations(task.config, manifest, task.progress, task.past)
     if judged is not None:
         built.quality["expectations"] = judged
     _write_rejects(task, built, token, keeper)
-    trained = {int(number) for shard in splits[TRAIN] for number in shard.class_counts}
+    shards = [*_stays(task, TRAIN), *splits.get(TRAIN, [])]
+    trained = {int(number) for shard in shards for number in shard.class_counts}
     built.quality["labels_without_training_rows"] = [
         name
         for n, name in enumerate(built.labels)
@@ -127,6 +128,11 @@ def write_files(
         manifest = _appended(task, built, manifest, token)
     report.write(task.directory, manifest, built)
     return manifest
+
+
+def _stays(task: Task, split: str) -> list[ShardEntry]:
+    """Shards of the version before, where rows are appended to it."""
+    return [] if task.past is None else task.past.staying(split)
 
 
 def _appended(task: Task, built: Built, manifest: DatasetManifest, token: str) -> DatasetManifest:
@@ -195,7 +201,7 @@ def _balanced(task: Task, built: Built, kept: Kept) -> tuple[DataFrame, Table]:
     encoded = built.encoded.persist()
     kept.append(encoded)
     table = _table(encoded, task.longest)
-    if task.past is None or task.past.parent is None:
+    if not _stays(task, TRAIN):
         _refuse_empty_train(table, built)
     if data.balance == "none":
         return encoded, table

@@ -18,6 +18,7 @@ from howdah.data.manifest import (
     LedgerEntry,
     LedgerFile,
     PartEntry,
+    ShardEntry,
     content_hash,
     newest,
 )
@@ -123,6 +124,12 @@ class Past:
                 "ledger": LedgerEntry(buckets=self.buckets, config=self.config, files=files),
             }
         )
+
+    def staying(self, split: str) -> list[ShardEntry]:
+        """The parent's shards of a split that the new version has too."""
+        if self.parent is None:
+            return []
+        return self._stay(self.parent.manifest.splits.get(split, []))
 
     def _stay(self, entries: list) -> list:
         """The parent's entries, but those of a part that is replaced, as seen from a child."""

@@ -105,9 +105,15 @@ def append_days(place, base, days: Sequence[int], count: int, seed: int):
 
 @pytest.mark.timeout(900)
 def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
-    _, result, _, gone = append_days(tmp_path, tiny_model_dir, range(2), 24, seed=3)
+    past, result, places, gone = append_days(tmp_path, tiny_model_dir, range(2), 24, seed=3)
     assert [part.name for part in result.manifest.parts] == ["day-00", "day-01"]
     assert set(gone.values()) & {"exact_duplicate", "near_duplicate"}
+    # a day of copies alone adds a part, and no row
+    copies = [(f"c-{n}", text, label) for n, (_, text, label) in enumerate(past[:6])]
+    result, lines = run(config_for(tmp_path, tiny_model_dir, copies, "day-02"))
+    assert places_of(result) == places and any("part day-02: no new row" in line for line in lines)
+    assert result.manifest.parts[-1].rows == {}
+    assert result.manifest.quality["labels_without_training_rows"] == []
 
 
 @pytest.mark.full
