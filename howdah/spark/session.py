@@ -196,7 +196,9 @@ def driver_jvm(options: SparkOptions, *, user: str | None = None) -> Iterator[An
             yield gateway.jvm
         finally:
             # At the end of its stdin the JVM exits. A call to it could wait for an answer to the
-            # one that a signal has interrupted.
+            # one that a signal has interrupted. Py4J's thread would still name it each object that
+            # this process lets go of, and log a traceback where the JVM ends during that.
+            gateway._gateway_client.is_connected = False
             gateway.proc.stdin.close()
             try:
                 gateway.proc.wait(_END_SECONDS)
