@@ -130,7 +130,7 @@ def session(
             context = spark.sparkContext
             context.setLogLevel("ERROR")
             if options.master == "yarn" and not in_container():
-                _fail_without_us(context)
+                _stop_as_failed_at_exit(context)
             if ready is not None:
                 ready(Application(id=context.applicationId, ui=context.uiWebUrl))
             yield spark
@@ -242,7 +242,7 @@ def _kill(spark: Any) -> None:
         client.killApplication(wanted)
 
 
-def _fail_without_us(context: Any) -> None:
+def _stop_as_failed_at_exit(context: Any) -> None:
     """Let the JVM stop the session with exit code 1 if it ends before the session was stopped.
 
     When this process is killed, its JVM reads the end of its stdin and exits; Spark's own hook

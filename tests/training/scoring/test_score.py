@@ -278,8 +278,10 @@ def descendants(pid):
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{name}/stat").read_text()
+            line = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+            # Both or neither: a process may end between the two.
             parents[int(name)] = int(stat.rpartition(")")[2].split()[1])
-            lines[int(name)] = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+            lines[int(name)] = line
     found, todo = {}, [pid]
     while todo:
         above = todo.pop()
