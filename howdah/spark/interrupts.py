@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ def interrupts(what: str = "the ETL", *, remedy: str = "nothing was committed") 
     main = threading.current_thread() is threading.main_thread()
 
     def terminate(number: int, frame: object) -> None:
+        _leave_connection()
         raise _Stop
 
     before = {}
@@ -40,3 +42,18 @@ def interrupts(what: str = "the ETL", *, remedy: str = "nothing was committed") 
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _leave_connection() -> None:
+    """Let this thread's next call to the JVM open a connection of its own.
+
+    On the present one the answer to the interrupted call is still to come: the clean-up, which
+    renames and removes files by calls, would take it for the answer to its own. After SIGINT
+    PySpark's handler has closed the connection.
+    """
+    spark = sys.modules.get("pyspark")
+    gateway = None if spark is None else spark.SparkContext._gateway
+    if gateway is not None:
+        by_thread = getattr(gateway._gateway_client, "thread_connection", None)
+        if by_thread is not None:  # None (PYSPARK_PIN_THREAD=false): each call takes one for itself
+            by_thread.connection = None

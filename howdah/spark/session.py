@@ -129,6 +129,8 @@ def session(
         try:
             context = spark.sparkContext
             context.setLogLevel("ERROR")
+            if options.master == "yarn" and not in_container():
+                _stop_as_failed_at_exit(context)
             if ready is not None:
                 ready(Application(id=context.applicationId, ui=context.uiWebUrl))
             yield spark
@@ -194,7 +196,9 @@ def driver_jvm(options: SparkOptions, *, user: str | None = None) -> Iterator[An
             yield gateway.jvm
         finally:
             # At the end of its stdin the JVM exits. A call to it could wait for an answer to the
-            # one that a signal has interrupted.
+            # one that a signal has interrupted. Py4J's thread would still name it each object that
+            # this process lets go of, and log a traceback where the JVM ends during that.
+            gateway._gateway_client.is_connected = False
             gateway.proc.stdin.close()
             try:
                 gateway.proc.wait(_END_SECONDS)
@@ -218,7 +222,7 @@ def _end(spark: Any, *, killed: bool) -> None:
     def work() -> None:
         if killed:
             _kill(spark)
-        _stop(spark)
+        _stop(spark, failed=True)
 
     # A failure is ignored: the end of this process ends the session too.
     thread = threads.start(work, name="spark-end", failed=lambda error: None)
@@ -238,10 +242,36 @@ def _kill(spark: Any) -> None:
         client.killApplication(wanted)
 
 
-def _stop(spark: Any) -> None:
+def _stop_as_failed_at_exit(context: Any) -> None:
+    """Let the JVM stop the session with exit code 1 if it ends before the session was stopped.
+
+    When this process is killed, its JVM reads the end of its stdin and exits; Spark's own hook
+    would stop the session with exit code 0 then, and YARN would say SUCCEEDED.
+    """
+    gateway, jvm = context._gateway, context._jvm
+    number = gateway.new_array(jvm.java.lang.Object, 1)
+    number[0] = 1
+    kinds = gateway.new_array(jvm.java.lang.Class, 0)
+    handles = jvm.java.lang.invoke.MethodHandles
+    kind = jvm.java.lang.invoke.MethodType.methodType(
+        jvm.java.lang.Void.TYPE, jvm.java.lang.Integer.TYPE, kinds
+    )
+    stop = handles.publicLookup().bind(context._jsc.sc(), "stop", kind)
+    hook = jvm.java.lang.invoke.MethodHandleProxies.asInterfaceInstance(
+        jvm.java.lang.Class.forName("java.lang.Runnable"), handles.insertArguments(stop, 0, number)
+    )
+    # Before Spark's hook, whose priority is 40.
+    jvm.org.apache.hadoop.util.ShutdownHookManager.get().addShutdownHook(hook, 50)
+
+
+def _stop(spark: Any, *, failed: bool = False) -> None:
     # After an interrupt the gateway may be gone, and with it the session.
     with contextlib.suppress(Exception):
         spark.sparkContext.cancelAllJobs()
+    if failed:
+        # An exit code of the driver: an application that could not be killed is FAILED on YARN.
+        with contextlib.suppress(Exception):
+            spark.sparkContext._jsc.sc().stop(1)
     with contextlib.suppress(Exception):
         spark.stop()
 

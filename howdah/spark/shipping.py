@@ -105,6 +105,8 @@ def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] 
         "spark.executor.cores": str(options.executor_cores),
         # A driver that fails reports the cause; a second attempt would only hide it.
         "spark.yarn.maxAppAttempts": "1",
+        # Without it YARN says SUCCEEDED of an application whose driver's JVM was killed.
+        "spark.yarn.am.clientModeTreatDisconnectAsFailed": "true",
     }
     name = config.run.user or os.environ.get("HADOOP_USER_NAME")
     if name and not hadoop_settings().kerberos:

@@ -367,15 +367,19 @@ def _run(
                 f"{work.name}: {made.rows:,} rows, {made.errors:,} with an error,"
                 f" {time.monotonic() - started:.1f} s{empty}"
             )
+        if failed:  # inside: YARN, too, says that the application has not succeeded
+            raise _too_many(failed, len(todo), request)
         about = summarize(seen.value)
-    if len(failed) == 1:
-        raise failed[0]
-    if failed:
-        raise DataError(
-            f"{len(failed)} of {len(todo)} partitions have too many errors",
-            where=request.source,
-            problems=failed,
-            remedy="the others are scored; correct the source or the columns, or raise"
-            " score.max_error_fraction",
-        )
     return {"framework": framework, "application": application, "workers": about}
+
+
+def _too_many(failed: Sequence[DataError], count: int, request: Request) -> DataError:
+    if len(failed) == 1:
+        return failed[0]
+    return DataError(
+        f"{len(failed)} of {count} partitions have too many errors",
+        where=request.source,
+        problems=failed,
+        remedy="the others are scored; correct the source or the columns, or raise"
+        " score.max_error_fraction",
+    )

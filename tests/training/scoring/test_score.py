@@ -148,6 +148,14 @@ class Place:
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
 
+    def use_executors(self):
+        """Commands get executors: processes of their own, one at a time, as on a cluster."""
+        spark = self.config["data"]["spark"]
+        spark["master"] = "local-cluster[1,1,1024]"
+        spark["conf"]["spark.executor.memory"] = "512m"
+        (self.directory / "c.yaml").write_text(json.dumps(self.config))
+        self.env["SPARK_WORKER_DIR"] = str(self.directory / "work")
+
     def applications(self):
         """Spark applications that have run here."""
         return sorted(os.listdir(self.directory / "log"))
@@ -251,16 +259,17 @@ def test_each_partition_is_scored_once_by_each_model(place):
 # --------------------------------------------------------------------------------------- killed
 PER_DAY = 30
 DAYS = [f"2026-10-{day:02d}" for day in range(1, 11)]
+EXECUTOR, JVM = "executor", "JVM of the driver"
 KILLS = [
-    (signal.SIGKILL, "staged"), (signal.SIGTERM, "second"), (None, "worker"),
-    (signal.SIGKILL, "marked"), (None, "worker"), (signal.SIGTERM, "staged"),
-    (signal.SIGKILL, "second"), (None, "worker"), (signal.SIGTERM, "staged"),
-    (signal.SIGKILL, "worker"),
+    (EXECUTOR, "worker"), (signal.SIGKILL, "staged"), (signal.SIGTERM, "second"),
+    (EXECUTOR, "staged"), (signal.SIGKILL, "marked"), (JVM, "worker"), (EXECUTOR, "worker"),
+    (signal.SIGTERM, "staged"), (signal.SIGKILL, "worker"), (EXECUTOR, "worker"),
 ]  # fmt: skip
-"""(signal to the driver; None: SIGKILL to the executor's Python workers; when)."""
+"""(a signal to the command, or a process of it that gets SIGKILL; when). A command survives the
+loss of an executor, and the next kill is of the same command."""
+CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, JVM: 5}
 LIMIT = 400.0
 """Seconds that detect a hang."""
-CODES = {signal.SIGKILL: -9, signal.SIGTERM: 143, None: 5}
 
 
 def descendants(pid):
@@ -269,8 +278,10 @@ def descendants(pid):
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{name}/stat").read_text()
+            line = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+            # Both or neither: a process may end between the two.
             parents[int(name)] = int(stat.rpartition(")")[2].split()[1])
-            lines[int(name)] = Path(f"/proc/{name}/cmdline").read_bytes().decode(errors="replace")
+            lines[int(name)] = line
     found, todo = {}, [pid]
     while todo:
         above = todo.pop()
@@ -281,16 +292,19 @@ def descendants(pid):
 
 
 class Killed:
-    """A command that is killed at a certain moment."""
+    """A command whose processes are killed at certain moments."""
 
     def __init__(self, place, log):
         self.place, self.log = place, log
-        self.before, self.staged = self.markers(), self.unpublished()
-        with open(log, "w") as file:
+        with open(log, "w") as file, open(f"{log}.json", "w") as answer:
             self.process = subprocess.Popen(
                 place.words("--since", "ds=2026-10-01"), cwd=place.directory, env=place.env,
-                stdout=subprocess.DEVNULL, stderr=file,
+                stdout=answer, stderr=file,
             )  # fmt: skip
+
+    def answer(self):
+        """The JSON object of the command that has ended."""
+        return json.loads(Path(f"{self.log}.json").read_text())
 
     def markers(self):
         return len(list(self.place.models.glob("news/scored/*/*/done.json")))
@@ -299,45 +313,51 @@ class Killed:
         """Partitions that are written but not published, also by runs that were killed."""
         return set(self.place.directory.glob(f"spark-warehouse/{OUTPUT}/*/.tmp-*"))
 
+    def having(self, part):
+        """Processes of the command with a text in their command line."""
+        return [pid for pid, line in descendants(self.process.pid).items() if part in line]
+
     def workers(self):
         """Python processes that tasks run in: children of the daemon that Spark starts."""
-        found = descendants(self.process.pid)
-        daemons = [pid for pid, line in found.items() if "pyspark.daemon" in line]
-        return [pid for one in daemons for pid in descendants(one)]
+        return [pid for one in self.having("pyspark.daemon") for pid in descendants(one)]
 
-    def reached(self, moment):
-        """Whether it has come so far, or ended."""
-        if self.process.poll() is not None:
-            return True
-        if moment == "second":
-            return ": 2 of " in self.log.read_text()
-        if moment == "marked":
-            return self.markers() > self.before
-        if moment == "staged":
-            return self.unpublished() > self.staged
-        assert moment == "worker"
-        return bool(self.workers())
+    def moment(self, name):
+        """A function that says whether that moment has come, as seen from now on."""
+        markers, staged = self.markers(), self.unpublished()
+        if name == "second":
+            return lambda: ": 2 of " in self.log.read_text()
+        if name == "marked":
+            return lambda: self.markers() > markers
+        if name == "staged":
+            return lambda: self.unpublished() - staged
+        assert name == "worker"
+        return self.workers
 
-    def killed_worker(self):
-        """Kill the executor's Python workers; whether the command has ended."""
-        for pid in self.workers():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return self.process.poll() is not None
-
-    def kill(self, number, moment):
-        """Kill it at that moment; its exit code, once all of its processes have ended."""
-        wait_until(lambda: self.reached(moment), LIMIT)
-        assert self.process.poll() is None, self.log.read_text()[-3000:]
+    def kill(self, what, name):
+        """Kill it, or a process of it, at that moment; its exit code if that is its end."""
+        reached = self.moment(name)
+        wait_until(lambda: self.process.poll() is not None or reached(), LIMIT)
+        assert self.process.poll() is None, (what, name, self.log.read_text()[-3000:])
         left = [self.process.pid, *descendants(self.process.pid)]
-        if number is None:  # until one of them has a task
-            wait_until(self.killed_worker, LIMIT)
+        if what == EXECUTOR:
+            (victim,) = self.having("CoarseGrainedExecutorBackend")
+            os.kill(victim, signal.SIGKILL)
+            wait_until(lambda: not alive(victim), LIMIT)
+            return None
+        if what == JVM:
+            (victim,) = self.having("org.apache.spark.deploy.SparkSubmit")
+            os.kill(victim, signal.SIGKILL)
         else:
-            self.process.send_signal(number)
+            self.process.send_signal(what)
         code = self.process.wait(LIMIT)
         # A JVM ends when its driver has; until then it holds the embedded metastore.
-        wait_until(lambda: not any(os.path.exists(f"/proc/{pid}/exe") for pid in left), LIMIT)
+        wait_until(lambda: not any(map(alive, left)), LIMIT)
         return code
+
+
+def alive(pid):
+    """Whether a process runs; one that is dead and was not waited for does not."""
+    return os.path.exists(f"/proc/{pid}/exe")
 
 
 @pytest.mark.full
@@ -345,6 +365,7 @@ class Killed:
 def test_ten_partitions_killed_ten_times_have_each_row_once(place):
     rows = {day: [(f"{day}-{n}", f"the cat of {n}") for n in range(PER_DAY)] for day in DAYS}
     place.steps(f"{CREATED} STORED AS PARQUET", *(inserted(day, rows[day]) for day in DAYS))
+    place.use_executors()
 
     def days():
         """{day: rows}: none or all of them."""
@@ -354,25 +375,42 @@ def test_ten_partitions_killed_ten_times_have_each_row_once(place):
         assert set(counted.values()) <= {PER_DAY}, counted
         return counted
 
-    codes = []
-    for at, (number, moment) in enumerate(KILLS):
-        killed = Killed(place, place.directory / f"run-{at}.txt")
-        try:
-            codes.append(killed.kill(number, moment))
-        finally:
+    def marked():
+        """The days that have a marker, each with all of its rows."""
+        found = {path.parent.name[3:] for path in place.models.glob("news/scored/*/*/done.json")}
+        assert found <= set(days())
+        return found
+
+    codes, killed, executors = [], None, 0
+    try:
+        for at, (what, moment) in enumerate(KILLS):
+            killed = killed or Killed(place, place.directory / f"run-{at}.txt")
+            code = killed.kill(what, moment)
+            executors += what == EXECUTOR
+            if code is not None:
+                codes.append((what, code))
+                killed = None
+                marked()
+        assert codes == [(what, CODES[what]) for what, _ in KILLS if what != EXECUTOR]
+        assert executors == 4 and killed is not None
+        # The last command has lost an executor, and goes on to the end.
+        done = marked()
+        assert 0 < len(done) < len(DAYS)
+        assert killed.process.wait(LIMIT) == 0, killed.log.read_text()[-3000:]
+    finally:
+        if killed is not None:
             killed.process.kill()
-        days()
-    assert codes == [CODES[number] for number, _ in KILLS]
-    assert len(days()) < len(DAYS)
-    code, answer, err = place.run("--since", "ds=2026-10-01")
-    assert code == 0, err
+    answer = killed.answer()
     assert days() == dict.fromkeys(DAYS, PER_DAY)
     assert sorted(key for _, _, key in place.rows()) == sorted(k for d in DAYS for k, _ in rows[d])
     # Those that were done before a kill were not done again.
-    skipped = [one["partition"] for one in answer["partitions"] if one["state"] == "skipped"]
-    assert skipped
+    states = {one["partition"][3:]: one["state"] for one in answer["partitions"]}
+    skipped = {day for day, state in states.items() if state == "skipped"}
+    assert set(states) == set(DAYS) and skipped and skipped <= done
+    # One worker for all partitions since the kill, which has opened the model once.
+    assert answer["workers"]["opened"] == 1 and answer["workers"]["count"] <= 2
     before = place.applications()
     code, answer, err = place.run("--since", "ds=2026-10-01")
     assert code == 0, err
     assert {one["state"] for one in answer["partitions"]} == {"skipped"}
-    assert place.applications() == before
+    assert place.applications() == before  # no application, and so no stage

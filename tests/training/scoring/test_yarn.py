@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,11 +12,14 @@ import pytest
 
 from howdah import storage
 from howdah.config import loader as config_module
+from howdah.packaging.staging import PACKAGES
+from howdah.spark.applications import APPLICATION
 from tests.fixtures.etl_yarn import SPARK
 from tests.support.kerberos_users import become_alice, ticket
-from tests.training.scoring.test_score import made_model
+from tests.support.waiting import wait_until
+from tests.training.scoring.test_score import descendants, made_model
 
-pytestmark = [pytest.mark.hadoop, pytest.mark.spark, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.hadoop, pytest.mark.spark, pytest.mark.timeout(2400)]
 
 # Makes or reads tables of the metastore, in a process of its own: STATEMENT...
 SQL = """
@@ -30,6 +34,8 @@ with session(options, hive=True) as spark:
 print("FOUND " + json.dumps(found, default=str))
 """
 DAYS = ("2026-11-01", "2026-11-02")
+LIMIT = 900.0
+"""Seconds that detect a hang."""
 
 
 class Scoring:
@@ -58,8 +64,8 @@ class Scoring:
             *(self.inserted(day, 25) for day in DAYS),
         )
 
-    def inserted(self, day, count):
-        values = ", ".join(f"('{day[-2:]}-{n}', 'the cat of {n}')" for n in range(count))
+    def inserted(self, day, count, text="'the cat'"):
+        values = ", ".join(f"('{day[-2:]}-{n}', {text})" for n in range(count))
         return f"INSERT INTO {self.name}.texts PARTITION (ds='{day}') VALUES {values}"
 
     def sql(self, *statements):
@@ -72,19 +78,54 @@ class Scoring:
         found = next(line for line in done.stdout.splitlines() if line.startswith("FOUND "))
         return json.loads(found.removeprefix("FOUND "))
 
+    def words(self, *more):
+        tables = ["--source", f"{self.name}.texts", "--output", f"{self.name}.scored"]
+        return [
+            sys.executable, "-m", "howdah.cli", "score", "--config", self.config,
+            "--model", self.model, *tables, *more, "--json",
+        ]  # fmt: skip
+
     def run(self, *words):
         """(exit code, the JSON object, stderr)."""
-        tables = ["--source", f"{self.name}.texts", "--output", f"{self.name}.scored"]
-        argv = [
-            sys.executable, "-m", "howdah.cli", "score", "--config", self.config,
-            "--model", self.model, *tables, *words, "--json",
-        ]  # fmt: skip
         done = subprocess.run(
-            argv, env=self.env, cwd=self.place, capture_output=True, text=True, timeout=500,
-            check=False,
+            self.words(*words), env=self.env, cwd=self.place, capture_output=True, text=True,
+            timeout=LIMIT, check=False,
         )  # fmt: skip
         lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         return done.returncode, json.loads(lines[-1]) if lines else None, done.stderr
+
+    def killed(self, what):
+        """(exit code, stderr) of a command of which a process is killed once it scores.
+
+        Args:
+            what: part of that process's command line.
+        """
+        log = self.place / f"killed-{what}.txt"
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                self.words("--since", f"ds={DAYS[0]}"), env=self.env, cwd=self.place,
+                stdout=subprocess.DEVNULL, stderr=file,
+            )  # fmt: skip
+        try:
+            wait_until(lambda: process.poll() is not None or "1 of 2" in log.read_text(), LIMIT)
+            inside = {process.pid: " ".join(process.args), **descendants(process.pid)}
+            (victim,) = [pid for pid, line in inside.items() if what in line]
+            os.kill(victim, signal.SIGKILL)
+            return process.wait(LIMIT), log.read_text()
+        finally:
+            process.kill()
+
+    def state(self, log):
+        """YARN's final state of the application that a command's stderr names, once it has one."""
+        application = APPLICATION.search(log).group()
+
+        def ended():
+            done = self.cluster.run("yarn", "application", "-status", application, env=self.env)
+            (found,) = [line for line in done.stdout.splitlines() if "Final-State" in line]
+            state = found.rpartition(":")[2].strip()
+            return None if state == "UNDEFINED" else state
+
+        return wait_until(ended, LIMIT)
 
     def check(self):
         """Both days are scored in one application, by the shipped environment; then none is."""
@@ -110,6 +151,11 @@ class Scoring:
         code, answer, err = self.run("--partition", f"ds={DAYS[0]}")
         assert code == 0, err
         assert answer["application"] is None and answer["partitions"][0]["state"] == "skipped"
+        # A command that fails at last has no application that succeeded.
+        self.sql(self.inserted("2026-11-03", 4, "NULL"))
+        code, answer, err = self.run("--partition", "ds=2026-11-03")
+        assert code == 3 and answer["error"] == "TooManyErrors", err
+        assert self.state(err) == "KILLED"
 
 
 @pytest.mark.full  # in every run: predictions by onnx on YARN (tests/training/prediction)
@@ -121,7 +167,7 @@ def test_from_a_partition_to_a_partition_with_nothing_on_the_nodes(
         scoring.check()
         staged = [
             entry
-            for entry in storage.list_dir(_staging(scoring))
+            for entry in storage.list_dir(storage.join(_staging(scoring), PACKAGES))
             if entry.name.startswith("howdah-score-")
         ]
         assert staged and max(entry.size for entry in staged) < 150 * 2**20
@@ -135,6 +181,20 @@ def _staging(scoring):
 
     config = load(scoring.config, [])
     return cluster_paths.staging(config, config.data.spark)
+
+
+@pytest.mark.full
+def test_an_application_whose_command_was_killed_has_failed(
+    healthy_cluster, hadoop_env, hdfs_dir, tiny_model_dir, tmp_path
+):
+    scoring = Scoring(healthy_cluster, hdfs_dir, tiny_model_dir, tmp_path)
+    try:
+        for what, code in (("howdah.cli", -9), ("org.apache.spark.deploy.SparkSubmit", 5)):
+            ended, said = scoring.killed(what)
+            assert ended == code, said
+            assert scoring.state(said) == "FAILED", what
+    finally:
+        healthy_cluster.end_applications()
 
 
 @pytest.mark.full
