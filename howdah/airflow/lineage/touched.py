@@ -214,13 +214,14 @@ def scored(
 
 
 def judged(places: Places, *, scored: Mapping[str, Any]) -> Touched:
-    """`howdah drift`: the scores in."""
-    if not scored.get("output"):
+    """`howdah drift`: the scores in; of files their rows, which it classifies itself."""
+    read = scored.get("source" if scored.get("files") else "output")
+    if not read:
         return Touched()
     names = [each["partition"] for each in scored.get("partitions") or []]
     specs = () if scored.get("files") else tuple(map(parse, names))
     facts = {"model": str(scored["model"])} if scored.get("model") else {}
-    return Touched(inputs=(places.of(scored["output"], partitions=specs),), facts=facts)
+    return Touched(inputs=(places.of(read, partitions=specs),), facts=facts)
 
 
 def _version(path: str) -> str | None:
