@@ -149,8 +149,9 @@ def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
 
         # What MLflow loads predicts what `howdah predict` does, and is no copy of the weights.
         (tmp_path / "in.csv").write_text("id,text\n" + "".join(f"{t},{t}\n" for t in TEXTS))
-        place.howdah("predict", "--model", root, "--source", str(tmp_path / "in.csv"), "--output",
-                     str(tmp_path / "out.jsonl"))  # fmt: skip
+        made = place.howdah("predict", "--model", root, "--source", str(tmp_path / "in.csv"),
+                            "--output", str(tmp_path / "out.jsonl"))  # fmt: skip
+        assert (made["model"], made["version"]) == (root, 1)
         said = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         loaded = mlflow.pyfunc.load_model("models:/zoo@champion")
         found = loaded.predict(pd.DataFrame({"text": TEXTS}))
