@@ -126,9 +126,9 @@ def predict(
             progress=progress,
         )
         return made | {"model": model, "version": published(directory)[1]}
-    directory = resolve_export(model)  # all that follows is of the version that is current now
-    version = published(directory)[1]
-    served = open_model(directory, framework=framework, threads=threads)
+    served = open_model(model, framework=framework, threads=threads)
+    opened = served.directory or model
+    version = published(opened)[1]
     if served.kind == "image":
         if drift:
             raise UsageError(
@@ -147,7 +147,7 @@ def predict(
             progress=progress,
         )
         return made | {"version": version}
-    reference = _reference(directory) if drift else None
+    reference = _reference(opened) if drift else None
     profile = None if reference is None else Profile.like(reference)
     files = source_files(source)
     columns = choose_columns(served.columns, text_columns, id_column)
@@ -201,7 +201,7 @@ def _reference(export: str) -> Profile:
     Raises:
         ModelError: it has none.
     """
-    reference = reference_of(export)
+    reference = reference_of(resolve_export(export))
     if reference is None:
         raise no_profile(export)
     return reference
