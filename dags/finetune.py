@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import os
-
-from airflow.sdk import DAG, TaskGroup
+from airflow.sdk import DAG
 
 from howdah.airflow.alerts.callbacks import ON_FAILURE
-from howdah.airflow.approval import ApproveOperator
-from howdah.airflow.assets import DATA, MODEL
-from howdah.airflow.dataset import DatasetOperator
+from howdah.airflow.assets import DATA
 from howdah.airflow.form import trigger_form
-from howdah.airflow.operators import (
-    CheckOperator,
-    CleanUpOperator,
-    EtlOperator,
-    EvaluateOperator,
-    GateOperator,
-    PreflightOperator,
-    PublishOperator,
-)
-from howdah.airflow.retries import RETRIES, TRAINING_RETRIES
-from howdah.airflow.train import HowdahTrainOperator
+from howdah.airflow.operators import CheckOperator
+from howdah.airflow.retries import RETRIES
+from howdah.airflow.wiring.publishing import publishing
 from howdah.policy import rules as policy
 
 DEFAULTS = trigger_form.installed_defaults()
 POLICY, _ = policy.in_force()
-POOL = os.environ.get("HOWDAH_AIRFLOW_POOL", "default_pool")
 
 DOC = """
 Fine-tunes DistilBERT: **check** what was sent, **preflight**, **etl** (Spark; an unchanged dataset
@@ -52,43 +39,8 @@ def finetune(dag_id: str, schedule, description: str) -> DAG:
     ) as dag:
         here = {"conn_id": "{{ params.conn_id }}"}
         check = CheckOperator(task_id="check", multiple_outputs=True, **here)
-        backend = check.output["backend"]
-        ranks = {"np": "{{ params.np }}", "launcher": "{{ params.launcher }}"}
-        run = {**here, "config": check.output["config"]}
-
-        preflight = PreflightOperator(task_id="preflight", backend=backend, **ranks, **run)
-        with TaskGroup("etl") as etl:
-            build = EtlOperator(task_id="build", **run)
-            # Without a source `build` is skipped, and the dataset is taken as it is.
-            DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
-        train = HowdahTrainOperator(
-            task_id="train", backend=backend, pool=POOL, retries=TRAINING_RETRIES, **ranks, **run
-        )
-        evaluate = EvaluateOperator(
-            task_id="evaluate",
-            split="{{ ti.xcom_pull(task_ids='check', key='config')['gate']['split'] }}",
-            **run,
-        )
-        gate = GateOperator(task_id="gate", **run)
-        approve = ApproveOperator(
-            task_id="approve",
-            asked="{{ params.approval }}",
-            verdict=gate.output,
-            run_directory=check.output["run_directory"],
-        )
-        publish = PublishOperator(
-            task_id="publish",
-            note="{{ (ti.xcom_pull(task_ids='approve') or {}).get('note', '') }}",
-            outlets=[MODEL],
-            trigger_rule="none_failed",
-            **run,
-        )
-        teardown = CleanUpOperator(task_id="teardown", backend=backend, **run)
-
-        check >> preflight >> etl >> train >> evaluate >> gate >> approve >> publish >> teardown
-        gate >> publish
-        # With setup and teardown, clearing a task also runs preflight before and teardown after it.
-        teardown.as_teardown(setups=preflight)
+        split = "{{ ti.xcom_pull(task_ids='check', key='config')['gate']['split'] }}"
+        check >> publishing(check.output, here, split=split)
     # Set last: Airflow copies all of a DAG's params into each task that is made after them.
     dag.params = trigger_form.params(defaults=DEFAULTS, policy=POLICY)
     return dag

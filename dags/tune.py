@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 from airflow.sdk import DAG, TaskGroup
 
 from howdah.airflow.alerts.callbacks import ON_FAILURE
@@ -13,6 +11,7 @@ from howdah.airflow.form import trigger_form
 from howdah.airflow.operators import CheckOperator, EtlOperator, PreflightOperator
 from howdah.airflow.retries import RETRIES, TRAINING_RETRIES
 from howdah.airflow.tune import TuneOperator
+from howdah.airflow.wiring.publishing import pool
 from howdah.policy import rules as policy
 
 DOC = """
@@ -44,7 +43,7 @@ with DAG(
         DatasetOperator(task_id="quality", made=build.output, trigger_rule="none_failed", **run)
     tune = TuneOperator(
         task_id="tune",
-        pool=os.environ.get("HOWDAH_AIRFLOW_POOL", "default_pool"),
+        pool=pool(),
         retries=TRAINING_RETRIES,
         outlets=[MODEL],
         **ranks,

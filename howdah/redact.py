@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-__all__ = ["LEFT_OUT", "config", "find", "is_secret_name", "left_out", "plain", "text"]
+__all__ = [
+    "LEFT_OUT", "config", "find", "is_secret_name", "left_out", "left_out_of", "plain", "text",
+]  # fmt: skip
 
 LEFT_OUT = "***left-out***"
 """Replaces a secret."""
@@ -141,15 +143,20 @@ def config(given: BaseModel) -> BaseModel:
 
 def left_out(given: BaseModel) -> list[str]:
     """The keys of a saved configuration whose secrets were removed."""
-    return list(_redacted_keys("", given.model_dump(mode="json")))
+    return list(left_out_of(given.model_dump(mode="json")))
 
 
-def _redacted_keys(name: str, value: Any) -> Iterator[str]:
+def left_out_of(value: Any, name: str = "") -> Iterator[str]:
+    """The same of plain data.
+
+    Args:
+        name: the key of `value`; "" for the whole configuration.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
-            yield from _redacted_keys(f"{name}.{key}" if name else str(key), item)
+            yield from left_out_of(item, f"{name}.{key}" if name else str(key))
     elif isinstance(value, list):
         for item in value:
-            yield from _redacted_keys(name, item)
+            yield from left_out_of(item, name)
     elif isinstance(value, str) and LEFT_OUT in value:
         yield name

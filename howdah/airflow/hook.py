@@ -17,7 +17,7 @@ from airflow.sdk.log import amask_secret, mask_secret, redact  # noqa: E402
 
 from howdah import storage  # noqa: E402
 from howdah.airflow import failures  # noqa: E402
-from howdah.airflow.form import daily, trigger_form  # noqa: E402
+from howdah.airflow.form import daily, left_out, trigger_form  # noqa: E402
 from howdah.airflow.runner import runners, settings  # noqa: E402
 from howdah.config import loader as configs  # noqa: E402
 from howdah.config.loader import to_yaml  # noqa: E402
@@ -234,8 +234,8 @@ class HowdahHook(BaseHook):
 
         Args:
             arguments: the command and its options; `--json` among them.
-            config: the configuration, given to the command as `--config -`; `policy` is applied
-                to it and to the arguments.
+            config: the configuration, given to the command as `--config -`, with the secrets of
+                the installation's defaults; `policy` is applied to it and to the arguments.
             on_line: called with each line of progress; none: the task's log.
             task: names the task (dag, run, task, map index): two commands of one task never run
                 at once, the second waits for the end of the first.
@@ -265,7 +265,8 @@ class HowdahHook(BaseHook):
         if not self.policy.trusted:
             policy = policies.to_yaml(self.policy)
         if config is not None:
-            text = to_yaml(config)
+            with refusals():
+                text = to_yaml(left_out.put_back(config))
             arguments = [*arguments, "--config", "-"]
         handle = on_line or self._to_log
         with refusals():

@@ -182,7 +182,7 @@ class CheckOperator(HowdahOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from howdah import redact
-        from howdah.airflow.form import trigger_form
+        from howdah.airflow.form import left_out, trigger_form
         from howdah.config.loader import dump_yaml, from_dict
 
         ti = context["ti"]
@@ -207,7 +207,7 @@ class CheckOperator(HowdahOperator):
         self.log.info("backend: %s, Connection: %s", backend, self.conn_id)
         self.log.info("the whole configuration:\n%s", dump_yaml(redact.config(checked)))
         return {
-            "config": checked.model_dump(mode="json"),
+            "config": left_out.leave_out(checked.model_dump(mode="json")),
             "backend": backend,
             "conn_id": self.conn_id,
             "run_directory": checked.run.directory,

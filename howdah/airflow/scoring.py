@@ -11,7 +11,7 @@ require()
 
 from airflow.sdk import Context, Param  # noqa: E402
 
-from howdah.airflow.form import trigger_form  # noqa: E402
+from howdah.airflow.form import left_out, trigger_form  # noqa: E402
 from howdah.airflow.hook import refusals  # noqa: E402
 from howdah.airflow.operators import HowdahOperator, run_name, safe_name  # noqa: E402
 from howdah.config import loader as configs  # noqa: E402
@@ -120,7 +120,7 @@ class CheckScoringOperator(HowdahOperator):
             "id_column": given["id_column"] or None,
             "batch": given.get("batch") or None,
             "master": given["master"] or None,
-            "config": configuration(given.get("spark")),
+            "config": left_out.leave_out(configuration(given.get("spark"))),
             "overwrite": bool(given.get("overwrite")) or not given["output"],
         }
         for key, value in asked.items():

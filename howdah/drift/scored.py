@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from howdah import storage
+from howdah.config.options.partition import parse_spec
 from howdah.drift import profile as profiles
 from howdah.drift.profile import PROFILE, Profile
 from howdah.errors import ModelError, NotFound, UsageError
 from howdah.models.registry import Published
 
-__all__ = ["Partition", "find", "history", "parse"]
+__all__ = ["Partition", "find", "history"]
 
 _MARKER = "done.json"
 _MOST_COLUMNS = 8
@@ -35,26 +36,6 @@ class Partition:
     profile: Profile
 
 
-def parse(text: str) -> list[tuple[str, str]]:
-    """`ds=2026-11-01/hour=3` (or with commas) as columns and values; a slash in a value is %2F, as
-    `howdah score` shows it.
-
-    Raises:
-        UsageError: it is not that.
-    """
-    by_comma = text.split(",")
-    several = len(by_comma) > 1 and all("=" in part for part in by_comma)
-    parts = [part.partition("=") for part in (by_comma if several else text.split("/"))]
-    if not all(column and equals and value for column, equals, value in parts):
-        raise UsageError(
-            "a partition is column=value, of several columns with / between them",
-            where="--partition",
-            expected="for example ds=2026-11-01",
-            got=text,
-        )
-    return [(column, unquote(value)) for column, _, value in parts]
-
-
 def find(root: str, table: str, partition: str) -> Partition:
     """The scored partition of a model.
 
@@ -65,7 +46,8 @@ def find(root: str, table: str, partition: str) -> Partition:
     Raises:
         UsageError: it was not scored, or without a profile; those that are there are named.
     """
-    below = [f"{column}={quote(value, safe=' ')}" for column, value in parse(partition)]
+    spec = parse_spec(partition, "--partition")
+    below = [f"{column}={quote(value, safe=' ')}" for column, value in spec.items()]
     directory = storage.join(root, "scored", table, *below)
     found = _read(directory, _shown(below))
     if found is not None:

@@ -159,11 +159,16 @@ def test_partitions_that_are_not_there_are_named(place):
     storage.write_whole(storage.join(bare, "done.json"), b"{}")
     with pytest.raises(UsageError, match="without a profile"):
         scored.find(place.run, "db.named", "ds=3")
-    with pytest.raises(UsageError, match="column=value"):
-        scored.find(place.run, "db.named", "today")
+    for no in ("today", "ds=4,path=a/b", "ds=1/ds=2"):
+        with pytest.raises(UsageError, match="not a partition") as caught:
+            scored.find(place.run, "db.named", no)
+        assert caught.value.where == "--partition"
     write_scored(place, "db.named", "ds=4/path=a%2Fb", texts(place, 3, 1))
-    for spelt in ("ds=4,path=a%2Fb", "ds=4/path=a%2Fb", "ds=4,path=a/b"):
-        assert scored.find(place.run, "db.named", spelt).name == "ds=4/path=a%2Fb"
+    write_scored(place, "db.named", "ds=4%2C5/path=50%2541", texts(place, 3, 1))
+    # As `howdah score` takes them: between columns is a slash, a comma is a part of the value.
+    for spelt in ("ds=4/path=a%2Fb", "ds=4,5/path=50%2541", "ds=4,5/path=50%41"):
+        named = spelt.replace("50%41", "50%2541")
+        assert scored.find(place.run, "db.named", spelt).name == named
 
 
 def test_files_of_texts_and_of_predictions_are_judged_alike(place):

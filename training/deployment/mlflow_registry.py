@@ -79,7 +79,12 @@ def register(
         changed = version is None
         if version is None:
             say(f"registering {variant.title} as {name}")
-            version = _add(mlflow, client, variant, name, experiment, mode)
+            made = _add(mlflow, client, variant, name, experiment, mode)
+            # Another command may have looked, and added it, at the same time: the first one stays.
+            version = _version_of(client, name, run_id, weights, _decision(variant)) or made
+            changed = version == made
+            if not changed:
+                _drop(client, name, made, version, say)
         for key, value in _shown(tags or {}).items():
             client.set_model_version_tag(name, version, key, value)
         if alias is not None:
@@ -154,12 +159,24 @@ def opened(uri: str) -> Iterator[tuple[Any, Any]]:
 def _version_of(
     client: Any, name: str, run_id: str, weights: str, decision: str | None
 ) -> str | None:
-    """The version with these weights and this decision of this run; None: there is none."""
+    """The first version with these weights and this decision of this run; None: there is none."""
     keys = ("howdah.run_id", "howdah.weights_sha256", "howdah.decision")
-    for found in client.search_model_versions(f"name = '{name}'"):
-        if tuple(found.tags.get(key) for key in keys) == (run_id, weights, decision):
-            return found.version
-    return None
+    numbers = [
+        found.version
+        for found in client.search_model_versions(f"name = '{name}'")
+        if tuple(found.tags.get(key) for key in keys) == (run_id, weights, decision)
+    ]
+    return min(numbers, key=int, default=None)
+
+
+def _drop(client: Any, name: str, made: str, first: str, say: Callable[[str], None]) -> None:
+    """Delete a version that is in the registry twice; a user may lack the right to."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        client.delete_model_version(name, made)
+    except MlflowException:
+        say(f"models:/{name}/{made} could not be deleted: it is the same as models:/{name}/{first}")
 
 
 def _decision(variant: Variant) -> str | None:

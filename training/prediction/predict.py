@@ -31,7 +31,8 @@ from training.prediction.rows import (
     spark_format_of,
 )
 from training.serving.export import resolve_export
-from training.serving.serve import ServedModel, open_model
+from training.serving.serve import open_model
+from training.serving.variants import published
 
 __all__ = ["choose_columns", "predict", "predict_lines"]
 
@@ -80,8 +81,9 @@ def predict(
         drift: also judge the rows by the model's own profile; on one machine, of texts.
         progress: called with a line.
     Returns:
-        {model, output, run_id, rows, errors, rejected, labels: {label: rows} (none of a
-        regression)}, and with `drift` {drift: the verdict}; with Spark more (`predict_spark`).
+        {model, version (of a published model, else None), output, run_id, rows, errors, rejected,
+        labels: {label: rows} (none of a regression)}, and with `drift` {drift: the verdict}; with
+        Spark more (`predict_spark`).
     Raises:
         DataError: no rows, a missing column, a broken file.
         ModelError: no model.
@@ -109,8 +111,9 @@ def predict(
             options = config.data.spark.model_copy(update={"master": master})
             data = config.data.model_copy(update={"spark": options})
             config = config.model_copy(update={"data": data})
-        return predict_spark(
-            model,
+        directory = resolve_export(model)
+        made = predict_spark(
+            directory,
             source,
             output,
             text_columns=text_columns,
@@ -122,14 +125,17 @@ def predict(
             batch=batch,
             progress=progress,
         )
+        return made | {"model": model, "version": published(directory)[1]}
     served = open_model(model, framework=framework, threads=threads)
+    opened = served.directory or model
+    version = published(opened)[1]
     if served.kind == "image":
         if drift:
             raise UsageError(
                 "--drift judges texts",
                 remedy="`howdah drift --source` judges predictions of images",
             )
-        return predict_images(
+        made = predict_images(
             served,
             model,
             source,
@@ -140,7 +146,8 @@ def predict(
             overwrite=overwrite,
             progress=progress,
         )
-    reference = _reference(served, path=model) if drift else None
+        return made | {"version": version}
+    reference = _reference(opened) if drift else None
     profile = None if reference is None else Profile.like(reference)
     files = source_files(source)
     columns = choose_columns(served.columns, text_columns, id_column)
@@ -176,6 +183,7 @@ def predict(
     return {
         **judged,
         "model": model,
+        "version": version,
         "output": output,
         "run_id": served.run_id,
         "rows": rows,
@@ -187,15 +195,15 @@ def predict(
     }
 
 
-def _reference(served: ServedModel, *, path: str) -> Profile:
+def _reference(export: str) -> Profile:
     """The model's own profile.
 
     Raises:
         ModelError: it has none.
     """
-    reference = reference_of(resolve_export(path))
+    reference = reference_of(resolve_export(export))
     if reference is None:
-        raise no_profile(served.path)
+        raise no_profile(export)
     return reference
 
 

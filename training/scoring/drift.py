@@ -11,6 +11,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.config.options.partition import parse_spec
 from howdah.drift import scored
 from howdah.drift.findings import Findings, Point
 from howdah.drift.judge import judge
@@ -63,7 +64,7 @@ def of_table(
     if labels is not None:
         name = found.name if found.version is not None else found.run_id
         labelled = joined_table(
-            config, table, {**dict(scored.parse(partition)), "model": str(name)}, labels,
+            config, table, {**parse_spec(partition, "--partition"), "model": str(name)}, labels,
             id_column=id_column, label_column=label_column, progress=progress,
         )  # fmt: skip
     points = []

@@ -6,14 +6,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from howdah.config.options.partition import parse_spec
 from howdah.errors import DataError, HowdahError, UsageError
 from howdah.spark.hive_catalog import text_of
 
-__all__ = ["Selection", "chosen", "parse_spec"]
+__all__ = ["Selection", "chosen"]
 
 _NEWEST = 5
 """Partitions that a message lists."""
-_COLUMN = re.compile(r"[A-Za-z0-9_]+")
 _NUMBER = re.compile(r"[+-]?[0-9]+")
 
 Spec = dict[str, str]
@@ -49,31 +49,6 @@ class Selection:
                 raise UsageError(
                     "one column is walked", where=option, expected="column=value", got=text
                 )
-
-
-def parse_spec(text: str, option: str) -> dict[str, str]:
-    """`ds=2026-11-01/country=at` as {column: value}; %2F and %25 in a value are / and %.
-
-    Raises:
-        UsageError: it is not of this form.
-
-    >>> parse_spec("ds=2026-11-01/country=at", "--partition")
-    {'ds': '2026-11-01', 'country': 'at'}
-    >>> parse_spec("path=a%2Fb", "--partition")
-    {'path': 'a/b'}
-    """
-    spec: dict[str, str] = {}
-    for part in text.split("/"):
-        column, equals, value = part.partition("=")
-        if not (equals and value and _COLUMN.fullmatch(column)) or column in spec:
-            raise UsageError(
-                "that is not a partition",
-                where=option,
-                expected="column=value, several columns with / between them, each once",
-                got=text,
-            )
-        spec[column] = value.replace("%2F", "/").replace("%2f", "/").replace("%25", "%")
-    return spec
 
 
 def chosen(

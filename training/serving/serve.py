@@ -53,7 +53,7 @@ class ServedModel:
     """An export in memory, ready to classify."""
 
     path: str
-    """The export directory, as the user named it."""
+    """As the user named it."""
     framework: str
     labels: list[str]
     """Label names by number."""
@@ -81,6 +81,8 @@ class ServedModel:
     """Texts are pairs, joined (howdah/data/clean.py)."""
     decision: Decision = field(default_factory=Decision)
     """What `howdah threshold` has put into the export; `scores` have its temperature."""
+    directory: str | None = None
+    """The export that was opened: of a published model the version that was current then."""
     own_width: bool = False
     """Rows of one batch have one width, each its own: no score depends on which rows are near."""
 
@@ -253,6 +255,7 @@ def open_model(
     )  # fmt: skip
     return ServedModel(
         path=path,
+        directory=directory,
         framework=chosen,
         labels=labels,
         run_id=str(info.get("run_id") or f"sha256:{base.hash}"),

@@ -15,7 +15,7 @@ from howdah.models.registry import EXPORT_INFO, Published
 from training.model.pretrained import label_names_of
 from training.serving.export import resolve_export
 
-__all__ = ["Variant", "choose", "find", "require_comparable"]
+__all__ = ["Variant", "choose", "find", "published", "require_comparable"]
 
 _VERSION = re.compile(r"v=([1-9][0-9]*)")
 
@@ -79,7 +79,7 @@ def find(model: str, publish_directory: str) -> Variant:
             remedy="`howdah publish` publishes a run; --config names the publish.directory, or give"
             " the model's path",
         )
-    name, version = _published(directory)
+    name, version = published(directory)
     try:
         info = storage.read_json(storage.join(directory, EXPORT_INFO))
     except NotFound:
@@ -99,7 +99,7 @@ def find(model: str, publish_directory: str) -> Variant:
     )
 
 
-def _published(directory: str) -> tuple[str | None, int | None]:
+def published(directory: str) -> tuple[str | None, int | None]:
     """(name, version) of a version's directory; (None, None) of others.
 
     Raises:

@@ -14,7 +14,7 @@ from airflow.sdk import Context, Param  # noqa: E402
 
 from howdah import storage  # noqa: E402
 from howdah.airflow.daily import days  # noqa: E402
-from howdah.airflow.form import trigger_form  # noqa: E402
+from howdah.airflow.form import left_out, trigger_form  # noqa: E402
 from howdah.airflow.form.daily import DailySettings, from_defaults  # noqa: E402
 from howdah.config import loader as configs  # noqa: E402
 from howdah.config.options.partition import parse  # noqa: E402
@@ -234,5 +234,5 @@ def asked(given: Mapping[str, Any], day: days.Day, directory: str) -> dict[str, 
         "ready": fixed.ready,
         "wait": day.by == "the date",
         "directory": directory,
-        "config": configuration(given.get(_DRIFT)),
+        "config": left_out.leave_out(configuration(given.get(_DRIFT))),
     }

@@ -169,11 +169,12 @@ class DriftOperator(HowdahOperator, SkipMixin):
 
     def _judge(self, context: Context, partition: str) -> dict[str, Any]:
         place = f"{self.directory}/drift/{partition.replace('/', ',')}"
-        asked = ["drift", "--model", self.model]
         if self.scored["files"]:
-            # The texts, not the predictions: those have no lengths and tokens to compare.
-            asked += ["--source", self.scored["source"]]
+            # The texts, not the predictions: those have no lengths and tokens to compare. The
+            # version that scored them, though another one may be current by now.
+            asked = ["drift", "--model", self._scorer(), "--source", self.scored["source"]]
         else:
+            asked = ["drift", "--model", self.model]
             asked += ["--table", self.scored["output"], "--partition", partition]
         words = [*asked, "--output", place, "--json"]
         done = self.hook.call(words, config=self.config, task=task_key(context))
@@ -192,8 +193,15 @@ class DriftOperator(HowdahOperator, SkipMixin):
             "page": page or f"{place}/drift.html",
         }  # fmt: skip
 
+    def _scorer(self) -> str:
+        """The model at the version that has scored; one that is not published: as it is."""
+        version = self.scored.get("version")
+        if version is None or touched.version_of(self.model) is not None:
+            return self.model
+        return f"{self.model.rstrip('/')}/v={version}"
+
     def lineage(self) -> touched.Touched:
-        """The scores in; a page is no dataset."""
+        """What was judged in; a page is no dataset."""
         scored = self.scored if isinstance(self.scored, Mapping) else {}
         return touched.judged(self.lineage_places(), scored=scored)
 

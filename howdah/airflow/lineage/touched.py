@@ -19,6 +19,7 @@ from howdah.config.options.partition import is_files, parse
 
 __all__ = [
     "Item", "Places", "Touched", "etl", "judged", "places_of", "published", "scored", "trained",
+    "version_of",
 ]  # fmt: skip
 
 _VERSION = re.compile(r"v=([0-9A-Za-z]+)/?$")
@@ -143,7 +144,7 @@ def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
     path = str((made or {}).get("dataset") or data["dataset"])
     rows_made = (made or {}).get("rows") or {}
     total = sum(rows_made.values()) if made else None
-    version = _version(path)
+    version = version_of(path)
     base = path[: -len(f"/v={version}")] if version and path.endswith(f"/v={version}") else path
     return Touched(inputs=inputs, outputs=(places.path(base, version=version, rows=total),))
 
@@ -201,7 +202,7 @@ def scored(
     rows = made.get("rows")
     if rows is None and made.get("partitions"):
         rows = sum(each.get("rows") or 0 for each in made["partitions"])
-    number = _version(model)
+    number = version_of(model)
     root = model[: -len(f"/v={number}")] if number else model
     number = str(version) if version is not None else number
     facts = {"model": root, **({"version": number} if number else {})}
@@ -214,16 +215,18 @@ def scored(
 
 
 def judged(places: Places, *, scored: Mapping[str, Any]) -> Touched:
-    """`howdah drift`: the scores in."""
-    if not scored.get("output"):
+    """`howdah drift`: the scores in; of files their rows, which it classifies itself."""
+    read = scored.get("source" if scored.get("files") else "output")
+    if not read:
         return Touched()
     names = [each["partition"] for each in scored.get("partitions") or []]
     specs = () if scored.get("files") else tuple(map(parse, names))
     facts = {"model": str(scored["model"])} if scored.get("model") else {}
-    return Touched(inputs=(places.of(scored["output"], partitions=specs),), facts=facts)
+    return Touched(inputs=(places.of(read, partitions=specs),), facts=facts)
 
 
-def _version(path: str) -> str | None:
+def version_of(path: str) -> str | None:
+    """The version that a path names, as text; None: it names none."""
     found = _VERSION.search(path)
     return found and found.group(1)
 

@@ -6,11 +6,12 @@ import re
 from collections.abc import Mapping
 
 from howdah.config.options.source import TABLE
-from howdah.errors import ConfigError
+from howdah.errors import ConfigError, UsageError
 
-__all__ = ["expanded", "is_files", "parse", "text_of"]
+__all__ = ["expanded", "is_files", "parse", "parse_spec", "text_of"]
 
 _PAIR = re.compile(r"([A-Za-z_]\w*)=([^/=\s][^/=]*)", re.ASCII)
+_COLUMN = re.compile(r"[A-Za-z0-9_]+")
 _FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".orc", ".avro")
 
 
@@ -38,6 +39,32 @@ def parse(partition: str) -> dict[str, str]:
         expected="column=value, or a=b/c=d with several columns: ds=2026-11-01",
         got=repr(partition),
     )
+
+
+def parse_spec(text: str, option: str) -> dict[str, str]:
+    """`ds=2026-11-01/country=at` as {column: value}, of a command that has the table at hand: any
+    value that Hive takes, in which %2F and %25 are / and %. A comma is a part of the value.
+
+    Raises:
+        UsageError: it is not of this form.
+
+    >>> parse_spec("ds=2026-11-01/country=at", "--partition")
+    {'ds': '2026-11-01', 'country': 'at'}
+    >>> parse_spec("path=a%2Fb,c", "--partition")
+    {'path': 'a/b,c'}
+    """
+    spec: dict[str, str] = {}
+    for part in text.split("/"):
+        column, equals, value = part.partition("=")
+        if not (equals and value and _COLUMN.fullmatch(column)) or column in spec:
+            raise UsageError(
+                "that is not a partition",
+                where=option,
+                expected="column=value, several columns with / between them, each once",
+                got=text,
+            )
+        spec[column] = value.replace("%2F", "/").replace("%2f", "/").replace("%25", "%")
+    return spec
 
 
 def text_of(values: Mapping[str, str]) -> str:

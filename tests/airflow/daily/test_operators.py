@@ -141,7 +141,7 @@ def test_a_failure_of_drift_is_no_alarm(context):
 def test_files_are_scored_by_predict_and_judged_by_their_texts(context):
     from howdah.airflow.daily.operators import ScoreOperator
 
-    hook = Hook({"run_id": "r1", "rows": 5, "errors": 1}, QUIET)
+    hook = Hook({"run_id": "r1", "version": 3, "rows": 5, "errors": 1}, QUIET)
     task = made(
         ScoreOperator,
         hook,
@@ -154,7 +154,8 @@ def test_files_are_scored_by_predict_and_judged_by_their_texts(context):
     assert scored["rows"] == 5 and scored["partitions"][0]["state"] == "scored"
     assert hook.asked[0][0] == "predict" and "--overwrite" in hook.asked[0]
     drift(hook, context, scored)
-    assert hook.asked[1][3:5] == ["--source", "/in/1.csv"]
+    # ... by the version that scored them, whichever is current by then.
+    assert hook.asked[1][1:5] == ["--model", "/models/words/v=3", "--source", "/in/1.csv"]
 
 
 def test_a_tables_partitions_are_scored_in_one_command(context):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from urllib.parse import quote
 
+import pyarrow.parquet as pq
 import pytest
 
 from howdah import storage
@@ -92,14 +94,18 @@ def names(datasets) -> dict[str, dict]:
     return {each["name"]: each for each in datasets}
 
 
-def test_two_days_are_appended_and_published_and_a_third_that_drifts_raises_the_alarm(days):
+def write_day(place, day: str, number: int) -> None:
+    """Rows of one source, each day others."""
+    lines = Path(write_rows(place / "rows.csv", 240 * number)).read_text("utf-8").splitlines()
+    own = [lines[0], *lines[1 + 240 * (number - 1) :]]
+    (place / "in" / f"{day}.csv").write_text("\n".join([*own, ""]))
+
+
+def test_two_days_are_appended_and_published_and_one_that_drifts_raises_the_alarm(days):
     airflow, place = days
     frozen = None
     for number, day in enumerate(("2026-11-01", "2026-11-02"), 1):
-        rows = write_rows(place / "rows.csv", 240 * number)
-        lines = Path(rows).read_text(encoding="utf-8").splitlines()
-        own = [lines[0], *lines[1 + 240 * (number - 1) :]]
-        (place / "in" / f"{day}.csv").write_text("\n".join([*own, ""]))
+        write_day(place, day, number)
         run = airflow.trigger(RETRAIN, {"partition": f"ds={day}"})
         airflow.wait_run(RETRAIN, run, LIMIT)
         done = states(airflow, RETRAIN, run)
@@ -116,27 +122,34 @@ def test_two_days_are_appended_and_published_and_a_third_that_drifts_raises_the_
         assert config["model"]["init_from"] == (None if number == 1 else f"{place}/models/words@1")
     lineage_of_a_retraining(airflow, place, dataset)
 
-    # ----------------------------------------------- a day like those before: no alarm
-    run = airflow.trigger(DAILY, {"partition": "ds=2026-11-02"})
+    # ------------------------ other rows of the same source, which no training had: no alarm
+    write_day(place, "2026-11-03", 3)
+    run = airflow.trigger(DAILY, {"partition": "ds=2026-11-03"})
     airflow.wait_run(DAILY, run, LIMIT)
     done = states(airflow, DAILY, run)
     assert (done["drift"], done["alarm"], done["notify"]) == ("success", "skipped", "skipped")
-    assert airflow.xcom(DAILY, run, "drift")["alarm"] is False
+    scored, judged = (airflow.xcom(DAILY, run, task) for task in ("score", "drift"))
+    assert (scored["version"], scored["rows"], scored["partitions"][0]["errors"]) == (2, 240, 0)
+    labels = Counter(pq.read_table(scored["output"]).column("label").to_pylist())
+    assert set(labels) == {"sea", "sky"} and sum(labels.values()) == 240
+    (one,) = judged["partitions"]
+    assert (judged["alarm"], one["state"], one["columns"]) == (False, "ok", []), judged
+    lineage_of_a_day(airflow, place, scored)
 
     # ------------------------------------- one that comes late, of other texts: the alarm
     airflow.pause(RETRAIN, paused=False)
     path = f"/dags/{DAILY}/dagRuns"
-    body = {"dag_run_id": "of_a_date", "logical_date": "2026-11-03T00:00:00Z", "conf": {}}
+    body = {"dag_run_id": "of_a_date", "logical_date": "2026-11-04T00:00:00Z", "conf": {}}
     airflow.api("POST", path, json=body)
     airflow.wait_task(DAILY, "of_a_date", "partition", {"deferred"}, LIMIT)
     airflow.components.restart("triggerer")  # the wait survives it
     other = ["text,label", *(f"quite other words {n} {n * 7} in short,sea" for n in range(400))]
-    (place / "in" / "2026-11-03.csv").write_text("\n".join([*other, ""]))
+    (place / "in" / "2026-11-04.csv").write_text("\n".join([*other, ""]))
     airflow.wait_run(DAILY, "of_a_date", LIMIT)
     done = states(airflow, DAILY, "of_a_date")
     assert (done["alarm"], done["notify"]) == ("success", "skipped")
     raised = airflow.xcom(DAILY, "of_a_date", "alarm")
-    assert raised["partitions"] == ["ds=2026-11-03"] and raised["columns"]
+    assert raised["partitions"] == ["ds=2026-11-04"] and raised["columns"]
     assert airflow.links(DAILY, "of_a_date", "drift")["Drift"].endswith("/drift.html")
 
     # ----------------------------- the alarm starts a retraining, which the cool-down skips
@@ -168,6 +181,25 @@ def lineage_of_a_retraining(airflow, place, dataset):
     assert model["facets"]["version"]["datasetVersion"] == "2"
     assert names(publish["inputs"]).keys() == names(train["outputs"]).keys()
     assert publish["run"]["facets"]["howdah"]["facts"]["version"] == "2"
+
+
+def lineage_of_a_day(airflow, place, scored):
+    """The same of a day that is scored and judged."""
+    source = f"{place}/in/2026-11-03.csv"
+    score, drift = (
+        wait_until(lambda task=task: events(airflow, f"{DAILY}.{task}", "COMPLETE"))[-1]
+        for task in ("score", "drift")
+    )
+    assert set(names(score["inputs"])) == {source, f"{place}/models/words"}
+    model = names(score["inputs"])[f"{place}/models/words"]
+    assert model["facets"]["version"]["datasetVersion"] == "2"
+    (made,) = score["outputs"]
+    assert made["name"] == scored["output"]
+    assert made["outputFacets"]["outputStatistics"]["rowCount"] == 240
+    assert set(names(drift["inputs"])) == {source} and not drift["outputs"]
+    for task, done in (("score", score), ("drift", drift)):
+        begun = events(airflow, f"{DAILY}.{task}", "START")[-1]
+        assert begun["run"]["runId"] == done["run"]["runId"]
 
 
 def test_a_task_that_fails_says_so_and_what_it_would_have_read(days):

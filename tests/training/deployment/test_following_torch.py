@@ -1,5 +1,6 @@
 """MLflow's registry follows what is published: a server that is away, aliases, what is loaded."""
 
+import contextlib
 import json
 import os
 import signal
@@ -7,6 +8,8 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ import yaml
 
 from howdah import storage
 from howdah.core.child import Child
+from howdah.core.processes import session_members
 from tests import ROOT
 from tests.runs.finished_runs import finished_run
 from tests.support.waiting import wait_until
@@ -32,14 +36,16 @@ class Place:
             self.port = probe.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self.port}"
 
-    def howdah(self, *words: str) -> dict:
-        done = subprocess.run(
+    def howdah(self, *words: str, **env: str) -> dict:
+        return answer_of(self.begin(*words, **env))
+
+    def begin(self, *words: str, **env: str) -> subprocess.Popen:
+        """The same command, running."""
+        return subprocess.Popen(
             [sys.executable, "-m", "howdah.cli", *words, "--json"], cwd=self.directory,
-            capture_output=True, text=True, timeout=300,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true"},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "MLFLOW_DISABLE_TELEMETRY": "true", **env},
         )  # fmt: skip
-        assert "Traceback" not in done.stderr, done.stderr
-        return json.loads(done.stdout) | {"code": done.returncode, "stderr": done.stderr}
 
     def run(self, name: str, accuracy: float = 0.9) -> str:
         """Make a finished run; the path of its configuration."""
@@ -74,6 +80,25 @@ class Place:
                 return answer.status == 200
         except OSError:
             return False
+
+
+def answer_of(command: subprocess.Popen) -> dict:
+    stdout, stderr = command.communicate(timeout=300)
+    assert "Traceback" not in stderr, stderr
+    return json.loads(stdout) | {"code": command.returncode, "stderr": stderr}
+
+
+@contextlib.contextmanager
+def stopped(server: Child) -> Iterator[None]:
+    """The server takes connections and answers nothing."""
+    members = session_members(server.pid)
+    for pid in members:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in members:
+            os.kill(pid, signal.SIGCONT)
 
 
 def aliases(client) -> dict[str, int]:
@@ -124,8 +149,9 @@ def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
 
         # What MLflow loads predicts what `howdah predict` does, and is no copy of the weights.
         (tmp_path / "in.csv").write_text("id,text\n" + "".join(f"{t},{t}\n" for t in TEXTS))
-        place.howdah("predict", "--model", root, "--source", str(tmp_path / "in.csv"), "--output",
-                     str(tmp_path / "out.jsonl"))  # fmt: skip
+        made = place.howdah("predict", "--model", root, "--source", str(tmp_path / "in.csv"),
+                            "--output", str(tmp_path / "out.jsonl"))  # fmt: skip
+        assert (made["model"], made["version"]) == (root, 1)
         said = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
         loaded = mlflow.pyfunc.load_model("models:/zoo@champion")
         found = loaded.predict(pd.DataFrame({"text": TEXTS}))
@@ -156,4 +182,52 @@ def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
         # The challenger becomes current: it is tried no more.
         assert place.howdah("publish", "-c", three)["current"] == 3
         assert aliases(client) == {"champion": 3}
+        server.end(signal.SIGINT, 20)
+
+
+@pytest.mark.timeout(900)
+def test_an_alias_is_behind_until_the_next_command_and_no_version_is_there_twice(
+    tmp_path, tiny_model_dir, monkeypatch
+):
+    place = Place(tmp_path, tiny_model_dir)
+    current = tmp_path / "models" / "zoo" / "current.json"
+    one, two, three, four, five = map(place.run, ("one", "two", "three", "four", "five"))
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    import mlflow
+
+    client = mlflow.MlflowClient(place.uri, place.uri)
+
+    def published() -> int:
+        return json.loads(current.read_text())["version"]
+
+    with place.server() as server:
+        wait_until(place.up, 300)
+        assert place.howdah("publish", "-c", one)["mlflow"]["champion"] == 1
+        # Killed between the pointer and the alias.
+        with stopped(server):
+            publishing = place.begin("publish", "-c", two)
+            wait_until(lambda: published() == 2, 120)
+            publishing.kill()
+            publishing.communicate()
+        assert (published(), aliases(client)) == (2, {"champion": 1})
+        # The next command is another publication, to a server that answers too late ...
+        hurry = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "2", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+        with stopped(server):
+            made = place.howdah("publish", "-c", three, **hurry)
+        assert (made["code"], made["current"], made["mlflow"]["state"]) == (0, 3, "behind"), made
+        assert (published(), aliases(client)["champion"]) == (3, 1)
+        # ... then one that changes nothing but this.
+        again = place.howdah("publish", "-c", three)
+        assert (again["changed"], again["mlflow"]["champion"]) == (False, 3), again
+        assert again["mlflow"]["added"] == [2, 3]
+        # Two at once: whichever is current has the alias.
+        both = [place.begin("publish", "-c", path) for path in (four, five)]
+        done = [answer_of(command) for command in both]
+        assert [(each["code"], each["mlflow"]["state"]) for each in done] == [(0, "registered")] * 2
+        theirs = client.get_model_version_by_alias("zoo", "champion")
+        assert theirs.tags["howdah.version"] == str(published()) and published() in (4, 5)
+        counted = Counter(
+            each.tags["howdah.version"] for each in client.search_model_versions("name = 'zoo'")
+        )
+        assert counted == dict.fromkeys("12345", 1)
         server.end(signal.SIGINT, 20)

@@ -10,11 +10,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from howdah.config.options.partition import parse_spec
 from howdah.errors import DataError, UsageError
 from training.scoring import marker as markers
 from training.scoring.executor import _batch, columns_of, profiles
 from training.scoring.partition import sweep
-from training.scoring.selection import Selection, chosen, parse_spec
+from training.scoring.selection import Selection, chosen
 
 DAYS = [{"ds": f"2026-11-{day:02d}", "country": c} for day in (3, 1, 2, 10) for c in ("at", "de")]
 COLUMNS = ["ds", "country"]
