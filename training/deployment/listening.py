@@ -20,7 +20,7 @@ def listen(host: str, port: int, *, where: str = "--host, --port") -> socket.soc
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError, UnicodeError) as error:
         raise UsageError(
             "nothing can listen there",
@@ -28,6 +28,10 @@ def listen(host: str, port: int, *, where: str = "--host, --port") -> socket.soc
             expected="an address of this machine and a free port",
             got=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
         ) from None
+    # Accepted connections inherit it. asyncio sets it on sockets it has made itself alone; without
+    # it a body waits for the acknowledgement of its head, which clients delay by 40 ms.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def is_loopback(host: str) -> bool:
