@@ -111,9 +111,8 @@ def predict(
             options = config.data.spark.model_copy(update={"master": master})
             data = config.data.model_copy(update={"spark": options})
             config = config.model_copy(update={"data": data})
-        directory = resolve_export(model)
-        made = predict_spark(
-            directory,
+        return predict_spark(
+            model,
             source,
             output,
             text_columns=text_columns,
@@ -125,7 +124,6 @@ def predict(
             batch=batch,
             progress=progress,
         )
-        return made | {"model": model, "version": published(directory)[1]}
     served = open_model(model, framework=framework, threads=threads)
     opened = served.directory or model
     version = published(opened)[1]

@@ -36,6 +36,7 @@ from training.prediction.rows import (
     spark_format_of,
 )
 from training.serving.serve import choose_framework
+from training.serving.variants import published
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -98,7 +99,8 @@ def predict_spark(
         )  # fmt: skip
         chosen = choose_framework(framework, trained_with=request.model.info.get("framework"))
         with sessions.explained(config):
-            return {"model": model, **_predict(request, config, chosen, progress)}
+            made = _predict(request, config, chosen, progress)
+        return {"model": model, "version": published(request.model.path)[1], **made}
 
 
 @dataclass(frozen=True, kw_only=True)
