@@ -160,6 +160,7 @@ def states(run) -> dict[str, str]:
     return {ti.task_id: str(ti.state) for ti in run.get_task_instances()}
 
 
+@pytest.mark.full  # by the form, in a browser, in every run: test_browser.py
 def test_from_rows_to_a_published_model_and_its_predictions(
     dags, here, source, tiny_model_dir, tmp_path, monkeypatch
 ):

@@ -18,7 +18,7 @@ from howdah import storage
 from howdah.data.manifest import load_dataset
 from tests import ROOT
 from tests.airflow.test_local import guards
-from tests.fixtures.spark import SHORT_JVM
+from tests.fixtures.spark import INTERPRETED, SHORT_JVM
 from tests.support.waiting import wait_until
 
 pytestmark = [
@@ -37,7 +37,7 @@ def defaults(place: str, metastore: str) -> dict:
     conf = {
         "spark.hadoop.hive.metastore.uris": metastore, "spark.sql.shuffle.partitions": "2",
         "spark.ui.enabled": "false", "spark.sql.warehouse.dir": f"{place}/warehouse",
-        "spark.driver.extraJavaOptions": SHORT_JVM,
+        "spark.driver.extraJavaOptions": SHORT_JVM, **INTERPRETED,
     }  # fmt: skip
     return {
         "conn_id": "back_fill",
