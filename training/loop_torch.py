@@ -124,9 +124,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             shares = Shares.of(gradients.layout, comm.rank, comm.size) if flat else None
             spool = training.shard_cache_directory or cache_root()
             if full:
-                optimizer = ShardedAdamW(
-                    net, trainable, training, job.schedule.peak, directory=spool
-                )
+                optimizer = ShardedAdamW(net, trainable, training, directory=spool)
             elif shares is not None:
                 optimizer = DividedAdamW(
                     trainable,
@@ -134,24 +132,20 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                     gradients,
                     shares,
                     training,
-                    job.schedule.peak,
                     directory=spool,
                 )
             elif split is not None:
                 optimizer = SplitAdamW(
                     trainable,
                     training,
-                    job.schedule.peak,
                     split=split,
                     groups=groups,
                     directory=spool,
                 )
             elif stage is not None:
-                optimizer = StagedAdamW(
-                    trainable, training, job.schedule.peak, groups=groups, directory=spool
-                )
+                optimizer = StagedAdamW(trainable, training, groups=groups, directory=spool)
             elif optimizer is None:
-                optimizer = WholeAdamW(trainable, training, job.schedule.peak)
+                optimizer = WholeAdamW(trainable, training)
             saved = chain(tensors.items(), tensors.rest)
             optimizer.load(saved, state.step - state.skipped_steps)  # every rank enters if divided
             if not full:

@@ -286,11 +286,11 @@ def forward_fn(
         finally:
             model.compute_dtype = dtype
 
-    @tf.function(input_signature=[spec, spec])
+    @tf.function(input_signature=[spec, spec], autograph=False)
     def of_one_type(ids_BT: tf.Tensor, mask_BT: tf.Tensor) -> tf.Tensor:
         return compute(ids_BT, mask_BT, None)
 
-    @tf.function(input_signature=[spec, spec, spec])
+    @tf.function(input_signature=[spec, spec, spec], autograph=False)
     def of_types(ids_BT: tf.Tensor, mask_BT: tf.Tensor, types_BT: tf.Tensor) -> tf.Tensor:
         return compute(ids_BT, mask_BT, types_BT)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
+from torch.optim.adamw import adamw
 
 from howdah.config.model import TrainingSection
 from training.checkpoint.read import ADAM_M, ADAM_V
@@ -19,7 +20,7 @@ from training.model import parameters
 from training.optim.flat_torch import Shares
 from training.optim.gradients_torch import FlatGradients
 
-__all__ = ["DividedAdamW", "WholeAdamW", "adamw", "set_state", "update"]
+__all__ = ["AdamW", "DividedAdamW", "WholeAdamW"]
 
 _MOMENTS = (("exp_avg", ADAM_M), ("exp_avg_sq", ADAM_V))
 """What torch's AdamW calls its moments, and what a checkpoint does."""
@@ -27,51 +28,69 @@ _MESSAGE, _FETCHED = 2**24, 2**22
 """Elements of a message of weights between nodes, and of one of moments for a checkpoint."""
 
 
-def adamw(
-    named: Iterable[tuple[str, torch.Tensor]], training: TrainingSection, peak: float
-) -> torch.optim.AdamW | None:
-    """The optimizer of tensors that may be parts of those of these names; None without any."""
-    decayed: dict[bool, list[torch.Tensor]] = {True: [], False: []}
-    for name, tensor in named:
-        decayed[parameters.decays(name)].append(tensor)
-    groups = [
-        {"params": tensors, "weight_decay": training.weight_decay if on else 0.0}
-        for on, tensors in decayed.items()
-        if tensors
-    ]
-    betas = (training.adam_beta1, training.adam_beta2)
-    return groups and torch.optim.AdamW(
-        groups, lr=peak, betas=betas, eps=training.adam_epsilon, fused=True
-    )
+class AdamW:
+    """`torch.optim.AdamW(fused=True)` without its class, by the function that this class calls.
 
+    The class imports torch._dynamo, though nothing is compiled: 2.5 s of processor time and some
+    100 MB in every rank (torch 2.9: `Optimizer.add_param_group` and `step`).
 
-def update(optimizer: torch.optim.AdamW | None, lr: float) -> None:
-    """One step of it, at this learning rate; nothing without an optimizer."""
-    if not optimizer:
-        return
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
+    Args:
+        named: trainable tensors, which may be parts of those of these names.
+        training: the configuration's section.
+    """
 
+    def __init__(
+        self, named: Iterable[tuple[str, torch.Tensor]], training: TrainingSection
+    ) -> None:
+        self._training = training
+        self._tensors: dict[bool, list[torch.Tensor]] = {True: [], False: []}
+        """By whether weight decay applies."""
+        for name, tensor in named:
+            self._tensors[parameters.decays(name)].append(tensor)
+        self._states: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
 
-def set_state(
-    optimizer: torch.optim.AdamW,
-    parameter: torch.nn.Parameter,
-    updates: int,
-    exp_avg: torch.Tensor,
-    exp_avg_sq: torch.Tensor,
-) -> None:
-    """Set a parameter's state after `updates` updates, without copying the moments."""
-    optimizer.state[parameter] = {
-        "step": _count(updates, parameter.device),
-        "exp_avg": exp_avg,
-        "exp_avg_sq": exp_avg_sq,
-    }
+    def set_state(
+        self,
+        tensor: torch.Tensor,
+        updates: int,
+        exp_avg: torch.Tensor,
+        exp_avg_sq: torch.Tensor,
+    ) -> None:
+        """Set a tensor's state after `updates` updates, without copying the moments."""
+        self._states[tensor] = {
+            "step": torch.tensor(float(updates), dtype=torch.float32, device=tensor.device),
+            "exp_avg": exp_avg,
+            "exp_avg_sq": exp_avg_sq,
+        }
 
+    def moment(self, tensor: torch.Tensor, key: str) -> torch.Tensor:
+        """Its `exp_avg` or `exp_avg_sq`."""
+        return self._states[tensor][key]
 
-def _count(updates: int, device: torch.device) -> torch.Tensor:
-    """torch's counter of a parameter's updates."""
-    return torch.tensor(float(updates), dtype=torch.float32, device=device)
+    @torch.no_grad()
+    def step(self, lr: float) -> None:
+        """Update the tensors that have a gradient, at this learning rate."""
+        for decays, tensors in self._tensors.items():
+            updated = [tensor for tensor in tensors if tensor.grad is not None]
+            if not updated:
+                continue
+            states = [self._states[tensor] for tensor in updated]
+            adamw(
+                updated,
+                [tensor.grad for tensor in updated],
+                [state["exp_avg"] for state in states],
+                [state["exp_avg_sq"] for state in states],
+                [],
+                [state["step"] for state in states],
+                fused=True,
+                amsgrad=False,
+                beta1=self._training.adam_beta1,
+                beta2=self._training.adam_beta2,
+                lr=lr,
+                weight_decay=self._training.weight_decay if decays else 0.0,
+                eps=self._training.adam_epsilon,
+                maximize=False,
+            )
 
 
 class WholeAdamW:
@@ -80,17 +99,16 @@ class WholeAdamW:
     Args:
         trainable: parameters by name.
         training: the configuration's section.
-        peak: the first learning rate.
     """
 
     collect: None = None
     """Every rank has all of it: there is nothing to collect."""
 
     def __init__(
-        self, trainable: Mapping[str, torch.nn.Parameter], training: TrainingSection, peak: float
+        self, trainable: Mapping[str, torch.nn.Parameter], training: TrainingSection
     ) -> None:
         self._trainable = trainable
-        self._optimizer = adamw(trainable.items(), training, peak)
+        self._optimizer = AdamW(trainable.items(), training)
 
     def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
         """Set the state after `updates` updates; zeros where no moment is saved."""
@@ -102,11 +120,11 @@ class WholeAdamW:
                 if prefix + name in saved:
                     moment.copy_(torch.from_numpy(saved[prefix + name]))
                 own.append(moment)
-            set_state(self._optimizer, parameter, updates, *own)
+            self._optimizer.set_state(parameter, updates, *own)
 
     def step(self, lr: float) -> None:
         """Update the weights by their gradients."""
-        update(self._optimizer, lr)
+        self._optimizer.step(lr)
 
     def share(self, comm: Comm) -> None:
         """Every rank has computed the new weights itself."""
@@ -115,7 +133,7 @@ class WholeAdamW:
         """The moments as in a checkpoint; copy what is kept: they may be its own memory."""
         for key, prefix in _MOMENTS:
             for name, parameter in self._trainable.items():
-                yield prefix + name, self._optimizer.state[parameter][key].to("cpu").numpy()
+                yield prefix + name, self._optimizer.moment(parameter, key).to("cpu").numpy()
 
 
 class DividedAdamW:
@@ -126,7 +144,7 @@ class DividedAdamW:
         weights: the flat buffer that they are in (`flatten`).
         gradients: theirs.
         shares: which part of the buffers is this rank's.
-        training, peak: as WholeAdamW.
+        training: as WholeAdamW.
         directory: on a local disk, for rank 0's copy of the state while a checkpoint is written.
     """
 
@@ -140,7 +158,6 @@ class DividedAdamW:
         gradients: FlatGradients,
         shares: Shares,
         training: TrainingSection,
-        peak: float,
         *,
         directory: str,
     ) -> None:
@@ -160,7 +177,7 @@ class DividedAdamW:
                 part.grad = gradients.flat[a:b]
                 self._parts.append((part, slice(a - first, b - first)))
                 named.append((name, part))
-        self._optimizer = adamw(named, training, peak)
+        self._optimizer = AdamW(named, training)
         whole = [self._layout.total]
         self._sent = {
             near: shares.cut(whole, NODE_MESSAGE if near else _MESSAGE) for near in (True, False)
@@ -187,11 +204,11 @@ class DividedAdamW:
                 part = array.reshape(-1)[a - start : b - start]
                 self._moments[key][a - first : b - first].copy_(torch.from_numpy(part))
         for part, place in self._parts:
-            set_state(self._optimizer, part, updates, *(m[place] for m in self._moments.values()))
+            self._optimizer.set_state(part, updates, *(m[place] for m in self._moments.values()))
 
     def step(self, lr: float) -> None:
         """Update this rank's share of the weights by its gradients."""
-        update(self._optimizer, lr)
+        self._optimizer.step(lr)
 
     def share(self, comm: Comm) -> None:
         """Send the share's new weights to all ranks. Every rank enters."""

@@ -13,7 +13,7 @@ from training.checkpoint.read import ADAM_M, ADAM_V, MODEL
 from training.checkpoint.stored import Spool, StoredArray
 from training.comm.base import Comm
 from training.model.sharded_torch import part_of, rows_of
-from training.optim.adamw_torch import adamw, set_state, update
+from training.optim.adamw_torch import AdamW
 
 __all__ = ["ShardedAdamW", "ShardedGradients"]
 
@@ -63,7 +63,7 @@ class ShardedAdamW:
     Args:
         net: the model.
         trainable: its parameters that training changes, by name.
-        training, peak: as WholeAdamW.
+        training: as WholeAdamW.
         directory: on a local disk, for rank 0's copy of the state while a checkpoint is written.
     """
 
@@ -75,7 +75,6 @@ class ShardedAdamW:
         net: torch.nn.Module,
         trainable: Mapping[str, torch.nn.Parameter],
         training: TrainingSection,
-        peak: float,
         *,
         directory: str,
     ) -> None:
@@ -86,7 +85,7 @@ class ShardedAdamW:
             prefix: {name: torch.zeros_like(part) for name, part in named}
             for prefix in (ADAM_M, ADAM_V)
         }
-        self._optimizer = adamw(self._parts.items(), training, peak)
+        self._optimizer = AdamW(self._parts.items(), training)
 
     def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
         """Set the state after `updates` updates; zeros where no moment is saved.
@@ -104,7 +103,7 @@ class ShardedAdamW:
                 _, rows = part_of(self._trainable[name])
                 moment.copy_(torch.from_numpy(np.ascontiguousarray(array[rows])))
         for name, part in self._parts.items():
-            set_state(self._optimizer, part, updates, *(m[name] for m in self._moments.values()))
+            self._optimizer.set_state(part, updates, *(m[name] for m in self._moments.values()))
 
     def step(self, lr: float) -> None:
         """Update this rank's rows by their gradients."""
@@ -113,7 +112,7 @@ class ShardedAdamW:
             # FSDP2 may have moved the rows since.
             part.data = part_of(parameter)[0]
             part.grad = None if parameter.grad is None else part_of(parameter.grad)[0]
-        update(self._optimizer, lr)
+        self._optimizer.step(lr)
         for part in self._parts.values():
             part.grad = None  # its memory is free with the parameter's
 

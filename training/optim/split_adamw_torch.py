@@ -50,7 +50,7 @@ class SplitAdamW(WholeAdamW):
     """AdamW of this rank's parts, and of what every rank has.
 
     Args:
-        trainable, training, peak: as WholeAdamW.
+        trainable, training: as WholeAdamW.
         split, groups: how the model and the ranks are divided.
         directory: on a local disk, for rank 0's copy of the state while a checkpoint is written.
     """
@@ -59,13 +59,12 @@ class SplitAdamW(WholeAdamW):
         self,
         trainable: Mapping[str, torch.nn.Parameter],
         training: TrainingSection,
-        peak: float,
         *,
         split: Split,
         groups: Groups,
         directory: str,
     ) -> None:
-        super().__init__(trainable, training, peak)
+        super().__init__(trainable, training)
         self._split, self._directory = split, directory
         self._gives = groups.rows.rank == 0
         """This rank is of the group that rank 0 is in, which has the whole model together."""

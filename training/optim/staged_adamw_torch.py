@@ -44,7 +44,7 @@ class StagedAdamW(WholeAdamW):
     """AdamW of this rank's stage.
 
     Args:
-        trainable, training, peak: as WholeAdamW.
+        trainable, training: as WholeAdamW.
         groups: how the ranks are divided; `model` are the stages.
         directory: on a local disk, for rank 0's copy of the state while a checkpoint is written.
     """
@@ -53,12 +53,11 @@ class StagedAdamW(WholeAdamW):
         self,
         trainable: Mapping[str, torch.nn.Parameter],
         training: TrainingSection,
-        peak: float,
         *,
         groups: Groups,
         directory: str,
     ) -> None:
-        super().__init__(trainable, training, peak)
+        super().__init__(trainable, training)
         self._stages, self._directory = groups.model, directory
         self._gives = groups.rows.rank == 0
         """This rank is of the group that rank 0 is in, which has the whole model together."""

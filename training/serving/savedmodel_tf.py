@@ -48,7 +48,7 @@ def main(directory: str, probes: str, logits: str) -> None:
     )
     specs = [tf.TensorSpec([None, None], tf.int32, name=name) for name in INPUTS]
 
-    @tf.function(input_signature=specs)
+    @tf.function(input_signature=specs, autograph=False)
     def serving_default(input_ids, attention_mask):
         return {OUTPUT: net(input_ids, attention_mask)}
 

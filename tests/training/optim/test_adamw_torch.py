@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -12,7 +15,8 @@ from tests.support.threads_torch import in_threads
 from training.checkpoint.read import ADAM_M, ADAM_V
 from training.checkpoint.stored import Spool
 from training.comm.base import Comm, SoloComm
-from training.optim.adamw_torch import DividedAdamW, WholeAdamW
+from training.model.parameters import decays
+from training.optim.adamw_torch import AdamW, DividedAdamW, WholeAdamW
 from training.optim.flat_torch import ALIGNED, FlatLayout, Shares, flatten
 from training.optim.gradients_torch import FlatGradients
 from training.optim.loss_scale import clip_factor
@@ -45,10 +49,10 @@ def rank_of(comm: Comm, *, divided: bool, sparse: bool, directory: str) -> dict:
     gradients.arrange(None, sparse_embeddings=sparse, shares=shares)
     if divided:
         optimizer = DividedAdamW(
-            parameters, weights, gradients, shares, TrainingSection(), 0.01, directory=directory
+            parameters, weights, gradients, shares, TrainingSection(), directory=directory
         )
     else:
-        optimizer = WholeAdamW(parameters, TrainingSection(), 0.01)
+        optimizer = WholeAdamW(parameters, TrainingSection())
     optimizer.load(iter(SAVED.items()), 4)
     norms = []
     for step in range(STEPS):
@@ -137,3 +141,58 @@ def test_a_disk_without_room_is_said_after_the_collectives(tmp_path):
     spool.add(np.zeros(10, np.float32))
     with pytest.raises(StorageFull, match="no room on the local disk"):
         spool.check()
+
+
+def test_the_update_is_that_of_torch_bit_by_bit():
+    training = TrainingSection(weight_decay=0.3, adam_beta1=0.8, adam_beta2=0.9, adam_epsilon=1e-6)
+    ours, theirs = named(), named()
+    assert {decays(name) for name in SHAPES} == {True, False}
+    optimizer = AdamW(ours.items(), training)
+    for name, tensor in ours.items():
+        moments = (torch.from_numpy(SAVED[prefix + name].copy()) for prefix in (ADAM_M, ADAM_V))
+        optimizer.set_state(tensor, 4, *moments)
+    groups = [
+        {"params": [tensor], "weight_decay": 0.3 if decays(name) else 0.0}
+        for name, tensor in theirs.items()
+    ]
+    reference = torch.optim.AdamW(groups, betas=(0.8, 0.9), eps=1e-6, fused=True)
+    for name, tensor in theirs.items():
+        reference.state[tensor] = {
+            "step": torch.tensor(4.0),
+            "exp_avg": torch.from_numpy(SAVED[ADAM_M + name].copy()),
+            "exp_avg_sq": torch.from_numpy(SAVED[ADAM_V + name].copy()),
+        }
+    generator = torch.Generator().manual_seed(4)
+    for step, lr in enumerate((0.01, 0.003, 0.0)):
+        for name, tensor in ours.items():
+            # A tensor without a gradient keeps its value and its count of updates.
+            without = step == 1 and name == "a.weight"
+            tensor.grad = None if without else torch.randn(tensor.shape, generator=generator)
+            theirs[name].grad = None if without else tensor.grad.clone()
+        for group in reference.param_groups:
+            group["lr"] = lr
+        optimizer.step(lr)
+        reference.step()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name])
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.moment(tensor, key), reference.state[theirs[name]][key])
+
+
+def test_training_does_not_load_what_compiles():
+    """It is 2.5 s of processor time in each rank; imported by torch.optim's classes."""
+    code = """if True:
+        import sys, torch
+        from howdah.config.model import TrainingSection
+        from training.optim.adamw_torch import WholeAdamW
+        import training.loop_torch
+        parameter = torch.nn.Parameter(torch.zeros(3))
+        parameter.grad = torch.ones(3)
+        optimizer = WholeAdamW({"a.bias": parameter}, TrainingSection())
+        optimizer.load([], 0)
+        optimizer.step(0.1)
+        assert abs(parameter[0].item() + 0.1) < 1e-5
+        print(sorted({"torch._dynamo", "sympy", "pandas", "transformers"} & set(sys.modules)))
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

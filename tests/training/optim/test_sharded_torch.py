@@ -53,8 +53,8 @@ def test_steps_evaluations_and_checkpoints_are_those_of_a_whole_model(comm, tmp_
     shard(net, net.parts(), comm.mesh("cpu"), "cpu")
     forward_torch.import_weights(net, weights().items())
     whole_named, named = dict(whole.named_parameters()), dict(net.named_parameters())
-    optimizer = ShardedAdamW(net, named, training, LR, directory=str(tmp_path))
-    gradients, reference = ShardedGradients(named), WholeAdamW(whole_named, training, LR)
+    optimizer = ShardedAdamW(net, named, training, directory=str(tmp_path))
+    gradients, reference = ShardedGradients(named), WholeAdamW(whole_named, training)
     reference.load((), 0)
     optimizer.load((), 0)
     forward, wanted = forward_torch.forward_fn(net), forward_torch.forward_fn(whole)
@@ -88,7 +88,7 @@ def test_steps_evaluations_and_checkpoints_are_those_of_a_whole_model(comm, tmp_
         np.testing.assert_allclose(collected[name], array, rtol=1e-3, atol=most, err_msg=name)
     exported = optimizer.collect_weights(comm)
     assert list(exported) == list(whole_named)
-    again = ShardedAdamW(net, named, training, LR, directory=str(tmp_path))
+    again = ShardedAdamW(net, named, training, directory=str(tmp_path))
     again.load(((name, np.asarray(array)) for name, array in collected.items()), STEPS)
     for name, array in again.collect(comm).items():
         assert np.asarray(array).tobytes() == np.asarray(collected[name]).tobytes()
@@ -101,7 +101,7 @@ def test_a_disk_without_room_is_said(comm, tmp_path):
     (tmp_path / "file").write_text("")
     named = dict(net.named_parameters())
     optimizer = ShardedAdamW(
-        net, named, TrainingSection(framework="torch"), LR, directory=str(tmp_path / "file")
+        net, named, TrainingSection(framework="torch"), directory=str(tmp_path / "file")
     )
     with pytest.raises(StorageFull):
         optimizer.collect(comm)
