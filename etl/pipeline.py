@@ -165,11 +165,11 @@ def run(
                 ready=announce,
             ) as spark:
                 connectors.require(spark, source.kind)
-                if started and not is_local_master(data.spark.master):
-                    _size(spark, config, source, progress)
                 if source.identity is None:
                     source = given.resolved(spark, source, data)
                     there = _unchanged(config, source, encoder, progress)
+                if started and not is_local_master(data.spark.master):
+                    _size(spark, config, source, progress)
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
                 result = there or _make(spark, config, source, encoder, application, progress)
         except BaseException:
@@ -183,7 +183,7 @@ def run(
 
 def _size(spark: SparkSession, config: Config, source: Source, progress: Progress) -> None:
     """Settings for the source's size, in a session of our own on a cluster."""
-    settings = sizing.for_source(config.data.spark, sum(entry.size for entry in source.files))
+    settings = sizing.for_source(config.data.spark, source.size)
     sizing.apply(spark, settings)
     if settings:
         progress(

@@ -53,6 +53,19 @@ class Source:
     parts: dict[str, Source] = field(default_factory=dict)
     """{split: source of an official set}; etl/sources/given.py fills it."""
 
+    @property
+    def size(self) -> int | None:
+        """Bytes of its files and of those of its parts; None where that is not known."""
+        listed = (self.identity or {}).get("files")  # of a table: [path, bytes, modified]
+        if self.files:
+            own = sum(entry.size for entry in self.files)
+        elif listed:
+            own = sum(size for _, size, _ in listed)
+        else:
+            return None
+        sizes = [own, *(part.size for part in self.parts.values())]
+        return None if None in sizes else sum(sizes)
+
 
 def resolve(data: DataSection) -> Source:
     """Find the source that the config names.

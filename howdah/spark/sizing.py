@@ -20,9 +20,11 @@ _WORKER_MIB = 400
 """A Python worker of the ETL: 216 MB at its peak with 320,000 rows of 300 bytes, and 85 MB more
 once the cache of word hashes is full."""
 _PARTITIONS = "spark.sql.shuffle.partitions"
-_LEAST_PARTITIONS = 200
+_USUAL_PARTITIONS = 200
 _PARTITIONS_A_CORE = 3
 _PARTITION_BYTES = 64 * 2**20
+_SMALL_PARTITION_BYTES = 256 * 2**10
+"""Of a source that fills fewer than the usual number: a task of less costs more than its work."""
 _BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BATCH_ROWS = 2_000
 """10,000 rows, Spark's own, of long pages would be hundreds of MB in a worker before the gate cuts
@@ -48,19 +50,21 @@ def executor_overhead(options: SparkOptions) -> dict[str, str]:
     return {_OVERHEAD[0]: f"{math.ceil(max(tenth, _JVM_MIB + tasks * _WORKER_MIB))}m"}
 
 
-def for_source(options: SparkOptions, size: int) -> dict[str, str]:
+def for_source(options: SparkOptions, size: int | None) -> dict[str, str]:
     """{setting: value} of queries over a source on a cluster, without what the user gives.
 
     Args:
-        size: bytes of the source's files; 0 where that is not known, of a table: the executors
-            alone decide then.
+        size: bytes of the source's files; None where that is not known: the executors alone
+            decide then, and Spark's usual number.
     """
     cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
     executors = int(options.conf.get("spark.executor.instances", options.executors or 0))
     partitions = max(
-        _LEAST_PARTITIONS,
-        _PARTITIONS_A_CORE * cores * executors,
-        math.ceil(size / _PARTITION_BYTES),
+        _PARTITIONS_A_CORE * cores * max(executors, 1),
+        _USUAL_PARTITIONS
+        if size is None
+        else min(_USUAL_PARTITIONS, math.ceil(size / _SMALL_PARTITION_BYTES)),
+        math.ceil((size or 0) / _PARTITION_BYTES),
     )
     found = {_PARTITIONS: str(partitions), _BATCH: str(_BATCH_ROWS)}
     return {key: value for key, value in found.items() if key not in options.conf}

@@ -296,3 +296,16 @@ def test_the_demo_s_corpus_is_no_source_any_more():
         section(docstring_packages=["numpy"])
     (problem,) = caught.value.problems
     assert "tools.demo.corpus" in problem.what and problem.where == "data"
+
+
+def test_the_size_of_a_source_is_known_by_its_files_or_its_table_s(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n")
+    assert sources.resolve(section(source=str(tmp_path))).size == len("text,label\n")
+
+    def table(identity, **parts):
+        return sources.Source(kind="hive", name="db.t", identity=identity, parts=parts)
+
+    files, rows = {"files": [["/t/a", 10, 1.0], ["/t/b", 5, 2.0]]}, {"rows": [3, "1", "2"]}
+    assert (table(files).size, table(rows).size) == (15, None)
+    assert table(files, test=table(files)).size == 30
+    assert table(files, test=table(rows)).size is None

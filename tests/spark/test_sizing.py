@@ -30,7 +30,9 @@ def test_partitions_follow_cores_and_bytes():
     def partitions(size, **options):
         return sizing.for_source(SparkOptions(**options), size)["spark.sql.shuffle.partitions"]
 
-    assert partitions(10) == "200"
+    assert partitions(None) == partitions(2**30) == "200"
+    assert partitions(10, executors=2, executor_cores=1) == "6"
+    assert partitions(10 * 2**20, executors=2, executor_cores=1) == "40"
     assert partitions(10, executors=200, executor_cores=2) == "1200"
     assert partitions(100 * 2**30, executors=10) == "1600"
     mine = {"spark.sql.shuffle.partitions": "7"}
