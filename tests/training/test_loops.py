@@ -42,7 +42,7 @@ def learnable(tmp_path_factory, tiny_model_dir):
     return build_dataset(path, model_dir=tiny_model_dir, rows=rows, seed=5)
 
 
-@pytest.fixture(scope="module", params=either("tensorflow"))
+@pytest.fixture(scope="module", params=either("torch"))
 def half(request, tmp_path_factory, learnable, tiny_model_dir):
     """A short run in bf16, with two ranks."""
     return train(
