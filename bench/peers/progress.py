@@ -20,8 +20,10 @@ class Progress:
         if folder is None:
             return
         os.makedirs(f"{folder}/ranks", exist_ok=True)
-        with open(f"{folder}/ranks/{rank}", "w", encoding="utf-8") as file:
+        unfinished = f"{folder}/.rank-{rank}"
+        with open(unfinished, "w", encoding="utf-8") as file:
             file.write(str(os.getpid()))
+        os.replace(unfinished, f"{folder}/ranks/{rank}")  # the bench never reads an empty one
         if rank == 0:
             self._path = f"{folder}/steps.jsonl"
 

@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 from tests.alerts.receiver import receiving
 from tests.runs.local_jobs import LocalJob
 
@@ -29,6 +31,7 @@ def test_a_job_that_failed_is_said_once_with_its_error(tmp_path):
     assert alerts[0]["link"] == status["page"]
 
 
+@pytest.mark.full  # a job that failed is said in every run
 def test_a_job_whose_steps_have_stopped_is_said_and_goes_on(tmp_path):
     with receiving() as receiver:
         fault = {"rank": 1, "step": 60, "do": "hang"}

@@ -86,6 +86,7 @@ def check_long_phases(one, evaluation):
     assert status["last_checkpoint"]["step"] == 12
 
 
+@pytest.mark.full  # a rank that does stop in a phase is in every run
 def test_phases_that_take_a_few_limits_cost_no_rank(job):
     check_long_phases(job("torch", elastic=True, slow=BRIEF, hang=CALM), BRIEF["evaluate"])
 

@@ -45,6 +45,7 @@ def swarm(driver):
     loop.close()
 
 
+@pytest.mark.full  # a job among strangers is in every run
 def test_strangers_cost_a_driver_no_memory_and_no_agent(driver, swarm):
     address = driver.address
     before, most, cpu = resident_bytes(driver.process.pid), 0, driver.cpu_seconds()

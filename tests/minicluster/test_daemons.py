@@ -164,6 +164,7 @@ def test_a_paused_namenode_does_not_answer_until_resumed(healthy_cluster):
 
 
 # ----------------------------------------------------------------- an own one: start, stop, wipe
+@pytest.mark.full  # all tests on daemons start one by the same code
 def test_a_cluster_started_on_the_command_line(tmp_path):
     """Start, loopback only, second start, wipe, stop with a container: one cluster for all."""
     place = tmp_path / "cluster"

@@ -73,6 +73,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.full  # environments are made and shipped in every run
 def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
     root = tmp_path / "root"
     place = root / "somewhere" / "else"

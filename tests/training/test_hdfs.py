@@ -437,6 +437,7 @@ def test_training_goes_on_while_the_namenode_is_away_and_saves_when_it_is_back(s
     assert job.run_json()["status"] == "interrupted"
 
 
+@pytest.mark.full  # the typed error of a full quota is in every run
 def test_a_run_whose_quota_is_full_ends_with_5_and_goes_on_when_there_is_room(start, cluster):
     job = start(**ENDLESS | {"checkpoint.max_failures": 2})
     job.wait_for("^step 20/")

@@ -49,6 +49,7 @@ def check_container_files(cluster, application):
     return {path.name for path in files}
 
 
+@pytest.mark.full  # the ETL's and a local run's are in every run
 @pytest.mark.hadoop
 @pytest.mark.mpi
 def test_a_training_jobs_secrets_are_nowhere_but_with_its_processes(jobs, hdfs_dir, tmp_path):

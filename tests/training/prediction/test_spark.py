@@ -113,6 +113,7 @@ def test_an_unclosed_quote_is_refused_before_rows_are_lost_in_it(model, tmp_path
     assert sorted(os.listdir(tmp_path)) == ["export", "in.csv"]
 
 
+@pytest.mark.full  # an unclosed quote takes the same way
 def test_a_missing_column_is_one_message(model, tmp_path):
     source = str(tmp_path / "in.csv")
     with open(source, "w") as file:
