@@ -168,7 +168,7 @@ def run(
                 if source.identity is None:
                     source = given.resolved(spark, source, data)
                     there = _unchanged(config, source, encoder, progress)
-                if started and not is_local_master(data.spark.master):
+                if there is None and started and not is_local_master(data.spark.master):
                     _size(spark, config, source, progress)
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
                 result = there or _make(spark, config, source, encoder, application, progress)

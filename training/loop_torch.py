@@ -127,20 +127,11 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 optimizer = ShardedAdamW(net, trainable, training, directory=spool)
             elif shares is not None:
                 optimizer = DividedAdamW(
-                    trainable,
-                    weights,
-                    gradients,
-                    shares,
-                    training,
-                    directory=spool,
+                    trainable, weights, gradients, shares, training, directory=spool
                 )
             elif split is not None:
                 optimizer = SplitAdamW(
-                    trainable,
-                    training,
-                    split=split,
-                    groups=groups,
-                    directory=spool,
+                    trainable, training, split=split, groups=groups, directory=spool
                 )
             elif stage is not None:
                 optimizer = StagedAdamW(trainable, training, groups=groups, directory=spool)

@@ -56,14 +56,10 @@ class Source:
     @property
     def size(self) -> int | None:
         """Bytes of its files and of those of its parts; None where that is not known."""
-        listed = (self.identity or {}).get("files")  # of a table: [path, bytes, modified]
-        if self.files:
-            own = sum(entry.size for entry in self.files)
-        elif listed:
-            own = sum(size for _, size, _ in listed)
-        else:
-            return None
-        sizes = [own, *(part.size for part in self.parts.values())]
+        own = [entry.size for entry in self.files]
+        if not own:  # a table: [path, bytes, modified] of each file, where Spark has said so
+            own = [size for _, size, _ in (self.identity or {}).get("files", ())] or [None]
+        sizes = [*own, *(part.size for part in self.parts.values())]
         return None if None in sizes else sum(sizes)
 
 

@@ -59,13 +59,11 @@ def for_source(options: SparkOptions, size: int | None) -> dict[str, str]:
     """
     cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
     executors = int(options.conf.get("spark.executor.instances", options.executors or 0))
-    partitions = max(
-        _PARTITIONS_A_CORE * cores * max(executors, 1),
-        _USUAL_PARTITIONS
-        if size is None
-        else min(_USUAL_PARTITIONS, math.ceil(size / _SMALL_PARTITION_BYTES)),
-        math.ceil((size or 0) / _PARTITION_BYTES),
-    )
+    by_size = _USUAL_PARTITIONS
+    if size is not None:
+        by_size = min(by_size, math.ceil(size / _SMALL_PARTITION_BYTES))
+        by_size = max(by_size, math.ceil(size / _PARTITION_BYTES))
+    partitions = max(by_size, _PARTITIONS_A_CORE * cores * max(executors, 1))
     found = {_PARTITIONS: str(partitions), _BATCH: str(_BATCH_ROWS)}
     return {key: value for key, value in found.items() if key not in options.conf}
 

@@ -341,7 +341,7 @@ def test_a_driver_that_is_stopped_for_a_while_loses_no_worker(job, contact_secon
     check_state(one)
 
 
-@pytest.mark.full  # a killed driver is in every run
+@full  # a killed driver is in every run
 def test_agents_of_a_driver_that_stays_stopped_end_by_themselves(job):
     one = elastic(job, contact_seconds=5)
     one.trains(2)

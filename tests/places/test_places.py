@@ -185,7 +185,6 @@ def test_a_stopped_rank_is_named_and_replaced(job, on):
     check_state(one)
 
 
-@pytest.mark.full  # on YARN in every run
 def test_a_submission_that_meets_a_job_being_stopped_waits_and_starts_its_own(job):
     one = job("local", min_workers=1)
     first = one.trains(2) and one.application

@@ -32,7 +32,7 @@ class AdamW:
     """`torch.optim.AdamW(fused=True)` without its class, by the function that this class calls.
 
     The class imports torch._dynamo, though nothing is compiled: 2.5 s of processor time and some
-    100 MB in every rank (torch 2.9: `Optimizer.add_param_group` and `step`).
+    100 MB in every rank (torch 2.13: `Optimizer.add_param_group` and `step`).
 
     Args:
         named: trainable tensors, which may be parts of those of these names.

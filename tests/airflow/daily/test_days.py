@@ -127,7 +127,7 @@ def test_a_run_waits_for_those_that_have_begun_and_for_earlier_days():
 
 # ---------------------------------------------------------------------------------------- lineage
 HADOOP = {"fs.defaultFS": "hdfs://nn:8020", "hive.metastore.uris": "thrift://meta:9083,thrift://b"}
-PLACES = touched.places_of({}, HADOOP, "/work")
+PLACES = touched.places_of({}, HADOOP, "/jobs")
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ PLACES = touched.places_of({}, HADOOP, "/work")
         ("hdfs:///data/news", "hdfs://nn:8020", "/data/news"),
         ("hdfs://ns1/data/", "hdfs://ns1", "/data"),
         ("s3://bucket/a/b", "s3://bucket", "a/b"),
-        ("rows.csv", "file", "/work/rows.csv"),
+        ("rows.csv", "file", "/jobs/rows.csv"),
         ("file:///x/../y", "file", "/y"),
         ("webhdfs://user:secret@nn:9870/d", "webhdfs://nn:9870", "/d"),
     ],

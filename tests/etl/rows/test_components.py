@@ -94,7 +94,6 @@ def assert_same(nodes, root, a, b):
     assert len(np.unique(pairs[0])) == len(np.unique(pairs[1])) == pairs.shape[1]
 
 
-@pytest.mark.full  # the driver's rounds have these cases in every run
 @pytest.mark.spark
 def test_no_edge_and_edges_to_oneself(spark, tmp_path):
     for a in ([], [4, 4]):
