@@ -17,6 +17,7 @@ other.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -29,7 +30,7 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from howdah.core import machine
@@ -41,6 +42,7 @@ STATE = ROOT / "build" / "test-all.json"
 BUDGET_SECONDS = 40 * 60  # of `make test` on 2 cores with nothing beside it; more is reported
 LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or the machine does
 BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in this order
+SPARKS = ("spark", "hadoop", "airflow")  # groups that start JVMs of Spark
 BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
 FRAMEWORK_FILES = {
@@ -303,6 +305,19 @@ def run_all(groups: Sequence[Group], extra: Sequence[str]) -> dict[str, Outcome]
     return {group.name: outcomes[group.name] for group in groups}
 
 
+@contextlib.contextmanager
+def spark_classes(groups: Sequence[Group]) -> Iterator[None]:
+    """While tests run, let the classes of Spark's JVMs be written for those that start later."""
+    if not any(group.name in SPARKS for group in groups):
+        yield
+        return
+    argv = [sys.executable, "-m", "tools.jvm_classes"]
+    log = REPORTS / "spark-classes.log"
+    log.unlink(missing_ok=True)
+    with Child(argv, cwd=ROOT, env=test_environment(), output=log):
+        yield
+
+
 def run_matrix(
     groups: Sequence[Group], extra: Sequence[str], *, resume: bool
 ) -> dict[str, Outcome]:
@@ -412,7 +427,8 @@ def main(arguments: Sequence[str]) -> int:
     if options.all:
         outcomes = run_matrix(chosen, extra, resume=not options.groups)
     else:
-        outcomes = run_all(chosen, extra)
+        with spark_classes(chosen):
+            outcomes = run_all(chosen, extra)
     budget = None if options.all else BUDGET_SECONDS
     lines = closing_lines(outcomes, time.monotonic() - started, budget)
     print("\n".join(lines), flush=True)

@@ -20,8 +20,8 @@ LOCAL = {"master": "local[2]"}
 
 
 def _application(yarn_etl):
-    (line,) = yarn_etl.applications()
-    return line.split()[0]
+    (application,) = yarn_etl.applications()
+    return application
 
 
 @pytest.mark.full

@@ -107,13 +107,12 @@ def test_a_signal_kills_the_application(yarn_etl, mode, number, code):
     process = yarn_etl.start(config)
     try:
         wait_for(lambda: any("/_run-" in name for name in yarn_etl.left()), process)
-        (line,) = yarn_etl.applications()
+        (application,) = yarn_etl.applications()
         process.send_signal(number)
         returned, answer, err = yarn_etl.finish(process)
     finally:
         process.kill()
     assert returned == code and answer["exit_code"] == code, err
-    application = applications.APPLICATION.search(line).group()
     assert yarn_etl.state(application) == "KILLED"
     assert yarn_etl.left() == []
 

@@ -92,6 +92,7 @@ def test_a_full_disk_sends_a_static_job_to_other_nodes(tmp_path):
             check_state(one)
 
 
+@pytest.mark.full  # in every run: a full disk, above, and a broken GPU under real training, below
 def test_a_broken_gpu_ends_one_of_three_workers_of_an_elastic_job(tmp_path):
     with elastic(tmp_path, {"do": "gpu", "rank": 1, "step": 20}) as one:
         status = one.trains(3, 1)
@@ -103,6 +104,7 @@ def test_a_broken_gpu_ends_one_of_three_workers_of_an_elastic_job(tmp_path):
         check_state(one)
 
 
+@pytest.mark.full  # in every run with real training: below
 def test_a_broken_gpu_costs_a_static_job_a_try(tmp_path):
     fault = {"do": "gpu", "rank": 1, "step": 20}
     with job(tmp_path, fault, steps=60, workers=3, attempts=2) as one:

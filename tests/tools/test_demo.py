@@ -16,6 +16,7 @@ from howdah.config.loader import keys, load
 from howdah.errors import DataError
 from howdah.packaging.package import cache_directory
 from tests import ROOT as REPOSITORY
+from tests.fixtures.spark import COMPILED
 from tests.support.tiny_model import write_tiny_model
 from tools.demo import corpus, steps
 
@@ -147,6 +148,7 @@ def small_demo(tmp_path):
         "evaluation.every_steps": 4,
     }
     environment = os.environ | {
+        "SPARK_SUBMIT_OPTS": COMPILED,  # as its users have it
         "HOWDAH_CACHE": str(cache), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path),
         "PYTHONPATH": ROOT, "PATH": os.path.dirname(sys.executable) + ":" + os.environ["PATH"],
     }  # fmt: skip

@@ -25,6 +25,7 @@ def runner(monkeypatch, tmp_path):
     monkeypatch.setattr(run_tests, "REPORTS", tmp_path / "build" / "reports")
     monkeypatch.setattr(run_tests, "STATE", tmp_path / "build" / "test-all.json")
     monkeypatch.setattr(run_tests, "has_gpu", lambda: False)
+    monkeypatch.setattr(run_tests, "SPARKS", ())
     monkeypatch.setattr(run_tests, "has_room", lambda: True)
     (tmp_path / "tests").mkdir()
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # a second less for each process

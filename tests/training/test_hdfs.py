@@ -130,7 +130,8 @@ def start(tmp_path, remote, cluster, hadoop_env, hdfs_dir):
 
 # ---------------------------------------------------------------------------------- a whole run
 @pytest.mark.mpi
-@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
+@pytest.mark.full  # in every run: ranks on YARN with all on HDFS (tests/yarn), resumed bits on disk
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_a_run_on_hdfs_is_the_run_on_local_disk(start, tmp_path, framework, remote):
     settings = {"tracking.tensorboard": True, "training.lr_scheduler_type": "constant"}
     local = start(

@@ -177,7 +177,7 @@ def _first_row(dataset, split: str) -> np.ndarray:
 
 
 # ---------------------------------------------------------------------------------- the loss
-@pytest.mark.parametrize("framework", either("tensorflow"))
+@pytest.mark.parametrize("framework", either("torch"))
 def test_the_loss_is_the_weighted_smoothed_one_over_the_global_batch(
     tmp_path, tiny_dataset, tiny_model_dir, framework
 ):

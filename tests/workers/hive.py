@@ -15,6 +15,7 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.data import SparkOptions
 from howdah.errors import HowdahError
+from tests.fixtures.spark import INTERPRETED
 
 
 def main(metastore: str, directory: str, base: str) -> dict:
@@ -32,6 +33,7 @@ def main(metastore: str, directory: str, base: str) -> dict:
             "spark.hadoop.hive.metastore.uris": metastore,
             "spark.sql.warehouse.dir": f"{directory}/warehouse",
             "spark.sql.shuffle.partitions": "2",
+            **INTERPRETED,
             "spark.hadoop.hive.exec.dynamic.partition.mode": "nonstrict",
         },
     )

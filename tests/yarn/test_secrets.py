@@ -125,8 +125,8 @@ def test_an_etls_secrets_are_in_no_argument_list_script_log_or_open_file(yarn_et
     with planted.ArgumentLists() as lists:
         process = yarn_etl.start(config)
         try:
-            (line,) = wait_for(lambda: yarn_etl.applications(states="RUNNING"), process)
-            application = line.split()[0]
+            running = wait_for(lambda: yarn_etl.applications(states="RUNNING"), process)
+            (application,) = running
             open_ones = [e.path for e, others in planted.remote_files(staging) if others]
             assert not [path for path in open_ones if planted.MARK in _text(path)]
             (own,) = _names(f"{staging}/runs") - before

@@ -95,12 +95,19 @@ def assert_same(nodes, root, a, b):
 
 
 @pytest.mark.spark
-def test_no_edge_and_edges_to_oneself(spark, tmp_path):
-    for a in ([], [4, 4]):
-        a = np.array(a, dtype=np.int64)
-        for driver_edges in (0, 10):
-            nodes, _, lines = joined(spark, a, a, driver_edges, tmp_path / "v=0")
-            assert len(nodes) == 0 and lines == []
+@pytest.mark.parametrize(
+    ("ends", "driver_edges"),
+    [
+        ([], 0),
+        ([4, 4], 10),
+        pytest.param([], 10, marks=pytest.mark.full),
+        pytest.param([4, 4], 0, marks=pytest.mark.full),
+    ],
+)
+def test_no_edge_and_edges_to_oneself(spark, tmp_path, ends, driver_edges):
+    ends = np.array(ends, dtype=np.int64)
+    nodes, _, lines = joined(spark, ends, ends, driver_edges, tmp_path / "v=0")
+    assert len(nodes) == 0 and lines == []
 
 
 @pytest.mark.spark

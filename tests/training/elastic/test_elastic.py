@@ -190,7 +190,7 @@ def test_a_killed_rank_is_replaced_and_nothing_is_learnt_twice(job, undisturbed,
     assert all(np.isfinite(array).all() for array in exported.values())
 
 
-@pytest.mark.parametrize("framework", either("tensorflow"))
+@pytest.mark.parametrize("framework", either("torch"))
 def test_all_ranks_killed_go_on_from_the_newest_checkpoint(job, undisturbed, framework):
     both = [{"where": "step", "rank": rank, "step": 27, "world": 1} for rank in (0, 1)]
     one = job(framework, *both, **{"checkpoint.every_steps": 10, "checkpoint.keep": 9})
