@@ -24,6 +24,18 @@ pytest_plugins = [
     if importlib.util.find_spec(f"tests.fixtures.{module}")
 ]
 
+DAEMONS = ("secure_cluster", "airflow_standalone")
+"""Fixtures whose daemons stay until the session's end, besides those of the plain cluster."""
+
+
+def pytest_collection_modifyitems(items):
+    """Modules that need such daemons come last: idle ones take processor time from other tests."""
+    last = {}
+    for item in items:
+        needed = [1 + DAEMONS.index(name) for name in DAEMONS if name in item.fixturenames]
+        last[item.path] = max([last.get(item.path, 0), *needed])
+    items.sort(key=lambda item: last[item.path])
+
 
 @pytest.fixture(autouse=True)
 def _own_command():
