@@ -330,8 +330,8 @@ def test_a_source_that_changes_while_it_is_read_is_refused(
     assert storage.list_dir(config.data.dataset) == []
 
 
-# Upsampling in every run: test_shards.py.
-@pytest.mark.parametrize("how", ["downsample", pytest.param("upsample", marks=pytest.mark.full)])
+@pytest.mark.full  # in every run: test_shards.py
+@pytest.mark.parametrize("how", ["downsample", "upsample"])
 def test_balance_touches_training_rows_only(spark, tmp_path, tiny_model_dir, how):
     rows = [(t, "rare" if n % 8 == 0 else "often") for n, t in enumerate(sentences(160))]
     source = write_csv(tmp_path / "r.csv", rows)

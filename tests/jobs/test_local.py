@@ -82,7 +82,7 @@ def test_a_job_runs_to_its_end(job):
     wait_until(lambda: not one.processes())
 
 
-@pytest.mark.parametrize("attempts", [1, 2])
+@pytest.mark.parametrize("attempts", [1, pytest.param(2, marks=full)])
 def test_a_lost_worker_ends_the_job_or_begins_the_next_try(job, attempts):
     one = job(steps=60, attempts=attempts, env=fault(rank=1, step=45, do="crash"))
     code, verdict, status = one.end()
@@ -224,6 +224,7 @@ def test_a_preempted_container_is_no_failure(job):
     assert status["restarts"] == 0
 
 
+@full  # in every run by command: tests/places/test_places.py
 def test_a_job_shrinks_and_grows_on_request(job):
     one = elastic(job)
     status = one.trains(2)
@@ -251,6 +252,7 @@ def test_a_job_goes_on_smaller_while_nothing_else_is_to_be_had(job):
     check_state(one)
 
 
+@full  # in every run with real training: tests/training/elastic
 def test_when_all_are_lost_the_newest_checkpoint_is_the_state(job):
     one = elastic(job)
     status = one.wait(lambda s: s["last_checkpoint"] and in_step(s, 2), "a checkpoint")

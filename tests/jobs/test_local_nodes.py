@@ -79,6 +79,7 @@ def test_a_full_disk_ends_one_worker_of_an_elastic_job(tmp_path):
         wait_until(lambda: not one.processes())
 
 
+@pytest.mark.full  # in every run: elastic, above; static with a broken GPU, below
 def test_a_full_disk_sends_a_static_job_to_other_nodes(tmp_path):
     with small_disk(tmp_path / "job1" / "nodes" / "b"):
         fault = {"do": "disk", "step": 20}

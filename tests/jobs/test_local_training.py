@@ -70,6 +70,7 @@ def test_a_static_job(job, framework):
     assert [found[0] for log in logs if (found := NOISE.search(log.read_text()))] == []
 
 
+@pytest.mark.full  # in every run with light workers: test_strangers.py
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_job_trains_while_strangers_hold_all_connections_that_they_get(job, framework):
     one = job(framework, steps=60, job={"min_workers": 2, "max_workers": 2, "max_restarts": 1})

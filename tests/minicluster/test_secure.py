@@ -87,6 +87,7 @@ def test_the_superuser_may_act_for_another_and_others_may_not(secure_cluster, se
     assert "is not allowed to impersonate carol" in refused.stderr
 
 
+@pytest.mark.full  # what is set for Hadoop's daemons
 def test_a_token_lives_as_long_as_its_settings_say(secure_cluster, ticket, tmp_path):
     cluster = secure_cluster
     lives = {

@@ -23,7 +23,8 @@ from training.serving.export import resolve_export
     params=[
         "plain",
         "memory",
-        "s3",
+        # In every run what versions need of S3: tests/storage/test_contract.py, test_commit.py
+        pytest.param("s3", marks=pytest.mark.full),
         pytest.param("hdfs", marks=pytest.mark.hadoop),
         pytest.param("webhdfs", marks=[pytest.mark.hadoop, pytest.mark.full]),
     ]

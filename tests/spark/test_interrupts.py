@@ -51,7 +51,9 @@ with session(SparkOptions(master="local[1]", driver_memory="512m")) as spark:
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [pytest.param(signal.SIGTERM, marks=pytest.mark.full), signal.SIGINT]
+)
 def test_calls_after_a_signal_get_their_own_answers(number):
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, str(int(number))],

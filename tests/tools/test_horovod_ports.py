@@ -99,6 +99,7 @@ def test_as_many_ports_as_preflight_counts_are_needed_and_enough(lacking):
     assert (count, all(code == 0 for code, _ in done)) == (6, not lacking), done
 
 
+@pytest.mark.full  # Horovod's own way
 def test_without_a_range_the_kernel_chooses():
     ranks, seen = [], set()
     rendezvous = Rendezvous(lambda path: seen.update(listening(ranks)))

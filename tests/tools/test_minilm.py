@@ -53,6 +53,7 @@ print(float((a - b).abs().max()), float(a.abs().max()))
 """
 
 
+@pytest.mark.full  # a tool of the demo alone
 def test_conversion_computes_what_bert_computes():
     environment = os.environ | {"USE_TF": "0", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(

@@ -351,6 +351,7 @@ def check_whole(checkpoints: Checkpoints, step: int, megabytes: int = 1) -> None
                           "manifest.json"}  # fmt: skip
 
 
+@pytest.mark.full  # in every run: one that is away for a while
 def test_a_namenode_that_restarts_in_the_middle_of_a_save(
     hdfs_dir, hadoop_env, cluster, monkeypatch, capfd
 ):
