@@ -24,6 +24,7 @@ from howdah.policy import rules as policies
 from howdah.policy.check import Judge
 from tests import ROOT
 from tests.alerts.receiver import receiving
+from tests.runs.cluster_jobs import runs
 from tests.support.waiting import wait_until
 
 CAT = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read() + b'\\n')"
@@ -130,17 +131,8 @@ def test_a_command_that_hangs_is_killed_with_what_it_started(tmp_path, lines):
     assert not alerts.send(config, "failure", "x", say=lines.append)
     for pid in pids.read_text().split():
         # A killed process is there for a moment; an orphan may wait for init to collect it.
-        wait_until(lambda pid=pid: not _runs(pid))
+        wait_until(lambda pid=pid: not runs(int(pid)))
     assert "took longer" in lines[-1]
-
-
-def _runs(pid: str) -> bool:
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            states = [line for line in file if line.startswith("State")]
-    except FileNotFoundError:
-        return False
-    return "Z" not in states[0]
 
 
 def test_commands_that_fail_or_are_missing_are_lines(tmp_path, lines):

@@ -35,7 +35,7 @@ class Hook:
 
         self.answers, self.asked, self.conn_id = list(answers), [], "test"
         self.settings = from_extra(settings, "test")
-        self.run_root = "/root"
+        self.run_root = "/runs"
 
     def call(self, arguments, **more):
         self.asked.append(list(arguments))
@@ -101,7 +101,7 @@ def made(kind, hook, **more):
 def drift(hook, context, scored=SCORED):
     from howdah.airflow.daily.operators import DriftOperator
 
-    task = made(DriftOperator, hook, scored=scored, model="/models/words", directory="/root/d/r")
+    task = made(DriftOperator, hook, scored=scored, model="/models/words", directory="/runs/d/r")
     skipped = []
     task.skip = lambda ti, tasks: skipped.append(tasks)
     return task.execute(context), skipped
