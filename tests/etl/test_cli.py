@@ -13,12 +13,17 @@ import pytest
 from howdah.config import loader as config_module
 from howdah.errors import ClusterError
 from howdah.spark import session as etl_spark
-from tests.fixtures.spark import etl
+from tests.fixtures.spark import FEW_JOBS, etl
 
 
 def _config(tmp_path, base, **data):
     settings = {
-        "data": {"dataset": str(tmp_path / "dataset"), "spark": {"master": "local[1]"}, **data},
+        "data": {
+            "dataset": str(tmp_path / "dataset"),
+            "spark": {"master": "local[1]"},
+            **FEW_JOBS,
+            **data,
+        },
         "model": {"base": base},
     }
     path = tmp_path / "run.yaml"

@@ -20,6 +20,7 @@ from howdah.data.encode import Encoder
 from howdah.data.manifest import load_dataset
 from howdah.data.record import RecordLayout, decode_example, read_frames
 from howdah.errors import DataError, HowdahError
+from tests.fixtures.spark import FEW_JOBS
 
 pytestmark = pytest.mark.spark
 
@@ -48,7 +49,7 @@ def write_csv(path, rows, header=("text", "label")):
 
 
 def make_config(tmp_path, base, **data):
-    settings = {"dataset": str(tmp_path / "dataset"), **data}
+    settings = {"dataset": str(tmp_path / "dataset"), **FEW_JOBS, **data}
     return config_module.from_dict({"data": settings, "model": {"base": base}})
 
 
@@ -88,6 +89,7 @@ def dirty(spark, tmp_path_factory, tiny_model_dir):
         tiny_model_dir,
         source=source,
         max_length=32,
+        dedup={},
         num_shards=3,
         quality={"max_characters": 250},
         split={"validation": 0.2, "test": 0.2},
@@ -209,6 +211,7 @@ def test_no_cluster_of_duplicates_crosses_a_split(spark, tmp_path, tiny_model_di
         tiny_model_dir,
         source=source,
         columns={"id": "key"},
+        dedup={},
         split={"validation": 0.3, "test": 0.3},
     )
     result, _ = run(config)

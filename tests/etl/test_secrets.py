@@ -12,6 +12,7 @@ import pytest
 
 from howdah.data.manifest import load_dataset
 from tests.config.test_redact import SECRETS
+from tests.fixtures.spark import FEW_JOBS
 from tests.runs.training_runs import ROOT
 from tests.training.run.test_secrets import files_with
 
@@ -26,6 +27,7 @@ def test_a_dataset_has_no_secret_and_is_private(tmp_path, tiny_model_dir):
         "data": {
             "source": str(tmp_path / "rows.csv"),
             "dataset": str(tmp_path / "data" / "set"),
+            **FEW_JOBS,
             "spark": {"master": "local[1]", "driver_memory": "1g", "conf": conf},
         },
         "model": {"base": tiny_model_dir},

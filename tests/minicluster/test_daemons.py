@@ -86,7 +86,8 @@ def test_status_and_env_say_where_all_is(healthy_cluster):
 
 
 # ----------------------------------------------------------------------- killing and restarting
-@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.full)])
+@pytest.mark.full  # in every run by our clients: tests/storage/test_hdfs.py
+@pytest.mark.parametrize("end", ["kill", "stop"])
 @pytest.mark.parametrize("name", ["namenode", "datanode-1"])
 def test_files_outlive_hdfs_daemons(healthy_cluster, hdfs_dir, name, end, tmp_path):
     cluster = healthy_cluster

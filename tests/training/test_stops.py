@@ -140,7 +140,6 @@ KINDS = [
     for framework in ("torch", "tensorflow")
     for controller, elastic in (("gloo", False), ("mpi", False), ("gloo", True))
 ]
-BY_DEFAULT = [("torch", "mpi", False)]
 
 
 @pytest.fixture
@@ -171,11 +170,9 @@ def saved(one) -> list[int]:
     return [found.step for found in Checkpoints(str(one.run_directory / "checkpoints")).list()]
 
 
-@pytest.mark.parametrize("seconds", [SLOW, pytest.param(VERY_SLOW, marks=full)])
-@pytest.mark.parametrize(
-    ("framework", "controller", "elastic"),
-    [pytest.param(*kind, marks=[] if kind in BY_DEFAULT else full) for kind in KINDS],
-)
+@full  # in every run: tests/places/test_places.py kills a job, which saves; slow saves above
+@pytest.mark.parametrize("seconds", [SLOW, VERY_SLOW])
+@pytest.mark.parametrize(("framework", "controller", "elastic"), KINDS)
 def test_howdah_kill_waits_for_a_slow_checkpoint(local, framework, controller, elastic, seconds):
     one = local(framework, controller, elastic, seconds)
     one.trains(2, seconds=150)

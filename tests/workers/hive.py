@@ -15,7 +15,7 @@ from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.data import SparkOptions
 from howdah.errors import HowdahError
-from tests.fixtures.spark import INTERPRETED
+from tests.fixtures.spark import FEW_JOBS, INTERPRETED
 
 
 def main(metastore: str, directory: str, base: str) -> dict:
@@ -44,7 +44,7 @@ def main(metastore: str, directory: str, base: str) -> dict:
             "format": "hive",
             "dataset": f"{directory}/dataset",
             "columns": {"text": "body", "label": "topic"},
-            "dedup": {"near": False},
+            **FEW_JOBS,
             **data,
         }
         return config_module.from_dict({"data": settings, "model": {"base": base}})

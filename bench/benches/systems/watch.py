@@ -164,7 +164,7 @@ class Watched:
         while not (found := condition()):
             if self.code is not None or time.monotonic() > deadline:
                 with open(f"{self._place.folder}/log", encoding="utf-8", errors="replace") as file:
-                    end = file.read()[-3000:]
+                    end = file.read()[-20000:]  # Spark repeats an error for each of its layers
                 raise SystemExit(f"{self._argv}: no {what} (exit code {self.code}):\n{end}")
             time.sleep(0.05)
         return found

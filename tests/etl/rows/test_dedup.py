@@ -118,6 +118,7 @@ def test_what_is_not_compared_in_a_large_bucket_stays_in_one_split(spark, tmp_pa
     assert all(fates[f"alone{n}"][2] == f"alone{n}" for n in range(5))
 
 
+@pytest.mark.full  # in every run: the test above, and any pair by brute force, test_every_pair.py
 def test_a_large_bucket_removes_nothing_that_is_not_alike(spark, tmp_path):
     texts = _family(40)
     rows = [(f"r{n:02d}", text, "a") for n, text in enumerate(texts)]
@@ -204,7 +205,7 @@ def _boilerplate_source(tmp_path):
 
 def test_boilerplate_never_crosses_a_split(spark, tmp_path, tiny_model_dir):
     source = _boilerplate_source(tmp_path)
-    config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"})
+    config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"}, dedup={})
     result, _ = run(config)
     splits = {
         name: {e.id.decode() for e in part if e.id.startswith(b"r")}
@@ -217,12 +218,13 @@ def test_boilerplate_never_crosses_a_split(spark, tmp_path, tiny_model_dir):
 @pytest.mark.full
 def test_clusters_joined_on_the_executors_make_the_same_version(spark, tmp_path, tiny_model_dir):
     source = _boilerplate_source(tmp_path)
-    config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"})
+    config = make_config(tmp_path, tiny_model_dir, source=source, columns={"id": "key"}, dedup={})
     result, _ = run(config)
     other = tmp_path / "rounds"
     config = make_config(
-        other, tiny_model_dir, source=source, columns={"id": "key"}, spark={"driver_edges": 0}
-    )
+        other, tiny_model_dir, source=source, columns={"id": "key"}, dedup={},
+        spark={"driver_edges": 0},
+    )  # fmt: skip
     again, lines = run(config)
     assert again.hash == result.hash and not again.unchanged
     assert any("joining near duplicates, round 1" in line for line in lines)

@@ -55,9 +55,9 @@ def test_a_bound_on_leakage_fails_the_run(spark, tmp_path, tiny_model_dir):
     a, b = minhash.sets([rows[0][0], rows[4][0]], "auto")
     assert 0.5 < minhash.jaccard(a, b) < 0.85
     source = write_csv(tmp_path / "rows.csv", rows)
-    given = {"source": source, "dedup": {"near": False}}
+    given = {"source": source, "quality": {}}
     with pytest.raises(DataError, match="near copies among the training rows") as caught:
-        run(make_config(tmp_path, tiny_model_dir, **given, quality={"max_leakage": 0.05}))
+        run(make_config(tmp_path, tiny_model_dir, **given | {"quality": {"max_leakage": 0.05}}))
     assert caught.value.where == "data.quality.max_leakage"
     assert not list(tmp_path.glob("dataset/v=*/*.tfrecord"))
     result, lines = run(make_config(tmp_path, tiny_model_dir, **given))

@@ -149,7 +149,8 @@ def given(tmp_path, tiny_dataset, tiny_model_dir):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
+@pytest.mark.full  # in every run with given seconds, above, and a training that fails, below
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
 def test_plan_measures_steps_and_removes_its_files(given, tmp_path, framework):
     place = tmp_path / "tmp"
     place.mkdir()

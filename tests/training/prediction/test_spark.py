@@ -102,6 +102,7 @@ def test_spark_and_one_process_agree(framework, kind, model, tmp_path):
     assert not [name for name in os.listdir(tmp_path) if ".tmp-" in name]
 
 
+@pytest.mark.full  # in every run where the ETL reads by the same code: tests/etl/test_csv.py
 def test_an_unclosed_quote_is_refused_before_rows_are_lost_in_it(model, tmp_path):
     source = str(tmp_path / "in.csv")
     with open(source, "w") as file:
@@ -125,6 +126,7 @@ def test_a_missing_column_is_one_message(model, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["export", "in.csv"]
 
 
+@pytest.mark.full  # in every run from partition to partition: tests/training/scoring/test_score.py
 def test_predictions_become_a_partition_of_a_hive_table(model, tmp_path):
     source = str(tmp_path / "in.jsonl")
     for texts in (["the cat", "of", "in"], ["the cat", None]):  # the second replaces the first

@@ -153,12 +153,10 @@ on_yarn = [
     pytest.mark.hadoop,
     pytest.mark.spark,
     pytest.mark.timeout(1500),
-    # Without a framework: its environment is a tenth of TensorFlow's.
-    pytest.mark.parametrize(
-        "predictions",
-        ["onnx", *(pytest.param(name, marks=pytest.mark.full) for name in ("tensorflow", "torch"))],
-        indirect=True,
-    ),
+    # In every run: without YARN test_spark.py; an environment shipped to YARN's containers where
+    # the ETL runs, tests/etl/test_yarn.py.
+    pytest.mark.full,
+    pytest.mark.parametrize("predictions", ["onnx", "tensorflow", "torch"], indirect=True),
 ]
 
 

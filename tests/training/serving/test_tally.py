@@ -87,7 +87,9 @@ def test_a_rank_holds_no_more_the_more_rows_it_has(monkeypatch):
         assert found.metrics(SoloComm())["rows"] == 2_000 * times
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    assert peaks[1] < 1.1 * peaks[0]
+    # Other threads of this process allocate a little meanwhile.
+    more_rows = (40 - 5) * logits.nbytes
+    assert peaks[1] - peaks[0] < more_rows / 4
 
 
 @pytest.mark.parametrize("limit", [10, 10**6])
