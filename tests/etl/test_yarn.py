@@ -22,7 +22,6 @@ from howdah.errors import ClusterError, ConfigError, DataError
 from howdah.spark import applications, shipping
 from howdah.spark.errors import translated
 from tests.fixtures.etl_yarn import wait_for
-from tests.fixtures.spark import ALL_JOBS
 
 on_yarn = [pytest.mark.hadoop, pytest.mark.spark]
 CLUSTER = {"deploy_mode": "cluster"}
@@ -43,7 +42,7 @@ def test_a_dataset_is_made_in_cluster_mode_and_found_again(yarn_etl):
 
 
 def cluster_mode(yarn_etl, source):
-    config = yarn_etl.config(source=source, **ALL_JOBS, spark=CLUSTER)
+    config = yarn_etl.config(source=source, dedup={}, spark=CLUSTER)
     code, answer, err = yarn_etl.run(config)
     assert code == 0, err
     assert sum(answer["rows"].values()) == 60 and not answer["unchanged"]
@@ -54,7 +53,7 @@ def cluster_mode(yarn_etl, source):
     load_dataset(answer["dataset"])
 
     again = {**CLUSTER, "queue": "no-such-queue"}
-    again = yarn_etl.config(source=source, **ALL_JOBS, spark=again)
+    again = yarn_etl.config(source=source, dedup={}, spark=again)
     code, second, err = yarn_etl.run(again)
     assert code == 0 and second["unchanged"] and second["application"] is None, err
     return answer
@@ -66,7 +65,7 @@ def test_client_mode_makes_the_same_dataset(yarn_etl):
     answer = cluster_mode(yarn_etl, source)
     # the packages are on HDFS by now, under their hashes: nothing is uploaded again
     other = f"{yarn_etl.dataset}-client"
-    other = yarn_etl.config(source=source, **ALL_JOBS, dataset=other)
+    other = yarn_etl.config(source=source, dedup={}, dataset=other)
     code, client, err = yarn_etl.run(other)
     assert code == 0, err
     assert "uploading" not in err and f"application {client['application']}" in err
@@ -148,7 +147,7 @@ def test_a_queue_that_is_not_there_is_named(yarn_etl):
 def test_a_clusters_own_spark_35_runs_it(yarn_etl, spark35_home, mode):
     source = yarn_etl.put_rows(60)
     spark = {"home": spark35_home, "deploy_mode": mode}
-    code, answer, err = yarn_etl.run(yarn_etl.config(source=source, **ALL_JOBS, spark=spark))
+    code, answer, err = yarn_etl.run(yarn_etl.config(source=source, dedup={}, spark=spark))
     assert code == 0, err
     assert sum(answer["rows"].values()) == 60
     assert yarn_etl.state(answer["application"]) == "SUCCEEDED"
