@@ -148,7 +148,8 @@ def test_a_second_signal_kills_the_jobs_without_saving(studies, on):
 @full
 @pytest.mark.parametrize("on", PLACES)
 def test_a_killed_workers_job_is_ended_and_another_worker_goes_on_with_the_trial(studies, on):
-    study = studies(on, tune={"trials": 1}, **LONG | {"training.max_steps": 300})
+    # It must still train when the second worker has started.
+    study = studies(on, tune={"trials": 1}, **LONG | {"training.max_steps": 1500})
     first = study.start()
     study.wait_for_checkpoint(0)
     job = study.job(0)
