@@ -45,8 +45,7 @@ def config_for(place, base, rows, part, **data):
     settings = {
         "source": source, "columns": {"id": "id"}, "max_length": 32,
         "append": {"enabled": True, "part": part, "buckets": 2, **data.pop("append", {})},
-        "split": {"validation": 0.2, "test": 0.3}, "quality": {"leakage_sample": 0}, "dedup": {},
-        **data,
+        "split": {"validation": 0.2, "test": 0.3}, "dedup": {}, **data,
     }  # fmt: skip
     return make_config(place, base, **settings)
 

@@ -42,8 +42,8 @@ def test_a_dataset_is_made_in_cluster_mode_and_found_again(yarn_etl):
 
 
 def cluster_mode(yarn_etl, source):
-    config = yarn_etl.config(source=source, dedup={}, spark=CLUSTER)
-    code, answer, err = yarn_etl.run(config)
+    whole = {"source": source, "dedup": {}}
+    code, answer, err = yarn_etl.run(yarn_etl.config(**whole, spark=CLUSTER))
     assert code == 0, err
     assert sum(answer["rows"].values()) == 60 and not answer["unchanged"]
     assert answer["application"].startswith("application_")
@@ -52,8 +52,7 @@ def cluster_mode(yarn_etl, source):
     assert yarn_etl.state(answer["application"]) == "SUCCEEDED"
     load_dataset(answer["dataset"])
 
-    again = {**CLUSTER, "queue": "no-such-queue"}
-    again = yarn_etl.config(source=source, dedup={}, spark=again)
+    again = yarn_etl.config(**whole, spark={**CLUSTER, "queue": "no-such-queue"})
     code, second, err = yarn_etl.run(again)
     assert code == 0 and second["unchanged"] and second["application"] is None, err
     return answer
@@ -64,8 +63,7 @@ def test_client_mode_makes_the_same_dataset(yarn_etl):
     source = yarn_etl.put_rows(60)
     answer = cluster_mode(yarn_etl, source)
     # the packages are on HDFS by now, under their hashes: nothing is uploaded again
-    other = f"{yarn_etl.dataset}-client"
-    other = yarn_etl.config(source=source, dedup={}, dataset=other)
+    other = yarn_etl.config(source=source, dedup={}, dataset=f"{yarn_etl.dataset}-client")
     code, client, err = yarn_etl.run(other)
     assert code == 0, err
     assert "uploading" not in err and f"application {client['application']}" in err

@@ -78,18 +78,17 @@ def test_few_rows_are_exact_and_one_rank_of_many_rows_decides_for_all(monkeypatc
 def test_a_rank_holds_no_more_the_more_rows_it_has(monkeypatch):
     monkeypatch.setattr(tally, "EXACT_VALUES", 2**16)
     labels, logits, names = sample(2_000, 64)
-    peaks = []
-    for times in (5, 40):
+    peaks: dict[int, list[int]] = {5: [], 40: []}
+    # The least of three: what other threads of this process allocate meanwhile is traced as well.
+    for times in (5, 40) * 3:
         tracemalloc.start()
         found = Tally(names)
         for _ in range(times):
             found.add(labels, logits)
         assert found.metrics(SoloComm())["rows"] == 2_000 * times
-        peaks.append(tracemalloc.get_traced_memory()[1])
+        peaks[times].append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
-    # Other threads of this process allocate a little meanwhile.
-    more_rows = (40 - 5) * logits.nbytes
-    assert peaks[1] - peaks[0] < more_rows / 4
+    assert min(peaks[40]) < 1.1 * min(peaks[5])
 
 
 @pytest.mark.parametrize("limit", [10, 10**6])
