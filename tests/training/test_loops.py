@@ -21,17 +21,12 @@ from howdah.drift.profile import reference_of
 from howdah.models.gate import scalars
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import NO_DROPOUT, NOISE, train
+from tests.support.by_default import either
 from tests.support.serving_contract import reference_logits
 from training.data.planner import Planner, PlanSpec
 from training.data.shards import ShardSet
 from training.model.parameters import start_weights
 from training.model.pretrained import load_base
-
-
-def either(by_default: str) -> list:
-    """Both frameworks, one of them by default."""
-    other = {"torch": "tensorflow", "tensorflow": "torch"}[by_default]
-    return [by_default, pytest.param(other, marks=pytest.mark.full)]
 
 
 # --------------------------------------------------------------------------------- a whole run

@@ -14,17 +14,13 @@ import threading
 import pytest
 
 from tests.runs.local_jobs import ROOT
+from tests.support.by_default import either
 
 pytestmark = pytest.mark.mpi
 
 LIMIT = 120  # seconds; detects a hang
 FRAMEWORKS = ["torch", pytest.param("tensorflow", marks=pytest.mark.full), "torch.distributed"]
-
-
-def one_carrier(by_default: str) -> list:
-    """Of Horovod with either framework and torch.distributed, one in every run."""
-    others = {"torch", "tensorflow", "torch.distributed"} - {by_default}
-    return [by_default, *(pytest.param(name, marks=pytest.mark.full) for name in sorted(others))]
+CARRIERS = ("tensorflow", "torch", "torch.distributed")
 
 
 class Store(http.server.BaseHTTPRequestHandler):
@@ -174,7 +170,7 @@ def test_after_a_killed_rank_the_others_form_another_world(ranks, join, framewor
     together([first, third, fourth], join(3, 60, framework))
 
 
-@pytest.mark.parametrize("framework", one_carrier("torch"))
+@pytest.mark.parametrize("framework", either("torch", CARRIERS))
 def test_a_missing_rank_fails_the_forming_world_not_the_process(ranks, join, framework):
     first, second, third = ranks(framework, 3)
     together([first, second], join(2, 60, framework))
@@ -185,7 +181,7 @@ def test_a_missing_rank_fails_the_forming_world_not_the_process(ranks, join, fra
     together([first, second, third], join(3, 60, framework))
 
 
-@pytest.mark.parametrize("framework", one_carrier("torch.distributed"))
+@pytest.mark.parametrize("framework", either("torch.distributed", CARRIERS))
 def test_giving_up_a_stopped_rank_ends_the_others_collective(ranks, join, framework):
     first, second, third = ranks(framework, 3)
     # Gloo itself would wait for ten minutes.

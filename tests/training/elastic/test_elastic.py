@@ -18,6 +18,7 @@ from howdah import storage
 from tests.runs.local_jobs import ROOT, LocalJob
 from tests.runs.training_runs import NO_DROPOUT, SETTINGS
 from tests.runs.training_runs import _nested as nested
+from tests.support.by_default import either
 from training.checkpoint.manager import Checkpoints
 from training.data.planner import Planner, PlanSpec
 from training.data.shards import ShardSet
@@ -27,12 +28,6 @@ pytestmark = pytest.mark.mpi
 
 LIMIT = 200  # seconds; detects a hang
 STEPS, COMMIT = 40, 5
-
-
-def either(by_default: str) -> list:
-    """Both frameworks, one of them by default."""
-    other = {"torch": "tensorflow", "tensorflow": "torch"}[by_default]
-    return [by_default, pytest.param(other, marks=pytest.mark.full)]
 
 
 class Elastic(LocalJob):

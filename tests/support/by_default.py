@@ -1,0 +1,9 @@
+"""Of several frameworks or carriers, the one that a test has in every run."""
+
+import pytest
+
+
+def either(by_default: str, others: tuple[str, ...] = ("tensorflow", "torch")) -> list:
+    """One by default; the others in `make test-all`."""
+    more = [pytest.param(name, marks=pytest.mark.full) for name in others if name != by_default]
+    return [by_default, *more]
