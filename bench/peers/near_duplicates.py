@@ -84,7 +84,7 @@ def _mllib(path: str, folder: str) -> tuple[float, dict[str, str]]:
             inputCol="shingles", outputCol="features", binary=True, numFeatures=1 << 22
         )
         frame = hashed.transform(frame).select("id", "features").cache()
-        model = MinHashLSH(inputCol="features", outputCol="hashes", numHashTables=12, seed=1)
+        model = MinHashLSH(inputCol="features", outputCol="hashes", numHashTables=3, seed=1)
         joined = model.fit(frame).approxSimilarityJoin(frame, frame, 1 - THRESHOLD)
         a, b = F.col("datasetA.id").alias("a"), F.col("datasetB.id").alias("b")
         pairs = joined.where(F.col("datasetA.id") < F.col("datasetB.id")).select(a, b).collect()

@@ -7,11 +7,12 @@ duplicates: the same rows on the same two cores, each way in a process of its ow
 the share of the copies with one other word (and at least 10 words) that are joined to their
 original.
 
-One part is a size of the growth, or one round of all ways. Each is kept as it ends
+One part is a size of the growth, or one way once. Each is kept as it ends
 (bench/results/etl.rounds.jsonl), and a bench that is run again goes on with the next.
 
-BENCH_ROWS ("20000 80000 320000 1000000"), BENCH_DEDUP_ROWS (20000), BENCH_ROUNDS (3), BENCH_PARTS
-(parts to run now; all). datasketch comes from the package index into build/bench-peers.
+BENCH_ROWS ("20000 80000 320000 1000000"), BENCH_DEDUP_ROWS (20000), BENCH_ROUNDS (3), BENCH_WAYS
+("ours datasketch mllib"), BENCH_PARTS (parts to run now; all). datasketch comes from the package
+index into build/bench-peers.
 """
 
 from __future__ import annotations

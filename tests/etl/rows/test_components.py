@@ -1,5 +1,8 @@
 """Connected components by the driver and by rounds in Spark: the same as a plain union-find's."""
 
+import os
+import subprocess
+import sys
 import time
 import tracemalloc
 
@@ -145,6 +148,61 @@ def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, driver_
     assert len(lines) <= 15, lines
     assert peak < 200 * min(len(a), driver_edges) + 20 * 2**20
     assert_same(table["node"].to_numpy(), table["root"].to_numpy(), a, b)
+
+
+# Two executors, each a process of its own. The third round begins without the one that was killed.
+LOSING = """
+import os, signal, sys
+import psutil
+from etl.rows import components
+from etl.workspace.scratch import Scratch
+from howdah.config.data import SparkOptions
+from howdah.spark.session import session
+
+place = sys.argv[1]
+
+def executors():
+    return [
+        one for one in psutil.Process().children(recursive=True)
+        if any("CoarseGrainedExecutorBackend" in word for word in one.cmdline())
+    ]
+
+def kill_in_the_third(line):
+    print(line, flush=True)
+    if "round 3:" in line:
+        victim = executors()[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        psutil.wait_procs([victim], timeout=60)
+        print("KILLED", flush=True)
+
+conf = {"spark.local.dir": place, "spark.executor.memory": "512m"}
+options = SparkOptions(master="local-cluster[2,1,1024]", driver_memory="1g", conf=conf)
+with session(options) as spark, Scratch(place + "/v=0", "0badcafe") as scratch:
+    edges = spark.read.parquet(place + "/edges.parquet")
+    temporary = []
+    found = components.connected_components(
+        edges, scratch, temporary, driver_edges=10, progress=kill_in_the_third
+    )
+    found.write.parquet(place + "/labels")
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.full
+@pytest.mark.timeout(600)
+def test_an_executor_that_is_lost_between_rounds_costs_no_component(tmp_path):
+    a, b = graph(4_000)
+    pq.write_table(pa.table({"a": a, "b": b}), tmp_path / "edges.parquet")
+    env = {**os.environ, "PYTHONPATH": os.getcwd(), "SPARK_WORKER_DIR": str(tmp_path / "work")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOSING, str(tmp_path)], cwd=tmp_path, env=env,
+        capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = done.stdout.splitlines()
+    assert "KILLED" in lines and "round 4:" in lines[lines.index("KILLED") + 1], lines
+    found = pq.read_table(tmp_path / "labels")
+    assert_same(found["node"].to_numpy(), found["root"].to_numpy(), a, b)
 
 
 def measured(name, work):
