@@ -37,8 +37,8 @@ airflow: setup ## Airflow on loopback with the DAGs; Ctrl-C ends it (CLUSTER=1, 
 test: setup ## every test once, at most 40 minutes (GROUP="core mpi": these groups)
 	@$(PYTHON_ENV) tools/run_tests.py $(GROUP)
 
-test-all: setup ## the full matrix, hours; goes on where it stopped (GROUP=mpi: that group)
-	@$(PYTHON_ENV) tools/run_tests.py --all $(GROUP)
+test-all: setup ## the full matrix, hours; goes on where it stopped (GROUP=mpi: that group; BESIDE=1: two groups at a time)
+	@$(PYTHON_ENV) tools/run_tests.py --all $(if $(BESIDE),--beside) $(GROUP)
 
 lint: setup ## ruff: rules and format
 	@$(PYTHON_ENV) -m ruff check .

@@ -1,8 +1,8 @@
 """Run the tests in groups, a process each, and close with one pytest-like line.
 
     python tools/run_tests.py            every test once (`make test`)
-    python tools/run_tests.py --all      the full matrix as well (`make test-all`); goes on where an
-                                         earlier run of the same sources stopped
+    python tools/run_tests.py --all      the full matrix as well (`make test-all`); leaves out the
+                                         tests that have passed with the same sources
     python tools/run_tests.py mpi spark  these groups only
 
 A process may hold one framework, so tests that import TensorFlow or PyTorch themselves live in
@@ -11,7 +11,10 @@ files named `*_tf.py` and `*_torch.py` and get a process each.
 Tests on Hadoop's daemons, Airflow's and those of whole jobs wait much of their time: `make test`
 runs them beside the other groups where two processors and the memory are there; which of the two
 ends first takes a group of the other. The full matrix times its faults, so one group after the
-other.
+other, unless --beside says otherwise.
+
+Each test that passes is noted at once in build/passed/, with the sources it passed with
+(tools/passed_tests.py), so that the full matrix, hours of it, can be stopped and goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +23,6 @@ import argparse
 import contextlib
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -33,12 +35,15 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import passed_tests
+
 from howdah.core import machine
 from howdah.core.child import Child
 
-ROOT = Path(__file__).resolve().parent.parent
+TOOLS = Path(__file__).resolve().parent
+ROOT = TOOLS.parent
 REPORTS = ROOT / "build" / "test-reports"
-STATE = ROOT / "build" / "test-all.json"
+PASSED = ROOT / "build" / "passed"
 BUDGET_SECONDS = 40 * 60  # of `make test` on 2 cores with nothing beside it; more is reported
 LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or the machine does
 BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in this order
@@ -92,6 +97,8 @@ class Outcome:
     errors: int = 0
     skipped: int = 0
     seconds: float = 0.0
+    before: int = 0
+    """Of `passed`, those that had passed before and were not run again."""
     names: list[str] = dataclasses.field(default_factory=list)
     problem: str | None = None
 
@@ -159,7 +166,7 @@ class Running:
 
     Args:
         group: which.
-        full: also tests marked `full`.
+        full: also tests marked `full`, and none that has passed with these sources.
         extra: more arguments for pytest.
         log: a file for what pytest says; None: it says it here.
     """
@@ -168,6 +175,7 @@ class Running:
         self, group: Group, *, full: bool, extra: Sequence[str], log: Path | None = None
     ) -> None:
         self.name = group.name
+        self._before: dict[str, float] = {}
         self._process: Child | None = None
         self._log: Path | None = None
         tests = sorted((ROOT / "tests").rglob("test_*.py"))
@@ -178,14 +186,20 @@ class Running:
         self._log = log
         self._report = REPORTS / f"{group.name}.xml"
         self._report.unlink(missing_ok=True)
+        notes = PASSED / f"{group.name}.jsonl"
+        noting = ["-p", "passed_tests", "--note-passed", str(notes)]
+        if full:
+            noting.append("--leave-out-passed")
+            self._before = passed_tests.read(notes)
         argv = [
-            sys.executable, "-m", "pytest", "-q", "-m", marks, "--durations=10",
+            sys.executable, "-m", "pytest", "-q", "-m", marks, "--durations=10", *noting,
             "--junitxml", str(self._report), *extra, *files,
         ]  # fmt: skip
         shown = shlex.join([*argv[: -len(files)], f"({len(files)} files)"])
         beside = f"\n    beside the others; what it says is shown at its end: {log}" if log else ""
         print(f"\n--- {group.name}: {shown}{beside}", flush=True)
         env = test_environment()
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(TOOLS), env.get("PYTHONPATH"))))
         if group.name != "gpu":
             env["CUDA_VISIBLE_DEVICES"] = ""
         self._started = time.monotonic()
@@ -209,7 +223,9 @@ class Running:
             stop(self._process)
             raise
         outcome = read_report(self._report, code)
-        outcome.seconds = time.monotonic() - self._started
+        outcome.seconds = time.monotonic() - self._started + sum(self._before.values())
+        outcome.passed += len(self._before)
+        outcome.before = len(self._before)
         return outcome
 
     def cut_short(self) -> Outcome:
@@ -235,12 +251,16 @@ class Lane:
     Args:
         groups: in their order.
         extra: more arguments for pytest.
+        full: also tests marked `full`.
         logged: what they say goes into files, to be shown at the end.
     """
 
-    def __init__(self, groups: Sequence[Group], extra: Sequence[str], *, logged: bool) -> None:
+    def __init__(
+        self, groups: Sequence[Group], extra: Sequence[str], *, full: bool, logged: bool
+    ) -> None:
         self._waiting = list(groups)
         self._extra = extra
+        self._full = full
         self._logged = logged
         self._now: Running | None = None
         self.begun: list[Running] = []
@@ -259,7 +279,7 @@ class Lane:
         if self._now is None and self._waiting:
             group = self._waiting.pop(0)
             log = REPORTS / f"{group.name}.log" if self._logged else None
-            self._now = Running(group, full=False, extra=self._extra, log=log)
+            self._now = Running(group, full=self._full, extra=self._extra, log=log)
             self.begun.append(self._now)
         return self._now is not None
 
@@ -279,14 +299,23 @@ def has_room() -> bool:
     return machine.cores() > 1 and limit >= BESIDE_MEMORY
 
 
-def run_all(groups: Sequence[Group], extra: Sequence[str]) -> dict[str, Outcome]:
-    """Every test once, within LIMIT_SECONDS; BESIDE's beside the others where there is room."""
-    ends = time.monotonic() + LIMIT_SECONDS
+def run_groups(
+    groups: Sequence[Group], extra: Sequence[str], *, full: bool, beside: bool
+) -> dict[str, Outcome]:
+    """Every test once, within LIMIT_SECONDS, or with those marked `full`, however long.
+
+    Args:
+        beside: BESIDE's beside the others where there is room.
+    """
+    ends = float("inf") if full else time.monotonic() + LIMIT_SECONDS
     aside = [group for name in BESIDE for group in groups if group.name == name]
-    if len(aside) == len(groups) or not has_room():
+    if len(aside) == len(groups) or not beside or not has_room():
         aside = []
     ahead = [group for group in groups if group not in aside]
-    lanes = [Lane(aside, extra, logged=True), Lane(ahead, extra, logged=False)]
+    lanes = [
+        Lane(aside, extra, full=full, logged=True),
+        Lane(ahead, extra, full=full, logged=False),
+    ]
     try:
         while time.monotonic() < ends:
             if aside:
@@ -318,29 +347,6 @@ def spark_classes(groups: Sequence[Group]) -> Iterator[None]:
         yield
 
 
-def run_matrix(
-    groups: Sequence[Group], extra: Sequence[str], *, resume: bool
-) -> dict[str, Outcome]:
-    """Tests marked `full` as well, one group after the other, however long.
-
-    Args:
-        resume: leave out the groups that passed before with the same sources.
-    """
-    sources = sources_hash()
-    passed = read_state(sources) if resume else {}
-    outcomes = {}
-    for group in groups:
-        if group.name in passed:
-            print(f"\n--- {group.name}: passed before with the same sources; not run again")
-            outcomes[group.name] = Outcome(**passed[group.name])
-            continue
-        outcomes[group.name] = outcome = Running(group, full=True, extra=extra).finish()
-        if outcome.good:
-            now = {**read_state(sources), group.name: dataclasses.asdict(outcome)}
-            STATE.write_text(json.dumps({"sources": sources, "passed": now}, indent=2) + "\n")
-    return outcomes
-
-
 def stop(process: Child, patience: float = 60) -> None:
     """End a process and what it has started.
 
@@ -364,13 +370,13 @@ def sources_hash() -> str:
     return total.hexdigest()
 
 
-def read_state(sources: str) -> dict[str, dict]:
-    """The groups that passed for these very sources."""
-    try:
-        state = json.loads(STATE.read_text())
-    except (OSError, ValueError):
-        return {}
-    return state.get("passed", {}) if state.get("sources") == sources else {}
+def begin_notes() -> None:
+    """Keep what has passed with these very sources, and nothing else."""
+    sources, path = sources_hash(), PASSED / "sources"
+    if not path.is_file() or path.read_text() != sources:
+        shutil.rmtree(PASSED, ignore_errors=True)
+        PASSED.mkdir(parents=True)
+        path.write_text(sources)
 
 
 def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | None) -> list[str]:
@@ -382,7 +388,8 @@ def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | 
     """
     lines = [""]
     for name, outcome in outcomes.items():
-        note = f"  {outcome.problem}" if outcome.problem else ""
+        note = f"  {outcome.before} of them before" if outcome.before else ""
+        note += f"  {outcome.problem}" if outcome.problem else ""
         lines.append(
             f"{name:<11}{outcome.passed:>5} passed {outcome.failed + outcome.errors:>3} failed "
             f"{outcome.skipped:>3} skipped {outcome.seconds:>7.1f} s{note}"
@@ -408,7 +415,8 @@ def main(arguments: Sequence[str]) -> int:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("groups", nargs="*", help=", ".join(group.name for group in GROUPS))
-    parser.add_argument("--all", action="store_true", help="tests marked `full` as well; resumes")
+    parser.add_argument("--all", action="store_true", help="tests marked `full` as well; goes on")
+    parser.add_argument("--beside", action="store_true", help="with --all: two groups at a time")
     parser.add_argument("--pytest", default="", help="more arguments for pytest, as one string")
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.groups) - {group.name for group in GROUPS})
@@ -424,11 +432,10 @@ def main(arguments: Sequence[str]) -> int:
     REPORTS.mkdir(parents=True, exist_ok=True)
     extra = shlex.split(options.pytest)
     started = time.monotonic()
-    if options.all:
-        outcomes = run_matrix(chosen, extra, resume=not options.groups)
-    else:
-        with spark_classes(chosen):
-            outcomes = run_all(chosen, extra)
+    begin_notes()
+    beside = options.beside or not options.all
+    with contextlib.nullcontext() if options.all else spark_classes(chosen):
+        outcomes = run_groups(chosen, extra, full=options.all, beside=beside)
     budget = None if options.all else BUDGET_SECONDS
     lines = closing_lines(outcomes, time.monotonic() - started, budget)
     print("\n".join(lines), flush=True)

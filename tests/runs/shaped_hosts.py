@@ -41,7 +41,7 @@ class ShapedHosts:
                 _ip("netns", "add", name)
                 _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", name)
                 _ip("link", "set", outside, "master", self._bridge, "up")
-                _ip("-n", name, "addr", "add", f"{self._net}.{number + 1}/24", "dev", "eth0")
+                _ip("-n", name, "addr", "add", f"{self.address_of(number)}/24", "dev", "eth0")
                 _ip("-n", name, "link", "set", "eth0", "up")
                 _ip("-n", name, "link", "set", "lo", "up")
                 self._shape(["-n", name], "eth0")
@@ -53,6 +53,10 @@ class ShapedHosts:
 
     def __exit__(self, *_) -> None:
         self._remove()
+
+    def address_of(self, number: int) -> str:
+        """A host's address, as the others see it."""
+        return f"{self._net}.{number + 1}"
 
     def inside(self, number: int, argv: Sequence[str]) -> list[str]:
         """The command that runs `argv` on a host."""

@@ -23,7 +23,7 @@ def runner(monkeypatch, tmp_path):
 
     monkeypatch.setattr(run_tests, "ROOT", tmp_path)
     monkeypatch.setattr(run_tests, "REPORTS", tmp_path / "build" / "reports")
-    monkeypatch.setattr(run_tests, "STATE", tmp_path / "build" / "test-all.json")
+    monkeypatch.setattr(run_tests, "PASSED", tmp_path / "build" / "passed")
     monkeypatch.setattr(run_tests, "has_gpu", lambda: False)
     monkeypatch.setattr(run_tests, "SPARKS", ())
     monkeypatch.setattr(run_tests, "has_room", lambda: True)
@@ -253,21 +253,61 @@ def _alive(pid: int) -> bool:
         return False
 
 
-def test_the_full_matrix_goes_on_where_it_stopped(runner, capsys):
-    write(runner, "test_a.py", "def test_one(): pass\n")
+def test_the_full_matrix_goes_on_where_it_stopped(runner, capfd):
+    """What passed is left out, whatever ended the run before it; of other sources nothing is."""
     write(
         runner,
-        "test_b.py",
-        "@pytest.mark.mpi\n@pytest.mark.full\ndef test_bad(): raise ValueError\n",
+        "test_a.py",
+        "import os, pathlib\n"
+        "@pytest.mark.full\n@pytest.mark.parametrize('word', ['a b', 'c'])\n"
+        "def test_one(word): pathlib.Path('runs.log').open('a').write(word + ',')\n"
+        "def test_two():\n"
+        "    if not pathlib.Path('build/repaired').exists(): os._exit(1)\n",
+    )
+    (runner.ROOT / ".gitignore").write_text("build/\n__pycache__/\nruns.log\n")
+    assert runner.main(["--all"]) == 1
+    assert "left no report" in capfd.readouterr().out
+    (runner.ROOT / "build" / "repaired").touch()
+    assert runner.main(["--all"]) == 0
+    out = capfd.readouterr().out
+    assert "3 passed   0 failed   0 skipped" in out and "2 of them before" in out
+    assert (runner.ROOT / "runs.log").read_text() == "a b,c,"
+    assert runner.main(["--all"]) == 0
+    assert "3 of them before" in capfd.readouterr().out
+    assert runner.main([]) == 0  # `make test` runs what it runs
+    assert "before" not in capfd.readouterr().out
+    write(runner, "test_b.py", "def test_three(): pass\n")
+    assert runner.main(["--all"]) == 0
+    out = capfd.readouterr().out
+    assert "4 passed" in out and "before" not in out
+    assert (runner.ROOT / "runs.log").read_text() == "a b,c,a b,c,"
+
+
+def test_a_test_is_passed_when_its_fixtures_have_ended_well(runner):
+    write(
+        runner,
+        "test_a.py",
+        "@pytest.fixture\ndef place():\n    yield\n    raise ValueError\n"
+        "def test_one(place): pass\n"
+        "def test_two(): pytest.skip('not now')\n"
+        "def test_three(): assert False\n"
+        "def test_four(): pass\n",
     )
     assert runner.main(["--all"]) == 1
-    assert "not run again" not in capsys.readouterr().out
-    assert runner.main(["--all"]) == 1
-    out = capsys.readouterr().out
-    assert "--- core: passed before" in out and "--- mpi: passed" not in out
-    write(runner, "test_b.py", "@pytest.mark.mpi\n@pytest.mark.full\ndef test_good(): pass\n")
-    assert runner.main(["--all"]) == 0  # other sources: everything again
-    assert "not run again" not in capsys.readouterr().out
+    passed = runner.passed_tests.read(runner.PASSED / "core.jsonl")
+    assert list(passed) == ["tests/test_a.py::test_four"]
+
+
+@pytest.mark.parametrize("words", [["--beside"], []])
+def test_the_full_matrix_runs_two_groups_at_a_time_if_it_is_asked_to(runner, words):
+    text = "import pathlib\n@pytest.mark.full\n@pytest.mark.{}\ndef test_one(): {}\n"
+    write(runner, "test_a.py", text.format("mpi", "pathlib.Path('one').touch()"))
+    if words:
+        write(runner, "test_a.py", MEETING + text.format("mpi", "meet('one', 'two')"))
+        write(runner, "test_b.py", MEETING + text.format("hadoop", "meet('two', 'one')"))
+    else:
+        write(runner, "test_b.py", text.format("hadoop", "assert pathlib.Path('one').exists()"))
+    assert runner.main(["--all", *words]) == 0
 
 
 def test_an_unknown_group_is_named(runner, capsys):

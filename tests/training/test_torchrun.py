@@ -18,8 +18,10 @@ import pytest
 
 from howdah.config.loader import from_dict
 from howdah.errors import ConfigError, UsageError
-from tests.fixtures.launched import Job
-from tests.runs.training_runs import ROOT, launcher
+from tests.fixtures.launched import LIMIT, Job
+from tests.runs import shaped_hosts
+from tests.runs.shaped_hosts import ShapedHosts
+from tests.runs.training_runs import ROOT, Finished, launcher, train
 from training.launch import launch
 
 WITHOUT_HOROVOD = {
@@ -69,6 +71,55 @@ def test_where_horovod_is_not_installed_each_launcher_takes_torch_distributed(st
     assert job.end() == 0, job.stderr
     assert job.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
     assert "Horovod" not in job.stderr
+
+
+@mpi
+@full
+@pytest.mark.skipif(shaped_hosts.MISSING, reason=shaped_hosts.REASON)
+def test_bare_torchrun_on_two_hosts_learns_what_one_host_does_bit_by_bit(
+    tmp_path, tiny_dataset, tiny_model_dir
+):
+    """Network namespaces with host names of their own, joined by a bridge; one disk for both."""
+    whole = train(
+        str(tmp_path / "one"), dataset=tiny_dataset.path, base=tiny_model_dir, np_=2,
+        kind="torchrun",
+    )  # fmt: skip
+    there = Finished(str(tmp_path / "two"), 0, "")
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "eth0"}
+    env |= {"PATH": os.path.dirname(sys.executable) + os.pathsep + env["PATH"]}
+    rank = [sys.executable, "-m", "training", "--config", f"{whole.directory}/given.yaml"]
+    rank += ["--set", f"run.directory={there.directory}"]
+    started = []
+    with ShapedHosts(2, "1gbit") as hosts:
+        address = hosts.address_of(0)
+        for number in range(2):
+            torchrun = [
+                "torchrun", "--nnodes", "2", "--node-rank", str(number), "--nproc-per-node", "1",
+                "--master-addr", address, "--master-port", "29500", "--no-python", *rank,
+            ]  # fmt: skip
+            named = f'hostname {hosts.names[number]} && exec "$@"'
+            argv = ["unshare", "--uts", "sh", "-c", named, "sh", *torchrun]
+            started.append(
+                subprocess.Popen(
+                    hosts.inside(number, argv),
+                    cwd=ROOT,
+                    env=env | {"PYTHONPATH": ROOT},
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        try:
+            said = [process.communicate(timeout=LIMIT)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+    assert [process.returncode for process in started] == [0, 0], said
+    assert there.run_json()["attempts"][-1]["comm"] == "torch.distributed (gloo)"
+    assert there.losses() == whole.losses()
+    ours, one_hosts = there.tensors(10), whole.tensors(10)
+    assert ours.keys() == one_hosts.keys()
+    assert all(ours[name].tobytes() == one_hosts[name].tobytes() for name in ours)
 
 
 @mpi

@@ -1,0 +1,69 @@
+"""A pytest plugin: notes each test that passes in a file, and leaves out those that are in it.
+
+    pytest -p passed_tests --note-passed FILE [--leave-out-passed]
+
+A line of the file is JSON: {"test": node id, "seconds": of set-up, test and tear-down}. Each is
+written as its test ends, so that a run that is killed loses at most the test that runs.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+
+def read(path: Path) -> dict[str, float]:
+    """{node id: seconds} of the tests that passed; none where there is no file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return {}
+    return {line["test"]: line["seconds"] for line in map(json.loads, text.splitlines())}
+
+
+class _Notes:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seconds = 0.0
+        self._passed = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when == "setup":
+            self._seconds, self._passed = 0.0, True
+        self._seconds += report.duration
+        self._passed = self._passed and report.passed
+        if report.when == "teardown" and self._passed:
+            line = {"test": report.nodeid, "seconds": round(self._seconds, 2)}
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+
+class _LeavesOut:
+    def __init__(self, passed: dict[str, float]) -> None:
+        self._passed = passed
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        gone = [item for item in items if item.nodeid in self._passed]
+        items[:] = [item for item in items if item.nodeid not in self._passed]
+        config.hook.pytest_deselected(items=gone)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The two options."""
+    parser.addoption("--note-passed", type=Path)
+    parser.addoption("--leave-out-passed", action="store_true")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register what the options ask for."""
+    path = config.getoption("--note-passed")
+    if path is None:
+        return
+    if config.getoption("--leave-out-passed"):
+        config.pluginmanager.register(_LeavesOut(read(path)))
+    config.pluginmanager.register(_Notes(path))
