@@ -7,13 +7,15 @@ from airflow.sdk import DAG
 from howdah.airflow.alerts.callbacks import ON_FAILURE
 from howdah.airflow.daily import form, schedules
 from howdah.airflow.daily.retraining import CheckRetrainOperator, TurnSensor
+from howdah.airflow.daily.sensor import PartitionSensor
 from howdah.airflow.retries import RETRIES
 from howdah.airflow.wiring.publishing import publishing
 from howdah.policy import rules as policy
 
 DOC = """
 **turn** waits until no other run is under way. **check** decides the day's partition and the
-published version that the training begins from. **etl** appends the day to the dataset and holds it
+published version that the training begins from. **partition** waits for the day (only for that of
+the run's date). **etl** appends the day to the dataset and holds it
 against `data.expect`; old rows stay where they are, the test split is frozen. Then **train**,
 **evaluate** on that test split, **gate** against the published model on the same rows, **approve**
 (only with the param `approval`), **publish**, **teardown**.
@@ -37,6 +39,16 @@ with DAG(
     here = {"conn_id": "{{ params.conn_id }}"}
     turn = TurnSensor(task_id="turn", last="teardown")
     check = CheckRetrainOperator(task_id="check", multiple_outputs=True, **here)
-    turn >> check >> publishing(check.output, here)
+    day = check.output
+    partition = PartitionSensor(
+        task_id="partition",
+        wait_hours=SETTINGS.wait_hours,
+        first_pause_seconds=SETTINGS.first_pause_seconds,
+        longest_pause_seconds=SETTINGS.longest_pause_seconds,
+        config=day["config"],
+        **{name: day[name] for name in ("source", "partitions", "ready", "wait")},
+        **here,
+    )
+    turn >> check >> partition >> publishing(day, here)
 # Set last: Airflow copies all of a DAG's params into each task that is made after them.
 dag.params = form.retrain_params(policy.in_force()[0])

@@ -66,8 +66,13 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
     model that the run begins from. Within the cool-down after the last retraining began, an alarm's
     run is skipped whole.
 
-    Returns what CheckOperator does.
+    Returns what CheckOperator does, and what PartitionSensor waits for: {"source", "partitions",
+    "ready", "wait"}.
     """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._awaited: dict[str, Any] = {}
 
     def execute(self, context: Context) -> dict[str, Any]:
         with refusals():
@@ -75,7 +80,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         if until is not None:
             self.log.info("the last retraining began too short a time ago: skipped until %s", until)
             self.skip(context["ti"], list(context["task"].get_flat_relatives(upstream=False)))
-        return super().execute(context)
+        return {**super().execute(context), **self._awaited}
 
     def decided(self, context: Context, sent: dict[str, Any]) -> dict[str, Any]:
         """The keys that the day decides."""
@@ -95,6 +100,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
                 " installation's defaults, or source of the form",
             )  # fmt: skip
         made = {"data.append.enabled": True, **_rows_of(source, day, installed)}
+        self._awaited = _awaited(source, day, fixed.retrain.ready, installed)
         if fixed.retrain.dataset and "data.dataset" not in sent:
             made["data.dataset"] = fixed.retrain.dataset
         if not installed.data.append.frozen:
@@ -158,6 +164,21 @@ def _rows_of(source: str, day: days.Day, installed: configs.Config) -> dict[str,
     part = day.partitions[0]
     made = {"data.source": expanded(source, part), "data.append.part": part.replace("/", ",")}
     return made | ({"data.format": "auto"} if installed.data.names_table else {})
+
+
+def _awaited(
+    source: str, day: days.Day, ready: str | None, installed: configs.Config
+) -> dict[str, Any]:
+    """What PartitionSensor is asked for. Tables that only Spark's connectors know (Iceberg, Delta,
+    JDBC) are waited for by the mark `ready` alone."""
+    hive = not installed.data.names_table or installed.data.format == "hive"
+    seen = ready is not None or is_files(source) or hive
+    return {
+        "source": source,
+        "partitions": list(day.partitions),
+        "ready": ready,
+        "wait": day.by == "the date" and seen,
+    }
 
 
 def _began() -> dict[str, Sequence[Any]]:

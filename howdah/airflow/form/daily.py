@@ -39,6 +39,9 @@ class RetrainSettings(Section):
     data.source."""
     dataset: AnyPath | None = None
     """The dataset that grows; null: data.dataset."""
+    ready: AnyPath | None = None
+    """A file or directory that is there once a labelled day is complete, with the partition's
+    columns as {ds}; null: the metastore is asked for the partition, or storage for the files."""
 
 
 class DailySettings(Section):
@@ -64,7 +67,7 @@ class DailySettings(Section):
     {ds}: hdfs:///warehouse/news/ds={ds}/_SUCCESS. null: the metastore is asked for the partition
     (by Spark, a JVM each time), or storage for the files."""
     wait_hours: float = Field(default=12.0, gt=0.0, allow_inf_nan=False)
-    """How long a day's partition is waited for."""
+    """How long a day's partition is waited for, by each of the two DAGs."""
     first_pause_seconds: float = Field(default=60.0, gt=0.0, allow_inf_nan=False)
     """Between the first two looks at it; each pause is half as long again."""
     longest_pause_seconds: float = Field(default=900.0, gt=0.0, allow_inf_nan=False)
@@ -122,7 +125,7 @@ def granted(settings: DailySettings, config: Config) -> tuple[list[str], list[st
     named = "directory" in config.publish.model_fields_set
     model = settings.model or (config.model_directory if named else None)
     paths = [model, settings.retrain.dataset, settings.ready]
-    paths += [name for name in given if is_files(name)]
+    paths += [settings.retrain.ready, *(name for name in given if is_files(name))]
     found = []
     for path in paths:
         if path is not None:

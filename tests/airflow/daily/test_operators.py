@@ -463,9 +463,13 @@ def test_a_retraining_gets_the_days_rows_and_begins_from_the_version_of_its_firs
         published, {**published, "current": {"version": 8}}, {"model": "m", "current": None}
     )
 
+    waits = []
+
     def decided(sent):
         task = made(retraining.CheckRetrainOperator, hook)
-        return task.decided({**context, **dated("2026-11-01")}, sent)
+        found = task.decided({**context, **dated("2026-11-01")}, sent)
+        waits.append(task._awaited)
+        return found
 
     first = decided({"partition": None, "source": None})
     assert first == {
@@ -480,6 +484,10 @@ def test_a_retraining_gets_the_days_rows_and_begins_from_the_version_of_its_firs
     files = decided({"source": "/in/{ds}.csv", "partition": "a=b/ds=3"})
     assert (files["data.source"], files["data.append.part"]) == ("/in/3.csv", "a=b,ds=3")
     assert files["data.format"] == "auto" and "data.partitions" not in files
+    # Waited for is the day of the run's date, not one that the form names.
+    table = {"source": "news.labelled", "partitions": ["ds=2026-11-01"], "ready": None}
+    assert waits[0] == {**table, "wait": True}
+    assert (waits[-1]["source"], waits[-1]["wait"]) == ("/in/{ds}.csv", False)
 
     # An alarm right after is skipped; one of this very run, tried again, is not.
     task = made(retraining.CheckRetrainOperator, hook)
@@ -506,8 +514,8 @@ def test_the_dags_are_wired_as_their_pages_say(installed):
     retrain = runpy.run_path(str(ROOT / "dags" / "retrain.py"))["dag"]
     order = [task.task_id for task in retrain.topological_sort()]
     assert order == [
-        "turn", "check", "preflight", "etl.build", "etl.quality", "train", "evaluate", "gate",
-        "approve", "publish", "teardown",
+        "turn", "check", "partition", "preflight", "etl.build", "etl.quality", "train", "evaluate",
+        "gate", "approve", "publish", "teardown",
     ]  # fmt: skip
     assert retrain.max_active_runs == 1 and not retrain.catchup
     assert isinstance(retrain.timetable, AssetOrTimeSchedule)
