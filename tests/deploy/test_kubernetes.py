@@ -90,9 +90,16 @@ def test_what_kustomize_builds_is_valid_and_names_an_image(overlay):
         if document["kind"] in ("Job", "Deployment"):
             [container] = pod_of(document)["containers"]
             assert re.fullmatch(r"[\w.-]+/howdah:[\w.-]+", container["image"])
-            if overlay.name == "training-gpu":
+            if overlay.name in ("training-gpu", "training-images"):
                 assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
                 assert container["args"][0] == "torchrun"  # the patch has left the rest
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+def test_an_overlay_s_own_configuration_takes_the_place_of_the_one_below():
+    for overlay in ("training", "training-images"):
+        [found] = [one for one in built(PLACE / overlay) if one["kind"] == "ConfigMap"]
+        assert found["data"] == {"run.yaml": (PLACE / overlay / "run.yaml").read_text()}
 
 
 def test_the_jobs_pods_find_each_other():
@@ -116,13 +123,15 @@ def test_the_jobs_pods_find_each_other():
     assert "-m training --config /etc/howdah/run.yaml" in " ".join(container["args"])
 
 
-def test_the_configuration_is_one_and_saving_has_time():
-    job = one("Job", "training")
-    kustomization = yaml.safe_load((PLACE / "training" / "kustomization.yaml").read_text())
+@pytest.mark.parametrize(("overlay", "kind"), [("training", "text"), ("training-images", "image")])
+def test_the_configuration_is_one_and_saving_has_time(overlay, kind):
+    job = one("Job", overlay)
+    kustomization = yaml.safe_load((PLACE / overlay / "kustomization.yaml").read_text())
     [generated] = kustomization["configMapGenerator"]
     volumes = {volume["name"]: volume for volume in pod_of(job)["volumes"]}
     assert volumes["config"]["configMap"]["name"] == generated["name"]
-    config = loader.load(str(PLACE / "training" / "run.yaml"))
+    config = loader.load(str(PLACE / overlay / "run.yaml"))
+    assert config.data.kind == kind
     assert config.training.framework == "torch"
     [container] = pod_of(job)["containers"]
     environment = {one["name"]: one.get("value") for one in container["env"]}
