@@ -55,6 +55,8 @@ class Stack:
     """What is installed by name beside the framework; what these need is counted too."""
     resumes: bool = False
     """The same command goes on after a failure."""
+    elastic: bool = False
+    """A killed rank is replaced while the other one keeps its state."""
     remark: str = "nothing to go on from"
     """Said of one that does not."""
 
@@ -64,6 +66,15 @@ def _howdah(launcher: str) -> Callable[[Place], list[str]]:
         "-m", "howdah.cli", "train", "--config", place.config, "--np", place.world,
         "--launcher", launcher,
     )  # fmt: skip
+
+
+def _job(place: Place) -> list[str]:
+    """An elastic job of processes of this machine."""
+    workers = {"workers": place.world, "min_workers": 1, "max_workers": place.world}
+    keys = [f"--set=job.{key}={number}" for key, number in workers.items()]
+    return python(
+        "-m", "howdah.cli", "submit", "--on", "local", "--wait", "--config", place.config, *keys
+    )
 
 
 def _hf(place: Place) -> list[str]:
@@ -107,6 +118,10 @@ STACKS = {
             ("torchrun", "pip install howdah[torch]", ("howdah",)),
         )
     },
+    "howdah submit": Stack(
+        title="Howdah, submit --on local, min_workers 1", argv=_job, ours=True, alone="howdah",
+        setup="make setup (builds Horovod)", packages=("howdah", "horovod"), elastic=True,
+    ),
     "hf trainer": Stack(
         title="HF Trainer, torchrun", argv=_hf, alone="hf trainer",
         setup="pip install torch transformers[torch]",
@@ -169,7 +184,7 @@ def _together(bench: Bench, stack: Stack) -> dict:
             **run.memory(),
             "listeners": run.listeners(),
         }
-        found["killed"] = run.kill_rank(1, goes_on=stack.resumes)
+        found["killed"] = run.kill_rank(1, goes_on=stack.resumes, elastic=stack.elastic)
     return found
 
 
@@ -247,7 +262,9 @@ def _rows(rounds: dict[str, list[dict]], alone: dict[str, list[dict]]) -> Iterat
         yield {
             "stack": stack.title,
             "set-up": stack.setup,
-            "code": f"{keys_given(place.settings())} keys" if stack.ours else f"{lines} lines",
+            "code": f"{keys_given(place.settings()) + 3 * stack.elastic} keys"
+            if stack.ours
+            else f"{lines} lines",
             "packages": f"{number - framework}, {size - framework_size:,.0f} MB",
             "first step s": f"{median(found, 'first_step_seconds'):.1f}",
             "np=1 ms": f"{median(one, 'whole_ms'):.0f}" if one else "failed",

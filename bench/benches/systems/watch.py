@@ -204,11 +204,13 @@ class Watched:
                         found.add(one.laddr.port)
         return len(found)
 
-    def kill_rank(self, rank: int, *, goes_on: bool) -> dict:
+    def kill_rank(self, rank: int, *, goes_on: bool, elastic: bool) -> dict:
         """Kill a rank and see what follows.
 
         Args:
             goes_on: the same command, started again after its end, goes on with the run.
+            elastic: the other rank goes on in its own life, without one more start. The step that
+                was under way may have ended without the killed rank, so the one after it counts.
         Returns:
             outcome ("recovers", "ends" or "hangs"), seconds to that, exit_code; where a new step
             came: seconds_to_new_step and steps_repeated, both also after a second start.
@@ -218,10 +220,13 @@ class Watched:
         os.kill(self.ranks()[rank], signal.SIGKILL)
 
         def new_life() -> list[Step]:
+            if elastic:
+                return [step for step in self.steps() if step.time > at]
             return [step for step in self.steps() if step.life != before.life]
 
         def advanced() -> Step | None:
-            return next((step for step in new_life() if step.number > before.number), None)
+            newest = before.number + elastic
+            return next((step for step in new_life() if step.number > newest), None)
 
         deadline = time.monotonic() + _HANGS_SECONDS
         while self.code is None and not advanced() and time.monotonic() < deadline:
