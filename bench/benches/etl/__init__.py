@@ -11,8 +11,9 @@ One part is a size of the growth, or one way once. Each is kept as it ends
 (bench/results/etl.rounds.jsonl), and a bench that is run again goes on with the next.
 
 BENCH_ROWS ("20000 80000 320000 1000000"), BENCH_DEDUP_ROWS (20000), BENCH_ROUNDS (3), BENCH_WAYS
-("ours datasketch mllib"), BENCH_PARTS (parts to run now; all). datasketch comes from the package
-index into build/bench-peers.
+("ours datasketch mllib"), BENCH_APART (1: the executor in a process of its own, so that the JVM
+measured is the driver's alone), BENCH_PARTS (parts to run now; all). datasketch comes from the
+package index into build/bench-peers.
 """
 
 from __future__ import annotations

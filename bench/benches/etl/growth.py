@@ -17,6 +17,13 @@ from howdah.config import loader
 from tools import minilm
 
 EXECUTORS, CORES, TARGET = 200, 2, 100_000_000
+APART = os.environ.get("BENCH_APART") == "1"
+# Executors in the driver's JVM, or one of its own beside a driver that must do with little.
+SPARK = (
+    {"master": "local-cluster[1,2,4096]", "driver_memory": "640m"}
+    if APART
+    else {"master": "local[2]", "driver_memory": "4g"}
+)
 
 
 def measured(folder: str, sizes: list[int], journal: Rounds, budget: Budget) -> list[dict]:
@@ -25,12 +32,13 @@ def measured(folder: str, sizes: list[int], journal: Rounds, budget: Budget) -> 
     found: list[dict] = []
     for size in sizes:
         run = partial(_measure, folder, base, size)
-        found += journal.up_to(1, f"growth {size}", run, budget)
+        name = f"growth {size}, executor apart" if APART else f"growth {size}"
+        found += journal.up_to(1, name, run, budget)
     if not found:
         return []
     lines = [
         "| rows | wall s | task s | task ms a row | shuffle bytes a row | kept bytes a row"
-        " | driver's Python MB | JVM MB (its executors in it) | jobs |",
+        f" | driver's Python MB | JVM MB{'' if APART else ' (its executors in it)'} | jobs |",
         "|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in found:
@@ -63,9 +71,9 @@ def _measure(folder: str, base: str, size: int) -> dict:
             "dataset": str(place / "dataset"),
             "columns": {"id": "id"},
             "spark": {
-                "master": "local[2]",
-                "driver_memory": "4g",
+                **SPARK,
                 "conf": {
+                    "spark.executor.memory": "4g",
                     "spark.eventLog.enabled": "true",
                     "spark.eventLog.dir": f"file://{events}",
                     "spark.eventLog.rolling.enabled": "false",
@@ -101,7 +109,7 @@ def _measure(folder: str, base: str, size: int) -> dict:
 
 
 def _processes(pid: int) -> dict[str, int]:
-    """The driver's Python, and its JVM, which on local[2] has the executors in it."""
+    """The driver's Python, and its JVM; unless they are apart, the executors are in it."""
     found = {"python": pid}
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
