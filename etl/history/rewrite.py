@@ -43,6 +43,7 @@ from howdah.data.manifest import (
     load_dataset,
 )
 from howdah.data.record import ShardWriter
+from howdah.data.targets import Label
 from howdah.errors import StorageError
 from howdah.lineage.rows import layout_of, rows_of
 
@@ -302,7 +303,7 @@ class _Rewrite:
         return self._files
 
 
-def _write(writer: ShardWriter, batch: list[tuple[np.ndarray, int, bytes]]) -> None:
+def _write(writer: ShardWriter, batch: list[tuple[np.ndarray, Label, bytes]]) -> None:
     if batch:
         ids, labels, row_ids = zip(*batch, strict=True)
         writer.write(list(ids), list(labels), list(row_ids))

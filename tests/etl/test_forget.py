@@ -3,6 +3,7 @@
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,15 +13,51 @@ from etl.workspace import staging
 from howdah import cli, storage
 from howdah.config.model import TrainingSection
 from howdah.config.splits import SPLITS
-from howdah.data.manifest import load_dataset
+from howdah.data.manifest import commit, load_dataset
 from howdah.errors import ConfigError, DataError
-from howdah.lineage import forgotten
+from howdah.lineage import forgotten, shards
+from tests.fixtures.dataset import build_dataset
 from tests.support.appended import build_appended, ids_of
 from training.data.replay import replayed
+from training.data.shards import ShardSet
 
 
 def quiet(line: str) -> None:
     pass
+
+
+@pytest.mark.parametrize("task", ["multi_label", "regression"])
+def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_dir, monkeypatch):
+    root = str(tmp_path / "data")
+    made = build_dataset(f"{root}/v={0:016x}", model_dir=tiny_model_dir, task=task)
+    quality = {"read": 145, "kept": 145, "drops": {}, "seconds": 1.0, "at_max_length": 0}
+    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality}
+    storage.remove(f"{made.path}/manifest.json")
+    commit(made.path, made.manifest.model_copy(update=said))
+    before = load_dataset(root)
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
+    # without an index of ids a shard's records are read
+    [place] = shards.find("train-5", [before])[before.path]
+    assert place["split"] == "train"
+    kept = all_rows(before)
+    found = forget.survey({"train-5"}, datasets=[root])
+    assert list(found.files.values()) == [1]
+    forget.apply({"train-5"}, found, datasets=[root], progress=quiet)
+    forget.refuse_left(forget.survey({"train-5"}, datasets=[root]))
+    assert kept.pop("train-5") and kept == all_rows(load_dataset(root))
+
+
+def all_rows(dataset) -> dict[str, tuple]:
+    """{id: (token ids, what is to be predicted, by record and by index)}"""
+    found = {}
+    for split, entries in dataset.manifest.splits.items():
+        one = ShardSet(dataset, split)
+        for shard, entry in enumerate(entries):
+            for row in range(entry.rows):
+                example = one.example(shard, row)
+                target = one.labels_of(np.array([shard]), np.array([row])).tolist()
+                found[example.id.decode()] = (example.input_ids.tolist(), example.label, target)
+    return found
 
 
 @pytest.fixture(params=["plain", pytest.param("hdfs", marks=pytest.mark.hadoop)])
