@@ -14,9 +14,10 @@ from howdah import cli, storage
 from howdah.config.model import TrainingSection
 from howdah.config.splits import SPLITS
 from howdah.data.manifest import commit, load_dataset
+from howdah.data.record import RecordLayout
 from howdah.errors import ConfigError, DataError
 from howdah.lineage import forgotten, shards
-from tests.fixtures.dataset import build_dataset
+from tests.fixtures.dataset import build_dataset, write_rows
 from tests.support.appended import build_appended, ids_of
 from training.data.replay import replayed
 from training.data.shards import ShardSet
@@ -45,6 +46,44 @@ def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_d
     forget.apply({"train-5"}, found, datasets=[root], progress=quiet)
     forget.refuse_left(forget.survey({"train-5"}, datasets=[root]))
     assert kept.pop("train-5") and kept == all_rows(load_dataset(root))
+
+
+def test_copies_are_known_by_what_they_hold_and_not_by_their_names(tmp_path, tiny_model_dir):
+    root, run = str(tmp_path / "data"), str(tmp_path / "runs")
+    keys = ["page", "page#2", "page#12", "other"]
+    made = numbered_rows(f"{root}/v={0:016x}", tiny_model_dir, keys)
+    storage.make_dirs(run)
+    storage.write_whole(f"{run}/p.csv", "".join(f"{key}\n" for key in ["id", *keys]).encode())
+    places = {"datasets": [root], "runs": [run]}
+    found = forget.survey({"page"}, **places)
+    assert found.files == {made.shard_path(made.manifest.splits["train"][0]): 2, f"{run}/p.csv": 2}
+    forget.apply({"page"}, found, **places, progress=quiet)
+    forget.refuse_left(forget.survey({"page"}, **places))
+    after = load_dataset(root)
+    assert ids_of(after)["train"] == ["other", "page#12"]
+    assert storage.read_text(f"{run}/p.csv") == "id\npage#12\nother\n"
+    quality = after.manifest.quality
+    assert (quality["kept"], quality["drops"], quality["forgotten"]) == (3, {"forgotten": 1}, 2)
+    # the copy is known by the marks when the dataset has neither of them any more
+    storage.write_whole(f"{run}/p.csv", b"id\npage#2\npage#3\n")
+    assert forget.survey({"page"}, **places).files == {f"{run}/p.csv": 1}
+    assert forgotten.load(root).when("page#12") is None
+
+
+def numbered_rows(path: str, model_dir: str, keys: list[str]):
+    """A dataset with these rows for training: all but the first two differ in their text."""
+    made = build_dataset(path, model_dir=model_dir, rows={"train": 2}, shards=1)
+    for name in ("manifest.json", *(f"{made.manifest.splits['train'][0].name}{end}" for end in
+                                    ("", ".index"))):  # fmt: skip
+        storage.remove(f"{path}/{name}")
+    texts = [np.array([2, 7 + max(1, n), 3], np.uint32) for n in range(len(keys))]
+    splits = {"train": write_rows(
+        path, "train", RecordLayout(), "none", 1, texts, [0] * len(keys), keys
+    )}  # fmt: skip
+    quality = {"read": 4, "kept": 4, "drops": {}, "seconds": 1.0, "at_max_length": 0}
+    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality, "splits": splits}
+    commit(path, made.manifest.model_copy(update=said))
+    return load_dataset(path)
 
 
 def all_rows(dataset) -> dict[str, tuple]:
