@@ -419,6 +419,8 @@ def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iter
                 continue
             entries = storage.list_dir(place, unfinished=True)
         except NotFound:
+            missing = artefacts.Unread(why="there is nothing", remedy="check the path", stops=False)
+            _unread(place, missing, found)
             continue
         if storage.name(place.rstrip("/")).startswith("v=") and _is_version(entries):
             root = storage.parent(place.rstrip("/"))

@@ -239,6 +239,23 @@ def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
     assert set(marks.versions) == {f"{day:016x}" for day in range(3)}
 
 
+def test_parts_and_quality_count_the_rows_that_are_left_out(root):
+    ids = {"d0-train-0", "d0-train-1", "d1-test-0", "d2-validation-0", "gone-2"}
+    before = load_dataset(root).manifest
+    found = forget.survey(ids, datasets=[root])
+    forget.apply(ids, found, datasets=[root], progress=quiet)
+    after = load_dataset(root).manifest
+    for old, new, gone in zip(
+        before.parts, after.parts, ({"train": 2}, {"test": 1}, {"validation": 1}), strict=True
+    ):
+        assert new.rows == {split: n - gone.get(split, 0) for split, n in old.rows.items()}
+        assert new.drops == {**old.drops, "forgotten": sum(gone.values())}
+    # as the manifest's `quality` is that of the newest part
+    assert after.quality["kept"] == before.quality["kept"] - 1
+    assert after.quality["drops"] == {"near_duplicate": 1, "forgotten": 1}
+    assert after.quality["forgotten"] == 4
+
+
 def parquet(table: dict) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(pa.table(table), buffer)
