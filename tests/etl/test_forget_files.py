@@ -12,7 +12,7 @@ import pytest
 from etl.history import forget, in_dataset
 from etl.workspace.staging import Lease
 from howdah import cli, storage
-from howdah.data.manifest import load_dataset
+from howdah.data.manifest import commit, load_dataset
 from howdah.lineage.rows import rows_of
 from tests.support.appended import build_appended, ids_of
 
@@ -254,6 +254,27 @@ def test_a_run_of_the_etl_under_way_is_waited_for(tmp_path, tiny_model_dir, caps
         told([*words, "--apply"], capsys, code=3)
         assert "5" in ids_of(load_dataset(root))["train"]
     assert told([*words, "--apply"], capsys)["applied"]
+
+
+def test_rows_that_the_manifest_names_are_taken_out(tmp_path, tiny_model_dir, capsys):
+    root = str(tmp_path / "data")
+    made = build_appended(root, model_dir=tiny_model_dir, days=1, numbered=True)
+    pairs = [{"split": "test", "id": one, "near": two, "similarity": 0.9}
+             for one, two in (("10", "500"), ("11", "501"), ("5", "6"))]  # fmt: skip
+    splits = {"test": {"sampled": 500, "found": 3}}
+    quality = made.manifest.quality | {
+        "leakage": {"similarity": 0.5, "splits": splits, "examples": pairs},
+    }  # fmt: skip
+    source = {"kind": "image", "name": "/i", "files": [["/i/cat/500", 1, 2], ["/i/cat/1500", 1, 2]]}
+    storage.remove(f"{made.path}/manifest.json")
+    commit(made.path, made.manifest.model_copy(update={"quality": quality, "source": source}))
+    words = [*words_for(tmp_path, "500", "cat/500"), "--dataset", root]
+    assert told(words, capsys)["files"] == {f"{made.path}/manifest.json": 2}
+    assert told([*words, "--apply"], capsys)["applied"]
+    after = load_dataset(root).manifest
+    assert after.quality["leakage"]["examples"] == pairs[1:]
+    assert after.source["files"] == [["/i/cat/1500", 1, 2]]
+    assert after.quality["leakage"]["splits"] == splits  # counts are no ids
 
 
 def test_a_dataset_inside_a_run_is_named(tmp_path, tiny_model_dir, capsys):
