@@ -1,8 +1,10 @@
 """Forget rows: versions without them, the old ones removed, and a scan that finds none.
 
-Looked at: versions of datasets (records, ledger, rejected rows, manifest, reports), run directories
-(predictions and every other text file), and further files such as predictions elsewhere. Models are
-not changed: those trained on one of the rows are listed, to be trained again without them.
+Looked at: versions of datasets (records, ledger, rejected rows, manifest), run directories
+(predictions, reports, logs), markers of scored partitions, and further files such as predictions
+elsewhere. Where ids stand in each is known by its structure (etl/history/artefacts.py); a file of
+which it is not known is listed with what to do. Models are not changed: those trained on one of the
+rows are listed, to be trained again without them.
 
 A survey comes first and changes nothing; `howdah forget` goes on only with --apply, for what it
 removes cannot be brought back.
@@ -10,17 +12,12 @@ removes cannot be brought back.
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from etl.history import rewrite
-from etl.history.rewrite import is_one_of, mentions, without_mentions
+from etl.history import artefacts, in_dataset, rewrite
+from etl.history.mentions import NOTHING, Wanted
+from etl.workspace import staging
 from howdah import redact, storage
 from howdah.core.user import user_and_host
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
@@ -30,8 +27,10 @@ from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
 
 Progress = Callable[[str], None]
-_BINARY = (".safetensors", ".index", ".tfrecord", ".png", ".svg")
-"""No row's id stands in them as it is; records are read as records."""
+_NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
+"""Directories of a run: weights, tokenizers, plots. A number or word in them is none of a row."""
+_RUN = "run.json"
+_MOST_LISTED = 20
 
 
 @dataclass(kw_only=True)
@@ -47,10 +46,22 @@ class Found:
     models: list[dict] = field(default_factory=list)
     """Runs and published models trained on such a version: {path, dataset, run_id, current: whether
     it is the one that is served, scored: tables that it has scored}."""
+    leftovers: dict[str, int] = field(default_factory=dict)
+    """{path: rows, as far as they can be read} of files of ETL runs that have not ended well."""
+    unread: list[dict] = field(default_factory=list)
+    """Files in which ids could not be looked for, or not all of them: {path, why, remedy, stops:
+    whether nothing is changed while it is there}."""
+    wanted: Wanted = field(default=NOTHING, repr=False)
+    """The ids, and those of copies."""
+    stained: frozenset[str] = field(default=frozenset(), repr=False)
+    """Paths of versions that name one of the rows."""
+    columns: tuple[str, ...] = ("id",)
+    """Columns and keys that hold ids."""
 
     def as_dict(self) -> dict:
-        """For --json."""
-        return asdict(self)
+        """For --json: without ids."""
+        kept = ("files", "versions", "hashes", "models", "leftovers", "unread")
+        return {name: getattr(self, name) for name in kept}
 
 
 def read_ids(path: str) -> frozenset[str]:
@@ -77,6 +88,7 @@ def survey(
     runs: Sequence[str] = (),
     models: Sequence[str] = (),
     files: Sequence[str] = (),
+    id_columns: Sequence[str] = (),
 ) -> Found:
     """Look for the rows everywhere; nothing is changed.
 
@@ -85,23 +97,35 @@ def survey(
         runs: directories with run directories below, or run directories.
         models: published models, or directories (publish.directory) of them.
         files: files or directories of predictions and the like.
+        id_columns: columns and keys of tables that hold ids, besides `id` and what the datasets'
+            manifests name.
     """
-    found = Found()
-    hashes: dict[str, str] = {}
-    for root in datasets:
-        for version in _versions(root):
-            rows = _in_shards(version, ids)
-            found.files |= rows
-            if rows:
-                found.versions.append(version.path)
-                hashes[version.manifest.dataset_hash] = version.path
-            found.files |= _in_files([version.path], ids)
-        own = [hash_ for hash_, path in hashes.items() if storage.parent(path) == root.rstrip("/")]
-        found.hashes[root] = sorted(own)
+    found, hashes = Found(), {}
+    known = {root: _versions(root) for root in datasets}
+    rows: dict[str, int] = {}
+    copies: frozenset[str] = frozenset()
+    for versions in known.values():
+        own, more = in_dataset.in_shards(versions, ids)
+        rows, copies = rows | own, copies | more
+    found.wanted = Wanted(
+        ids=frozenset(ids), copies=copies, marks=tuple(marks.load(root) for root in datasets)
+    )
+    mapped = [v.manifest.source.get("columns") for own in known.values() for v in own]
+    named = [one.get("id") for one in mapped if isinstance(one, dict)]
+    found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
+    for root, versions in known.items():
+        for version in versions:
+            _of_version(version, rows, found, hashes)
+        found.hashes[root] = sorted(
+            hash_ for hash_, path in hashes.items() if storage.parent(path) == root.rstrip("/")
+        )
+        _beside(root, versions, found)
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marks.load(root).versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
-    found.files |= _in_files([*runs, *files], ids)
+    for places, given in ((runs, False), (files, True), (_markers(models), False)):
+        for path in _below(places, datasets, found):
+            _look(path, found, given=given)
     found.models = [
         {**one, "dataset": hashes[one["dataset"]]}
         for one in (*_trained(runs), *_published(models))
@@ -116,32 +140,80 @@ def apply(
     *,
     datasets: Sequence[str] = (),
     runs: Sequence[str] = (),
+    models: Sequence[str] = (),
     files: Sequence[str] = (),
     progress: Progress,
 ) -> list[str]:
-    """Make versions without the rows, remove those with them, take the rows out of other files;
-    the paths that were made or changed.
+    """Make versions without the rows, take the rows out of other files, remove the versions with
+    them; the paths that were made, changed or removed.
 
-    A kill at any step loses nothing that stays: a new version is committed before an old one goes.
-    The ids are marked (howdah/lineage/forgotten.py), so that the ETL leaves them out where they
-    come again and no run of a version that had them is published.
+    A kill at any step loses nothing that stays: an old version goes when all new ones are committed
+    and were looked through. The ids are marked (howdah/lineage/forgotten.py), so that the ETL
+    leaves them out where they come again and no run of a version that had them is published.
+
+    Args:
+        found: of `survey`, with the same places.
+    Raises:
+        DataError: a file with rows cannot be rewritten, or a new version is not clean; nothing was
+            removed.
     """
-    changed = []
+    refuse_unread(found)
+    for line in unread_lines(found):
+        progress(line)
+    changed, stained = [], {}
     for root in datasets:
         # Before anything goes: where this is interrupted, the rows do not come back, nor is a model
         # of theirs published.
-        marked = marks.add(root, ids, found.hashes.get(root, []), _user())
+        known = [*ids, *found.wanted.copies]
+        marked = marks.add(root, known, found.hashes.get(root, []), _user())
         if marked is not None:
             progress(f"marked in {marked}")
             changed.append(marked)
-        changed += _dataset(root, ids, found, progress)
+    for root in datasets:
+        made, stained[root] = _made(root, found, progress)
+        changed += made
     for path in found.files:
-        inside = any(path.startswith(f"{base.rstrip('/')}/") for base in (*runs, *files))
-        if (inside or path in files) and storage.exists(path):
-            _take_out(path, ids)
+        inside = any(path.startswith(f"{one}/") for own in stained.values() for one in own)
+        if not inside and storage.exists(path):
+            _take_out(path, found, given=_is_below(path, files))
             progress(f"taken out of {path}")
             changed.append(path)
+    for root in datasets:
+        changed += _remove(root, stained[root], progress)
+        if any(path.startswith(f"{root.rstrip('/')}/") for path in found.leftovers):
+            for path in staging.sweep(root):
+                progress(f"removed what a dead run had left: {path}")
     return changed
+
+
+def unread_lines(found: Found) -> list[str]:
+    """`Found.unread`, for the user: what stops everything first."""
+    ordered = sorted(found.unread, key=lambda one: not one["stops"])
+    lines = [
+        f"{'cannot be rewritten' if one['stops'] else 'not looked through'}: {one['path']}:"
+        f" {one['why']}; {one['remedy']}"
+        for one in ordered[:_MOST_LISTED]
+    ]
+    if more := len(ordered) - len(lines):
+        lines.append(f"and {more:,} files more: --json lists all")
+    return lines
+
+
+def refuse_unread(found: Found) -> None:
+    """Fail if rows are to be expected in a file that cannot be rewritten by its structure.
+
+    Raises:
+        DataError: there is one.
+    """
+    stops = [one for one in found.unread if one["stops"]]
+    if stops:
+        raise DataError(
+            "files cannot be rewritten without the rows: nothing is changed",
+            where=", ".join(one["path"] for one in stops[:_MOST_LISTED]),
+            expected="Parquet, CSV or JSON with a column of ids; datasets that no run writes to",
+            got="; ".join(f"{one['path']}: {one['why']}" for one in stops[:_MOST_LISTED]),
+            remedy="; ".join(dict.fromkeys(one["remedy"] for one in stops)),
+        )
 
 
 def model_lines(one: dict) -> list[str]:
@@ -160,13 +232,14 @@ def refuse_left(left: Found) -> None:
     Raises:
         DataError: it does.
     """
-    if left.files:
-        few = list(left.files.items())[:5]
+    there = {**left.files, **left.leftovers}
+    if there:
+        few = list(there.items())[:5]
         raise DataError(
             "rows that were to be forgotten are still there",
             where=", ".join(path for path, _ in few),
             expected="no file with one of the ids",
-            got=f"{len(left.files):,} files: " + ", ".join(f"{n:,} in {path}" for path, n in few),
+            got=f"{len(there):,} files: " + ", ".join(f"{n:,} in {path}" for path, n in few),
             remedy="remove these files, or run `howdah forget` again when nothing writes to them",
         )
 
@@ -189,25 +262,45 @@ def _versions(root: str) -> list[Dataset]:
     return [load_dataset(path) for path in whole]
 
 
-def _in_shards(version: Dataset, ids: Collection[str]) -> dict[str, int]:
-    """{path: rows} of the version's shards, those in directories of older versions too."""
-    found = {}
-    for shards in version.manifest.splits.values():
-        for entry in shards:
-            rows = rewrite.rows_of(version, entry)
-            count = sum(is_one_of(row_id.decode("utf-8"), ids) for _, _, row_id in rows)
-            if count:
-                found[version.shard_path(entry)] = count
-    return found
+def _of_version(
+    version: Dataset, rows: dict[str, int], found: Found, hashes: dict[str, str]
+) -> None:
+    """Add what a version has: in shards, those in directories of older versions too, and in other
+    files."""
+    shards = [version.shard_path(e) for own in version.manifest.splits.values() for e in own]
+    own = {path: rows[path] for path in shards if path in rows}
+    if own:
+        found.versions.append(version.path)
+        hashes[version.manifest.dataset_hash] = version.path
+    more = in_dataset.in_files(version, found.wanted)
+    found.files |= own | more
+    if own or more:
+        found.stained |= {version.path}
 
 
-def _dataset(root: str, ids: Collection[str], found: Found, progress: Progress) -> list[str]:
-    """A new newest version if need be; versions that have the rows go, and those that need files
-    of them."""
-    latest = newest(root)
-    versions = _versions(root)
-    stained = {v.path for v in versions if any(f.startswith(f"{v.path}/") for f in found.files)}
-    stained |= {v.path for v in versions if v.path in found.versions}
+def _beside(root: str, versions: Sequence[Dataset], found: Found) -> None:
+    """Add what lies in the dataset's directory besides what manifests name."""
+    manifests = {version.path: version.manifest for version in versions}
+    for entry in storage.list_dir(root):
+        if entry.is_dir and entry.name.startswith("v="):
+            inside = in_dataset.directory(entry.path, manifests.get(entry.path), found.wanted)
+            found.leftovers |= inside.leftovers
+            for path in inside.others:
+                _look(path, found, given=False)
+            if inside.live:
+                why = "an ETL run writes to this version, and may have read the rows already"
+                remedy = "wait until it is over, or stop it"
+                _unread(entry.path, artefacts.Unread(why=why, remedy=remedy, stops=True), found)
+        elif entry.name != marks.DIRECTORY and not entry.name.startswith("_turn-"):
+            for path in _below([entry.path], (), found):
+                _look(path, found, given=False)
+
+
+def _made(root: str, found: Found, progress: Progress) -> tuple[list[str], set[str]]:
+    """(a new newest version if need be, versions that have the rows and those that need files of
+    them)."""
+    latest, versions = newest(root), _versions(root)
+    stained = {version.path for version in versions} & found.stained
     while True:
         more = {
             version.path
@@ -217,21 +310,25 @@ def _dataset(root: str, ids: Collection[str], found: Found, progress: Progress) 
         if not more:
             break
         stained |= more
+    if latest is None or latest.path not in stained:
+        return [], stained
+    made = rewrite.without(latest, found.wanted, progress)
+    in_dataset.refuse_unclean(made, found.wanted)
+    return [made.path], stained - {made.path}
+
+
+def _remove(root: str, stained: Collection[str], progress: Progress) -> list[str]:
+    """Remove versions. Children first: a version whose files are gone must not be there to be
+    read."""
     if not stained:
         return []
-    changed = []
-    if latest.path in stained:
-        made = rewrite.without(latest, ids, progress)
-        changed.append(made.path)
-        stained.discard(made.path)
-    # Children first: a version whose files are gone must not be there to be read.
-    for version in sorted(versions, key=lambda v: v.manifest.created, reverse=True):
+    for version in sorted(_versions(root), key=lambda v: v.manifest.created, reverse=True):
         if version.path in stained:
             storage.remove(storage.join(version.path, MANIFEST))
     for path in sorted(stained):
         storage.remove(path, recursive=True)
         progress(f"removed {path}")
-    return [*changed, *sorted(stained)]
+    return sorted(stained)
 
 
 def _directories(version: Dataset) -> set[str]:
@@ -243,7 +340,7 @@ def _directories(version: Dataset) -> set[str]:
 # --------------------------------------------------------------------------------------- models
 def _trained(places: Sequence[str]) -> Iterator[dict]:
     """{path, dataset: its hash, run_id} of the exports below run directories."""
-    for path in _below(places):
+    for path in _all(places):
         if storage.name(path) == EXPORT_INFO:
             info = _json(path)
             dataset = info.get("dataset") or {}
@@ -254,20 +351,33 @@ def _trained(places: Sequence[str]) -> Iterator[dict]:
 
 
 def _published(places: Sequence[str]) -> Iterator[dict]:
+    for model in _models(places):
+        now = (model.current() or {}).get("version")
+        for number in model.versions():
+            manifest = model.version(number)
+            dataset = manifest.get("dataset") or {}
+            yield {
+                "path": model.path_of(number), "dataset": dataset.get("hash"),
+                "run_id": manifest.get("run_id"), "current": number == now,
+                "scored": scored.tables(model.root, number),
+            }  # fmt: skip
+
+
+def _models(places: Sequence[str]) -> Iterator[Published]:
     for place in places:
         roots = [place]
         if not Published(place).numbers():
             roots = [entry.path for entry in storage.list_dir(place) if entry.is_dir]
-        for model in map(Published, roots):
-            now = (model.current() or {}).get("version")
-            for number in model.versions():
-                manifest = model.version(number)
-                dataset = manifest.get("dataset") or {}
-                yield {
-                    "path": model.path_of(number), "dataset": dataset.get("hash"),
-                    "run_id": manifest.get("run_id"), "current": number == now,
-                    "scored": scored.tables(model.root, number),
-                }  # fmt: skip
+        yield from map(Published, roots)
+
+
+def _markers(places: Sequence[str]) -> list[str]:
+    """The markers of partitions that the models have scored: they name rows with errors."""
+    return [
+        storage.join(one["path"], scored.MARKER)
+        for model in _models(places)
+        for one in scored.markers(model.root)
+    ]
 
 
 def _json(path: str) -> dict:
@@ -279,7 +389,7 @@ def _json(path: str) -> dict:
 
 
 # ---------------------------------------------------------------------------------------- files
-def _below(places: Sequence[str]) -> Iterator[str]:
+def _all(places: Sequence[str]) -> Iterator[str]:
     """Files of directories, and of those below; files that are named."""
     for place in places:
         try:
@@ -291,75 +401,71 @@ def _below(places: Sequence[str]) -> Iterator[str]:
             continue
         for entry in entries:
             if entry.is_dir:
-                yield from _below([entry.path])
+                yield from _all([entry.path])
             else:
                 yield entry.path
 
 
-def _in_files(places: Sequence[str], ids: Collection[str]) -> dict[str, int]:
-    counts = {path: _count(path, ids) for path in _below(places)}
-    return {path: count for path, count in counts.items() if count}
+def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iterator[str]:
+    """Files that may have rows: of directories, and of those below; files that are named.
+
+    A dataset among them is not looked through as files: it is noted as unread, unless its root is
+    one of `datasets`.
+    """
+    for place in places:
+        try:
+            if not storage.is_dir(place):
+                yield storage.entry(place).path
+                continue
+            entries = storage.list_dir(place, unfinished=True)
+        except NotFound:
+            missing = artefacts.Unread(why="there is nothing", remedy="check the path", stops=False)
+            _unread(place, missing, found)
+            continue
+        if storage.name(place.rstrip("/")).startswith("v=") and _is_version(entries):
+            root = storage.parent(place.rstrip("/"))
+            if root not in [one.rstrip("/") for one in datasets]:
+                why, remedy = "it is a version of a dataset", f"give its root too: --dataset {root}"
+                _unread(place, artefacts.Unread(why=why, remedy=remedy, stops=True), found)
+            continue
+        run = any(entry.name == _RUN for entry in entries)
+        for entry in entries:
+            if not entry.is_dir:
+                yield entry.path
+            elif not (run and entry.name in _NO_ROWS):
+                yield from _below([entry.path], datasets, found)
 
 
-def _count(path: str, ids: Collection[str]) -> int:
-    """Rows, or mentions, of the ids in a file."""
-    if path.endswith(".parquet"):
-        return sum(not stays for stays in _kept(_table(path), ids))
-    if path.endswith(_BINARY):
-        return 0
-    text = storage.read_bytes(path).decode("utf-8", "replace")
-    return sum(1 for _ in mentions(text, ids))
+def _is_version(entries: Sequence[storage.Entry]) -> bool:
+    return any(".tfrecord" in entry.name for entry in entries)
 
 
-def _table(path: str) -> pa.Table:
-    with storage.open_read(path) as file:
-        return pq.read_table(pa.PythonFile(file, "r"))
+def _is_below(path: str, places: Sequence[str]) -> bool:
+    return any(path == one or path.startswith(f"{one.rstrip('/')}/") for one in places)
 
 
-def _kept(table: pa.Table, ids: Collection[str]) -> list[bool]:
-    """Whether each row has none of the ids in any of its columns of text."""
-    kept = [True] * table.num_rows
-    for name, kind in zip(table.schema.names, table.schema.types, strict=True):
-        if name == "id" and pa.types.is_integer(kind):  # of a scored table
-            for n, value in enumerate(table.column(name).to_pylist()):
-                kept[n] = kept[n] and str(value) not in ids
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            for n, value in enumerate(table.column(name).to_pylist()):
-                # a rejected row's detail names the row that it is a copy of
-                if value is not None and next(mentions(value, ids), None) is not None:
-                    kept[n] = False
-    return kept
+def _look(path: str, found: Found, *, given: bool) -> None:
+    """Add what a file has."""
+    judged = artefacts.judge(path, found.wanted, found.columns, given=given)
+    if judged.count:
+        found.files[path] = judged.count
+    if judged.unread is not None:
+        _unread(path, judged.unread, found)
 
 
-def _take_out(path: str, ids: Collection[str]) -> None:
-    """Rewrite a file without the rows; of texts that are no rows, without the mentions."""
-    if path.endswith(".parquet"):
-        table = _table(path)
-        buffer = io.BytesIO()
-        pq.write_table(table.filter(pa.array(_kept(table, ids), pa.bool_())), buffer)
-        storage.write_whole(path, buffer.getvalue())
+def _unread(path: str, why: artefacts.Unread, found: Found) -> None:
+    found.unread.append({"path": path, **vars(why)})
+
+
+def _take_out(path: str, found: Found, *, given: bool) -> None:
+    """Rewrite a file without the rows and mentions; a page that shows one is removed."""
+    judged = artefacts.judge(path, found.wanted, found.columns, given=given, rewrite=True)
+    if not judged.count:
         return
-    text = storage.read_bytes(path).decode("utf-8", "replace")
-    if path.endswith((".csv", ".tsv")):
-        text = _without_records(text, "\t" if path.endswith(".tsv") else ",", ids)
-    elif path.endswith((".jsonl", ".ndjson")):
-        lines = text.splitlines(keepends=True)
-        text = "".join(line for line in lines if next(mentions(line, ids), None) is None)
-    elif path.endswith((".html", ".json")) and storage.name(path).startswith("report"):
-        # Beside the id there may be the text. Its command makes it again.
+    if judged.data is None:
         storage.remove(path)
-        return
-    text = without_mentions(text, ids)
-    if path.endswith(".json"):
-        json.loads(text)  # still whole
-    storage.write_whole(path, text.encode())
-
-
-def _without_records(text: str, delimiter: str, ids: Collection[str]) -> str:
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
-    out = io.StringIO(newline="")
-    writer = csv.writer(out, delimiter=delimiter, lineterminator="\n")
-    for row in rows:
-        if not any(next(mentions(value, ids), None) for value in row):
-            writer.writerow(row)
-    return out.getvalue()
+    else:
+        storage.write_whole(path, judged.data)
+    checksum = storage.join(storage.parent(path), f".{storage.name(path)}.crc")
+    if storage.is_local(path) and storage.exists(checksum):  # Hadoop's, of the old file
+        storage.remove(checksum)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -20,6 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from etl import report
+from etl.history.artefacts import without_rejected
+from etl.history.mentions import NOTHING, Wanted
 from etl.history.turn import turn
 from etl.workspace.staging import (
     LEDGER,
@@ -37,12 +39,14 @@ from howdah.data.manifest import (
     Dataset,
     DatasetManifest,
     LedgerFile,
+    PartEntry,
     ShardEntry,
     commit,
     content_hash,
     load_dataset,
 )
 from howdah.data.record import ShardWriter
+from howdah.data.targets import Label
 from howdah.errors import StorageError
 from howdah.lineage.rows import layout_of, rows_of
 
@@ -51,16 +55,8 @@ _ROWS = 2_000
 _DISCARD_SECONDS = 60.0
 _VALUE = {"rows": "node", "bands": "band"}
 _GROUP_ROWS = {"rows": 2_048, "bands": 65_536}
-_WORD = re.compile(r"[^\s\"'`,;<>(){}\[\]]+")
-_GONE = "[forgotten]"
-_COPY = re.compile(r"#\d+$")
 TARGET_BYTES = 96 * 2**20
 """Of a merged shard, where nothing else is asked: as data.shard_bytes."""
-
-
-def is_one_of(row_id: str, ids: Collection[str]) -> bool:
-    """Whether a row is one of those named, or a copy that class balance has made (id#2)."""
-    return row_id in ids or _COPY.sub("", row_id) in ids
 
 
 def compact(dataset: Dataset, progress: Progress, *, target: int = TARGET_BYTES) -> Dataset:
@@ -78,9 +74,29 @@ def compact(dataset: Dataset, progress: Progress, *, target: int = TARGET_BYTES)
     return _Rewrite(dataset=dataset, progress=progress, target=target, keep=newest).run()
 
 
-def without(dataset: Dataset, ids: Collection[str], progress: Progress) -> Dataset:
+def without(dataset: Dataset, wanted: Wanted, progress: Progress) -> Dataset:
     """A version without these rows, in its own directory, even where it has none of them."""
-    return _Rewrite(dataset=dataset, progress=progress, ids=frozenset(ids)).run()
+    return _Rewrite(dataset=dataset, progress=progress, wanted=wanted).run()
+
+
+def without_said(manifest: DatasetManifest, wanted: Wanted) -> tuple[DatasetManifest, int]:
+    """The manifest without the rows that it names, and how many times it does: the pairs that are
+    most alike across splits, the text with most line breaks, and the files of images."""
+    quality, source, count = dict(manifest.quality), dict(manifest.source), 0
+    if leakage := quality.get("leakage"):
+        pairs = leakage.get("examples", [])
+        stay = [one for one in pairs if not any(map(wanted.has_value, (one["id"], one["near"])))]
+        quality["leakage"] = {**leakage, "examples": stay}
+        count += len(pairs) - len(stay)
+    if (lines := quality.get("csv")) and wanted.has_value(lines.get("most_line_breaks_in")):
+        quality["csv"] = {**lines, "most_line_breaks_in": None}
+        count += 1
+    if source.get("kind") == "image" and isinstance(files := source.get("files"), list):
+        # ids are paths below the source, which need not be the root of all files
+        ends = tuple(f"/{one}" for one in wanted.exact)
+        source["files"] = [one for one in files if not str(one[0]).endswith(ends)]
+        count += len(files) - len(source["files"])
+    return manifest.model_copy(update={"quality": quality, "source": source}), count
 
 
 def _sweep(root: str) -> None:
@@ -104,20 +120,22 @@ class _Rewrite:
     Attributes:
         target: bytes of a merged shard; None: every shard stays by itself.
         keep: parts whose shards stay by themselves.
-        ids: of rows that are left out.
+        wanted: rows that are left out.
     """
 
     dataset: Dataset
     progress: Progress
     target: int | None = None
     keep: Collection[str | None] = ()
-    ids: frozenset[str] = frozenset()
+    wanted: Wanted = NOTHING
+    _gone: Counter[tuple[str | None, str]] = field(default_factory=Counter, init=False)
+    """(part, split) -> rows that are left out, without copies."""
     _files: int = field(default=0, init=False)
 
     def run(self) -> Dataset:
         old = self.dataset.manifest
         hash_ = content_hash(
-            {"from": old.dataset_hash, "without": sorted(self.ids), "target": self.target}
+            {"from": old.dataset_hash, "without": sorted(self.wanted.exact), "target": self.target}
         )
         path = storage.join(storage.parent(self.dataset.path), f"v={hash_}")
         if storage.exists(storage.join(path, MANIFEST)):
@@ -149,27 +167,26 @@ class _Rewrite:
         old = self.dataset.manifest
         splits = {split: self._split(path, token, split) for split in old.splits}
         splits = {split: shards for split, shards in splits.items() if shards}
-        quality = dict(old.quality)
+        said, _ = without_said(old, self.wanted)
+        quality, parts = dict(said.quality), list(old.parts)
         quality["reject_files"] = self._rejects(path, token)
-        if self.ids:
+        if self.wanted.ids:
             kept = sum(entry.rows for shards in splits.values() for entry in shards)
             before = sum(entry.rows for entry in _all_shards(old))
             quality["forgotten"] = quality.get("forgotten", 0) + before - kept
-            if "leakage" in quality:  # pairs of ids
-                quality["leakage"] = {**quality["leakage"], "examples": []}
-            if "csv" in quality:
-                quality["csv"] = {**quality["csv"], "most_line_breaks_in": None}
+            quality, parts = self._counts(quality)
         latest, own = f"v={old.dataset_hash}", f"v={hash_}"
         update = {
             "dataset_hash": hash_,
             "created": datetime.now(UTC).isoformat(timespec="microseconds"),
             "splits": splits,
             "quality": quality,
+            "source": said.source,
             "parent": old.dataset_hash,
             "schema_version": 2,
             "parts": [
                 part.model_copy(update={"version": own}) if part.version == latest else part
-                for part in old.parts
+                for part in parts
             ],
         }
         if old.ledger is not None:
@@ -180,6 +197,28 @@ class _Rewrite:
         report.write(path, manifest, SimpleNamespace(samples={}, reject_samples={}))
         return manifest
 
+    def _counts(self, quality: dict) -> tuple[dict, list[PartEntry]]:
+        """Quality and parts with the rows that are left out counted as dropped.
+
+        Of shards that compaction has merged the part of a row is not known: those parts keep the
+        counts of the day.
+        """
+        old = self.dataset.manifest
+        newest = _newest_parts(old)
+        own = sum(n for (part, _), n in self._gone.items() if not old.parts or part in newest)
+        if own and "kept" in quality:  # of the newest part alone, as the manifest says
+            quality["kept"] -= own
+            quality["drops"] = _more(quality.get("drops") or {}, own)
+        parts = []
+        for part in old.parts:
+            gone = {split: n for (name, split), n in self._gone.items() if name == part.name}
+            if gone:
+                rows = {split: n - gone.get(split, 0) for split, n in part.rows.items()}
+                drops = _more(part.drops, sum(gone.values()))
+                part = part.model_copy(update={"rows": rows, "drops": drops})
+            parts.append(part)
+        return quality, parts
+
     # -------------------------------------------------------------------------------- shards
     def _split(self, path: str, token: str, split: str) -> list[ShardEntry]:
         groups = list(self._groups(self.dataset.manifest.splits[split]))
@@ -187,7 +226,7 @@ class _Rewrite:
         for n, group in enumerate(groups):
             stem = f"{split}-{n:05d}-of-{len(groups):05d}"
             name = attempt_name(stem, token, self._next(), "tfrecord")
-            entry = self._shard(path, name, group)
+            entry = self._shard(path, name, group, split)
             if entry is not None:
                 part = group[0].part if len({one.part for one in group}) == 1 else None
                 made.append(entry.model_copy(update={"part": part}))
@@ -209,13 +248,17 @@ class _Rewrite:
             yield group
         yield from ([entry] for entry in entries if entry.part in self.keep)
 
-    def _shard(self, path: str, name: str, group: list[ShardEntry]) -> ShardEntry | None:
+    def _shard(
+        self, path: str, name: str, group: list[ShardEntry], split: str
+    ) -> ShardEntry | None:
         record, layout = self.dataset.manifest.record, layout_of(self.dataset.manifest)
         buffer = io.BytesIO()  # a shard is to be held in memory as a whole, as it is read
         writer, count, batch = ShardWriter(buffer, layout, compression=record.compression), 0, []
         for entry in group:
             for row in rows_of(self.dataset, entry):
-                if is_one_of(row[2].decode("utf-8"), self.ids):
+                row_id = row[2].decode("utf-8", "backslashreplace")
+                if self.wanted.has(row_id):
+                    self._gone[entry.part, split] += row_id not in self.wanted.copies
                     continue
                 batch.append(row)
                 count += 1
@@ -236,8 +279,9 @@ class _Rewrite:
     def _rejects(self, path: str, token: str) -> list[str]:
         names = []
         for old in self.dataset.manifest.quality.get("reject_files", []):
-            table = _filtered(storage.join(self.dataset.path, old), "id", self.ids)
-            table = _mapped(table, "detail", lambda text: without_mentions(text, self.ids))
+            table = _read(storage.join(self.dataset.path, old))
+            if self.wanted.ids:
+                table, _ = without_rejected(table, self.wanted)
             if table.num_rows:
                 name = attempt_name(f"part-{len(names):05d}", token, self._next(), "parquet")
                 names.append(f"{REJECTS}/{name}")
@@ -255,7 +299,7 @@ class _Rewrite:
         for (kind, bucket, part), files in groups.items():
             paths = [self.dataset.ledger_path(file) for file in files]
             if kind == "rows":
-                tables = [_filtered(one, "id", self.ids) for one in paths]
+                tables = [_filtered(one, "id", self.wanted.exact) for one in paths]
                 tables = [_mapped(one, "cluster", self._cluster(token)) for one in tables]
             else:
                 tables = [_filtered(one, "node", gone) for one in paths]
@@ -278,20 +322,20 @@ class _Rewrite:
     def _nodes_without_rows(self) -> frozenset[int]:
         """Nodes of the rows that are left out, unless another row has the same text."""
         gone, stay = set(), set()
-        if not self.ids:
+        if not self.wanted.ids:
             return frozenset()
         for file in self.dataset.manifest.ledger.files:
             if file.kind == "rows":
                 table = _read(self.dataset.ledger_path(file), ["id", "node"])
                 for row_id, node in zip(*(c.to_pylist() for c in table.columns), strict=True):
-                    (gone if is_one_of(row_id, self.ids) else stay).add(node)
+                    (gone if row_id in self.wanted.exact else stay).add(node)
         return frozenset(gone - stay)
 
     def _cluster(self, token: str) -> Callable[[str], str]:
         """Names of clusters: one that was named by a row that is left out gets another name."""
 
         def name(cluster: str) -> str:
-            if not is_one_of(cluster, self.ids):
+            if cluster not in self.wanted.exact:
                 return cluster
             return "forgotten-" + sha256(f"{token}:{cluster}".encode()).hexdigest()[:16]
 
@@ -302,7 +346,11 @@ class _Rewrite:
         return self._files
 
 
-def _write(writer: ShardWriter, batch: list[tuple[np.ndarray, int, bytes]]) -> None:
+def _more(drops: dict[str, int], count: int) -> dict[str, int]:
+    return {**drops, "forgotten": drops.get("forgotten", 0) + count}
+
+
+def _write(writer: ShardWriter, batch: list[tuple[np.ndarray, Label, bytes]]) -> None:
     if batch:
         ids, labels, row_ids = zip(*batch, strict=True)
         writer.write(list(ids), list(labels), list(row_ids))
@@ -317,11 +365,7 @@ def _filtered(path: str, column: str, unwanted: Collection) -> pa.Table:
     table = _read(path)
     if not unwanted:
         return table
-    values = table.column(column).to_pylist()
-    if column == "id":
-        mask = [value is None or not is_one_of(value, unwanted) for value in values]
-    else:
-        mask = [value not in unwanted for value in values]
+    mask = [value not in unwanted for value in table.column(column).to_pylist()]
     return table.filter(pa.array(mask, pa.bool_()))
 
 
@@ -329,28 +373,6 @@ def _mapped(table: pa.Table, column: str, change: Callable[[str], str]) -> pa.Ta
     values = [value and change(value) for value in table.column(column).to_pylist()]
     at = table.schema.get_field_index(column)
     return table.set_column(at, column, pa.array(values, table.schema.field(at).type))
-
-
-def mentions(text: str, ids: Collection[str]) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each mention: a word that is an id, or an id of several words."""
-    for match in _WORD.finditer(text):
-        word = match[0].strip(".:")
-        if is_one_of(word, ids):
-            begin = match.start() + match[0].index(word)
-            yield begin, begin + len(word)
-    for row_id in ids:
-        if not _WORD.fullmatch(row_id):
-            at = text.find(row_id)
-            while at >= 0:
-                yield at, at + len(row_id)
-                at = text.find(row_id, at + len(row_id))
-
-
-def without_mentions(text: str, ids: Collection[str]) -> str:
-    """The text with each mention of one of the ids replaced."""
-    for begin, end in sorted(set(mentions(text, ids)), reverse=True):
-        text = text[:begin] + _GONE + text[end:]
-    return text
 
 
 def _write_table(path: str, table: pa.Table, row_group_rows: int) -> None:

@@ -20,6 +20,9 @@ def leave_out(rows: DataFrame, forgotten: Forgotten) -> DataFrame:
 
     Args:
         rows: with id, label, reason, detail, and others (text, pixels, token ids).
+
+    A row whose key came again is rejected as it is read, and named `<key>#<number>`: it goes with
+    its key. A row that was not rejected is gone by its whole id alone: `page#12` may be its own.
     """
     if not forgotten.ids:
         return rows
@@ -27,7 +30,8 @@ def leave_out(rows: DataFrame, forgotten: Forgotten) -> DataFrame:
         [(one,) for one in sorted(forgotten.ids)], "mark string"
     )
     found = rows
-    for n, row_id in enumerate((F.col("id"), F.regexp_replace("id", r"#\d+$", ""))):
+    key = F.when(F.col("reason").isNotNull(), F.regexp_replace("id", r"#\d+$", ""))
+    for n, row_id in enumerate((F.col("id"), key)):
         mark = F.broadcast(marks.withColumnRenamed("mark", f"_mark{n}"))
         found = found.join(mark, _hashed(forgotten.salt, row_id) == F.col(f"_mark{n}"), "left")
     gone = F.col("_mark0").isNotNull() | F.col("_mark1").isNotNull()

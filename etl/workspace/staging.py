@@ -52,7 +52,8 @@ _END_SECONDS = 60.0
 _SWEEPS, _SWEEP_SECONDS = 5, 2.0
 _THREADS = 8
 """That sweep versions at once."""
-_LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
+LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
+"""A lease's name; group 1 is the run's token."""
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
 _SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
 _REPORTS = ("report.json", "report.html")
@@ -199,7 +200,7 @@ def _owner(entry: Entry) -> str | None:
     if entry.is_dir:
         found = _SCRATCH.fullmatch(entry.name)
     else:
-        found = _OURS.search(entry.name) or _LEASE.search(entry.name)
+        found = _OURS.search(entry.name) or LEASE.search(entry.name)
     return found.group(1) if found else None
 
 
@@ -215,6 +216,14 @@ def _named(version: str) -> set[str] | None:
             names |= {shard["name"], shard["index_name"], name_of(shard["name"])}
     names |= {file["name"] for file in (value.get("ledger") or {}).get("files", [])}
     return names | set(value.get("quality", {}).get("reject_files", []))
+
+
+def is_ours(relative: str) -> bool:
+    """Whether a run of the ETL makes files of this name, relative to a version's directory: what
+    `sweep` removes where no manifest names it and no run lives that made it."""
+    name = storage.name(relative)
+    scratch = _SCRATCH.fullmatch(relative.partition("/")[0])
+    return bool(scratch or _OURS.search(name) or name.startswith(storage.TEMP_PREFIX))
 
 
 def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
@@ -245,7 +254,7 @@ def refuse_missing(directory: str, manifest: DatasetManifest) -> None:
 def discard(directory: str, token: str) -> None:
     """Remove all files that the run `token` made in a version directory."""
     entries = [*_scratch(directory), *_walk(directory)]
-    commit.sweep(entries, lambda entry: _owner(entry) == token and not _LEASE.search(entry.name))
+    commit.sweep(entries, lambda entry: _owner(entry) == token and not LEASE.search(entry.name))
     _remove_if_empty(directory)
 
 
@@ -290,7 +299,7 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
     # first and files only afterwards, so that no file of a live run is taken for a dead one's.
     scratch = _scratch(version)
     entries = list(_walk(version))
-    leases = {m.group(1): e for e in entries if (m := _LEASE.search(e.name))}
+    leases = {m.group(1): e for e in entries if (m := LEASE.search(e.name))}
     now = _storage_time(version) if leases else 0.0
     found = {token: _alive(entry, now, over) for token, entry in leases.items()}
     live = {token for token, alive in found.items() if alive}

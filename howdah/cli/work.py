@@ -216,6 +216,12 @@ def forget(
         list[str] | None,
         typer.Option(help="File or directory of predictions and the like; repeatable."),
     ] = None,
+    id_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column or key of ids in tables, besides id and the datasets' own; repeatable."
+        ),
+    ] = None,
     apply: Annotated[
         bool, typer.Option("--apply", help="Do it; without it nothing is changed.")
     ] = False,
@@ -227,18 +233,27 @@ def forget(
     from etl.history import forget as forgetting
 
     wanted = forgetting.read_ids(ids)
-    places = {"datasets": dataset or [], "runs": runs or [], "files": files or []}
-    found = forgetting.survey(wanted, **places, models=models or [])
+    places = {
+        "datasets": dataset or [], "runs": runs or [], "models": models or [], "files": files or []
+    }  # fmt: skip
+    found = forgetting.survey(wanted, **places, id_columns=id_column or [])
     changed: list[str] = []
     if apply:
         changed = forgetting.apply(wanted, found, **places, progress=say)
-        forgetting.refuse_left(forgetting.survey(wanted, **places))
-    did = "removed; a scan finds none" if apply else "nothing is changed without --apply"
+        left = forgetting.survey(wanted, **places, id_columns=id_column or [])
+        forgetting.refuse_left(left)
+    did = "nothing is changed without --apply"
+    if apply:
+        did = "removed; a scan finds none"
+        if left.unread:
+            did += f", but for {len(left.unread):,} files that were not looked through"
     answer(
         {"ids": len(wanted), "applied": apply, **found.as_dict(), "changed": changed},
         json,
         [
             *(f"{path}: {count:,}" for path, count in found.files.items()),
+            *(f"{path}: left by a dead run" for path in found.leftovers),
+            *([] if apply else forgetting.unread_lines(found)),
             *(line for one in found.models for line in forgetting.model_lines(one)),
             f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
         ],

@@ -10,12 +10,13 @@ import numpy as np
 from howdah import storage
 from howdah.data.manifest import Dataset, DatasetManifest, ShardEntry
 from howdah.data.record import Columns, RecordLayout, decode_example, read_frames
+from howdah.data.targets import Label
 from howdah.errors import DataError
 
 __all__ = ["layout_of", "rows_of"]
 
 
-def rows_of(dataset: Dataset, entry: ShardEntry) -> Iterator[tuple[np.ndarray, int, bytes]]:
+def rows_of(dataset: Dataset, entry: ShardEntry) -> Iterator[tuple[np.ndarray, Label, bytes]]:
     """(token ids or pixels, label, id) of a shard, checked."""
     path, record = dataset.shard_path(entry), dataset.manifest.record
     data = storage.read_bytes(path)
@@ -41,5 +42,6 @@ def layout_of(manifest: DatasetManifest) -> RecordLayout:
         ids_dtype=record.ids_dtype,
         columns=Columns(**{"length": None, **record.columns}),
         image=record.image,
+        task=manifest.task,
         image_tokens=manifest.max_length if record.image is not None else 0,
     )

@@ -3,6 +3,7 @@
 import io
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -12,15 +13,90 @@ from etl.workspace import staging
 from howdah import cli, storage
 from howdah.config.model import TrainingSection
 from howdah.config.splits import SPLITS
-from howdah.data.manifest import load_dataset
+from howdah.data.manifest import commit, load_dataset
+from howdah.data.record import RecordLayout
 from howdah.errors import ConfigError, DataError
-from howdah.lineage import forgotten
+from howdah.lineage import forgotten, shards
+from tests.fixtures.dataset import build_dataset, write_rows
 from tests.support.appended import build_appended, ids_of
 from training.data.replay import replayed
+from training.data.shards import ShardSet
 
 
 def quiet(line: str) -> None:
     pass
+
+
+@pytest.mark.parametrize("task", ["multi_label", "regression"])
+def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_dir, monkeypatch):
+    root = str(tmp_path / "data")
+    made = build_dataset(f"{root}/v={0:016x}", model_dir=tiny_model_dir, task=task)
+    quality = {"read": 145, "kept": 145, "drops": {}, "seconds": 1.0, "at_max_length": 0}
+    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality}
+    storage.remove(f"{made.path}/manifest.json")
+    commit(made.path, made.manifest.model_copy(update=said))
+    before = load_dataset(root)
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
+    # without an index of ids a shard's records are read
+    [place] = shards.find("train-5", [before])[before.path]
+    assert place["split"] == "train"
+    kept = all_rows(before)
+    found = forget.survey({"train-5"}, datasets=[root])
+    assert list(found.files.values()) == [1]
+    forget.apply({"train-5"}, found, datasets=[root], progress=quiet)
+    forget.refuse_left(forget.survey({"train-5"}, datasets=[root]))
+    assert kept.pop("train-5") and kept == all_rows(load_dataset(root))
+
+
+def test_copies_are_known_by_what_they_hold_and_not_by_their_names(tmp_path, tiny_model_dir):
+    root, run = str(tmp_path / "data"), str(tmp_path / "runs")
+    keys = ["page", "page#2", "page#12", "other"]
+    made = numbered_rows(f"{root}/v={0:016x}", tiny_model_dir, keys)
+    storage.make_dirs(run)
+    storage.write_whole(f"{run}/p.csv", "".join(f"{key}\n" for key in ["id", *keys]).encode())
+    places = {"datasets": [root], "runs": [run]}
+    found = forget.survey({"page"}, **places)
+    assert found.files == {made.shard_path(made.manifest.splits["train"][0]): 2, f"{run}/p.csv": 2}
+    forget.apply({"page"}, found, **places, progress=quiet)
+    forget.refuse_left(forget.survey({"page"}, **places))
+    after = load_dataset(root)
+    assert ids_of(after)["train"] == ["other", "page#12"]
+    assert storage.read_text(f"{run}/p.csv") == "id\npage#12\nother\n"
+    quality = after.manifest.quality
+    assert (quality["kept"], quality["drops"], quality["forgotten"]) == (3, {"forgotten": 1}, 2)
+    # the copy is known by the marks when the dataset has neither of them any more
+    storage.write_whole(f"{run}/p.csv", b"id\npage#2\npage#3\n")
+    assert forget.survey({"page"}, **places).files == {f"{run}/p.csv": 1}
+    assert forgotten.load(root).when("page#12") is None
+
+
+def numbered_rows(path: str, model_dir: str, keys: list[str]):
+    """A dataset with these rows for training: all but the first two differ in their text."""
+    made = build_dataset(path, model_dir=model_dir, rows={"train": 2}, shards=1)
+    for name in ("manifest.json", *(f"{made.manifest.splits['train'][0].name}{end}" for end in
+                                    ("", ".index"))):  # fmt: skip
+        storage.remove(f"{path}/{name}")
+    texts = [np.array([2, 7 + max(1, n), 3], np.uint32) for n in range(len(keys))]
+    splits = {"train": write_rows(
+        path, "train", RecordLayout(), "none", 1, texts, [0] * len(keys), keys
+    )}  # fmt: skip
+    quality = {"read": 4, "kept": 4, "drops": {}, "seconds": 1.0, "at_max_length": 0}
+    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality, "splits": splits}
+    commit(path, made.manifest.model_copy(update=said))
+    return load_dataset(path)
+
+
+def all_rows(dataset) -> dict[str, tuple]:
+    """{id: (token ids, what is to be predicted, by record and by index)}"""
+    found = {}
+    for split, entries in dataset.manifest.splits.items():
+        one = ShardSet(dataset, split)
+        for shard, entry in enumerate(entries):
+            for row in range(entry.rows):
+                example = one.example(shard, row)
+                target = one.labels_of(np.array([shard]), np.array([row])).tolist()
+                found[example.id.decode()] = (example.input_ids.tolist(), example.label, target)
+    return found
 
 
 @pytest.fixture(params=["plain", pytest.param("hdfs", marks=pytest.mark.hadoop)])
@@ -161,6 +237,23 @@ def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
     marks = forgotten.load(root)
     assert all(marks.when(row_id) for row_id in ids) and marks.when("d0-train-1") is None
     assert set(marks.versions) == {f"{day:016x}" for day in range(3)}
+
+
+def test_parts_and_quality_count_the_rows_that_are_left_out(root):
+    ids = {"d0-train-0", "d0-train-1", "d1-test-0", "d2-validation-0", "gone-2"}
+    before = load_dataset(root).manifest
+    found = forget.survey(ids, datasets=[root])
+    forget.apply(ids, found, datasets=[root], progress=quiet)
+    after = load_dataset(root).manifest
+    for old, new, gone in zip(
+        before.parts, after.parts, ({"train": 2}, {"test": 1}, {"validation": 1}), strict=True
+    ):
+        assert new.rows == {split: n - gone.get(split, 0) for split, n in old.rows.items()}
+        assert new.drops == {**old.drops, "forgotten": sum(gone.values())}
+    # as the manifest's `quality` is that of the newest part
+    assert after.quality["kept"] == before.quality["kept"] - 1
+    assert after.quality["drops"] == {"near_duplicate": 1, "forgotten": 1}
+    assert after.quality["forgotten"] == 4
 
 
 def parquet(table: dict) -> bytes:

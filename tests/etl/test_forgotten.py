@@ -5,8 +5,10 @@ import random
 import pytest
 
 from etl.history import forget
+from etl.rows.forgotten import leave_out
 from howdah import storage
 from howdah.data.manifest import load_dataset
+from howdah.lineage import forgotten as forgotten_ids
 from howdah.lineage import shards
 from tests.etl.test_append import WORDS, config_for, places_of
 from tests.etl.test_pipeline import make_config, run, write_csv
@@ -61,6 +63,21 @@ def test_a_forgotten_row_that_comes_again_with_a_later_day_is_left_out(
         versions = shards.versions(root)
         assert result.path in shards.find("b-0", versions)
         assert shards.find("a-3", versions) == {}
+
+
+def test_a_row_whose_own_id_ends_in_a_number_is_no_copy(spark, tmp_path):
+    forgotten_ids.add(str(tmp_path), {"page", "copied#2"}, [], "test")
+    rows = [
+        ("page", "text", None), ("page#12", "text", None), ("page#2", "text", "duplicate_id"),
+        ("other#1", "text", "duplicate_id"), ("copied#2", "text", None), ("copied", "text", None),
+    ]  # fmt: skip
+    given = spark.createDataFrame(rows, "id string, text string, reason string")
+    found = leave_out(given, forgotten_ids.load(str(tmp_path))).collect()
+    assert sorted((row["id"], row["reason"]) for row in found if row["id"] is not None) == [
+        ("copied", None), ("other#1", "duplicate_id"), ("page#12", None)
+    ]  # fmt: skip
+    gone = [row for row in found if row["id"] is None]
+    assert [(row["text"], row["reason"]) for row in gone] == [(None, "forgotten")] * 3
 
 
 @pytest.mark.full

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 
 from etl.history import rewrite
 from howdah import storage
+from howdah.data.id_index import name_of
 from howdah.data.manifest import (
     MANIFEST,
     Dataset,
@@ -23,11 +24,19 @@ from tests.fixtures.dataset import build_dataset
 from training.data.shards import ShardSet
 
 
-def build_appended(root: str, *, model_dir: str, days: int = 2) -> Dataset:
-    """The newest version: day n has 6 training rows, 3 of validation and 2 of test."""
+def build_appended(
+    root: str, *, model_dir: str, days: int = 2, numbered: bool = False, indexed: bool = False
+) -> Dataset:
+    """The newest version: day n has 6 training rows, 3 of validation and 2 of test, and one that
+    was rejected.
+
+    Args:
+        numbered: ids are numbers: of day n 12 n + 1 to 12 n + 12, in the order above.
+        indexed: shards have indexes of ids, as those of the ETL have.
+    """
     before = None
     for day in range(days):
-        before = _appended(root, before, day, model_dir)
+        before = _appended(root, before, day, model_dir, numbered, indexed)
     return before
 
 
@@ -48,7 +57,9 @@ def _parquet(path: str, table: dict) -> int:
     return len(buffer.getvalue())
 
 
-def _appended(root: str, parent: Dataset | None, day: int, model_dir: str) -> Dataset:
+def _appended(
+    root: str, parent: Dataset | None, day: int, model_dir: str, numbered: bool, indexed: bool
+) -> Dataset:
     path = storage.join(root, f"v={day:016x}")
     made = build_dataset(
         path, model_dir=model_dir, rows={"train": 6, "validation": 3, "test": 2}, shards=1,
@@ -63,10 +74,14 @@ def _appended(root: str, parent: Dataset | None, day: int, model_dir: str) -> Da
         with storage.open_write(storage.join(path, name)) as file:
             writer = ShardWriter(file, layout)
             own = [f"d{day}-{split}-{n}" for n in range(len(rows))]
+            if numbered:
+                own = [str(12 * day + len(ids) + n + 1) for n in range(len(rows))]
             ids += [(split, row_id) for row_id in own]
             writer.write([r[0] for r in rows], [r[1] for r in rows], [i.encode() for i in own])
             stats = writer.close()
         storage.write_whole(storage.join(path, f"{name}.index"), stats.index)
+        if indexed:
+            storage.write_whole(storage.join(path, name_of(name)), stats.ids)
         splits[split] = [stats.entry(name).model_copy(update={"part": part})]
         for name in (old.name, old.index_name):
             storage.remove(storage.join(path, name))
@@ -87,12 +102,14 @@ def _appended(root: str, parent: Dataset | None, day: int, model_dir: str) -> Da
                                 part=part))  # fmt: skip
     reject = f"rejects/part-00000.{day:08x}-1.parquet"
     _parquet(storage.join(path, reject), {
-        "id": [f"gone-{day}"], "text": ["a text"], "label": ["animals"],
+        "id": [str(12 * day + 12) if numbered else f"gone-{day}"],
+        "text": ["a text"], "label": ["animals"],
         "reason": ["near_duplicate"], "detail": [f"like {ids[0][1]}"],
     })  # fmt: skip
     storage.write_whole(storage.join(path, "report.html"), b"<p>the text of a sample</p>")
     parts = [PartEntry(name=part, identity="x", version=f"v={day:016x}", read=12,
-                       rows=dict.fromkeys(splits, 1), drops={"near_duplicate": 1})]  # fmt: skip
+                       rows={split: e.rows for split, (e,) in splits.items()},
+                       drops={"near_duplicate": 1})]  # fmt: skip
     if parent is not None:
         old, own = parent.manifest, storage.name(parent.path)
         seen = {"version": own}

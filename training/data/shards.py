@@ -22,12 +22,12 @@ from howdah.data.manifest import Dataset
 from howdah.data.record import (
     FOOTER_BYTES,
     HEADER_BYTES,
-    Columns,
     Example,
     RecordLayout,
     decode_example,
 )
 from howdah.errors import ConfigError, DataError
+from howdah.lineage.rows import layout_of as layout_of_manifest
 from training.data.planner import Planner
 from training.data.shard_cache import NoRoom, ShardCache
 from training.data.shard_files import MappedShard, ShardFiles
@@ -42,14 +42,7 @@ _ROOM_SECONDS = 300.0
 
 def layout_of(dataset: Dataset) -> RecordLayout:
     """The record layout in a dataset's manifest."""
-    record = dataset.manifest.record
-    return RecordLayout(
-        ids_dtype=record.ids_dtype,
-        columns=Columns(**record.columns),
-        image=record.image,
-        task=dataset.manifest.task,
-        image_tokens=dataset.manifest.max_length if record.image is not None else 0,
-    )
+    return layout_of_manifest(dataset.manifest)
 
 
 def node_cache(training: TrainingSection) -> ShardCache:

@@ -1,0 +1,194 @@
+"""Where a dataset has rows that are to be forgotten.
+
+Shards are asked by the indexes of ids beside them (howdah/data/id_index.py): each once, however
+many versions name it, and only those that may have one of the rows are read. Other files are read
+by their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from etl.history.artefacts import judge, without_rejected
+from etl.history.mentions import Wanted, original
+from etl.history.rewrite import without_said
+from etl.workspace import staging
+from howdah import storage
+from howdah.data import id_index
+from howdah.data.manifest import MANIFEST, Dataset, DatasetManifest, ShardEntry
+from howdah.errors import DataError, NotFound
+from howdah.lineage.rows import rows_of
+
+__all__ = ["Directory", "directory", "in_files", "in_records", "in_shards", "text_id"]
+
+_AT_ONCE = 16
+"""Shards that are asked at once: a remote storage answers each after some milliseconds."""
+_REPORTS = ("report.json", "report.html")
+
+
+def text_id(row_id: bytes) -> str:
+    """A record's id as predictions and rejects show it."""
+    return row_id.decode("utf-8", "backslashreplace")
+
+
+# -------------------------------------------------------------------------------------- records
+def in_shards(
+    versions: Sequence[Dataset], ids: Collection[str]
+) -> tuple[dict[str, int], frozenset[str]]:
+    """({path of a shard: rows}, ids of copies) of all versions of a dataset.
+
+    A copy (id#2, of class balance) has the id of a row with a number behind it, and the tokens and
+    label of that row: by the name alone `page#12` would be taken for a copy of `page`.
+    """
+    shards = {
+        version.shard_path(entry): (version, entry)
+        for version in versions
+        for entries in version.manifest.splits.values()
+        for entry in entries
+    }
+    wanted = frozenset(ids)
+    hashes = np.array([id_index.hash_of(one.encode("utf-8")) for one in wanted], np.uint64)
+    escaped = any("\\x" in one for one in wanted)  # of bytes that are no UTF-8
+    with ThreadPoolExecutor(_AT_ONCE, "howdah-forget") as pool:
+        asked = pool.map(lambda one: escaped or _may_have(*one, hashes), shards.values())
+        likely = [path for path, may in zip(shards, asked, strict=True) if may]
+    held: dict[str, set[bytes]] = {}
+    numbered: list[tuple[str, str, bytes]] = []
+    counts: dict[str, int] = {}
+    for path in likely:
+        for ids_T, label, record_id in rows_of(*shards[path]):
+            row_id = text_id(record_id)
+            if row_id in wanted:
+                counts[path] = counts.get(path, 0) + 1
+                held.setdefault(row_id, set()).add(_contents(ids_T, label))
+            elif original(row_id) in wanted:
+                numbered.append((path, row_id, _contents(ids_T, label)))
+    copies = set()
+    for path, row_id, contents in numbered:
+        if contents in held.get(original(row_id) or "", ()):
+            counts[path] = counts.get(path, 0) + 1
+            copies.add(row_id)
+    return counts, frozenset(copies)
+
+
+def _may_have(version: Dataset, entry: ShardEntry, hashes: np.ndarray) -> bool:
+    path = id_index.name_of(version.shard_path(entry))
+    try:
+        data = storage.read_bytes(path)
+    except NotFound:  # made before there were indexes
+        return True
+    return bool(np.isin(hashes, id_index.of_file(data, path)).any())
+
+
+def _contents(ids_T: np.ndarray, label: object) -> bytes:
+    return sha256(ids_T.tobytes() + repr(label).encode()).digest()
+
+
+def in_records(version: Dataset, wanted: Wanted) -> int:
+    """Rows of a version, all of whose records are read."""
+    return sum(
+        wanted.has(text_id(row_id))
+        for entries in version.manifest.splits.values()
+        for entry in entries
+        for _, _, row_id in rows_of(version, entry)
+    )
+
+
+# ---------------------------------------------------------------------------------- other files
+def in_files(version: Dataset, wanted: Wanted) -> dict[str, int]:
+    """{path: rows} of the files in a version's directory that its manifest names, and of itself."""
+    found = {}
+    manifest = version.manifest
+    for name in manifest.quality.get("reject_files", []):
+        path = storage.join(version.path, name)
+        found[path] = without_rejected(_read(path), wanted)[1]
+    for file in manifest.ledger.files if manifest.ledger is not None else ():
+        if file.kind == "rows" and file.version is None:
+            columns = _read(version.ledger_path(file), ["id", "cluster"]).columns
+            pairs = zip(*(column.to_pylist() for column in columns), strict=True)
+            found[version.ledger_path(file)] = sum(
+                row_id in wanted.exact or cluster in wanted.exact for row_id, cluster in pairs
+            )
+    # The reports say what the manifest says, and beginnings of texts of the version's own rows.
+    found[storage.join(version.path, MANIFEST)] = without_said(manifest, wanted)[1]
+    return {path: count for path, count in found.items() if count}
+
+
+def _read(path: str, columns: list[str] | None = None) -> pa.Table:
+    with storage.open_read(path) as file:
+        return pq.read_table(pa.PythonFile(file, "r"), columns=columns)
+
+
+@dataclass(kw_only=True)
+class Directory:
+    """What a version's directory holds besides what its manifest names."""
+
+    leftovers: dict[str, int] = field(default_factory=dict)
+    """{path: rows, as far as it can be read} of files of runs that have not ended well."""
+    others: list[str] = field(default_factory=list)
+    """Files that are none of the ETL's."""
+    live: bool = False
+    """A run writes to it."""
+
+
+def directory(path: str, manifest: DatasetManifest | None, wanted: Wanted) -> Directory:
+    """Look at a version's directory, which need not have a manifest."""
+    found, named = Directory(), _named(manifest)
+    for entry in _below(path):
+        relative = entry.path[len(path.rstrip("/")) + 1 :]
+        top = relative.partition("/")[0]
+        if lease := staging.LEASE.fullmatch(relative):
+            found.live = found.live or staging.is_live(path, lease.group(1))
+        elif relative in named:
+            continue
+        elif staging.is_ours(relative) or (manifest is None and relative in _REPORTS):
+            rows = 0
+            if entry.name.endswith(".parquet"):
+                rows = judge(entry.path, wanted, ("id",), given=False).count
+            found.leftovers[entry.path] = rows
+        elif top not in ("_SUCCESS",):
+            found.others.append(entry.path)
+    return found
+
+
+def _named(manifest: DatasetManifest | None) -> set[str]:
+    if manifest is None:
+        return set()
+    names = {MANIFEST, *_REPORTS, *manifest.quality.get("reject_files", [])}
+    for entries in manifest.splits.values():
+        for entry in entries:
+            names |= {entry.name, entry.index_name, id_index.name_of(entry.name)}
+    files = manifest.ledger.files if manifest.ledger is not None else []
+    return names | {file.name for file in files}
+
+
+def _below(path: str) -> Iterator[storage.Entry]:
+    for entry in storage.list_dir(path, unfinished=True):
+        if entry.is_dir:
+            yield from _below(entry.path)
+        else:
+            yield entry
+
+
+def refuse_unclean(version: Dataset, wanted: Wanted) -> None:
+    """Fail if a version that was made without the rows has one: before an old one is removed.
+
+    Raises:
+        DataError: it has; nothing was removed.
+    """
+    rows, files = in_records(version, wanted), in_files(version, wanted)
+    if rows or files:
+        raise DataError(
+            "the new version still has one of the rows: the old ones stay",
+            where=version.path,
+            expected="none",
+            got=f"{rows:,} rows in shards; " + ", ".join(f"{n:,} in {p}" for p, n in files.items()),
+            remedy="remove this version's directory, and report it as a defect",
+        )
