@@ -1,13 +1,18 @@
 """What `howdah submit --on ...` refuses before anything is started, and how jobs are found."""
 
+import json
 import os
+import signal
 import socket
+import subprocess
 import time
 
+import psutil
 import pytest
 
 from howdah.cli import app, run
 from howdah.config import loader
+from howdah.core.processes import process_start
 from howdah.errors import ClusterError, ConfigError, NotFound
 from jobs import checks
 from places import control, record, settings
@@ -141,7 +146,7 @@ def kept(tmp_path, **values):
         "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
         "directory": str(directory), "fingerprint": "f", "submitted": time.time(),
         "host": socket.gethostname(), "boot": record.boot_id(), "pid": os.getpid(),
-        "born": record.born(os.getpid()),
+        "start": process_start(os.getpid()),
     }  # fmt: skip
     one = record.Record(**{**fields, **values})
     one.write()
@@ -161,7 +166,7 @@ def test_a_job_is_found_by_id_and_by_run_directory(config, tmp_path):
 
 def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
     assert kept(tmp_path).alive
-    for changed in ({"born": 1.0}, {"boot": "another"}):
+    for changed in ({"start": 1}, {"boot": "another"}):
         one = kept(tmp_path, **changed)
         assert not one.alive
         assert control.job_status(one)["state"] == "LOST"
@@ -170,6 +175,45 @@ def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
             control.scale(one, 3)
         record.free_for_yarn(one.run_directory)
         assert record.read(one.run_directory) is None
+
+
+def set_clock(monkeypatch, seconds):
+    """What a step of the clock does to psutil: /proc/stat's btime, to which it adds."""
+    from psutil import _pslinux
+
+    boot = _pslinux.boot_time()
+    monkeypatch.setattr(_pslinux, "boot_time", lambda: boot + seconds)
+
+
+def test_a_record_of_an_older_version_is_read(config, tmp_path):
+    one = kept(tmp_path)
+    path = tmp_path / "run" / "yarn" / "place.json"
+    fields = json.loads(path.read_text())
+    del fields["start"]
+    for born, lives in ((psutil.Process().create_time(), True), (1.0, False)):
+        path.write_text(json.dumps({**fields, "born": born}))
+        assert record.read(one.run_directory).alive == lives
+    path.write_text(json.dumps({**fields, "born": 1.0, "host": "another"}))
+    assert record.read(one.run_directory).host == "another"
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 1.0, 3600.0])
+def test_a_driver_lives_on_when_the_clock_is_set(config, tmp_path, monkeypatch, seconds):
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        one = kept(tmp_path, pid=driver.pid, start=process_start(driver.pid))
+        set_clock(monkeypatch, seconds)
+        try:
+            assert one.alive and record.read(one.run_directory).alive
+            assert control.job_status(one)["state"] == "STARTING"
+            control.scale(one, 3)
+            with pytest.raises(ClusterError, match="another job is using this run directory"):
+                submission.submit(config(run={"directory": one.run_directory}), print)
+            monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)  # it reads no request
+            monkeypatch.setattr(control, "_SIGNAL_SECONDS", 0.1)
+            control.kill(one, save=False, save_seconds=0, progress=print)
+            assert driver.wait(10) == -signal.SIGTERM
+        finally:
+            driver.kill()
 
 
 def test_a_run_directory_has_one_job(config, tmp_path):
@@ -185,8 +229,6 @@ def test_a_run_directory_has_one_job(config, tmp_path):
 
 
 def test_a_job_on_yarn_that_writes_to_the_run_directory_keeps_it(config, tmp_path):
-    import json
-
     held = config(run={"directory": str(tmp_path / "run")})
     status = tmp_path / "run" / "yarn" / "status.json"
     status.parent.mkdir(parents=True)
