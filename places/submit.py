@@ -33,7 +33,16 @@ from jobs.status import status_file
 from places import dataset as making
 from places import record
 from places.record import Record
-from places.settings import CHECKS, CONFIG, ETL, JOB, LOG, VERDICT, shipped_for_spark
+from places.settings import (
+    CHECKS,
+    CONFIG,
+    ETL,
+    JOB,
+    LOG,
+    VERDICT,
+    ranks_are_here,
+    shipped_for_spark,
+)
 
 __all__ = ["Submitted", "dry_run", "submit"]
 
@@ -178,6 +187,7 @@ def _checked(config: Config, etl: bool, progress: Progress) -> Config:
         lambda: CHECKS[config.job.on](config, etl, progress),
         lambda: _writable(config),
         lambda: checks.batch(config),
+        lambda: checks.carrier(config, here=ranks_are_here(config)),
         lambda: checks.parallel(config),
         lambda: making.check(config, progress) if etl else checks.dataset(config),
         lambda: checks.model(config, progress),

@@ -2,9 +2,11 @@
 
 import json
 import os
+import runpy
 import signal
 import socket
 import subprocess
+import sys
 import time
 
 import psutil
@@ -17,6 +19,7 @@ from howdah.errors import ClusterError, ConfigError, NotFound
 from jobs import checks
 from places import control, record, settings
 from places import submit as submission
+from tests.runs.place_jobs import NO_HOROVOD
 
 ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 
@@ -118,6 +121,45 @@ def test_parameters_are_not_divided_among_the_ranks_of_a_job():
     assert "howdah train --launcher torchrun" in caught.value.remedy
     moments_alone = divided | {"parallel": {"shard": "optimizer"}}
     checks.parallel(loader.from_dict({"training": moments_alone}))
+
+
+@pytest.mark.parametrize("on", ["local", "spark", "ray"])
+def test_torch_distributed_is_refused_wherever_a_job_runs(config, on):
+    held = config(on, {"master": "local[2]"}, training={"framework": "torch", "comm": "torch"})
+    with pytest.raises(ConfigError, match="sum over Horovod") as caught:
+        submission.dry_run(held, print)
+    assert caught.value.where == "training.comm"
+    assert "howdah train --launcher torchrun" in caught.value.remedy
+
+
+@pytest.fixture
+def no_horovod(monkeypatch):
+    """This process is one of an environment without Horovod."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    runpy.run_path(os.path.join(NO_HOROVOD, "sitecustomize.py"))
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+
+
+@pytest.mark.parametrize("on", ["local", "spark", "ray"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_a_job_of_several_ranks_without_horovod_is_refused(config, no_horovod, on, framework):
+    def made(**job):
+        return config(on, {"master": "local[2]"}, job=job, training={"framework": framework})
+
+    with pytest.raises(ConfigError, match=f"Horovod for {framework} is not installed") as caught:
+        submission.dry_run(made(), print)
+    assert f"tools/build_horovod.py --python {sys.executable}" in caught.value.remedy
+    assert ("--launcher torchrun" in caught.value.remedy) == (framework == "torch")
+    assert "Horovod for" in refused(made(workers=1, max_workers=2))
+    submission.dry_run(made(workers=1), print)  # a world of one sums over nothing
+
+
+def test_what_is_installed_elsewhere_is_not_asked_here(config, no_horovod, monkeypatch):
+    submission.dry_run(config("spark", {"master": "spark://h:7077", "conf": ENCRYPTED}), print)
+    submission.dry_run(config("ray", ray={"address": "head:6379"}), print)
+    submission.dry_run(config(job={"env": {"PYTHONPATH": "/somewhere"}}), print)
+    monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")
+    submission.dry_run(config("spark", {"master": "local[2]"}), print)
 
 
 def test_what_is_yarn_s_alone_is_refused_and_all_problems_come_at_once(config):

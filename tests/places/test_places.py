@@ -8,8 +8,10 @@ import sys
 
 import pytest
 
+from howdah.errors import ConfigError
+from tests import ROOT
 from tests.runs.local_jobs import kill, parent
-from tests.runs.place_jobs import PlaceJob, gone
+from tests.runs.place_jobs import NO_HOROVOD, PlaceJob, gone
 from tests.support.waiting import wait_until
 
 full = pytest.mark.full
@@ -27,8 +29,9 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
     made = []
 
     def make(
-        on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(), **asked
-    ):
+        on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(),
+        ranks_env=None, **asked
+    ):  # fmt: skip
         one = PlaceJob(
             tmp_path, on, light=light, env=env,
             data={"dataset": tiny_dataset.path, "max_length": 64,
@@ -37,7 +40,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
             training={"max_steps": steps, "global_batch_size": 12, "framework": "torch",
                       "logging_steps": 1, **dict(training)},
             evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
-            job={"commit_every": 5, **asked},
+            job={"commit_every": 5, "env": ranks_env or {}, **asked},
         )  # fmt: skip
         made.append(one)
         return one
@@ -97,6 +100,20 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
     wait_until(lambda: not one.processes())
     assert one.command("logs", run).returncode == 0
     assert one.json("kill", one.application)["state"] == "KILLED"  # again: nothing more to do
+
+
+def test_ranks_that_find_no_horovod_end_the_job_at_once_and_say_so(job):
+    """Where the submitter cannot know, as on nodes with a Python of their own."""
+    ranks_env = {"PYTHONPATH": f"{NO_HOROVOD}{os.pathsep}{ROOT}"}
+    one = job("local", light=False, min_workers=1, max_restarts=2, ranks_env=ranks_env)
+    wait_until(lambda: one.driver.poll() is not None)
+    status = one.json("status", one.application)
+    assert (status["state"], status["job"]["restarts"]) == ("FAILED", 0)
+    error = status["job"]["error"]
+    assert error["what"].startswith("Horovod for torch is not installed")
+    assert "tools/build_horovod.py" in error["remedy"]
+    assert error["exit_code"] == status["job"]["exit_code"] == ConfigError.exit_code
+    assert not any("is excluded" in event or "given back" in event for event in one.events())
 
 
 @full
