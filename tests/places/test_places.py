@@ -1,5 +1,6 @@
 """Jobs on this machine, Spark and Ray by the command line: the same driver, agents and commands."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -8,7 +9,8 @@ import sys
 
 import pytest
 
-from howdah.errors import ConfigError
+from howdah.errors import ClusterError, ConfigError
+from places import control, record
 from tests import ROOT
 from tests.runs.local_jobs import kill, parent
 from tests.runs.place_jobs import NO_HOROVOD, PlaceJob, gone
@@ -224,6 +226,31 @@ def test_a_submission_that_meets_a_job_being_stopped_waits_and_starts_its_own(jo
     assert not answer["attached"] and answer["application"] != first
     assert one.submit()["application"] == answer["application"]  # attaches
     one.trains(2)
+
+
+@full  # the same without processes: tests/jobs/driver/test_status_file.py
+def test_a_kill_from_another_machine_reaches_a_driver_that_is_starting(job, tmp_path, monkeypatch):
+    one = job("local", min_workers=1)
+    one.command("kill", one.application)
+    again = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", "submit", "--config", str(one.config),
+         "--on", "local", "--json"],
+        env=one.env, cwd=one.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = str(one.run_directory)
+    wait_until(lambda: record.read(run).application != one.application)
+    starting = record.read(run)
+    kill(starting.pid, signal.SIGSTOP)
+    assert record.driver_status(starting) == {}
+    monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)
+    elsewhere = dataclasses.replace(starting, host="another")
+    with pytest.raises(ClusterError, match="has not ended") as caught:
+        control.kill(elsewhere, save=False, save_seconds=0, progress=print)
+    kill(starting.pid, signal.SIGCONT)
+    again.communicate(timeout=120)
+    wait_until(lambda: one.json("status", run)["state"] == "KILLED")
+    assert not starting.alive
+    assert "is starting" in caught.value.got
 
 
 @full
