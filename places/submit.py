@@ -44,11 +44,11 @@ from places.settings import (
     shipped_for_spark,
 )
 
-__all__ = ["Submitted", "dry_run", "submit"]
+__all__ = ["Submitted", "dry_run", "start_seconds", "submit", "wait_for_status"]
 
 Progress = Callable[[str], None]
 _START_SECONDS = 300.0
-"""How long a Spark session or a Ray may take to start."""
+"""How long a Spark session or a Ray may take to start, besides what a queue takes."""
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.1
@@ -261,7 +261,7 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record
         )  # fmt: skip
         made.write()
         progress(f"{application}: {log}")
-        _wait_for_status(made, process, progress)
+        wait_for_status(made, process, config, progress)
     except BaseException:
         process.send_signal(signal.SIGTERM)
         try:
@@ -272,8 +272,33 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record
     return made
 
 
-def _wait_for_status(made: Record, process: subprocess.Popen, progress: Progress) -> None:
-    until, shown = time.monotonic() + _START_SECONDS, False
+def start_seconds(config: Config, own_seconds: float = _START_SECONDS) -> float:
+    """How long a driver may take to its first status: a session on YARN starts when its queue has
+    room, and is waited for as long as workers are.
+
+    Args:
+        own_seconds: of a Spark session or a Ray that waits for nothing.
+    """
+    job = config.job
+    return own_seconds + (job.gang_seconds * job.gang_attempts if _in_a_queue(config) else 0.0)
+
+
+def _in_a_queue(config: Config) -> bool:
+    return config.job.on == "spark" and shipping.on_yarn(config.data.spark)
+
+
+def wait_for_status(
+    made: Record, process: subprocess.Popen, config: Config, progress: Progress,
+    own_seconds: float = _START_SECONDS,
+) -> None:  # fmt: skip
+    """Wait for a driver's first status.
+
+    Raises:
+        ClusterError: not within `start_seconds`, or it has ended before.
+        HowdahError: the driver's own, with which it has ended.
+    """
+    seconds, queued = start_seconds(config, own_seconds), _in_a_queue(config)
+    until, shown = time.monotonic() + seconds, False
     while not record.driver_status(made):
         if process.poll() is not None:
             if record.driver_status(made):
@@ -282,10 +307,14 @@ def _wait_for_status(made: Record, process: subprocess.Popen, progress: Progress
         if time.monotonic() > until:
             raise ClusterError(
                 "the job's driver has not started", where=os.path.join(made.directory, LOG),
-                expected=f"its first status within {_START_SECONDS:.0f} s",
+                expected=f"its first status within {seconds:g} s",
+                remedy="is its queue on YARN full? job.gang_seconds and job.gang_attempts say how"
+                " long it waits" if queued else "its log says what it waits for",
             )  # fmt: skip
         if not shown and made.on != "local":
-            progress({"spark": "starting a Spark session", "ray": "starting Ray"}[made.on])
+            limit = f": for at most {seconds:g} s, while its queue on YARN is full"
+            say = {"spark": "starting a Spark session", "ray": "starting Ray"}[made.on]
+            progress(say + (limit if queued else ""))
             shown = True
         time.sleep(_POLL_SECONDS)
 

@@ -179,6 +179,31 @@ def test_paths_of_a_job_are_absolute(config, tmp_path):
     assert (tmp_path / "c").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("on", "master", "seconds"),
+    [("local", "local[2]", 300), ("spark", "local[2]", 300), ("ray", "yarn", 300),
+     ("spark", "yarn", 300 + 4 * 1000)],
+)  # fmt: skip
+def test_a_driver_waits_in_a_queue_of_yarn_as_long_as_its_workers_would(
+    config, on, master, seconds
+):
+    held = config(on, {"master": master}, job={"gang_seconds": 1000, "gang_attempts": 4})
+    assert submission.start_seconds(held) == seconds
+
+
+def test_a_driver_that_does_not_start_is_named_with_its_limit(config, tmp_path):
+    held = config("spark", {"master": "yarn"}, job={"gang_seconds": 0.1, "gang_attempts": 2})
+    said = []
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        one = kept(tmp_path, on="spark", pid=driver.pid, start=process_start(driver.pid))
+        with pytest.raises(ClusterError, match="has not started") as caught:
+            submission.wait_for_status(one, driver, held, said.append, own_seconds=0.1)
+        driver.kill()
+    assert caught.value.expected == "its first status within 0.3 s"
+    assert "job.gang_seconds" in caught.value.remedy
+    assert said == ["starting a Spark session: for at most 0.3 s, while its queue on YARN is full"]
+
+
 # ------------------------------------------------------------------------------- finding jobs
 def kept(tmp_path, **values):
     """A record of a job whose driver is this process."""
