@@ -1,4 +1,7 @@
-"""Jobs on this machine, Spark and Ray by the command line: the same driver, agents and commands."""
+"""Jobs on this machine, Spark and Ray by the command line: the same driver, agents and commands.
+
+`make test` runs them on this machine and, a killed rank, on Ray; `make test-all` alone on Spark.
+"""
 
 import dataclasses
 import json
@@ -12,6 +15,7 @@ import pytest
 from howdah.errors import ClusterError, ConfigError
 from places import control, record
 from tests import ROOT
+from tests.places import listening
 from tests.runs.local_jobs import kill, parent
 from tests.runs.place_jobs import NO_HOROVOD, PlaceJob, gone
 from tests.support.waiting import wait_until
@@ -61,9 +65,9 @@ def check_state(one):
 
 @pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])
 def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
-    """On Spark by default in an application that makes its dataset first: test_etl.py."""
     one = job(on, min_workers=1, master="local[2]")
     status, survivor = one.trains(2), one.rank(0)["pid"]
+    listening.check(one, on)
     kill(one.rank(1)["pid"])
     status = one.trains(2, status["generation"])
     assert (one.rank(0)["pid"], status["restarts"]) == (survivor, 1)
@@ -82,6 +86,7 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
     one = job(on, min_workers=1, max_workers=3)
     run, status = str(one.run_directory), one.trains(2)
     assert one.application.startswith(f"{on}-")
+    listening.check(one, on)
     survivor = one.rank(0)["pid"]
     kill(one.rank(1)["pid"])
     status = one.trains(2, status["generation"])
@@ -175,6 +180,7 @@ def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
         "framework": framework, "num_train_epochs": 10**6, "precision": "fp32",
         "threads_per_rank": 1})  # fmt: skip
     status = one.trains(2, seconds=200)
+    listening.check(one, on)
     survivor, victim = one.rank(1)["pid"], one.rank(0)["pid"]
     kill(victim)
     one.trains(2, status["generation"], 200)
