@@ -47,7 +47,8 @@ class Container:
     """The name that the agent in it goes by (`AgentBackend.container_id`); of a container that
     is only asked for, any name of its own."""
     node: str
-    """Host name of the machine; "" while it is only asked for."""
+    """Host name of the machine; "" while it is only asked for, or where the cluster does not say:
+    nothing that happens there is charged to a node before its agent has registered."""
     state: State
     exit_code: int | None = None
     """Of the agent, where it is known."""

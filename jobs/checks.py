@@ -16,6 +16,7 @@ from howdah.config.splits import TRAIN
 from howdah.data.family import FAMILIES, IMAGE_FILES, ModelFamily, family_of
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.modelfiles import base_config
+from howdah.doctor.packages import require_horovod
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -27,8 +28,8 @@ from howdah.errors import (
     StorageFull,
 )
 
-__all__ = ["base_config", "batch", "dataset", "free_space", "gathered", "model", "parallel",
-           "raise_all"]  # fmt: skip
+__all__ = ["base_config", "batch", "carrier", "dataset", "free_space", "gathered", "model",
+           "parallel", "raise_all"]  # fmt: skip
 
 Progress = Callable[[str], None]
 _TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
@@ -85,6 +86,28 @@ def parallel(config: Config) -> None:
             remedy="set training.parallel: {shard: optimizer}, or start the ranks with `howdah"
             " train --launcher torchrun` (torchrun -m training on several machines)",
         )
+
+
+def carrier(config: Config, *, here: bool) -> None:
+    """Horovod carries the sums of a job's ranks: their agents make worlds of Horovod's ranks.
+
+    Args:
+        here: the ranks run in the environment of this Python. Elsewhere a rank itself says that
+            it has no Horovod, which ends the job (training/__main__.py).
+    Raises:
+        ConfigError: training.comm is torch, or Horovod is not installed.
+    """
+    if config.training.comm == "torch":
+        raise ConfigError(
+            "the ranks of a job sum over Horovod, wherever it runs",
+            where="training.comm",
+            expected="auto or horovod",
+            got="torch",
+            remedy="leave it out; for torch.distributed start the ranks with `howdah train"
+            " --launcher torchrun` (torchrun -m training on several machines)",
+        )
+    if here and config.job.most > 1:
+        require_horovod(config.training.framework)
 
 
 def dataset(config: Config) -> None:

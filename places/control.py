@@ -5,9 +5,7 @@ Requests to a driver are files in the run directory, so that they reach it from 
 
 from __future__ import annotations
 
-import json
 import os
-import secrets
 import signal
 import socket
 import time
@@ -28,7 +26,7 @@ from howdah.errors import (
 )
 from howdah.job_log import Position, new_lines
 from jobs.status import rank_log as log_of_rank
-from jobs.status.status_file import directory as files_of
+from jobs.status import status_file
 from jobs.status.text import duration, job_lines, run_summary
 from places import record
 from places.dataset import STATE as ETL_STATE
@@ -243,9 +241,10 @@ def kill(job: Record, *, save: bool, save_seconds: float, progress: Progress) ->
         _request(job, {"type": "stop", "save": False})
         _wait(job, _STOP_SECONDS)
     if job.alive and not job.here:
+        starting = "it is starting: the request waits for it" if not driver_status(job) else None
         raise ClusterError(
             "the job's driver has not ended", where=f"{job.application} on {job.host}",
-            expected=f"its end within {_STOP_SECONDS:.0f} s",
+            expected=f"its end within {_STOP_SECONDS:.0f} s", got=starting,
             remedy=f"run `howdah kill {job.run_directory}` on {job.host}",
         )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -255,10 +254,8 @@ def kill(job: Record, *, save: bool, save_seconds: float, progress: Progress) ->
     return _state(job, driver_status(job))[0]
 
 
-def _request(job: Record, request: dict[str, Any]) -> None:
-    name = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}.json"
-    path = storage.join(files_of(job.run_directory), "requests", name)
-    storage.write_whole(path, json.dumps(request).encode())
+def _request(job: Record, what: dict[str, Any]) -> None:
+    status_file.request(job.run_directory, job.application, what)
 
 
 def _wait(job: Record, seconds: float) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.core.cache import cache_root
+from howdah.core.processes import process_start
 from howdah.errors import ClusterError, NotFound, StorageError
 from jobs.status import status_file
 from jobs.status.status_file import directory, status_path
@@ -52,8 +53,8 @@ class Record:
     host: str
     boot: str
     pid: int
-    """Of its driver, with `born`: when that process began."""
-    born: float
+    """Of its driver, with `start`: when that process began, in clock ticks since the boot."""
+    start: int
 
     @property
     def here(self) -> bool:
@@ -64,7 +65,7 @@ class Record:
     def alive(self) -> bool:
         """Whether its driver runs; of one on another machine, by the age of its status."""
         if self.here:
-            return self.boot == boot_id() and born(self.pid) == self.born
+            return self.boot == boot_id() and process_start(self.pid) == self.start
         status = driver_status(self)
         return (
             status.get("state") not in OVER
@@ -168,17 +169,6 @@ def in_use(record: Record) -> ClusterError:
     )  # fmt: skip
 
 
-def born(pid: int) -> float | None:
-    """When a process began; None: there is none, or it is dead and not yet waited for."""
-    import psutil
-
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.NoSuchProcess:
-        return None
-
-
 def boot_id() -> str:
     """The machine's current boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -194,4 +184,21 @@ def _read(path: str) -> Record | None:
         fields = storage.read_json(path)
     except NotFound:
         return None
+    if "start" not in fields:
+        fields = {**fields, "start": _start_of_older(fields)}
     return Record(**{name: fields[name] for name in Record.__dataclass_fields__})
+
+
+def _start_of_older(fields: dict[str, Any]) -> int:
+    """Of a record that has `born`, seconds since 1970 by the clock, instead of `start`; 0: the
+    process has ended, or is on another machine."""
+    import psutil
+
+    pid = fields["pid"]
+    if fields["host"] != socket.gethostname():
+        return 0
+    try:
+        same = psutil.Process(pid).create_time() == fields["born"]
+    except psutil.NoSuchProcess:
+        return 0
+    return process_start(pid) or 0 if same else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Callable, Mapping
 
 from howdah.config.model import Config
@@ -15,8 +16,8 @@ from howdah.spark import connectors, shipping
 from howdah.storage import is_local, local_path
 
 __all__ = [
-    "CHECKS", "CONFIG", "ETL", "JOB", "LOG", "VERDICT", "for_spark", "shipped_for_spark",
-    "spark_is_here",
+    "CHECKS", "CONFIG", "ETL", "JOB", "LOG", "VERDICT", "for_spark", "ranks_are_here",
+    "shipped_for_spark", "spark_is_here",
 ]  # fmt: skip
 
 CONFIG, JOB, LOG, VERDICT = "config.yaml", "application", "driver.log", "finish.json"
@@ -145,6 +146,17 @@ def _slots(master: str) -> int | None:
 def spark_is_here(master: str) -> bool:
     """Whether a Spark of this master is processes of this machine, on loopback."""
     return master.startswith("local")
+
+
+def ranks_are_here(config: Config) -> bool:
+    """Whether ranks run in the environment of this Python: what they need can be looked for."""
+    job = config.job
+    if "PYTHONPATH" in job.env:
+        return False
+    if job.on == "spark":
+        own = os.environ.get("PYSPARK_PYTHON", sys.executable) == sys.executable
+        return own and spark_is_here(config.data.spark.master)
+    return job.on == "local" or config.ray.address is None
 
 
 def for_spark(config: Config, *, etl: bool) -> dict[str, str]:

@@ -7,9 +7,8 @@ the job waits for all its workers itself.
 from __future__ import annotations
 
 import os
-import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from howdah.core import threads
@@ -37,7 +36,8 @@ class _Call:
     code: int | None = None
     lost: bool = False
     message: str = ""
-    node: str = field(default_factory=socket.gethostname)
+    node: str = ""
+    """Where its task ran, as the task itself says at its end: until then Spark alone knows."""
 
 
 class SparkDriver(CallsDriver[_Call]):

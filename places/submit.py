@@ -23,6 +23,7 @@ from howdah import redact, storage
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.config.types import named_by
+from howdah.core.processes import process_start
 from howdah.data.manifest import content_hash
 from howdah.errors import ClusterError, ConfigError, HowdahError, TrainingError
 from howdah.spark import shipping
@@ -32,13 +33,22 @@ from jobs.status import status_file
 from places import dataset as making
 from places import record
 from places.record import Record
-from places.settings import CHECKS, CONFIG, ETL, JOB, LOG, VERDICT, shipped_for_spark
+from places.settings import (
+    CHECKS,
+    CONFIG,
+    ETL,
+    JOB,
+    LOG,
+    VERDICT,
+    ranks_are_here,
+    shipped_for_spark,
+)
 
-__all__ = ["Submitted", "dry_run", "submit"]
+__all__ = ["Submitted", "dry_run", "start_seconds", "submit", "wait_for_status"]
 
 Progress = Callable[[str], None]
 _START_SECONDS = 300.0
-"""How long a Spark session or a Ray may take to start."""
+"""How long a Spark session or a Ray may take to start, besides what a queue takes."""
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.1
@@ -177,6 +187,7 @@ def _checked(config: Config, etl: bool, progress: Progress) -> Config:
         lambda: CHECKS[config.job.on](config, etl, progress),
         lambda: _writable(config),
         lambda: checks.batch(config),
+        lambda: checks.carrier(config, here=ranks_are_here(config)),
         lambda: checks.parallel(config),
         lambda: making.check(config, progress) if etl else checks.dataset(config),
         lambda: checks.model(config, progress),
@@ -246,11 +257,11 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record
             application=application, on=on, run_directory=config.run.directory,
             directory=directory, fingerprint=digest, submitted=submitted,
             host=socket.gethostname(), boot=record.boot_id(), pid=process.pid,
-            born=record.born(process.pid) or 0.0,
+            start=process_start(process.pid) or 0,
         )  # fmt: skip
         made.write()
         progress(f"{application}: {log}")
-        _wait_for_status(made, process, progress)
+        wait_for_status(made, process, config, progress)
     except BaseException:
         process.send_signal(signal.SIGTERM)
         try:
@@ -261,8 +272,33 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record
     return made
 
 
-def _wait_for_status(made: Record, process: subprocess.Popen, progress: Progress) -> None:
-    until, shown = time.monotonic() + _START_SECONDS, False
+def start_seconds(config: Config, own_seconds: float = _START_SECONDS) -> float:
+    """How long a driver may take to its first status: a session on YARN starts when its queue has
+    room, and is waited for as long as workers are.
+
+    Args:
+        own_seconds: of a Spark session or a Ray that waits for nothing.
+    """
+    job = config.job
+    return own_seconds + (job.gang_seconds * job.gang_attempts if _in_a_queue(config) else 0.0)
+
+
+def _in_a_queue(config: Config) -> bool:
+    return config.job.on == "spark" and shipping.on_yarn(config.data.spark)
+
+
+def wait_for_status(
+    made: Record, process: subprocess.Popen, config: Config, progress: Progress,
+    own_seconds: float = _START_SECONDS,
+) -> None:  # fmt: skip
+    """Wait for a driver's first status.
+
+    Raises:
+        ClusterError: not within `start_seconds`, or it has ended before.
+        HowdahError: the driver's own, with which it has ended.
+    """
+    seconds, queued = start_seconds(config, own_seconds), _in_a_queue(config)
+    until, shown = time.monotonic() + seconds, False
     while not record.driver_status(made):
         if process.poll() is not None:
             if record.driver_status(made):
@@ -271,10 +307,14 @@ def _wait_for_status(made: Record, process: subprocess.Popen, progress: Progress
         if time.monotonic() > until:
             raise ClusterError(
                 "the job's driver has not started", where=os.path.join(made.directory, LOG),
-                expected=f"its first status within {_START_SECONDS:.0f} s",
+                expected=f"its first status within {seconds:g} s",
+                remedy="is its queue on YARN full? job.gang_seconds and job.gang_attempts say how"
+                " long it waits" if queued else "its log says what it waits for",
             )  # fmt: skip
         if not shown and made.on != "local":
-            progress({"spark": "starting a Spark session", "ray": "starting Ray"}[made.on])
+            limit = f": for at most {seconds:g} s, while its queue on YARN is full"
+            say = {"spark": "starting a Spark session", "ray": "starting Ray"}[made.on]
+            progress(say + (limit if queued else ""))
             shown = True
         time.sleep(_POLL_SECONDS)
 

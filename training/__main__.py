@@ -29,6 +29,7 @@ from howdah.config import launchers
 from howdah.config.loader import Config, require_secrets
 from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
+from howdah.doctor.packages import require_horovod
 from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
 from howdah.storage import directories
 from training.comm import backends
@@ -101,6 +102,8 @@ def _standby(args: argparse.Namespace) -> int:
             )
         config = load_config(args.config, _overrides(args))
         _configure_storage(config)
+        if config.job.most > 1:  # before the framework's import: the job ends at once
+            require_horovod(config.training.framework)
         threads = config.training.threads_per_rank or int(os.environ.get("HOWDAH_THREADS", 0))
         env.prepare(config.training.framework, threads=threads or None)
     except HowdahError as error:

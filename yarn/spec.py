@@ -27,7 +27,6 @@ __all__ = [
     "preamble",
     "python",
     "refuse_local_paths",
-    "refuse_other_carriers",
     "tag",
 ]
 
@@ -234,22 +233,6 @@ def refuse_local_paths(config: Config, *, local_model: bool) -> None:
     if not local_model:
         paths.pop("model.base", None)
     cluster_paths.refuse_local(paths)
-
-
-def refuse_other_carriers(config: Config) -> None:
-    """Refuse `training.comm: torch`: driver and agents make worlds of Horovod's ranks.
-
-    Raises:
-        ConfigError: it is given.
-    """
-    if config.training.comm == "torch":
-        raise ConfigError(
-            "jobs on YARN sum over Horovod",
-            where="training.comm",
-            expected="auto or horovod",
-            got="torch",
-            remedy="leave it out: PyTorch trains there with the Horovod that the job ships",
-        )
 
 
 def file_names(config: Config) -> dict[str, str]:

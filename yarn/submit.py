@@ -152,7 +152,6 @@ def _check(config: Config, manager: ResourceManager, progress: Progress) -> None
     config_module.require_secrets(config)
     local_model = os.path.isdir(config.model.base)
     spec.refuse_local_paths(config, local_model=local_model)
-    spec.refuse_other_carriers(config)
     preflight.check(config, manager, progress)
 
 

@@ -149,7 +149,7 @@ class TrainingSection(Section):
     """Framework to train with."""
     comm: CommChoice = "auto"
     """What carries sums between ranks: horovod, or torch for torch.distributed (framework torch
-    only, and not for jobs on YARN). auto: torch.distributed where torchrun or its like has started
+    only, and not for jobs). auto: torch.distributed where torchrun or its like has started
     the ranks (RANK, WORLD_SIZE, MASTER_ADDR), or where torch has no Horovod beside it; else
     Horovod. A run may go on under another one."""
     parallel: ParallelSection = ParallelSection()

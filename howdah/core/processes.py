@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping
 
 __all__ = [
-    "adopt_orphans", "descendants", "die_with_parent", "environ", "marked", "session_members",
-    "stat_fields", "yield_to_other_threads",
+    "adopt_orphans", "descendants", "die_with_parent", "environ", "marked", "process_start",
+    "session_members", "stat_fields", "yield_to_other_threads",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
@@ -107,6 +107,19 @@ def stat_fields(pid: int) -> list[str] | None:
             return file.read().rpartition(")")[2].split() or None
     except OSError:
         return None
+
+
+def process_start(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot, which stays when the clock is set: with the
+    pid and the boot, its identity.
+
+    Field 22 of proc(5)'s /proc/<pid>/stat.
+
+    Returns:
+        None if there is no such process, or it has ended and is not yet waited for (a zombie).
+    """
+    fields = stat_fields(pid)
+    return None if fields is None or fields[0] in "ZX" else int(fields[19])
 
 
 @contextlib.contextmanager

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 
 import howdah
 from howdah.doctor.checks import Check
+from howdah.errors import ConfigError
 
 FRAMEWORKS = ("tensorflow", "torch")
 _SET_UP = "make setup"
+_TORCHRUN = "howdah train --launcher torchrun"
 
 # Run in a child process: loading the library loads its framework's.
 _LIST_FEATURES = """
@@ -86,6 +88,29 @@ def horovod_libraries() -> dict[str, str] | None:
     return out
 
 
+def require_horovod(framework: str) -> None:
+    """The ranks of a job sum over Horovod: it is installed for their framework, in this Python's
+    environment. Imports neither.
+
+    Args:
+        framework: "tensorflow" or "torch".
+    Raises:
+        ConfigError: it is not.
+    """
+    libraries = horovod_libraries()
+    if framework in (libraries or {}):
+        return
+    here = f"; or without Horovod, on this machine: {_TORCHRUN}" if framework == "torch" else ""
+    raise ConfigError(
+        f"Horovod for {framework} is not installed, and the ranks of a job sum over it",
+        where=f"Python's environment {sys.prefix}",
+        expected=f"Horovod for {framework}, or job.workers: 1",
+        got=f"Horovod for {', '.join(libraries)}" if libraries else "no Horovod",
+        remedy="in Howdah's source tree: python tools/build_horovod.py --python"
+        f" {sys.executable} --frameworks {framework} --install (docs/setup.md){here}",
+    )
+
+
 def check_horovod(env: Mapping[str, str]) -> Check:
     """Horovod is built for every framework that is installed, with MPI and Gloo, and loads.
 
@@ -97,8 +122,8 @@ def check_horovod(env: Mapping[str, str]) -> Check:
     if libraries is None:
         if installed_version("tensorflow"):
             return Check(name, "fail", "not installed", _SET_UP)
-        found = "not installed; PyTorch's ranks are started with `howdah train --launcher torchrun`"
-        return Check(name, "warn", found, f"{_SET_UP}, for jobs on YARN and the other launchers")
+        found = f"not installed; PyTorch's ranks are started with `{_TORCHRUN}`"
+        return Check(name, "warn", found, f"{_SET_UP}, for jobs and the other launchers")
     version = installed_version("horovod") or "of unknown version"
     rebuild = f"{_SET_UP}; in another environment: tools/build_horovod.py --python PYTHON --install"
     absent = [fw for fw in FRAMEWORKS if installed_version(fw) and fw not in libraries]

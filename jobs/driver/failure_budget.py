@@ -107,8 +107,9 @@ class FailureBudget:
             self._seen_ended.add(name)
             if ended[name].reason == "failed":
                 self._failed_before_register += 1
+                where = f" on {ended[name].node}" if ended[name].node else ""
                 events.append(
-                    f"container {name} on {ended[name].node} has failed before its agent registered"
+                    f"container {name}{where} has failed before its agent registered"
                     f" (exit code {ended[name].exit_code}) {ended[name].message}".rstrip()
                 )
         return events

@@ -9,6 +9,7 @@ has the run (jobs/status/claim.py).
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -27,12 +28,16 @@ from howdah.errors import (
 )
 from jobs.status.claim import Claim, Superseded
 
-__all__ = ["StatusFile", "directory", "is_ending", "read", "status_path", "wait_for_end"]
+__all__ = [
+    "StatusFile", "directory", "is_ending", "read", "request", "status_path", "wait_for_end",
+]  # fmt: skip
 
 _STATUS_SECONDS = 5.0
 _REQUEST_SECONDS = 2.0
 _REQUEST_BYTES = 2**16
 """A request is a line of JSON; larger files are refused."""
+APPLICATION = "application"
+"""In a request: the id of the application that it is for. Those of older versions lack it."""
 
 
 def directory(run_directory: str) -> str:
@@ -43,6 +48,19 @@ def directory(run_directory: str) -> str:
 def status_path(run_directory: str) -> str:
     """Where its drivers write their status."""
     return storage.join(directory(run_directory), "status.json")
+
+
+def request(run_directory: str, application: str, what: Mapping[str, Any]) -> None:
+    """Leave a request for an application's driver, which may not have started yet.
+
+    Args:
+        what: {"type": "scale", "workers": N} or {"type": "stop", "save": bool}.
+    Raises:
+        StorageError: it cannot be written.
+    """
+    name = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}.json"
+    body = json.dumps({**what, APPLICATION: application}).encode()
+    storage.write_whole(storage.join(directory(run_directory), "requests", name), body)
 
 
 def is_ending(status: Mapping[str, Any]) -> bool:
@@ -96,8 +114,8 @@ class StatusFile:
         run_directory: the run's.
         claim: the right to do so.
         status: () -> the status now; the attempt's own keys are added here.
-        on_request: called with each request, {"type": "scale" | "stop", ...}; what it raises
-            (HowdahError) goes to `say`.
+        on_request: called with each request to this application, {"type": "scale" | "stop", ...};
+            what it raises (HowdahError) goes to `say`.
         say: logs what goes wrong here.
         superseded: called once when a later attempt has begun; nothing is written from then on.
     """
@@ -120,7 +138,8 @@ class StatusFile:
         self._status, self._on_request, self._say = status, on_request, say
         self._on_superseded = superseded
         self._ended: tuple[str, str] | None = None
-        # The requests that lie there at an application's first driver were for another one.
+        # Requests that lie there at an application's first driver, and do not name the application
+        # (those of older versions), were for another one.
         self._remove_old = claim.attempt.number == 1
         self._ready = False
         self._unremovable: set[str] = set()
@@ -216,10 +235,24 @@ class StatusFile:
         return json.dumps(payload, ensure_ascii=False)
 
     def _make_ready(self) -> None:
-        if self._remove_old:
-            storage.remove(self._requests, recursive=True)
         storage.make_dirs(self._requests)
+        if self._remove_old:
+            for entry in storage.list_dir(self._requests):
+                if not self._asked_before(entry):
+                    storage.remove(entry.path, recursive=entry.is_dir)
         self._ready = True
+
+    def _asked_before(self, entry: storage.Entry) -> bool:
+        """Whether it is a request to this application that came before its driver had started."""
+        if entry.is_dir or not entry.name.endswith(".json"):
+            return False
+        try:
+            request = self._read_request(entry)
+        except StorageUnavailable:
+            raise
+        except (HowdahError, ValueError, RecursionError):
+            return False
+        return request.get(APPLICATION) == self._claim.attempt.application
 
     # ------------------------------------------------------------------------------ requests
     def _take_requests(self) -> None:
@@ -247,6 +280,10 @@ class StatusFile:
                 )
                 continue
             if request is None:
+                continue
+            wanted = request.pop(APPLICATION, self._claim.attempt.application)
+            if wanted != self._claim.attempt.application:
+                self._say(f"a request is for {wanted}, and is not carried out: {entry.path}")
                 continue
             try:
                 self._on_request(request)

@@ -1,17 +1,25 @@
 """What `howdah submit --on ...` refuses before anything is started, and how jobs are found."""
 
+import json
 import os
+import runpy
+import signal
 import socket
+import subprocess
+import sys
 import time
 
+import psutil
 import pytest
 
 from howdah.cli import app, run
 from howdah.config import loader
+from howdah.core.processes import process_start
 from howdah.errors import ClusterError, ConfigError, NotFound
 from jobs import checks
 from places import control, record, settings
 from places import submit as submission
+from tests.runs.place_jobs import NO_HOROVOD
 
 ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 
@@ -115,6 +123,45 @@ def test_parameters_are_not_divided_among_the_ranks_of_a_job():
     checks.parallel(loader.from_dict({"training": moments_alone}))
 
 
+@pytest.mark.parametrize("on", ["local", "spark", "ray"])
+def test_torch_distributed_is_refused_wherever_a_job_runs(config, on):
+    held = config(on, {"master": "local[2]"}, training={"framework": "torch", "comm": "torch"})
+    with pytest.raises(ConfigError, match="sum over Horovod") as caught:
+        submission.dry_run(held, print)
+    assert caught.value.where == "training.comm"
+    assert "howdah train --launcher torchrun" in caught.value.remedy
+
+
+@pytest.fixture
+def no_horovod(monkeypatch):
+    """This process is one of an environment without Horovod."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    runpy.run_path(os.path.join(NO_HOROVOD, "sitecustomize.py"))
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+
+
+@pytest.mark.parametrize("on", ["local", "spark", "ray"])
+@pytest.mark.parametrize("framework", ["torch", "tensorflow"])
+def test_a_job_of_several_ranks_without_horovod_is_refused(config, no_horovod, on, framework):
+    def made(**job):
+        return config(on, {"master": "local[2]"}, job=job, training={"framework": framework})
+
+    with pytest.raises(ConfigError, match=f"Horovod for {framework} is not installed") as caught:
+        submission.dry_run(made(), print)
+    assert f"tools/build_horovod.py --python {sys.executable}" in caught.value.remedy
+    assert ("--launcher torchrun" in caught.value.remedy) == (framework == "torch")
+    assert "Horovod for" in refused(made(workers=1, max_workers=2))
+    submission.dry_run(made(workers=1), print)  # a world of one sums over nothing
+
+
+def test_what_is_installed_elsewhere_is_not_asked_here(config, no_horovod, monkeypatch):
+    submission.dry_run(config("spark", {"master": "spark://h:7077", "conf": ENCRYPTED}), print)
+    submission.dry_run(config("ray", ray={"address": "head:6379"}), print)
+    submission.dry_run(config(job={"env": {"PYTHONPATH": "/somewhere"}}), print)
+    monkeypatch.setenv("PYSPARK_PYTHON", "/another/python")
+    submission.dry_run(config("spark", {"master": "local[2]"}), print)
+
+
 def test_what_is_yarn_s_alone_is_refused_and_all_problems_come_at_once(config):
     assert "run.user is for YARN" in refused(config(run={"directory": "r", "user": "bob"}))
     mpi = {"controller": "mpi"}
@@ -132,6 +179,31 @@ def test_paths_of_a_job_are_absolute(config, tmp_path):
     assert (tmp_path / "c").is_dir()
 
 
+@pytest.mark.parametrize(
+    ("on", "master", "seconds"),
+    [("local", "local[2]", 300), ("spark", "local[2]", 300), ("ray", "yarn", 300),
+     ("spark", "yarn", 300 + 4 * 1000)],
+)  # fmt: skip
+def test_a_driver_waits_in_a_queue_of_yarn_as_long_as_its_workers_would(
+    config, on, master, seconds
+):
+    held = config(on, {"master": master}, job={"gang_seconds": 1000, "gang_attempts": 4})
+    assert submission.start_seconds(held) == seconds
+
+
+def test_a_driver_that_does_not_start_is_named_with_its_limit(config, tmp_path):
+    held = config("spark", {"master": "yarn"}, job={"gang_seconds": 0.1, "gang_attempts": 2})
+    said = []
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        one = kept(tmp_path, on="spark", pid=driver.pid, start=process_start(driver.pid))
+        with pytest.raises(ClusterError, match="has not started") as caught:
+            submission.wait_for_status(one, driver, held, said.append, own_seconds=0.1)
+        driver.kill()
+    assert caught.value.expected == "its first status within 0.3 s"
+    assert "job.gang_seconds" in caught.value.remedy
+    assert said == ["starting a Spark session: for at most 0.3 s, while its queue on YARN is full"]
+
+
 # ------------------------------------------------------------------------------- finding jobs
 def kept(tmp_path, **values):
     """A record of a job whose driver is this process."""
@@ -141,7 +213,7 @@ def kept(tmp_path, **values):
         "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
         "directory": str(directory), "fingerprint": "f", "submitted": time.time(),
         "host": socket.gethostname(), "boot": record.boot_id(), "pid": os.getpid(),
-        "born": record.born(os.getpid()),
+        "start": process_start(os.getpid()),
     }  # fmt: skip
     one = record.Record(**{**fields, **values})
     one.write()
@@ -161,7 +233,7 @@ def test_a_job_is_found_by_id_and_by_run_directory(config, tmp_path):
 
 def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
     assert kept(tmp_path).alive
-    for changed in ({"born": 1.0}, {"boot": "another"}):
+    for changed in ({"start": 1}, {"boot": "another"}):
         one = kept(tmp_path, **changed)
         assert not one.alive
         assert control.job_status(one)["state"] == "LOST"
@@ -170,6 +242,45 @@ def test_a_driver_whose_process_is_another_now_is_dead(config, tmp_path):
             control.scale(one, 3)
         record.free_for_yarn(one.run_directory)
         assert record.read(one.run_directory) is None
+
+
+def set_clock(monkeypatch, seconds):
+    """What a step of the clock does to psutil: /proc/stat's btime, to which it adds."""
+    from psutil import _pslinux
+
+    boot = _pslinux.boot_time()
+    monkeypatch.setattr(_pslinux, "boot_time", lambda: boot + seconds)
+
+
+def test_a_record_of_an_older_version_is_read(config, tmp_path):
+    one = kept(tmp_path)
+    path = tmp_path / "run" / "yarn" / "place.json"
+    fields = json.loads(path.read_text())
+    del fields["start"]
+    for born, lives in ((psutil.Process().create_time(), True), (1.0, False)):
+        path.write_text(json.dumps({**fields, "born": born}))
+        assert record.read(one.run_directory).alive == lives
+    path.write_text(json.dumps({**fields, "born": 1.0, "host": "another"}))
+    assert record.read(one.run_directory).host == "another"
+
+
+@pytest.mark.parametrize("seconds", [-3600.0, 1.0, 3600.0])
+def test_a_driver_lives_on_when_the_clock_is_set(config, tmp_path, monkeypatch, seconds):
+    with subprocess.Popen(["sleep", "60"]) as driver:
+        one = kept(tmp_path, pid=driver.pid, start=process_start(driver.pid))
+        set_clock(monkeypatch, seconds)
+        try:
+            assert one.alive and record.read(one.run_directory).alive
+            assert control.job_status(one)["state"] == "STARTING"
+            control.scale(one, 3)
+            with pytest.raises(ClusterError, match="another job is using this run directory"):
+                submission.submit(config(run={"directory": one.run_directory}), print)
+            monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)  # it reads no request
+            monkeypatch.setattr(control, "_SIGNAL_SECONDS", 0.1)
+            control.kill(one, save=False, save_seconds=0, progress=print)
+            assert driver.wait(10) == -signal.SIGTERM
+        finally:
+            driver.kill()
 
 
 def test_a_run_directory_has_one_job(config, tmp_path):
@@ -185,8 +296,6 @@ def test_a_run_directory_has_one_job(config, tmp_path):
 
 
 def test_a_job_on_yarn_that_writes_to_the_run_directory_keeps_it(config, tmp_path):
-    import json
-
     held = config(run={"directory": str(tmp_path / "run")})
     status = tmp_path / "run" / "yarn" / "status.json"
     status.parent.mkdir(parents=True)

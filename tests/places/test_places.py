@@ -1,5 +1,9 @@
-"""Jobs on this machine, Spark and Ray by the command line: the same driver, agents and commands."""
+"""Jobs on this machine, Spark and Ray by the command line: the same driver, agents and commands.
 
+`make test` runs them on this machine and, a killed rank, on Ray; `make test-all` alone on Spark.
+"""
+
+import dataclasses
 import json
 import os
 import signal
@@ -8,8 +12,12 @@ import sys
 
 import pytest
 
+from howdah.errors import ClusterError, ConfigError
+from places import control, record
+from tests import ROOT
+from tests.places import listening
 from tests.runs.local_jobs import kill, parent
-from tests.runs.place_jobs import PlaceJob, gone
+from tests.runs.place_jobs import NO_HOROVOD, PlaceJob, gone
 from tests.support.waiting import wait_until
 
 full = pytest.mark.full
@@ -27,8 +35,9 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
     made = []
 
     def make(
-        on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(), **asked
-    ):
+        on, *, steps=ENDLESS, master="local[3]", conf=(), light=True, env=None, training=(),
+        ranks_env=None, **asked
+    ):  # fmt: skip
         one = PlaceJob(
             tmp_path, on, light=light, env=env,
             data={"dataset": tiny_dataset.path, "max_length": 64,
@@ -37,7 +46,7 @@ def job(tmp_path, tiny_dataset, tiny_model_dir):
             training={"max_steps": steps, "global_batch_size": 12, "framework": "torch",
                       "logging_steps": 1, **dict(training)},
             evaluation={"splits": ["validation"]}, tracking={"tensorboard": False},
-            job={"commit_every": 5, **asked},
+            job={"commit_every": 5, "env": ranks_env or {}, **asked},
         )  # fmt: skip
         made.append(one)
         return one
@@ -56,9 +65,9 @@ def check_state(one):
 
 @pytest.mark.parametrize("on", [pytest.param("spark", marks=[pytest.mark.spark, full]), PLACES[2]])
 def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
-    """On Spark by default in an application that makes its dataset first: test_etl.py."""
     one = job(on, min_workers=1, master="local[2]")
     status, survivor = one.trains(2), one.rank(0)["pid"]
+    listening.check(one, on)
     kill(one.rank(1)["pid"])
     status = one.trains(2, status["generation"])
     assert (one.rank(0)["pid"], status["restarts"]) == (survivor, 1)
@@ -77,6 +86,7 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
     one = job(on, min_workers=1, max_workers=3)
     run, status = str(one.run_directory), one.trains(2)
     assert one.application.startswith(f"{on}-")
+    listening.check(one, on)
     survivor = one.rank(0)["pid"]
     kill(one.rank(1)["pid"])
     status = one.trains(2, status["generation"])
@@ -97,6 +107,20 @@ def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job
     wait_until(lambda: not one.processes())
     assert one.command("logs", run).returncode == 0
     assert one.json("kill", one.application)["state"] == "KILLED"  # again: nothing more to do
+
+
+def test_ranks_that_find_no_horovod_end_the_job_at_once_and_say_so(job):
+    """Where the submitter cannot know, as on nodes with a Python of their own."""
+    ranks_env = {"PYTHONPATH": f"{NO_HOROVOD}{os.pathsep}{ROOT}"}
+    one = job("local", light=False, min_workers=1, max_restarts=2, ranks_env=ranks_env)
+    wait_until(lambda: one.driver.poll() is not None)
+    status = one.json("status", one.application)
+    assert (status["state"], status["job"]["restarts"]) == ("FAILED", 0)
+    error = status["job"]["error"]
+    assert error["what"].startswith("Horovod for torch is not installed")
+    assert "tools/build_horovod.py" in error["remedy"]
+    assert error["exit_code"] == status["job"]["exit_code"] == ConfigError.exit_code
+    assert not any("is excluded" in event or "given back" in event for event in one.events())
 
 
 @full
@@ -156,6 +180,7 @@ def test_real_training_survives_a_killed_rank_and_ends_well(job, on, framework):
         "framework": framework, "num_train_epochs": 10**6, "precision": "fp32",
         "threads_per_rank": 1})  # fmt: skip
     status = one.trains(2, seconds=200)
+    listening.check(one, on)
     survivor, victim = one.rank(1)["pid"], one.rank(0)["pid"]
     kill(victim)
     one.trains(2, status["generation"], 200)
@@ -207,6 +232,31 @@ def test_a_submission_that_meets_a_job_being_stopped_waits_and_starts_its_own(jo
     assert not answer["attached"] and answer["application"] != first
     assert one.submit()["application"] == answer["application"]  # attaches
     one.trains(2)
+
+
+@full  # the same without processes: tests/jobs/driver/test_status_file.py
+def test_a_kill_from_another_machine_reaches_a_driver_that_is_starting(job, tmp_path, monkeypatch):
+    one = job("local", min_workers=1)
+    one.command("kill", one.application)
+    again = subprocess.Popen(
+        [sys.executable, "-m", "howdah.cli", "submit", "--config", str(one.config),
+         "--on", "local", "--json"],
+        env=one.env, cwd=one.directory, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    run = str(one.run_directory)
+    wait_until(lambda: record.read(run).application != one.application)
+    starting = record.read(run)
+    kill(starting.pid, signal.SIGSTOP)
+    assert record.driver_status(starting) == {}
+    monkeypatch.setattr(control, "_STOP_SECONDS", 0.1)
+    elsewhere = dataclasses.replace(starting, host="another")
+    with pytest.raises(ClusterError, match="has not ended") as caught:
+        control.kill(elsewhere, save=False, save_seconds=0, progress=print)
+    kill(starting.pid, signal.SIGCONT)
+    again.communicate(timeout=120)
+    wait_until(lambda: one.json("status", run)["state"] == "KILLED")
+    assert not starting.alive
+    assert "is starting" in caught.value.got
 
 
 @full

@@ -24,8 +24,9 @@ being found, with `job.hang_seconds: 5`.
 Rows with "(on ...)" are jobs of `howdah submit --on` on one machine of 2 cores, which others used
 at the same time (tests/places): on local; on spark, `local-cluster` of two executors; on a
 standalone Spark and a Ray of two nodes, all daemons on loopback; on Spark on YARN, the mini
-cluster. There the seconds of a killed driver include the command that submits the job again at
-once, those of a lost node the start of another one, once the survivor trains.
+cluster. There the seconds of a killed driver include the end of its workers and the command that
+submits the job again after it, those of a lost node the start of another one, once the survivor
+trains. A row that is missing was not measured: TensorFlow on Spark on YARN has a test and no row.
 
 | framework | fault | repeated steps | training again, s | all again, s | went on from | left |
 |---|---|---|---|---|---|---|

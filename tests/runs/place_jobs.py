@@ -16,6 +16,9 @@ from tests import ROOT
 from tests.runs.local_jobs import LIGHT, LocalJob, kill
 from tests.support.waiting import wait_until
 
+NO_HOROVOD = os.path.join(ROOT, "tests", "workers", "no_horovod")
+"""In PYTHONPATH, it hides Horovod."""
+
 
 class _Detached:
     """A driver that is not our child, with what LocalJob asks of one."""

@@ -193,7 +193,9 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             for path in storage.find(storage.join(job.directory, "yarn", "requests", "*.json")):
-                assert storage.read_json(path) == {"type": "stop", "save": True}
+                assert storage.read_json(path) == {
+                    "type": "stop", "save": True, "application": job.application,
+                }  # fmt: skip
                 saved = {"step": 41, "path": "hdfs://nn/checkpoints/step-41"}
                 write_status(job, **{**RUNNING, "state": "killed", "last_checkpoint": saved})
                 return
@@ -209,7 +211,8 @@ def test_kill_with_save_waits_for_the_drivers_checkpoint(job):
 def test_scale_writes_a_request_for_the_driver(job):
     control.scale(Manager(), job, 4)
     [path] = storage.find(storage.join(job.directory, "yarn", "requests", "*.json"))
-    assert storage.read_json(path) == {"type": "scale", "workers": 4}
+    asked = {"type": "scale", "workers": 4, "application": job.application}
+    assert storage.read_json(path) == asked
     with pytest.raises(ClusterError, match="is over"):
         control.scale(Manager("FAILED", "FAILED"), job, 4)
     with pytest.raises(ClusterError, match="not known"):

@@ -181,15 +181,6 @@ def test_local_paths_are_refused_all_at_once():
     spec.refuse_local_paths(job(), local_model=False)
 
 
-def test_another_carrier_than_horovod_is_refused():
-    with pytest.raises(ConfigError, match="jobs on YARN sum over Horovod") as caught:
-        spec.refuse_other_carriers(
-            loader.from_dict({"training": {"framework": "torch", "comm": "torch"}})
-        )
-    assert caught.value.where == "training.comm"
-    spec.refuse_other_carriers(job())
-
-
 def test_files_keep_their_names_and_never_take_a_used_one(tmp_path):
     one, two = tmp_path / "a" / "extra.txt", tmp_path / "b" / "extra.txt"
     for path in (one, two):

@@ -123,6 +123,12 @@ def test_a_staging_directory_that_others_may_write_to_is_refused(job, tmp_path):
     assert caught.value.where.startswith("yarn.staging")
 
 
+def test_torch_distributed_is_refused(job):
+    with pytest.raises(ConfigError, match="sum over Horovod") as caught:
+        checked(job(training={"framework": "torch", "comm": "torch"}))
+    assert caught.value.where == "training.comm"
+
+
 def test_a_shard_that_is_cut_or_gone_is_named_with_its_size(job, tmp_path):
     path = shard(tmp_path)
     size = path.stat().st_size

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from howdah import storage
-from howdah.core.processes import stat_fields
+from howdah.core.processes import process_start
 from howdah.errors import HowdahError, PermissionDenied, UsageError
 
 __all__ = ["RankRecord", "RunLock", "job_age", "local_directory", "process_age", "process_start"]
@@ -118,15 +118,6 @@ def _remove_unused(directory: str) -> None:
 
 
 # --------------------------------------------------------------------------------- processes
-def process_start(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot (with the pid: its identity); None: no process.
-
-    Field 22 of proc(5)'s /proc/<pid>/stat. A zombie has ended: None.
-    """
-    fields = stat_fields(pid)
-    return None if fields is None or fields[0] in "ZX" else int(fields[19])
-
-
 def process_age() -> float:
     """Seconds since this process was started, the interpreter's own start-up included."""
     with open("/proc/uptime", encoding="ascii") as file:

@@ -6,17 +6,15 @@ Requests to the driver are files in the run directory; YARN ends the job, by its
 from __future__ import annotations
 
 import contextlib
-import json
-import secrets
 import time
 from collections.abc import Callable
 from typing import Any
 
-from howdah import storage
 from howdah.errors import ClusterError, HowdahError, JobLost, TrainingError, UsageError
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.job_log import Position, new_lines
 from howdah.runs import applications
+from jobs.status import status_file
 from yarn.client.status import Job, job_status
 
 __all__ = ["kill", "scale", "scale_arguments", "wait"]
@@ -64,16 +62,14 @@ def _require_running(manager: ResourceManager, job: Job) -> None:
         )
 
 
-def _request(job: Job, request: dict[str, Any]) -> None:
+def _request(job: Job, what: dict[str, Any]) -> None:
     if job.directory is None:
         raise ClusterError(
             "the job's run directory is not known here",
             where=job.application,
             remedy="give --config as well",
         )
-    name = f"{time.time_ns() // 1_000_000}-{secrets.token_hex(4)}.json"
-    path = storage.join(job.directory, "yarn", "requests", name)
-    storage.write_whole(path, json.dumps(request).encode())
+    status_file.request(job.directory, job.application, what)
 
 
 def kill(

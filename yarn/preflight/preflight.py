@@ -52,6 +52,7 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
         lambda: _queue(config, manager, progress),
         lambda: _directories(config, manager, progress),
         lambda: checks.batch(config),
+        lambda: checks.carrier(config, here=False),  # the environment that is shipped has Horovod
         lambda: checks.parallel(config),
         lambda: checks.dataset(config),
         lambda: checks.model(config, progress),

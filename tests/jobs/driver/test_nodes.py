@@ -183,6 +183,16 @@ def test_a_preempted_container_is_no_failure_of_its_node():
     assert not w.job.nodes.excluded("nb")
 
 
+def test_what_fails_on_an_unknown_node_is_charged_to_none():
+    w = trio(node_failures=1)
+    w.job.listed([Container(f"x{n}", "", "ended", 1, "lost") for n in range(6)], w.now)
+    w.job.listed([Container("y", "", "ended", 1, "failed", "no disk")], w.now)
+    w.job.listed([Container("z", "", "running")], w.now)
+    assert not w.job.nodes.all_excluded() and not w.job.nodes.refused
+    what = "container y has failed before its agent registered (exit code 1) no disk"
+    assert w.actions.events[-1] == what
+
+
 def test_containers_that_end_before_their_agents_exclude_their_node_and_not_the_job():
     w = trio(node_failures=2)
     w.job.gone("b", "its container was killed", w.now, fault=False)

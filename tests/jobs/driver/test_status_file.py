@@ -1,6 +1,7 @@
 """The driver's files in the run directory: requests, the status, and a later attempt's run."""
 
 import json
+import os
 import threading
 
 import pytest
@@ -133,6 +134,30 @@ def test_requests_for_an_application_before_are_not_carried_out(tmp_path):
     wait_until(lambda: second.requests)
     assert second.requests == [{"type": "scale"}]
     second.file.close(30.0, None)
+
+
+def test_a_request_that_came_before_its_driver_is_carried_out(tmp_path):
+    folder = tmp_path / "run" / "yarn" / "requests"
+    folder.mkdir(parents=True)
+    for name, application in (("1.json", LATER_APP), ("2.json", APP), ("3.json", None)):
+        text = json.dumps({"type": "stop", "save": name == "2.json", "application": application})
+        (folder / name).write_text(text)
+    (folder / "4.json").write_text("{half")
+    one = Driver(tmp_path / "run").start()
+    one.ask("5.json", b'{"type": "scale"}')
+    wait_until(lambda: len(one.requests) > 1)
+    assert one.requests == [{"type": "stop", "save": True}, {"type": "scale"}]
+    assert os.listdir(folder) == []
+    one.file.close(30.0, None)
+
+
+def test_a_request_for_another_application_is_not_carried_out(driver):
+    late = driver.ask("1.json", json.dumps({"type": "stop", "application": LATER_APP}).encode())
+    driver.ask("2.json", json.dumps({"type": "scale", "application": APP}).encode())
+    wait_until(lambda: driver.requests)
+    assert driver.requests == [{"type": "scale"}]
+    assert not late.exists()
+    assert any(LATER_APP in line and "1.json" in line for line in driver.said)
 
 
 # ---------------------------------------------------------------------------- later attempts
