@@ -30,16 +30,12 @@ from tuning.ways import Way, end_job
 if TYPE_CHECKING:
     import optuna
 
-__all__ = ["InUse", "Outcome", "RunningTrial", "evaluations", "final_value"]
+__all__ = ["Outcome", "RunningTrial", "evaluations", "final_value"]
 
 _REMOTE_SECONDS = 10.0
 """Between two looks at the metrics of a run directory that is not on this machine."""
 _TAIL = 40
 _STOPPED = (130, 143)
-
-
-class InUse(UsageError):
-    """An earlier worker's training still runs on this machine, though its lease has expired."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +44,17 @@ class Outcome:
 
     complete: it has finished; pruned, stopped: as it was asked to; failed: by an error of its own
     (a loss that is not finite), which a retry would meet again; lost: it was killed; fatal: by an
-    error that ends the study.
+    error that ends the study; in use: it was not started, since an earlier worker's training still
+    runs on this machine.
     """
 
-    kind: Literal["complete", "pruned", "stopped", "failed", "lost", "fatal"]
+    kind: Literal["complete", "pruned", "stopped", "failed", "lost", "fatal", "in use"]
     error: HowdahError | None = None
 
 
 class RunningTrial:
-    """A trial's process.
+    """A trial's process, which `ended` starts once what a killed worker has left has saved its last
+    step. No method waits for that, or for the trial's end.
 
     Args:
         number: the trial's.
@@ -64,9 +62,8 @@ class RunningTrial:
         config: its configuration.
         metric: the study's.
         way: how it is trained.
-        say: takes a line where its job could not be ended.
+        say: takes a line where it has to wait, or its job could not be ended.
     Raises:
-        InUse: another process uses the run directory and does not end.
         StorageError: the run directory cannot be made.
     """
 
@@ -88,42 +85,57 @@ class RunningTrial:
         self.judged: int | None = None
         """The newest evaluation that the pruner was asked about."""
         self.asked: Literal["prune", "stop"] | None = None
-        self._deadline = float("inf")
-        self._at_once = self._left = False
+        self._at_once = self._left = self._waits = False
         self._looked: Any = None
         self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL)
         self._error: HowdahError | None = None
         directories.take(self.directory, config.run.mode, key="run.directory")
         self._local = local_directory(self.directory, config.run.mode)
         self._files = contextlib.ExitStack()
+        self._child: Child | None = None
+        self._ending_seconds = config.checkpoint.grace_seconds + way.ending_seconds
+        self._deadline = time.monotonic() + self._ending_seconds
+        """Of an earlier training; of this one, once it was asked to end."""
+
+    # ------------------------------------------------------------------------------ starting
+    def _start(self) -> Outcome | None:
+        """Start its process, unless an earlier training still has the run directory; an outcome:
+        it cannot be started."""
         with contextlib.ExitStack() as locks:
-            held = self._wait_for_earlier(locks)
-            self._path = self._files.enter_context(
-                readable_config(config, self.directory, shared=False)
-            )
             try:
+                held = self._take_locks(locks)
+            except UsageError as error:
+                return self._wait(error)
+            try:
+                self._path = self._files.enter_context(
+                    readable_config(self.config, self.directory, shared=False)
+                )
                 # Where this process is killed, the kernel asks the training to end and save.
                 self._child = Child(
-                    way.command(self._path), env=_environment(), on_line=self._take, pass_fds=held
-                )
+                    self._way.command(self._path), env=_environment(), on_line=self._take,
+                    pass_fds=held,
+                )  # fmt: skip
+            except HowdahError as error:
+                self._files.close()
+                return Outcome("fatal", error)
             except BaseException:
                 self._files.close()
                 raise
+        self._deadline = float("inf")
+        return None
 
-    def _wait_for_earlier(self, locks: contextlib.ExitStack) -> list[int]:
-        """Wait until what a killed worker has left has saved its last step; the locks to pass on.
+    def _take_locks(self, locks: contextlib.ExitStack) -> list[int]:
+        """Find that no process of an earlier attempt lives; the locks to pass on.
 
         Args:
             locks: releases, in this process, what is passed on.
+        Raises:
+            UsageError: one does.
         """
-        grace = self.config.checkpoint.grace_seconds + self._way.ending_seconds
         held = []
         for name in self._way.locks:
             lock = RunLock(self._local, name, self.directory)
-            try:
-                lock.take(patience=grace)
-            except UsageError as error:
-                raise InUse(error.what, where=self.directory, got=error.got) from None
+            lock.take()
             if self._way.keeps_lock:
                 held.append(lock.fileno())
                 locks.callback(lock.release)
@@ -131,10 +143,20 @@ class RunningTrial:
                 lock.release()
         return held
 
+    def _wait(self, error: UsageError) -> Outcome | None:
+        if time.monotonic() > self._deadline:
+            return Outcome("in use", error)
+        if not self._waits:
+            self._waits = True
+            self._say(
+                f"trial {self.number}: waits until its earlier training has saved: {error.got}"
+            )
+        return None
+
     @property
-    def alive(self) -> bool:
-        """Its process is running."""
-        return self._child.alive
+    def started(self) -> bool:
+        """Its process was started."""
+        return self._child is not None
 
     def _take(self, line: str) -> None:
         self._tail.append(line)
@@ -158,7 +180,8 @@ class RunningTrial:
         """The metrics have grown since the last call; of a remote run, it may be that they have."""
         if not storage.is_local(self.directory):
             now = time.monotonic()
-            if self.alive and self._looked is not None and now < self._looked + _REMOTE_SECONDS:
+            over = self._child is not None and not self._child.alive
+            if not over and self._looked is not None and now < self._looked + _REMOTE_SECONDS:
                 return False
             self._looked = now
             return True
@@ -171,16 +194,19 @@ class RunningTrial:
 
     # ------------------------------------------------------------------------------ ending
     def ask(self, why: Literal["prune", "stop"], number: int = signal.SIGTERM) -> None:
-        """Ask its training to save and to end; asked again, it changes nothing."""
+        """Ask its training to save and to end; asked again, it changes nothing. One that was not
+        started never is."""
         if self.asked is None:
             self.asked = why
-            self._child.send(number)
-            grace = self.config.checkpoint.grace_seconds
-            self._deadline = time.monotonic() + grace + self._way.ending_seconds
+            if self._child is not None:
+                self._child.send(number)
+                self._deadline = time.monotonic() + self._ending_seconds
 
     def kill(self) -> None:
         """End it at once: the ranks of a launcher get SIGTERM from the kernel, a job is killed."""
-        if self._way.on is None:
+        if self._child is None:
+            self.ask("stop")
+        elif self._way.on is None:
             self._child.end(signal.SIGKILL)
         elif not self._at_once:
             self._at_once = True
@@ -190,14 +216,16 @@ class RunningTrial:
     def give_up(self) -> None:
         """Another worker has its trial. A training of this machine saves and ends; a job goes on,
         and is that worker's."""
-        if self._way.on is None:
+        if self._way.on is None or self._child is None:
             self.ask("stop")
         elif not self._left:
             self.asked, self._left = "stop", True
             self._child.end(signal.SIGKILL)
 
     def ended(self) -> Outcome | None:
-        """What came of it; None while it runs."""
+        """What came of it; None while it runs, or waits to be started."""
+        if self._child is None:
+            return self._start() if self.asked is None else Outcome("stopped")
         if self._child.alive and time.monotonic() <= self._deadline:
             return None
         self._child.end()  # what its launcher may have left

@@ -21,7 +21,7 @@ from howdah.errors import HowdahError, Interrupted, Terminated
 from tuning import space
 from tuning import study as studies
 from tuning.leases import Leases
-from tuning.running import InUse, Outcome, RunningTrial, final_value
+from tuning.running import Outcome, RunningTrial, final_value
 from tuning.ways import Way
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ class Worker:
         self._datasets = studies.datasets_of(study)
         self._leases = Leases(self._directory, config.tune.lease_seconds, say)
         self._running: dict[int, RunningTrial] = {}
+        self._in_use: set[int] = set()
+        """Trials that an earlier training has kept longer than it may take to save."""
         self._signals: list[int] = []
         self._fatal: HowdahError | None = None
         self._left = True
@@ -133,8 +135,12 @@ class Worker:
         if not unfinished or room <= 0:
             return
         free = self._leases.free(unfinished)
-        # What was begun comes first: it is nearest to its end.
-        for number in sorted(free, key=lambda n: (unfinished[n].state.name == "WAITING", n)):
+
+        # What was begun comes first: it is nearest to its end. What cannot be begun comes last.
+        def place(number: int) -> tuple[bool, bool, int]:
+            return number in self._in_use, unfinished[number].state.name == "WAITING", number
+
+        for number in sorted(free, key=place):
             if room > 0 and not self._stopping and self._begin(unfinished[number], free[number]):
                 room -= 1
 
@@ -168,16 +174,12 @@ class Worker:
                 number, trial, config,
                 metric=self._metric, way=self._way, say=self._say,
             )  # fmt: skip
-        except InUse as error:
-            # Its worker is suspended: once awake, it finds this attempt and ends its training.
-            self._say(f"trial {number}: it is still being trained: {error.got}")
-            self._leases.end(number, "released")
-            return False
         except HowdahError as error:
             self._leases.end(number, "released")
             self._fatal = self._fatal or error
             return False
-        return True
+        self._follow(self._running[number])  # starts it
+        return number in self._running
 
     # ------------------------------------------------------------------------------ following
     def _follow(self, trial: RunningTrial) -> None:
@@ -189,9 +191,12 @@ class Worker:
             for number, value in trial.new_evaluations():
                 trial.trial.report(value, number)
                 self._say(f"trial {trial.number}: evaluation {number}: {self._metric} {value:.4f}")
-            if trial.reported and outcome is None and trial.asked is None and self._behind(trial):
+            going = trial.started and outcome is None and trial.asked is None
+            if going and trial.reported and self._behind(trial):
                 self._say(f"trial {trial.number}: behind the others, pruned")
                 trial.ask("prune")
+        if trial.started:
+            self._in_use.discard(trial.number)
         if outcome is not None:
             del self._running[trial.number]
             self._look_at = 0.0
@@ -231,6 +236,10 @@ class Worker:
             self._say(f"trial {number}: lost: {said}")
         elif kind == "fatal":
             self._fatal = self._fatal or outcome.error
+        elif kind == "in use":
+            # Its worker is suspended: once awake, it finds this attempt and ends its training.
+            self._say(f"trial {number}: it is still being trained: {outcome.error.got}")
+            self._in_use.add(number)
         self._leases.end(number, "lost" if kind == "lost" else "released")
 
     def _tell_failed(self, trial: optuna.Trial, why: str) -> None:

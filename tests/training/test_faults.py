@@ -1,7 +1,7 @@
 """Real jobs that are interrupted, torn down or killed: what they say, keep and leave behind.
 
-By default each fault runs once, with one framework and launcher, by the table below; all pairs run
-in `make test-all`.
+By default each fault runs once, with one framework and launcher, by the table below, and torchrun
+loses a rank as well; all pairs run in `make test-all`.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_from_a_whole_checkpoint(star
         finish(start, framework, kind, newest)
 
 
-@pytest.mark.parametrize(("framework", "kind"), table(("torch", "horovodrun")))
+@pytest.mark.parametrize(
+    ("framework", "kind"), table(("torch", "horovodrun"), ("torch", "torchrun"))
+)
 def test_a_killed_rank_0_leaves_a_whole_checkpoint(start, framework, kind):
     job = start(framework, kind)
     job.wait_for_checkpoint()

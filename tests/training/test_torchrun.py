@@ -141,17 +141,26 @@ def test_training_comm_names_the_carrier_under_mpirun(start):
 # ------------------------------------------------------------------------------- a stopped rank
 @mpi
 @full
-def test_a_stopped_rank_fails_the_collective_within_its_limit(start):
+@pytest.mark.parametrize(
+    ("layout", "saved"),
+    [
+        ({}, "saving step"),
+        ({"training.parallel.tensor": 2}, "the state is divided among ranks"),
+        ({"training.parallel.pipeline": 2}, "the state is divided among ranks"),
+    ],
+    ids=["whole", "tensor", "pipeline"],
+)
+def test_a_stopped_rank_fails_the_collective_within_its_limit(start, layout, saved):
     job = start(
         "torch", "torchrun",
-        **{"training.gpu_collective_seconds": 10, "checkpoint.grace_seconds": 5},
+        **{"training.gpu_collective_seconds": 10, "checkpoint.grace_seconds": 5} | layout,
     )  # fmt: skip
     job.wait_for_checkpoint()
     os.kill(job.rank(1), signal.SIGSTOP)
     assert job.end() == 6, job.stderr
     job.wait_until_nothing_is_left()
     assert "was lost, and training stopped" in job.stderr.split("howdah: ")[-1]
-    assert "saving step" in job.log_of_rank_0()
+    assert saved in job.stderr + job.log_of_rank_0()
     assert "Traceback" not in job.stderr
 
 

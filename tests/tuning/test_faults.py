@@ -14,7 +14,7 @@ from tests.tuning.test_tune import studies  # noqa: F401 - a fixture
 from tools.local_airflow.postgres import Postgres
 from training.run.local_dir import RankRecord
 
-pytestmark = pytest.mark.full
+full = pytest.mark.full
 
 LONG = {"training.max_steps": 300, "training.logging_steps": 50, "evaluation.every_steps": 20}
 """Long enough to be stopped on the way, short enough to be finished afterwards."""
@@ -24,6 +24,7 @@ def attempts(study: Studies, number: int) -> list[dict]:
     return study.run_json(number)["attempts"]
 
 
+@full
 def test_a_killed_workers_trial_goes_on_in_another_process(studies):  # noqa: F811
     study = studies(tune={"trials": 1}, **LONG)
     first = study.start()
@@ -42,6 +43,24 @@ def test_a_killed_workers_trial_goes_on_in_another_process(studies):  # noqa: F8
     study.wait_until_nothing_is_left()
 
 
+def test_after_its_worker_was_killed_the_same_command_goes_on_with_a_trial(studies):  # noqa: F811
+    study = studies(tune={"trials": 1}, **LONG | {"training.max_steps": 100_000})
+    first = study.start()
+    study.wait_for_checkpoint(0)
+    os.kill(first.process.pid, signal.SIGKILL)
+    first.process.wait()
+    second = study.start()
+    wait_until(lambda: "resumed_at_step" in (*attempts(study, 0), {}, {})[1], 120)
+    assert "attempt 2, from its newest checkpoint" in second.said()
+    assert attempts(study, 0)[1]["resumed_at_step"] >= 4
+    assert (study.lease(0, 1)["state"], study.lease(0, 2)["state"]) == ("held", "held")
+    second.process.send_signal(signal.SIGINT)
+    assert second.end() == 130, second.said()
+    assert study.lease(0, 2)["state"] == "released"
+    study.wait_until_nothing_is_left()
+
+
+@full
 def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies):  # noqa: F811
     study = studies(
         tune={"trials": 1, "lease_seconds": 2.0},
@@ -64,6 +83,7 @@ def test_a_suspended_worker_gives_its_trial_up_when_it_wakes_up(studies):  # noq
     study.wait_until_nothing_is_left()
 
 
+@full
 def test_a_killed_training_is_tried_again_and_then_given_up(studies):  # noqa: F811
     study = studies(tune={"trials": 1, "retries": 1}, **LONG | {"training.max_steps": 100_000})
     worker = study.start()
@@ -80,6 +100,7 @@ def test_a_killed_training_is_tried_again_and_then_given_up(studies):  # noqa: F
     study.wait_until_nothing_is_left()
 
 
+@full
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_stop_saves_every_trial_and_the_same_command_goes_on(studies, number, code):  # noqa: F811
     study = studies(tune={"trials": 2, "parallel": 2}, **LONG)
@@ -99,6 +120,7 @@ def test_a_stop_saves_every_trial_and_the_same_command_goes_on(studies, number, 
     assert study.status()["trials"]["finished"] == 2
 
 
+@full
 def test_a_trial_that_is_behind_is_pruned_in_order_and_keeps_its_checkpoint(studies):  # noqa: F811
     # The rows are few: by a high rate they are learnt by heart, and the loss on validation rises.
     low, high = 1e-7, 1e-2
@@ -120,6 +142,7 @@ def test_a_trial_that_is_behind_is_pruned_in_order_and_keeps_its_checkpoint(stud
     study.wait_until_nothing_is_left()
 
 
+@full
 def test_what_every_trial_would_fail_by_ends_the_study(studies, tmp_path, tiny_model_dir):  # noqa: F811
     from tests.fixtures.dataset import build_dataset
 
@@ -150,6 +173,7 @@ def postgres(tmp_path):
         server.stop()
 
 
+@full
 @pytest.mark.parametrize("kind", ["journal", "sqlite", "postgresql"])
 def test_two_processes_share_a_study(studies, kind, tmp_path, request):  # noqa: F811
     where = {
@@ -172,6 +196,7 @@ def test_two_processes_share_a_study(studies, kind, tmp_path, request):  # noqa:
     assert "best: trial" in third.said()
 
 
+@full
 @pytest.mark.timeout(900)
 def test_twenty_trials_killed_twice_end_with_a_published_best(studies, tmp_path):  # noqa: F811
     """The command of all workers is killed by SIGKILL twice; the same command goes on each time."""
@@ -205,6 +230,7 @@ def test_twenty_trials_killed_twice_end_with_a_published_best(studies, tmp_path)
     study.wait_until_nothing_is_left()
 
 
+@full
 def test_a_second_process_that_would_begin_the_same_study_is_told_to_join(studies):  # noqa: F811
     study = studies(tune={"trials": 1}, **LONG)
     study.start().wait_for("study tiny")

@@ -1,5 +1,5 @@
 """Studies whose trials are jobs of `howdah submit`: on this machine, on Spark, on Ray (YARN:
-test_jobs_yarn.py). `make test` has one on this machine."""
+test_jobs_yarn.py). `make test` has what a place refuses alone."""
 
 from __future__ import annotations
 

@@ -112,6 +112,52 @@ def test_each_pruner_and_sampler_is_made(config, pruner, sampler):
     assert trial.should_prune() is False
 
 
+def evaluated(config, losses: list[float], evaluations: int, **tune) -> list[int | None]:
+    """The evaluation after which each trial of a study was pruned, None: it was finished. A trial's
+    loss is the same at each of its evaluations; trials run one after the other."""
+    asked = config(
+        tune={"trials": len(losses), **tune}, **{"run.name": "brackets", "run.directory": "study"}
+    )
+    study, found = studies.create(asked, DATASETS), []
+    for frozen, loss in zip(study.get_trials(), losses, strict=True):
+        trial = studies.begin(study, frozen, asked.tune)
+        for number in range(1, evaluations + 1):
+            trial.report(loss, number)
+            if trial.should_prune():
+                studies.end_without_value(study, trial, "PRUNED")
+                found.append(number)
+                break
+        else:
+            study.tell(trial, loss)
+            found.append(None)
+    states = [trial.state.name for trial in study.get_trials()]
+    assert states == ["COMPLETE" if number is None else "PRUNED" for number in found]
+    return found
+
+
+def test_hyperband_prunes_what_is_worse_than_the_others_of_its_bracket(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)  # a trial's bracket follows from the study's name and its number
+    hyperband = {"pruner": "hyperband", "max_evaluations": 9, "reduction_factor": 3}
+    losses = [0.1 + 0.01 * number for number in range(12)]
+    # Three brackets judge for the first time after 1, 3 and 9 evaluations. The first trial of each
+    # has no other to fall behind.
+    found = evaluated(config, losses, 9, **hyperband)
+    assert found == [None, None, 1, 9, 1, 1, 1, 1, None, 1, 3, 9]
+    better_each_time = evaluated(config, losses[::-1], 9, **hyperband, storage="other.journal")
+    assert better_each_time == [None] * 12
+
+
+def test_the_median_pruner_prunes_what_is_worse_than_half_of_the_finished(
+    config, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    losses = [0.9, 0.1, 0.3, 0.5, 0.2]
+    found = evaluated(config, losses, 4, pruner="median", startup_trials=3, min_evaluations=2)
+    assert found == [None, None, None, 2, None]
+
+
 # --------------------------------------------------------------------------- the private file
 def url_file(tmp_path, text, mode=0o600):
     path = tmp_path / "url"

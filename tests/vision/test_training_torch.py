@@ -20,14 +20,12 @@ from training.run.metrics_log import read_metrics
 LIMIT = 200  # seconds; detects a hang
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """(place, configuration) of a finished run."""
-    place = tmp_path_factory.mktemp("vision")
+def configuration(place: Path):
+    """Of a run, its dataset and base made."""
     base, data = str(place / "vit"), str(place / "dataset")
     write_vit(base, side=16, patch=8, width=32, layers=2)
     build_images(data, base, {"train": 100, "validation": 20, "test": 30})
-    config = from_dict(
+    return from_dict(
         {
             "run": {"directory": str(place / "run")},
             "data": {"kind": "image", "dataset": data},
@@ -42,15 +40,46 @@ def run(tmp_path_factory):
             "tracking": {"tensorboard": False},
         }
     )  # fmt: skip
+
+
+def train(place: Path, config, *words: str) -> None:
+    """Train, or say why it could not: a process of its own by `python -m ...`."""
     path = place / "run.yaml"
     path.write_text(dump_yaml(config))
     done = subprocess.run(
-        [sys.executable, "-m", "training", "--config", str(path)],
+        [sys.executable, "-m", *words, "--config", str(path)],
         capture_output=True, text=True, timeout=LIMIT, cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """(place, configuration) of a finished run."""
+    place = tmp_path_factory.mktemp("vision")
+    config = configuration(place)
+    train(place, config, "training")
     return place, config
+
+
+@pytest.mark.mpi
+@pytest.mark.full
+def test_a_rank_with_fewer_images_than_the_other_computes_fillers(tmp_path):
+    """Of 51 rows one rank has 26 and the other 25, the most that a micro-batch holds."""
+    losses = {}
+    for shard in ("none", "full"):
+        place = tmp_path / shard
+        place.mkdir()
+        found = configuration(place).model_dump(mode="json", exclude_unset=True)
+        found["training"] |= {"global_batch_size": 51, "max_steps": 6}
+        found["training"]["parallel"] = {"shard": shard}
+        found["checkpoint"] = found["evaluation"] = {"every_steps": 3}
+        train(place, from_dict(found), "howdah.cli", "train", "--np", "2", "--launcher", "torchrun")
+        lines = read_metrics(str(place / "run"))
+        losses[shard] = [line["loss"] for line in lines if "split" not in line]
+    assert len(losses["none"]) == 6
+    assert losses["full"] == pytest.approx(losses["none"], abs=1e-5)
 
 
 def test_it_learns_and_counts_tokens_of_patches(run):

@@ -63,6 +63,7 @@ class TorchComm(Comm):
         """The number in the world of each rank of the group."""
         on_gpu = torch.cuda.is_available()
         seconds = _LONGEST_SECONDS if limit is None else limit + _AFTER_OURS_SECONDS * on_gpu
+        self._timeout = timedelta(seconds=seconds)
         carriers = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
         meeting_point = _meeting_point(here.size)
         try:
@@ -71,7 +72,7 @@ class TorchComm(Comm):
                     carriers,
                     rank=here.rank,
                     world_size=here.size,
-                    timeout=timedelta(seconds=seconds),
+                    timeout=self._timeout,
                     **meeting_point,
                 )
                 # Every rank enters: the first collective makes the connections.
@@ -182,9 +183,10 @@ class TorchComm(Comm):
         found = []
         for ranks_of in (across, groups):
             for ranks in ranks_of:
-                # torch wants every rank to make every group, in the same order.
+                # torch wants every rank to make every group, in the same order. Without a limit
+                # a group gets torch's own (30 minutes), not the world's.
                 with self.watch():
-                    group = dist.new_group(list(ranks))
+                    group = dist.new_group(list(ranks), timeout=self._timeout)
                 if self.rank in ranks:
                     found.append(_Part(self, ranks, group))
         return found[0], found[1]

@@ -60,14 +60,16 @@ class InStep:
 
 
 def _filler(batch: Batch) -> Batch:
-    """One token of one row, of weight 0."""
+    """One row of weight 0: one token of a text, all pixels of an image."""
+    width = None if batch.ids_BT.dtype == np.uint8 else 1
+    mask_BT = np.ones_like(batch.mask_BT[:1, :width])
     return replace(
         batch,
-        ids_BT=batch.ids_BT[:1, :1],
-        mask_BT=np.ones_like(batch.mask_BT[:1, :1]),
+        ids_BT=batch.ids_BT[:1, :width],
+        mask_BT=mask_BT,
         labels_B=batch.labels_B[:1],
         weights_B=np.zeros_like(batch.weights_B[:1]),
         real_tokens=0,
-        padded_tokens=1,
+        padded_tokens=mask_BT.size,
         rows=batch.rows.take(slice(0, 0)),
     )

@@ -59,7 +59,10 @@ class Pipeline:
             their sum counts each stage's rows.
         """
         under_way: deque[tuple[torch.Tensor | None, torch.Tensor]] = deque()
-        total, sent = torch.zeros((), device=self._device), []
+        total = torch.zeros((), device=self._device)
+        # Not finished yet: finishing waits for the other rank, and lets go of what was sent.
+        activations: deque[Callable[[], None]] = deque()
+        gradients: deque[Callable[[], None]] = deque()
         for kind, number in order(self._stage, len(batches)):
             if kind == "forward":
                 batch = batches[number]
@@ -67,12 +70,15 @@ class Pipeline:
                 hidden = self._received(batch.ids_BT.shape)
                 if hidden is not None:
                     hidden.requires_grad_()
+                    # The stage before has made a backward pass for each of these but the newest.
+                    while len(gradients) > 1:
+                        gradients.popleft()()
                 out = self._net(*self._inputs(batch.ids_BT, batch.mask_BT), hidden)
                 if self._stage.last:
                     out = loss_of(out, batch)
                     total += out.detach()
                 else:
-                    sent.append(self._comm.send(out.detach(), self._stage.number + 1))
+                    activations.append(self._comm.send(out.detach(), self._stage.number + 1))
                 under_way.append((hidden, out))
                 continue
             hidden, out = under_way.popleft()
@@ -81,10 +87,11 @@ class Pipeline:
             else:
                 gradient = torch.empty_like(out)
                 self._comm.receive(gradient, self._stage.number + 1)
+                activations.popleft()()  # the next stage has computed with it
                 out.backward(gradient)
             if hidden is not None:
-                sent.append(self._comm.send(hidden.grad, self._stage.number - 1))
-        for finish in sent:
+                gradients.append(self._comm.send(hidden.grad, self._stage.number - 1))
+        for finish in gradients:
             finish()
         return total * self._stage.count
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
+from howdah.config.model import ModelSection, TrainingSection
 from tests.support.threads_torch import in_threads
+from tools.demo.images import write_vit
 from training.comm.base import Comm
 from training.comm.in_step import InStep, steps_in_step
 from training.data.planner import Rows
 from training.data.readers import Batch
+from training.model import forward_torch
+from training.model.pretrained import load_base
 
 
 def batch(step: int, micro: int, micros: int) -> Batch:
@@ -44,6 +51,37 @@ def test_each_step_has_the_micro_batches_of_the_rank_that_has_most():
             assert filler.ids_BT.shape == filler.mask_BT.shape == (1, 1)
             assert filler.mask_BT.all()  # a row without any token has no softmax
             assert (filler.real_tokens, filler.rows.real.sum()) == (0, 0)
+
+
+def images(micro: int, micros: int) -> Batch:
+    """Three images of 16 x 16 in patches of 8: 4 tokens and the class's."""
+    one = batch(0, micro, micros)
+    pixels_BN = np.full((3, 16 * 16 * 3), 200, np.uint8)
+    return replace(one, ids_BT=pixels_BN, mask_BT=np.ones((3, 5), np.int32))
+
+
+def test_a_filler_of_images_is_one_that_the_model_computes(tmp_path):
+    write_vit(str(tmp_path), side=16, patch=8, width=32, layers=1)
+    base = load_base(str(tmp_path), label_names=["a", "b"])
+    net = forward_torch.build(
+        base.config, base.weights, num_labels=2, training=TrainingSection(framework="torch"),
+        model=ModelSection(),
+    )  # fmt: skip
+
+    def training_and_evaluation(comm: Comm) -> list[Batch]:
+        micros = 1 + comm.rank
+        mine = [images(number, micros) for number in range(micros)]
+        return [*steps_in_step(mine, comm), *InStep(mine, comm, lambda: False)]
+
+    short, long = in_threads(2, training_and_evaluation)
+    assert all(one.weights_B.any() for one in long)
+    fillers = [one for one in short if not one.weights_B.any()]
+    assert len(fillers) == 2
+    for one in fillers:
+        pixels, mask = forward_torch.on_device(one.ids_BT, "cpu"), torch.from_numpy(one.mask_BT)
+        logits = net(pixels, mask)
+        assert logits.shape == (1, 2) and bool(logits.isfinite().all())
+        assert (one.mask_BT.shape, one.real_tokens, one.padded_tokens) == ((1, 5), 0, 5)
 
 
 def test_an_evaluation_goes_on_until_no_rank_has_more():

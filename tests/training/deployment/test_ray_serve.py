@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import urllib.error
 import urllib.request
 
@@ -89,6 +90,15 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, json.load(error)
 
+    def replicas(self) -> list[psutil.Process]:
+        """Processes of the first model's replicas."""
+        own, found = marked(MARK, self.mark), []
+        for process in psutil.process_iter(["cmdline"]):
+            line = " ".join(process.info["cmdline"] or [])
+            if "ServeReplica:howdah:model-0" in line and process.pid in own:
+                found.append(process)
+        return found
+
     def end(self, number: int) -> int:
         if self.process.poll() is None:
             self.process.send_signal(number)
@@ -161,11 +171,8 @@ def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
     assert set(found) == {200, 503}
 
     # A replica that is killed is replaced.
-    replicas = [p for p in psutil.process_iter(["cmdline"])
-                if "ServeReplica:howdah:model-0" in " ".join(p.info["cmdline"] or [])]  # fmt: skip
-    replicas = [p for p in replicas if p.pid in marked(MARK, server.mark)]
-    assert len(replicas) == 1
-    replicas[0].kill()
+    (replica,) = server.replicas()
+    replica.kill()
     first = next(number for number, version in by_key.items() if version == 1)
     text = {"text": "the cat", "key": f"user-{first}"}
     wait_until(lambda: server.ask(body=text)[0] == 200, LIMIT)
@@ -176,6 +183,33 @@ def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
     assert "Traceback" not in (server.home / "stderr").read_text()
     assert not (server.home / ".ray").exists()  # the token was its own
     assert not [name for name in os.listdir(server.scratch) if name.startswith("hd-")]
+
+
+def test_load_makes_a_second_replica_appear(start):
+    """It is idle for less than the delay of scaling down, so that both are there afterwards."""
+    server = start("--model", "zoo", "--replicas", "1:2")
+    server.wait_until_ready()
+    assert server.ask(body={"text": "the cat"})[0] == 200
+    assert len(server.replicas()) == 1
+    scaled, found = threading.Event(), []
+
+    def load() -> None:
+        while not scaled.is_set():
+            found.append(server.ask(body={"texts": ["the cat and the dog"] * 64})[0])
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        asking = [pool.submit(load) for _ in range(8)]
+        try:
+            wait_until(lambda: len(server.replicas()) == 2, LIMIT)
+        finally:
+            scaled.set()
+    for one in asking:
+        one.result()
+    assert set(found) <= {200, 503} and 200 in found
+    assert len(server.replicas()) == 2
+    assert server.ask(body={"text": "the cat"})[0] == 200
+    assert server.end(signal.SIGINT) == 130
+    assert server.left() == []
 
 
 @pytest.mark.parametrize("when", ["starting", "serving"])

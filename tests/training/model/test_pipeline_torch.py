@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import collections
+import threading
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 from howdah.config.model import TrainingSection
-from tests.support.threads_torch import in_threads
+from tests.support.threads_torch import LIMIT, in_threads
 from tests.training.model.test_split_torch import LABELS, NONE, SHAPE, weights
 from training.comm.base import Comm
 from training.model import forward_torch
@@ -78,6 +81,66 @@ def test_stages_compute_what_the_whole_model_does(size):
         np.testing.assert_allclose(own_logits_BC, logits_BC, rtol=1e-4, atol=1e-5)
         for name, grad in grads.items():
             np.testing.assert_allclose(grad, whole[name], rtol=1e-3, atol=1e-3, err_msg=name)
+
+
+class Unfinished:
+    """How many messages of each rank are unfinished at a time, where finishing one waits until the
+    other rank has it."""
+
+    def __init__(self, size: int) -> None:
+        self.most = [0] * size
+        self._open = [0] * size
+        self._received = collections.Counter()
+        self._changed = threading.Condition()
+
+    def watch(self, comm: Comm) -> None:
+        sent, send, receive = collections.Counter(), comm.send, comm.receive
+
+        def sending(message: torch.Tensor, to: int) -> Callable[[], None]:
+            send(message, to)
+            sent[to] += 1
+            number, way = sent[to], (comm.rank, to)
+            self._open[comm.rank] += 1
+            self.most[comm.rank] = max(self.most[comm.rank], self._open[comm.rank])
+
+            def finish() -> None:
+                with self._changed:
+                    there = self._changed.wait_for(lambda: self._received[way] >= number, LIMIT)
+                assert there, f"rank {comm.rank} waits for ever"
+                self._open[comm.rank] -= 1
+
+            return finish
+
+        def receiving(message: torch.Tensor, sender: int) -> None:
+            receive(message, sender)
+            with self._changed:
+                self._received[sender, comm.rank] += 1
+                self._changed.notify_all()
+
+        comm.send, comm.receive = sending, receiving
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("micros", [1, 2, 3, 24])
+def test_what_is_sent_is_not_kept_until_the_step_ends(size, micros):
+    """Activations would need more memory for each micro-batch."""
+    unfinished = Unfinished(size)
+
+    def rank(comm: Comm) -> None:
+        unfinished.watch(comm)
+        stage = Stage.of(comm.rank, size, DEEP["n_layers"])
+        net = forward_torch.build(
+            DEEP, weights(DEEP), num_labels=LABELS, training=TrainingSection(), model=NONE,
+            stage=stage,
+        )  # fmt: skip
+        pipeline = Pipeline(net, comm, width=DEEP["dim"], classes=LABELS, device="cpu")
+        many = [batches()[number % len(WIDTHS)] for number in range(micros)]
+        pipeline.step(many, loss_of, lambda batch: None)
+
+    in_threads(size, rank)
+    for number, most in enumerate(unfinished.most):
+        assert most <= size - number + 2
+    assert unfinished._open == [0] * size
 
 
 @pytest.mark.parametrize("stages", range(1, 6))
