@@ -129,7 +129,7 @@ class PartEntry(_Frozen):
 
 
 class LedgerFile(_Sparse):
-    """A Parquet file about kept rows (etl/rows/ledger.py)."""
+    """A Parquet file about kept rows (etl/history/ledger.py)."""
 
     kind: Literal["rows", "bands"]
     bucket: int

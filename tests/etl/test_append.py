@@ -7,11 +7,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from etl.history import rewrite
 from etl.rows.minhash import equal_entries, signatures
 from howdah import storage
 from howdah.config.data import DedupOptions
 from howdah.data.manifest import load_dataset
+from howdah.errors import DataError
 from tests.etl.test_pipeline import make_config, rows_of, run, write_csv
+from tests.fixtures.spark import FEW_JOBS
 from training.data.shards import ShardSet
 
 pytestmark = pytest.mark.spark
@@ -114,6 +117,34 @@ def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_mo
     assert places_of(result) == places and any("part day-02: no new row" in line for line in lines)
     assert result.manifest.parts[-1].rows == {}
     assert result.manifest.quality["labels_without_training_rows"] == []
+
+
+def far_apart(day: int, count: int) -> list[tuple[str, str, str]]:
+    """(id, text, label) of rows that are like no other."""
+    texts = [" ".join(f"d{day}r{n}w{k}" for k in range(8)) for n in range(count)]
+    return [(f"d{day}-{n:03d}", text, "ab"[n % 2]) for n, text in enumerate(texts)]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)  # four ETLs
+def test_late_rows_of_a_merged_part_are_appended_as_the_refusal_says(
+    spark, tmp_path, tiny_model_dir
+):
+    days = {f"day-{n}": far_apart(n, 20) for n in range(3)}
+    for part, rows in days.items():
+        result, _ = run(config_for(tmp_path, tiny_model_dir, rows, part, **FEW_JOBS))
+    before = places_of(result)
+    rewrite.compact(load_dataset(result.path), lambda line: None)
+    late = [*days["day-0"], *far_apart(9, 2)]
+    with pytest.raises(DataError, match="cannot be replaced") as caught:
+        run(config_for(tmp_path, tiny_model_dir, late, "day-0", **FEW_JOBS))
+    assert "under another data.append.part" in caught.value.remedy
+    bounds = {"max_reject_fraction": 0.2, "leakage_sample": 0}  # stricter than that of the parts
+    given = FEW_JOBS | {"quality": bounds}
+    result, _ = run(config_for(tmp_path, tiny_model_dir, late, "day-0-late", **given))
+    after = places_of(result)
+    assert {i: after[i] for i in before} == before and len(after) == 62
+    assert result.manifest.parts[-1].drops == {"known_id": 20}
 
 
 @pytest.mark.full

@@ -1,11 +1,14 @@
 """Appending without Spark: what a ledger's buckets give, and which parts may be appended."""
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from etl import counting
 from etl.history import ledger, past
 from etl.rows.minhash import signatures
 from etl.sources.source import Source
@@ -154,6 +157,29 @@ def test_parts_that_are_made_otherwise_are_refused_with_both(root):
         past.find(data(root), source(), etl_format=4, tokenizer="another")
     assert "tokenizer" in str(caught.value)
     assert find(data(root, num_shards=7)).parent is not None
+
+
+def test_bounds_that_decide_no_rows_fate_may_differ_between_parts(root):
+    bounds = {"max_reject_fraction": 0.9, "leakage_sample": 10, "max_leakage": 0.5}
+    found = find(data(root, quality=bounds | {"leakage_similarity": 0.8}))
+    assert found.parent is not None and "quality" not in found.config
+    made = load_dataset(root)  # by a Howdah that wrote them down
+    ledger_ = made.manifest.ledger
+    old = ledger_.model_copy(update={"config": {**ledger_.config, "quality": bounds}})
+    update = {"ledger": old, "created": "2026-03-01"}
+    commit(f"{root}/v=older", made.manifest.model_copy(update=update))
+    assert find(data(root)).parent.path.endswith("v=older")
+    with pytest.raises(ConfigError, match="made as the parts before it"):
+        find(data(root, quality={"min_characters": 9, **bounds}))
+
+
+def test_rows_that_are_there_already_are_no_bad_rows():
+    there = {"known_id": 900, "bridges_splits": 40, "held_out_copy": 30, "near_duplicate": 20}
+    counting.refuse_rejects(1_000, Counter(there), DataSection())
+    strict = DataSection(quality={"max_reject_fraction": 0.009})
+    with pytest.raises(DataError) as caught:
+        counting.refuse_rejects(1_000, Counter({**there, "label_conflict": 10}), strict)
+    assert caught.value.got == "10 rows: 10 label_conflict"
 
 
 def test_a_dataset_without_a_ledger_and_a_merged_part_are_refused(root):
