@@ -90,13 +90,14 @@ def from_text(
 
     passed = gated.where(F.col("reason").isNull()).drop("reason", "detail", "breaks")
     passed, official = split.given_by(passed, data.split)
-    separated = None
+    judging = None
     if past is not None and past.parent is not None:
         separated = judge.separate(passed, past, data)
+        judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
         passed = separated.fresh
     rejects = gated.where(F.col("reason").isNotNull())
     judged, stays = None, gated
-    if read >= _MANY_ROWS and separated is None:  # which reads the gate's rows again
+    if read >= _MANY_ROWS and judging is None:  # which reads the gate's rows again
         stays = rejects = rejects.persist()
         judged = partial(_let_go, gated, rejects, kept)
     found = dedup.deduplicate(
@@ -109,6 +110,7 @@ def from_text(
         whole=official is not None and data.split.time.column is None,
         progress=progress,
         judged=judged,
+        gone=None if judging is None else judging.gone,
     )
     rows, joined = found.rows, None
     if data.split.group:
@@ -116,10 +118,10 @@ def from_text(
             rows, scratch, kept, driver_edges=data.spark.driver_edges, progress=progress
         )
         rows = joined.rows
-    if separated is not None:
-        final = judge.place(rows, separated, past, data, kept)
+    if judging is not None:
+        final = judging.place(rows)
     else:
-        final = split.assign(rows, data.split, official, kept, task=data.task)
+        final = split.assign(rows.drop("cluster"), data.split, official, kept, task=data.task)
     # From files: what is asked of them from here on has a plan of one step and reads its columns
     # alone, and all that they are made of goes.
     final = scratch.keep(final, f"{scratch.path('rows')}/final")
@@ -135,6 +137,7 @@ def from_text(
         "largest_group": found.largest_group,
         "noisy_clusters": found.noisy_clusters,
         "noisy_texts": found.noisy_texts,
+        **({} if judging is None else judging.capped(progress)),
         **data.dedup.model_dump(),
     }
     _split_quality(quality, data, official, joined, final, progress)

@@ -47,6 +47,7 @@ def test_old_rows_are_compared_by_text_and_by_signature(rows):
     wanted = pd.DataFrame({
         "id": ["copy", "near", "far", "collides"], "node": [30, 210, 210, 50],
         "key": ["key-3", "k", "l", "m"], "signature": signed([TEXTS[3], near, far, far]),
+        "label": "a", "kind": ledger.PAIR, "bands": [[]] * 4,
     })  # fmt: skip
     found = joined(list(ledger._compare(wanted, 0, rows, 0.7))).set_index("id")
     assert set(found.index) == {"copy", "near"}
@@ -73,20 +74,42 @@ def test_only_row_groups_with_a_wanted_value_are_read(rows, monkeypatch):
     assert list(ledger._groups({}, 0, "node", np.array([30]), ("node",))) == []
 
 
-def test_a_bucket_with_too_many_old_rows_binds_by_the_splits_of_the_rest(tmp_path):
+def test_of_a_full_bucket_held_out_rows_are_all_compared_and_training_rows_capped(tmp_path):
     files = []
-    for n, (nodes, splits) in enumerate([([1, 2], "train"), ([3, 4, 5], "test")]):
+    for n, (nodes, split) in enumerate(
+        [([1, 2, 3, 4], "train"), ([5, 6, 7], "test"), ([8], "validation")]
+    ):
         path = str(tmp_path / f"{n}.parquet")
-        bands = {"band": [7] * len(nodes), "node": nodes, "split": [splits] * len(nodes)}
+        bands = {"band": [7] * len(nodes), "node": nodes, "split": [split] * len(nodes)}
         pq.write_table(pa.table(bands), path)
         files.append((path, f"day-{n}"))
     wanted = pd.DataFrame({"id": ["a", "b"], "band": [7, 8]})
-    found = joined(list(ledger._meet(wanted, 0, {0: files}, most=3)))
-    assert found["id"].unique().tolist() == ["a"]
-    assert sorted(found["node"].dropna()) == [1, 2, 3]
-    assert found["loose"].dropna().tolist() == ["test"]
-    all_of_it = joined(list(ledger._meet(wanted, 0, {0: files}, most=5)))
-    assert len(all_of_it) == 5 and all_of_it["loose"].isna().all()
+    found = joined(list(ledger._meet(wanted, 0, {0: files}, most=2)))
+    assert set(found["id"].dropna()) == {"a"}
+    by_kind = {kind: set(rows["node"].dropna()) for kind, rows in found.groupby("kind")}
+    assert by_kind == {"pair": {1, 2, 5, 6}, "beyond": set(), "asks": set(), "held": {7, 8}}
+    bound = found[found["kind"] != "pair"]
+    assert (bound["band"] == 7).all()
+    all_of_it = joined(list(ledger._meet(wanted, 0, {0: files}, most=4)))
+    assert set(all_of_it["kind"]) == {"pair"} and len(all_of_it) == 8
+
+
+def test_rows_that_ask_are_compared_with_the_held_rows_of_their_buckets(rows):
+    near, other, far = TEXTS[5] + " more", TEXTS[6] + " more", "something else altogether"
+    asks = pd.DataFrame({
+        "kind": ledger.ASKS, "id": ["near", "near-too", "other", "far"], "node": 0, "label": "b",
+        "key": ["k", "key-5", "l", "m"], "signature": signed([near, TEXTS[5], other, far]),
+        "bands": [[1, 2], [2], [3], [1, 2]],
+    })  # fmt: skip
+    held = pd.DataFrame({
+        "kind": ledger.HELD, "node": [50, 50, 70, 60], "bands": [[1], [2], [2], [1]],
+    })  # fmt: skip
+    wanted = pd.concat([asks, held], ignore_index=True)
+    found = joined(list(ledger._compare(wanted, 0, rows, 0.7))).sort_values("id")
+    assert found[["id", "past", "exact"]].to_numpy().tolist() == [
+        ["near", "old-5", False], ["near-too", "old-5", True],
+    ]  # fmt: skip
+    assert set(found["label"]) == {"b"} and set(found["past_label"]) == {"a"}
 
 
 # ---------------------------------------------------------------------------------------- parts
