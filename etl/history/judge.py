@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl.history import ledger
 from etl.history.past import Past
+from etl.rows import leakage
 from etl.rows.split import split_column
 from howdah.config.data import DataSection
 from howdah.config.splits import TEST, TRAIN, VALIDATION
@@ -40,6 +41,29 @@ class Separated:
     """... of the part's older state, with split, group, and reason and detail, which are null."""
     known: DataFrame | None
     """... whose id an old row of another part has: rejected, with reason and detail."""
+
+
+def with_own_ids(rows: DataFrame, past: Past, data: DataSection) -> DataFrame:
+    """The rows, those with another id whose id an old row of another part has.
+
+    Ids that are hashes of texts come again with the same text. Under another label such a row is
+    kept (data.dedup.conflict: keep), and needs an id of its own: a hash of that id and the part.
+    """
+    others = past.paths_of_rows(own=False)
+    if data.columns.id is not None or data.dedup.conflict.policy != "keep" or not others:
+        return rows
+    spark, there, columns = rows.sparkSession, F.lit(True), rows.columns
+    digest = F.sha2(F.concat_ws(":", "id", F.lit(past.part)), 256)
+    rows = rows.withColumn("_own", digest.substr(F.lit(1), F.length("id")))
+    taken = spark.read.parquet(*map(spark_path, others)).select("id").distinct()
+    rows = rows.join(taken.withColumn("_taken", there), "id", "left")
+    again = F.col("_taken").isNotNull()
+    if own := past.paths_of_rows(own=True):  # whose other row may have gone since
+        old = spark.read.parquet(*map(spark_path, own)).select(F.col("id").alias("_own"))
+        rows = rows.join(old.distinct().withColumn("_had", there), "_own", "left")
+        again = again | F.col("_had").isNotNull()
+    row_id = F.when(again, F.col("_own")).otherwise(F.col("id"))
+    return rows.withColumn("id", row_id).select(*columns)
 
 
 def separate(passed: DataFrame, past: Past, data: DataSection) -> Separated:
@@ -134,6 +158,14 @@ class Judging:
             if more is not None:
                 placed = placed.unionByName(more, allowMissingColumns=True)
         return placed
+
+    def held_out(self, spark: SparkSession) -> leakage.Old | None:
+        """Old rows of validation and test; None: there is none with a signature."""
+        paths = self.past.paths_of_rows(own=False)
+        if not paths or not self.data.dedup.near:
+            return None
+        rows = spark.read.parquet(*map(spark_path, paths)).where(F.col("split") != TRAIN)
+        return leakage.Old(rows=rows.select("id", "split", "signature"), dedup=self.data.dedup)
 
     def capped(self, progress: Callable[[str], None]) -> dict[str, int]:
         """For the manifest: how much of the past was not compared."""

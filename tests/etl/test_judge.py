@@ -163,6 +163,26 @@ def test_of_a_days_group_that_touches_two_splits_what_is_like_held_out_rows_goes
     assert "too large to compare" in found["validated"]["detail"]
 
 
+def test_without_ids_a_text_under_another_label_gets_an_id_of_its_own(spark, tmp_path):
+    data = DataSection(dedup={"conflict": "keep"}, append={"enabled": True})
+    past = written(spark, tmp_path, [(*row("h-1", text(0), "a"), "train", "c0")], data)
+    new = spark.createDataFrame([row("h-1", text(0), "b"), row("h-2", text(1), "b")], NEW)
+    rows = judge.with_own_ids(new, past, data).collect()
+    found = {one["text"]: one["id"] for one in rows}
+    assert rows[0].asDict().keys() == set(new.columns) and found[text(1)] == "h-2"
+    own = found[text(0)]
+    assert own != "h-1" and len(own) == 3
+    # read again when it is there itself, and the other one no more: the same id
+    kept = [(*row(own, text(0), "b"), "train", "c0"), (*row("h-3", text(3), "a"), "train", "c0")]
+    again = written(spark, tmp_path / "again", kept[:1], data)
+    other = written(spark, tmp_path / "other", kept[1:], data)
+    own_and_other = {True: again.paths_of_rows(own=False), False: other.paths_of_rows(own=False)}
+    past = SimpleNamespace(part="day-1", paths_of_rows=lambda own: own_and_other[own])
+    assert {r["text"]: r["id"] for r in judge.with_own_ids(new, past, data).collect()} == found
+    by_id = DataSection(columns={"id": "id"}, dedup={"conflict": "keep"})
+    assert judge.with_own_ids(new, past, by_id) is new
+
+
 def test_what_is_like_a_row_that_goes_is_kept_or_judged_by_itself(spark, tmp_path):
     """a like b in the day, a like the old row, b not: with b nothing stands for its text."""
     data = DataSection(columns={"id": "id"}, append={"enabled": True})
