@@ -145,6 +145,7 @@ def _appended(task: Task, built: Built, manifest: DatasetManifest, token: str) -
         part=task.past.part,
         buckets=task.past.buckets,
         secrets=task.past.secrets,
+        near=task.config.data.dedup.near,
     )
     counts = {split: manifest.rows(split) for split in manifest.splits}
     whole = task.past.appended(manifest, files, counts)

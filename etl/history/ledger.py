@@ -93,16 +93,17 @@ def write(
     part: str,
     buckets: int,
     secrets: credentials.Secrets | None,
+    near: bool = True,
 ) -> list[LedgerFile]:
     """Write the ledger of new rows into a version directory; the manifest will list the files.
 
     Args:
         rows: of `signed`: id, key, label, split, cluster, node, signature, bands.
+        near: whether they have bands (data.dedup.near).
     """
-    kinds = {
-        ROWS: rows.select("node", "id", "key", "label", "split", "cluster", "signature"),
-        BANDS: rows.select(F.explode("bands").alias("band"), "node", "split"),
-    }
+    kinds = {ROWS: rows.select("node", "id", "key", "label", "split", "cluster", "signature")}
+    if near:
+        kinds[BANDS] = rows.select(F.explode("bands").alias("band"), "node", "split")
     files = []
     for kind, frame in kinds.items():
         value = _VALUE[kind]
