@@ -75,7 +75,7 @@ def from_text(
     """
     data = config.data
     strays = reading.check_quotes(spark, source, data.csv) if source.kind == "csv" else None
-    gated = _gate(spark, source, data, gone).persist()
+    gated = _gate(spark, source, data, gone, past).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
         at_gate, lines = counting.at_gate(gated, data)
@@ -90,13 +90,14 @@ def from_text(
 
     passed = gated.where(F.col("reason").isNull()).drop("reason", "detail", "breaks")
     passed, official = split.given_by(passed, data.split)
-    separated = None
+    judging = None
     if past is not None and past.parent is not None:
         separated = judge.separate(passed, past, data)
+        judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
         passed = separated.fresh
     rejects = gated.where(F.col("reason").isNotNull())
     judged, stays = None, gated
-    if read >= _MANY_ROWS and separated is None:  # which reads the gate's rows again
+    if read >= _MANY_ROWS and judging is None:  # which reads the gate's rows again
         stays = rejects = rejects.persist()
         judged = partial(_let_go, gated, rejects, kept)
     found = dedup.deduplicate(
@@ -109,6 +110,7 @@ def from_text(
         whole=official is not None and data.split.time.column is None,
         progress=progress,
         judged=judged,
+        gone=None if judging is None else judging.gone,
     )
     rows, joined = found.rows, None
     if data.split.group:
@@ -116,10 +118,10 @@ def from_text(
             rows, scratch, kept, driver_edges=data.spark.driver_edges, progress=progress
         )
         rows = joined.rows
-    if separated is not None:
-        final = judge.place(rows, separated, past, data, kept)
+    if judging is not None:
+        final = judging.place(rows)
     else:
-        final = split.assign(rows, data.split, official, kept, task=data.task)
+        final = split.assign(rows.drop("cluster"), data.split, official, kept, task=data.task)
     # From files: what is asked of them from here on has a plan of one step and reads its columns
     # alone, and all that they are made of goes.
     final = scratch.keep(final, f"{scratch.path('rows')}/final")
@@ -135,6 +137,7 @@ def from_text(
         "largest_group": found.largest_group,
         "noisy_clusters": found.noisy_clusters,
         "noisy_texts": found.noisy_texts,
+        **({} if judging is None else judging.capped(progress)),
         **data.dedup.model_dump(),
     }
     _split_quality(quality, data, official, joined, final, progress)
@@ -148,7 +151,8 @@ def from_text(
     rejected = _rejected(rejects, final)
     good = final.where(F.col("reason").isNull())
     if data.quality.leakage_sample:
-        quality["leakage"] = _leakage(good, data, progress)
+        old = None if judging is None else judging.held_out(spark)
+        quality["leakage"] = leakage.judged(good, data.quality, progress, old)
     return Built(
         encoded=shards.encode(
             good,
@@ -291,13 +295,18 @@ def _rejected(rejects: DataFrame, final: DataFrame) -> DataFrame:
     return rejects.select(*columns).unionByName(more)
 
 
-def _gate(spark: SparkSession, source: Source, data: DataSection, gone: Forgotten) -> DataFrame:
+def _gate(
+    spark: SparkSession, source: Source, data: DataSection, gone: Forgotten, past: Past | None
+) -> DataFrame:
     """The source's rows, cleaned and judged: `gate.SCHEMA`."""
     work = partial(
         gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
     more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
-    rows = forgotten.leave_out(reading.read(spark, source, data), gone)
+    rows = reading.read(spark, source, data)
+    if past is not None:
+        rows = judge.with_own_ids(rows, past, data)
+    rows = forgotten.leave_out(rows, gone)
     return rows.mapInArrow(crossing(work), gate.SCHEMA + more)
 
 
@@ -380,35 +389,6 @@ def _warn_capped(
             " bucket go to the same"
             f" split (the largest group that does has {found.largest_group:,} texts)"
         )
-
-
-def _leakage(good: DataFrame, data: DataSection, progress: Callable[[str], None]) -> dict:
-    """What `leakage.estimate` finds among the rows that are kept.
-
-    Raises:
-        DataError: more than data.quality.max_leakage.
-    """
-    found = leakage.estimate(good, data.quality)
-    counts = ", ".join(
-        f"{count['found']:,} of {count['sampled']:,} {split}"
-        for split, count in found["splits"].items()
-    )
-    if not counts:
-        return found
-    said = f"{counts} rows looked up have a training row that is {found['similarity']:g} alike"
-    progress(said)
-    most = data.quality.max_leakage
-    if most is not None and leakage.share(found) > most:
-        pairs = ", ".join(f"{pair['id']} like {pair['near']}" for pair in found["examples"][:3])
-        raise DataError(
-            "too many evaluation rows have near copies among the training rows",
-            where="data.quality.max_leakage",
-            expected=f"at most {most:.2%}",
-            got=f"{leakage.share(found):.2%}: {said}; {pairs}",
-            remedy="lower data.dedup.threshold, keep related rows together by data.split, or raise"
-            " data.quality.max_leakage",
-        )
-    return found
 
 
 def from_records(

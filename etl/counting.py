@@ -165,8 +165,8 @@ def refuse_empty(read: int, source: Source) -> None:
 
 
 def refuse_rejects(read: int, drops: Counter[str], data: DataSection) -> None:
-    """Fail where more rows are rejected than data.quality.max_reject_fraction, duplicates and
-    forgotten rows aside."""
+    """Fail where more rows are rejected than data.quality.max_reject_fraction, but for reasons
+    that say nothing against the source (gate.NOT_BAD)."""
     counted = {r: n for r, n in drops.items() if n and r not in gate.NOT_BAD}
     rejected = sum(counted.values())
     if read and rejected / read > data.quality.max_reject_fraction:

@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 
 import numpy as np
 from pyspark.sql import DataFrame, SparkSession
@@ -35,6 +34,7 @@ from howdah.data.manifest import (
     RecordEntry,
     ShardEntry,
     TokenizerEntry,
+    created_now,
     version_before,
 )
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
@@ -145,6 +145,7 @@ def _appended(task: Task, built: Built, manifest: DatasetManifest, token: str) -
         part=task.past.part,
         buckets=task.past.buckets,
         secrets=task.past.secrets,
+        near=task.config.data.dedup.near,
     )
     counts = {split: manifest.rows(split) for split in manifest.splits}
     whole = task.past.appended(manifest, files, counts)
@@ -289,7 +290,7 @@ def _manifest(
     data, source, encoder = task.config.data, task.source, task.encoder
     return DatasetManifest(
         dataset_hash=task.hash,
-        created=datetime.now(UTC).isoformat(timespec="microseconds"),
+        created=created_now(data.dataset),
         etl_version=__version__,
         task=data.task,
         pairs=data.columns.text_pair is not None,

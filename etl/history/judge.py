@@ -1,8 +1,14 @@
 """New rows against the ledger: which are copies of old ones, and which split the others go to.
 
 Old rows are never moved, dropped or renamed. A new row that is like an old one is removed; under
-another label it stays in the old one's split, with all of its group. A group that would have to go
-to two splits is rejected (bridges_splits): kept, it would be like rows of both.
+another label it stays in the old one's split, with all of its cluster. A cluster that would have to
+go to two splits is rejected (bridges_splits): kept, it would be like rows of both.
+
+Of a bucket with more old rows than `max_bucket_size` those of held-out splits are all compared. So
+a new row that was not compared with all of them was not compared with training rows alone, and it
+goes to train. Clusters of the day that are one group, since not all of their rows were compared
+with one another, go to one split: where they would have to go to two, those that are like held-out
+rows are rejected, and the others go to train.
 
 The part of the same name, where its source has changed, is compared as well. Rows of it that are
 still there (same id, same text) keep split and cluster; only the others are judged.
@@ -10,16 +16,18 @@ still there (same id, same text) keep split and cluster; only the others are jud
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from etl.history import ledger
 from etl.history.past import Past
+from etl.rows import leakage
 from etl.rows.split import split_column
 from howdah.config.data import DataSection
-from howdah.config.splits import TEST, VALIDATION
+from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.spark.paths import spark_path
 
 
@@ -33,6 +41,29 @@ class Separated:
     """... of the part's older state, with split, group, and reason and detail, which are null."""
     known: DataFrame | None
     """... whose id an old row of another part has: rejected, with reason and detail."""
+
+
+def with_own_ids(rows: DataFrame, past: Past, data: DataSection) -> DataFrame:
+    """The rows, those with another id whose id an old row of another part has.
+
+    Ids that are hashes of texts come again with the same text. Under another label such a row is
+    kept (data.dedup.conflict: keep), and needs an id of its own: a hash of that id and the part.
+    """
+    others = past.paths_of_rows(own=False)
+    if data.columns.id is not None or data.dedup.conflict.policy != "keep" or not others:
+        return rows
+    spark, there, columns = rows.sparkSession, F.lit(True), rows.columns
+    digest = F.sha2(F.concat_ws(":", "id", F.lit(past.part)), 256)
+    rows = rows.withColumn("_own", digest.substr(F.lit(1), F.length("id")))
+    taken = spark.read.parquet(*map(spark_path, others)).select("id").distinct()
+    rows = rows.join(taken.withColumn("_taken", there), "id", "left")
+    again = F.col("_taken").isNotNull()
+    if own := past.paths_of_rows(own=True):  # whose other row may have gone since
+        old = spark.read.parquet(*map(spark_path, own)).select(F.col("id").alias("_own"))
+        rows = rows.join(old.distinct().withColumn("_had", there), "_own", "left")
+        again = again | F.col("_had").isNotNull()
+    row_id = F.when(again, F.col("_own")).otherwise(F.col("id"))
+    return rows.withColumn("id", row_id).select(*columns)
 
 
 def separate(passed: DataFrame, past: Past, data: DataSection) -> Separated:
@@ -63,113 +94,184 @@ def separate(passed: DataFrame, past: Past, data: DataSection) -> Separated:
     return Separated(fresh=passed, carried=carried, known=known)
 
 
-def place(
-    rows: DataFrame,
-    separated: Separated,
-    past: Past,
-    data: DataSection,
-    temporary: list[DataFrame],
-) -> DataFrame:
-    """The rows with their split, and what is like old rows with its reason.
+@dataclass(kw_only=True)
+class Judging:
+    """The judgement of one new part.
 
-    Args:
-        rows: fresh rows as de-duplicated among themselves: id, text, label, key, reason, detail,
-            group.
+    Attributes:
         temporary: data frames persisted on the way are appended; the caller unpersists them.
     """
-    sizes = data.split
-    if past.parent is None:
-        return rows.withColumn("split", split_column("group", sizes))
-    frozen = data.append.frozen
-    sizes = sizes.model_copy(update={name: 0.0 for name in frozen if name in (TEST, VALIDATION)})
-    hits = _hits(rows, separated, past, data, temporary)
-    met = rows.join(hits, "id", "left").persist()
-    temporary.append(met)
-    stay = met.where(F.col("reason").isNull() & F.col("fate").isNull())
-    groups = stay.groupBy("group").agg(
-        F.array_sort(F.array_distinct(F.flatten(F.collect_list("splits")))).alias("of_group"),
-        F.min("cluster").alias("joined"),
-    )
-    met = met.join(groups.where(F.size("of_group") > 0), "group", "left")
-    count = F.coalesce(F.size("of_group"), F.lit(0))
-    left = F.col("fate").isNull()
-    held = F.arrays_overlap("of_group", F.array(*map(F.lit, frozen))) if frozen else F.lit(False)
-    reason = (
-        F.when(F.col("reason").isNotNull(), F.col("reason"))
-        .when(~left, F.col("fate"))
-        .when(count > 1, "bridges_splits")
-        .when((count == 1) & held, "held_out_copy")
-    )
-    said = F.concat(F.lit("like rows of "), F.array_join("of_group", ", "))
-    detail = (
-        F.when(F.col("reason").isNotNull(), F.col("detail"))
-        .when(~left, F.col("why"))
-        .when(count > 0, said)
-    )
-    split = F.when(count == 1, F.col("of_group")[0]).otherwise(split_column("group", sizes))
-    placed = met.select(
-        "id", "text", "label", "key",
-        reason.alias("reason"),
-        F.when(reason.isNotNull(), detail).alias("detail"),
-        F.coalesce("joined", "group").alias("group"),
-        split.alias("split"),
-    )  # fmt: skip
-    for more in (separated.carried, separated.known):
-        if more is not None:
-            placed = placed.unionByName(more, allowMissingColumns=True)
-    return placed
+
+    separated: Separated
+    past: Past
+    data: DataSection
+    temporary: list[DataFrame]
+    full_buckets: int = field(default=0, init=False)
+    """LSH buckets that new rows are in, with more old rows than data.dedup.max_bucket_size."""
+    uncompared: int = field(default=0, init=False)
+    """New rows that were not compared with all training rows of their buckets."""
+    _hits: DataFrame | None = field(default=None, init=False)
+
+    def gone(self, owners: DataFrame) -> DataFrame:
+        """id of the rows that old ones stand for. Before the leaders of the day's clusters are
+        chosen: a row that goes can be no leader, or what is like it alone would go with it.
+
+        Args:
+            owners: id, text, label, key: fresh rows, one for each text and label.
+        """
+        self._hits = self._judged(owners).persist()
+        self.temporary.append(self._hits)
+        return self._hits.where(F.col("fate").isNotNull()).select("id")
+
+    def place(self, rows: DataFrame) -> DataFrame:
+        """The rows with their split, and what is like old rows with its reason.
+
+        Args:
+            rows: fresh rows as de-duplicated among themselves, after `gone`: id, text, label, key,
+                reason, detail, group, cluster.
+        """
+        frozen, sizes = self.data.append.frozen, self.data.split
+        none = {name: 0.0 for name in frozen if name in (TEST, VALIDATION)}
+        sizes = sizes.model_copy(update=none)
+        met = rows.join(self._hits, "id", "left").persist()
+        self.temporary.append(met)
+        clusters = _clusters(met.where(F.col("reason").isNull() & F.col("fate").isNull()), frozen)
+        met = met.join(clusters, "cluster", "left")
+        reason, fate, out = F.col("reason"), F.col("fate"), F.col("out")
+        # Where a cluster goes, nothing is left that its near duplicates are like.
+        whole = out.isNotNull() & (reason.isNull() & fate.isNull() | (reason == "near_duplicate"))
+        why = (
+            F.when(whole, F.col("said"))
+            .when(reason.isNotNull(), F.col("detail"))
+            .otherwise(F.col("why"))
+        )
+        reason = F.when(whole, out).otherwise(F.coalesce(reason, fate))
+        split = F.coalesce("bound", split_column("group", sizes))
+        placed = met.select(
+            "id", "text", "label", "key",
+            reason.alias("reason"),
+            F.when(reason.isNotNull(), why).alias("detail"),
+            F.coalesce("joined", "group").alias("group"),
+            split.alias("split"),
+        )  # fmt: skip
+        for more in (self.separated.carried, self.separated.known):
+            if more is not None:
+                placed = placed.unionByName(more, allowMissingColumns=True)
+        return placed
+
+    def held_out(self, spark: SparkSession) -> leakage.Old | None:
+        """Old rows of validation and test; None: there is none with a signature."""
+        paths = self.past.paths_of_rows(own=False)
+        if not paths or not self.data.dedup.near:
+            return None
+        rows = spark.read.parquet(*map(spark_path, paths)).where(F.col("split") != TRAIN)
+        return leakage.Old(rows=rows.select("id", "split", "signature"), dedup=self.data.dedup)
+
+    def capped(self, progress: Callable[[str], None]) -> dict[str, int]:
+        """For the manifest: how much of the past was not compared."""
+        if self.full_buckets:
+            progress(
+                f"{self.full_buckets:,} buckets of near duplicates have more old rows than"
+                f" data.dedup.max_bucket_size ({self.data.dedup.max_bucket_size:,}): new rows in"
+                " them were compared with all rows of held-out splits, and"
+                f" {self.uncompared:,} of them not with all training rows: they go to train"
+            )
+        return {"full_past_buckets": self.full_buckets, "uncompared_rows": self.uncompared}
+
+    def _judged(self, owners: DataFrame) -> DataFrame:
+        """id, fate and why of new rows that old ones stand for, else `splits` of the old rows that
+        they are like, `past_cluster` of one of these, and whether there are training rows `beyond`
+        that they were not compared with."""
+        data, past = self.data, self.past
+        shared = {"buckets": past.buckets, "secrets": past.secrets}
+        probes = ledger.signed(owners.select("id", "text", "label", "key"), data.dedup).persist()
+        self.temporary.append(probes)
+        met = beyond = None
+        if data.dedup.near:
+            paths = past.paths(ledger.BANDS)
+            met = ledger.met(probes, paths, most=data.dedup.max_bucket_size, **shared).persist()
+            self.temporary.append(met)
+            is_beyond = F.col("kind") == ledger.BEYOND
+            self.full_buckets, self.uncompared = (
+                met.where(is_beyond | (F.col("kind") == ledger.ASKS))
+                .agg(F.countDistinct("band"), F.countDistinct(F.when(is_beyond, F.col("id"))))
+                .first()
+            )
+            if self.uncompared:
+                beyond = met.where(is_beyond).select("id", F.lit(True).alias("beyond"))
+        paths, full = past.paths(ledger.ROWS), bool(self.full_buckets)
+        found = ledger.compared(probes, met, paths, options=data.dedup, full=full, **shared)
+        found = _present(found, self.separated, past)
+        if beyond is None:
+            found = found.withColumn("beyond", F.lit(False))
+        else:
+            found = found.unionByName(beyond, allowMissingColumns=True)
+        same, exact = F.col("label") == F.col("past_label"), F.col("exact")
+        first = {
+            "exact_same": exact & same,
+            "exact_other": exact & ~same,
+            "near_same": ~exact & same,
+        }
+        judged = found.groupBy("id").agg(
+            *(F.min(F.when(is_, F.col("past"))).alias(name) for name, is_ in first.items()),
+            F.collect_set("split").alias("splits"),
+            F.min("cluster").alias("past_cluster"),
+            F.coalesce(F.max("beyond"), F.lit(False)).alias("beyond"),
+        )
+        fate, why = _fate(data)
+        return judged.select(
+            "id", fate.alias("fate"), why.alias("why"), "splits", "past_cluster", "beyond"
+        )
 
 
-def _hits(
-    rows: DataFrame,
-    separated: Separated,
-    past: Past,
-    data: DataSection,
-    temporary: list[DataFrame],
-) -> DataFrame:
-    """id, fate and why of new rows that old ones stand for, else the splits they must go to, and
-    the cluster that they join."""
-    alive = rows.where(F.col("reason").isNull()).select("id", "text", "label", "key")
-    probes = ledger.signed(alive, data.dedup).persist()
-    temporary.append(probes)
-    shared = {"buckets": past.buckets, "secrets": past.secrets}
-    met = ledger.met(
-        probes, past.paths(ledger.BANDS), most=data.dedup.max_bucket_size, **shared
-    ).persist()
-    temporary.append(met)
-    wanted = met.where(F.col("node").isNotNull()).select("id", "node")
-    wanted = wanted.unionByName(probes.select("id", "node")).distinct()
-    wanted = wanted.join(probes.select("id", "key", "signature"), "id")
-    found = ledger.compared(wanted, past.paths(ledger.ROWS), options=data.dedup, **shared)
-    found = _present(found, separated, past)
-    found = found.join(probes.select("id", "label"), "id")
-    same = F.col("label") == F.col("past_label")
-    exact = F.col("exact")
-    first = {
-        "exact_same": exact & same,
-        "exact_other": exact & ~same,
-        "near_same": ~exact & same,
-    }
-    judged = found.groupBy("id").agg(
-        *(F.min(F.when(is_, F.col("past"))).alias(name) for name, is_ in first.items()),
-        F.collect_set("split").alias("splits"),
-        F.min("cluster").alias("cluster"),
+def _clusters(stay: DataFrame, frozen: list[str]) -> DataFrame:
+    """cluster, the split that it is `bound` to (null: none), the cluster of old rows that it has
+    `joined`, and the reason to leave it `out` with what is `said` of it.
+
+    Args:
+        stay: rows that no other row stands for.
+    """
+    clusters = stay.groupBy("cluster").agg(
+        F.min("group").alias("group"),
+        F.array_sort(F.array_distinct(F.flatten(F.collect_list("splits")))).alias("like"),
+        F.coalesce(F.max("beyond"), F.lit(False)).alias("beyond"),
+        F.min("past_cluster").alias("past_cluster"),
     )
-    loose = met.where(F.col("loose").isNotNull()).groupBy("id")
-    loose = loose.agg(F.collect_set("loose").alias("beyond"))
-    judged = judged.join(loose, "id", "full")
-    fate, why = _fate(data)
-    return judged.select(
-        "id",
-        fate.alias("fate"),
-        why.alias("why"),
-        F.array_union(F.coalesce("splits", _none()), F.coalesce("beyond", _none())).alias("splits"),
+    train = F.array(F.lit(TRAIN))
+    to = F.when(F.col("beyond"), F.array_union("like", train)).otherwise(F.col("like"))
+    held = F.arrays_overlap("like", F.array(*map(F.lit, frozen))) if frozen else F.lit(False)
+    clusters = clusters.select(
+        "*",
+        to.alias("to"),
+        F.when(F.size(to) > 1, "bridges_splits").when(held, "held_out_copy").alias("alone"),
+    )
+    trains = F.array_contains("to", TRAIN)
+    groups = (
+        clusters.where(F.col("alone").isNull())
+        .groupBy("group")
+        .agg(
+            F.array_distinct(F.flatten(F.collect_set("to"))).alias("of_group"),
+            F.min("past_cluster").alias("first"),
+            F.min(F.when(trains, F.col("past_cluster"))).alias("first_in_train"),
+        )
+    )
+    several = F.coalesce(F.size("of_group"), F.lit(0)) > 1
+    out = F.coalesce("alone", F.when(several & (F.size("to") > 0) & ~trains, "bridges_splits"))
+    uncompared = F.lit(", and in a bucket with training rows that it was not compared with")
+    in_group = F.lit(", and in a bucket of the part that was too large to compare all its rows")
+    return clusters.join(groups, "group", "left").select(
         "cluster",
+        F.when(several, TRAIN).otherwise(F.get("of_group", F.lit(0))).alias("bound"),
+        F.when(several, F.col("first_in_train")).otherwise(F.col("first")).alias("joined"),
+        out.alias("out"),
+        F.concat(
+            F.lit("like rows of "),
+            F.array_join("like", ", "),
+            F.when(F.col("beyond") & ~F.array_contains("like", TRAIN), uncompared)
+            .when(F.col("alone").isNull(), in_group)
+            .otherwise(F.lit("")),
+        ).alias("said"),
     )
-
-
-def _none() -> Column:
-    return F.array().cast("array<string>")
 
 
 def _present(found: DataFrame, separated: Separated, past: Past) -> DataFrame:

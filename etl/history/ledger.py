@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,6 +27,7 @@ from etl.workspace import credentials
 from etl.workspace.staging import LEDGER, attempt_name
 from howdah import storage
 from howdah.config.data import DedupOptions
+from howdah.config.splits import TRAIN
 from howdah.data.manifest import LedgerFile
 from howdah.spark.errors import crossing
 
@@ -37,10 +37,12 @@ _GROUP_ROWS = {ROWS: 2_048, BANDS: 65_536}
 """Rows of a row group, the least that is read: about a mebibyte of either kind."""
 _SIGNED = "node bigint, signature binary, bands array<bigint>"
 _WRITTEN = "bucket int, name string, rows bigint, bytes bigint"
-_MET = "id string, node bigint, loose string"
+_MET = "kind string, id string, node bigint, band bigint"
+PAIR, HELD, ASKS, BEYOND = "pair", "held", "asks", "beyond"
+"""Of `met`."""
 HITS = (
-    "id string, exact boolean, past string, past_label string, split string, cluster string,"
-    " part string"
+    "id string, label string, exact boolean, past string, past_label string, split string,"
+    " cluster string, part string"
 )
 
 
@@ -91,16 +93,17 @@ def write(
     part: str,
     buckets: int,
     secrets: credentials.Secrets | None,
+    near: bool = True,
 ) -> list[LedgerFile]:
     """Write the ledger of new rows into a version directory; the manifest will list the files.
 
     Args:
         rows: of `signed`: id, key, label, split, cluster, node, signature, bands.
+        near: whether they have bands (data.dedup.near).
     """
-    kinds = {
-        ROWS: rows.select("node", "id", "key", "label", "split", "cluster", "signature"),
-        BANDS: rows.select(F.explode("bands").alias("band"), "node", "split"),
-    }
+    kinds = {ROWS: rows.select("node", "id", "key", "label", "split", "cluster", "signature")}
+    if near:
+        kinds[BANDS] = rows.select(F.explode("bands").alias("band"), "node", "split")
     files = []
     for kind, frame in kinds.items():
         value = _VALUE[kind]
@@ -161,48 +164,76 @@ Paths = dict[int, list[tuple[str, str | None]]]
 def met(
     rows: DataFrame, paths: Paths, *, buckets: int, most: int, secrets: credentials.Secrets | None
 ) -> DataFrame:
-    """(id, node, loose): old rows (`node`) in the LSH buckets of new ones.
+    """(kind, id, node, band): old rows (`node`) in the LSH buckets (`band`) of new ones (`id`).
 
-    An LSH bucket with more than `most` old rows gives the first `most`. The others are not
-    compared: their splits come as `loose`, a row each, without node.
+    PAIR    id, node: to be compared
+    HELD    band, node: an old row of a held-out split that is to be compared with all that ASK
+    ASKS    band, id: a new row in that bucket
+    BEYOND  band, id: there are training rows in the bucket that it is not compared with
+
+    An LSH bucket with more than `most` old rows of the training split gives the first `most` as
+    pairs. Those of held-out splits are all compared: the first `most` as pairs, the others as HELD,
+    so that a bucket of n new and m old rows is n + m rows here and not n * m.
 
     Args:
         rows: of `signed`.
         paths: files of kind bands.
     """
     wanted = rows.select("id", F.explode("bands").alias("band"))
-    return _looked_up(
-        wanted, "band", partial(_meet, paths=paths, most=most), _MET, buckets, secrets
-    )
+    wanted = wanted.withColumn("bucket", _bucket("band", buckets))
+    return _looked_up(wanted, partial(_meet, paths=paths, most=most), _MET, buckets, secrets)
 
 
 def compared(
-    wanted: DataFrame,
+    probes: DataFrame,
+    found: DataFrame | None,
     paths: Paths,
     *,
     buckets: int,
     options: DedupOptions,
     secrets: credentials.Secrets | None,
+    full: bool = True,
 ) -> DataFrame:
     """HITS: old rows of the same text as new ones, or like them.
 
     Args:
-        wanted: id, key and signature of new rows, with the `node` of an old row each.
+        probes: of `signed`: the new rows, with id, key, label, node and signature.
+        found: of `met`; None: only rows of the same text are looked for.
         paths: files of kind rows.
+        full: whether `found` has rows of other kinds than PAIR.
     """
+    nothing = F.lit(0).cast("bigint")
+    mine = probes.select("id", "key", "label", "signature")
+    pairs = probes.select("id", "node")
+    if found is not None:
+        pairs = pairs.unionByName(found.where(F.col("kind") == PAIR).select("id", "node"))
+    bands = F.array().cast("array<bigint>").alias("bands")
+    wanted = pairs.distinct().join(mine, "id").select(F.lit(PAIR).alias("kind"), "*", bands)
+    wanted = wanted.withColumn("bucket", _bucket("node", buckets))
+    if found is not None and full:
+        held = found.where(F.col("kind") == HELD).select("band", "node")
+        held = held.withColumn("bucket", _bucket("node", buckets))
+        asks = found.where(F.col("kind") == ASKS).select("id", "band").distinct()
+        asks = asks.join(held.select("band", "bucket").distinct(), "band")
+        asks = asks.groupBy("id", "bucket").agg(F.collect_set("band").alias("bands"))
+        asks = asks.join(mine, "id").select("*", F.lit(ASKS).alias("kind"), nothing.alias("node"))
+        held = held.select(
+            "node", "bucket", F.array("band").alias("bands"), F.lit(HELD).alias("kind")
+        )
+        wanted = wanted.unionByName(asks).unionByName(held, allowMissingColumns=True)
     work = partial(_compare, paths=paths, threshold=options.threshold)
-    return _looked_up(wanted, "node", work, HITS, buckets, secrets)
+    return _looked_up(wanted, work, HITS, buckets, secrets)
 
 
 def _looked_up(
     wanted: DataFrame,
-    value: str,
     work: Callable[..., Iterator],
     schema: str,
     buckets: int,
     secrets: credentials.Secrets | None,
 ) -> DataFrame:
-    placed = wanted.withColumn("bucket", _bucket(value, buckets)).repartition(buckets, "bucket")
+    """Give each task the rows of its buckets; `wanted` says of each row which one it is for."""
+    placed = wanted.repartition(buckets, "bucket")
     work = partial(_by_bucket, work=work, schema=schema)
     return placed.mapInArrow(crossing(credentials.using(work, secrets)), schema)
 
@@ -252,41 +283,86 @@ def _meet(wanted: pd.DataFrame, bucket: int, paths: Paths, most: int) -> Iterato
     """Of one bucket of bands."""
     values = np.unique(wanted["band"].to_numpy())
     groups = _groups(paths, bucket, "band", values, ("band", "node", "split"))
-    taken = {}  # band -> old rows so far
+    taken: dict[bool, dict[int, int]] = {True: {}, False: {}}
+    """{are they training rows: {band: old rows so far}}"""
     mine = wanted[["id", "band"]]
+
+    def found(kind: str, rows: pd.DataFrame, *columns: str) -> dict:
+        rows = rows[list(columns)].drop_duplicates()
+        nothing = [None] * len(rows)
+        of = {name: rows[name] if name in columns else nothing for name in ("id", "node", "band")}
+        return {"kind": [kind] * len(rows), **of}
+
     for past, _ in groups:
         past = past.sort_values(["band", "node"])
-        place = past.groupby("band").cumcount() + past["band"].map(taken).fillna(0)
-        for band, count in past["band"].value_counts().items():
-            taken[band] = taken.get(band, 0) + int(count)
-        close = mine.merge(past[place < most], on="band")[["id", "node"]].drop_duplicates()
-        yield {"id": close["id"], "node": close["node"], "loose": [None] * len(close)}
-        beyond = past[place >= most][["band", "split"]].drop_duplicates()
-        loose = mine.merge(beyond, on="band")[["id", "split"]].drop_duplicates()
-        yield {"id": loose["id"], "node": [None] * len(loose), "loose": loose["split"]}
+        training = past["split"] == TRAIN
+        for trains, old in ((True, past[training]), (False, past[~training])):
+            before = taken[trains]
+            place = old.groupby("band").cumcount() + old["band"].map(before).fillna(0)
+            for band, count in old["band"].value_counts().items():
+                before[band] = before.get(band, 0) + int(count)
+            yield found(PAIR, mine.merge(old[place < most], on="band"), "id", "node")
+            rest = old[place >= most]
+            asking = mine[mine["band"].isin(rest["band"])]
+            if trains:
+                yield found(BEYOND, asking, "id", "band")
+            else:
+                yield found(ASKS, asking, "id", "band")
+                yield found(HELD, rest, "band", "node")
 
 
 def _compare(wanted: pd.DataFrame, bucket: int, paths: Paths, threshold: float) -> Iterator[dict]:
     """Of one bucket of rows."""
-    values = np.unique(wanted["node"].to_numpy())
+    kind = wanted["kind"]
+    values = np.unique(wanted["node"][kind != ASKS].to_numpy())
     columns = ("node", "id", "key", "label", "split", "cluster", "signature")
+    mine = wanted[kind == PAIR].drop(columns=["kind", "bands"])
+    held = wanted[kind == HELD].explode("bands")
+    asking = _by_bands(wanted[kind == ASKS])
     for past, part in _groups(paths, bucket, "node", values, columns):
-        pairs = wanted.merge(past, on="node", suffixes=("", "_past"))
+        pairs = mine.merge(past, on="node", suffixes=("", "_past"))
         exact = (pairs["key"] == pairs["key_past"]).to_numpy()
         near = exact.copy()
         signed = (pairs["signature"].notna() & pairs["signature_past"].notna()).to_numpy()
         if signed.any():
-            ours, theirs = (
-                np.frombuffer(b"".join(pairs.loc[signed, name]), np.uint32).reshape(
-                    int(signed.sum()), -1
-                )
-                for name in ("signature", "signature_past")
-            )
+            ours, theirs = (_stacked(pairs.loc[signed, n]) for n in ("signature", "signature_past"))
             equal = (ours == theirs).sum(axis=1)
             near[signed] |= equal >= equal_entries(threshold, ours.shape[1])
-        hit: Any = pairs[near]
-        yield {
-            "id": hit["id"], "exact": exact[near], "past": hit["id_past"],
-            "past_label": hit["label"], "split": hit["split"], "cluster": hit["cluster"],
-            "part": [part] * len(hit),
-        }  # fmt: skip
+        yield _hit(pairs[near], exact[near], part)
+        for bands, rows in asking.items():
+            there = past[past["node"].isin(held.loc[held["bands"].isin(bands), "node"])]
+            if len(there):
+                yield from _alike(rows, there, threshold, part)
+
+
+def _by_bands(asks: pd.DataFrame) -> dict[tuple[int, ...], pd.DataFrame]:
+    """Rows that ask of the same LSH buckets."""
+    if asks.empty:
+        return {}
+    return dict(iter(asks.groupby(asks["bands"].map(lambda bands: tuple(sorted(bands))))))
+
+
+def _alike(
+    rows: pd.DataFrame, past: pd.DataFrame, threshold: float, part: str | None
+) -> Iterator[dict]:
+    """Hits of new rows among the old rows of a row group: a new one at a time with all of them."""
+    theirs = _stacked(past["signature"])
+    need = equal_entries(threshold, theirs.shape[1])
+    past = past.rename(columns={n: f"{n}_past" for n in ("id", "key", "label", "signature")})
+    for row in rows.itertuples():
+        ours = np.frombuffer(row.signature, np.uint32)
+        like = past[(theirs == ours).sum(axis=1) >= need].assign(id=row.id, label=row.label)
+        yield _hit(like, (like["key_past"] == row.key).to_numpy(), part)
+
+
+def _stacked(signatures: pd.Series) -> np.ndarray:
+    """uint32[R, K] of R signatures."""
+    return np.frombuffer(b"".join(signatures), np.uint32).reshape(len(signatures), -1)
+
+
+def _hit(pairs: pd.DataFrame, exact: np.ndarray, part: str | None) -> dict:
+    return {
+        "id": pairs["id"], "label": pairs["label"], "exact": exact, "past": pairs["id_past"],
+        "past_label": pairs["label_past"], "split": pairs["split"], "cluster": pairs["cluster"],
+        "part": [part] * len(pairs),
+    }  # fmt: skip

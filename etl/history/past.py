@@ -24,6 +24,9 @@ from howdah.data.manifest import (
 )
 from howdah.errors import ConfigError, DataError
 
+_BOUNDS = ("max_reject_fraction", "leakage_sample", "leakage_similarity", "max_leakage")
+"""Of data.quality."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Past:
@@ -171,14 +174,15 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
             expected="a first version that was made with data.append.enabled",
             remedy="give another data.dataset: the first run makes its first version",
         )
-    if old.config != config:
-        keys = sorted(k for k in {*old.config, *config} if old.config.get(k) != config.get(k))
+    agreed = _without_bounds(old.config)
+    if agreed != config:
+        keys = sorted(k for k in {*agreed, *config} if agreed.get(k) != config.get(k))
         raise ConfigError(
             "a part must be made as the parts before it",
             where=", ".join(
                 f"data.{key}" if key in type(data).model_fields else key for key in keys
             ),
-            expected=", ".join(f"{key}: {old.config.get(key, 'the default')}" for key in keys),
+            expected=", ".join(f"{key}: {agreed.get(key, 'the default')}" for key in keys),
             got=", ".join(f"{key}: {config.get(key, 'the default')}" for key in keys),
             remedy=f"set them as {parent.path} was made, or begin another data.dataset",
         )
@@ -187,8 +191,8 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
             "a part that was merged with others cannot be replaced",
             where=f"data.append.part: {name}",
             got=f"{parent.path} was compacted after this part",
-            remedy="append what is new in it under another data.append.part; rows that are there"
-            " already are rejected as duplicates",
+            remedy="append it under another data.append.part: rows that are there already are left"
+            " out (known_id, or duplicates), and do not count for data.quality.max_reject_fraction",
         )
     return replace(past, buckets=old.buckets)
 
@@ -208,7 +212,16 @@ def _agreed(data: DataSection, etl_format: int, tokenizer: str) -> dict[str, Any
             "record_layout"}  # fmt: skip
     dumped = data.model_dump(mode="json", include=kept, exclude_defaults=True)
     frozen = {"append.frozen": sorted(data.append.frozen)} if data.append.frozen else {}
-    return {"etl_format": etl_format, "tokenizer": tokenizer, **dumped, **frozen}
+    dumped = {"etl_format": etl_format, "tokenizer": tokenizer, **dumped, **frozen}
+    return _without_bounds(dumped)
+
+
+def _without_bounds(config: dict[str, Any]) -> dict[str, Any]:
+    """Without what bounds or measures a part and decides no row's fate: each part has its own.
+    Ledgers of older versions of Howdah have it."""
+    quality = {k: v for k, v in config.get("quality", {}).items() if k not in _BOUNDS}
+    others = {key: value for key, value in config.items() if key != "quality"}
+    return others | ({"quality": quality} if quality else {})
 
 
 def _merged(parent: Dataset, name: str) -> bool:

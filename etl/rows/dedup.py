@@ -34,7 +34,8 @@ class Deduplicated:
     """Rows with their fate: `reason`/`detail` for those removed, `group` for those kept."""
 
     rows: DataFrame
-    """id, text, label, key, reason, detail, group, and what else the rows had"""
+    """id, text, label, key, reason, detail, group, cluster, and what else the rows had. All of a
+    group go to one split; its clusters are what was found to be alike."""
     near_clusters: int
     """Clusters of at least two different texts."""
     largest_cluster: int
@@ -62,6 +63,7 @@ def deduplicate(
     whole: bool = False,
     progress: Callable[[str], None] = lambda line: None,
     judged: Callable[[], None] | None = None,
+    gone: Callable[[DataFrame], DataFrame] | None = None,
 ) -> Deduplicated:
     """Find duplicates among the rows that passed the gate.
 
@@ -78,6 +80,8 @@ def deduplicate(
         progress: gets a line where joining them takes rounds.
         judged: called, after a job of its own, when all rows are kept here: what they are made of
             is not read again.
+        gone: given id, text, label and key of one row for each text and label, the id of those that
+            rows elsewhere stand for: they are given no reason here, and stand for no other row.
 
     The first of a cluster by id is kept, and those that are like no kept one (`leaders.py`): the
     outcome depends on the rows alone, never on their partitions. The same text under different
@@ -104,8 +108,12 @@ def deduplicate(
     sizes = _sizes(labelled, "cluster")
     largest_group = _sizes(labelled, "group").largest if found.capped_buckets else sizes.largest
     alone = ["cluster", "label", "rank"]
-    kept = leaders.survivors(labelled.select("own", "signature", *alone), alone, options.threshold)
-    survivors = labelled.drop("signature").join(kept, "own")
+    may_lead = labelled.select("own", "signature", *alone)
+    if gone is not None:
+        owners = lone.where(F.col("id") == F.col("own")).select("id", "text", "label", "key")
+        may_lead = may_lead.join(gone(owners).withColumnRenamed("id", "own"), "own", "left_anti")
+    kept = leaders.survivors(may_lead, alone, options.threshold)
+    survivors = labelled.drop("signature").join(kept, "own", "left")
     held = F.lit(None).cast("string")
     if GIVEN in rows.columns:
         # Aggregated, not a window: a group may be a large part of the rows.
@@ -114,7 +122,7 @@ def deduplicate(
         best = groups.agg(F.min(first).alias("best"))
         survivors = survivors.join(best, "group", "left")
         held = F.when(F.col("best.rank") < F.col("rank"), _held_by(F.col("best")))
-    survivors = survivors.select("own", "group", "survivor", held.alias("held"))
+    survivors = survivors.select("own", "cluster", "group", "survivor", held.alias("held"))
     fated = marked.join(survivors, "own", "left")
     return Deduplicated(
         rows=_fates(fated, rows.columns, options, whole),
@@ -174,6 +182,7 @@ def _fates(
         reason.alias("reason"),
         detail.alias("detail"),
         F.coalesce("group", "first", "id").alias("group"),
+        F.coalesce("cluster", "first", "id").alias("cluster"),
     )
 
 

@@ -42,8 +42,9 @@ REASONS = (
     "near_duplicate",
 )
 DUPLICATES = ("held_out_copy", "exact_duplicate", "near_duplicate")
-NOT_BAD = ("forgotten", *DUPLICATES)
-"""What says nothing against the source: data.quality.max_reject_fraction does not count it."""
+NOT_BAD = ("forgotten", "known_id", "bridges_splits", *DUPLICATES)
+"""What says nothing against the source (the rows are there already, or were forgotten, or stand
+between two splits): data.quality.max_reject_fraction does not count it."""
 DETAIL_CHARACTERS = 200
 
 SCHEMA = (

@@ -6,11 +6,15 @@ near copies, or how many there are where near duplicates are not removed.
 
 The training rows are read once, by tasks that know the sample; nothing is shuffled but one row for
 each sampled row and task.
+
+Where a part is appended, old rows of validation and test are in the sample, by their signatures in
+the ledger, and the training rows are those of the part: what it adds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -20,8 +24,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from etl.rows import minhash
-from howdah.config.data import QualityOptions
+from howdah.config.data import DedupOptions, QualityOptions
 from howdah.config.splits import TEST, TRAIN, VALIDATION
+from howdah.errors import DataError
 from howdah.spark.errors import crossing
 
 PERMUTATIONS = 64
@@ -31,26 +36,75 @@ with 0.94."""
 _FOUND = "sample int, similarity double, near string"
 _EXAMPLES = 5
 
-Sample = tuple[list[np.ndarray], np.ndarray, np.ndarray]
-"""(shingle sets of S texts, bucket keys int64[N] sorted, int32[N]: the text that each is of)."""
+Sample = tuple[Sequence[np.ndarray], np.ndarray, np.ndarray]
+"""(shingle set or signature of S texts, bucket keys int64[N] sorted, int32[N]: whose each is)."""
 
 
-def estimate(rows: DataFrame, options: QualityOptions) -> dict:
+@dataclass(frozen=True, kw_only=True)
+class Old:
+    """Rows of validation and test that a part is appended to."""
+
+    rows: DataFrame
+    """id, split, signature"""
+    dedup: DedupOptions
+    """By which they were signed."""
+
+
+def judged(
+    rows: DataFrame,
+    options: QualityOptions,
+    progress: Callable[[str], None],
+    old: Old | None = None,
+) -> dict:
+    """What `estimate` finds.
+
+    Raises:
+        DataError: more than data.quality.max_leakage.
+    """
+    found = estimate(rows, options, old)
+    counts = ", ".join(
+        f"{count['found']:,} of {count['sampled']:,} {split}"
+        for split, count in found["splits"].items()
+    )
+    if not counts:
+        return found
+    training = "training row" if old is None else "training row of this part"
+    said = f"{counts} rows looked up have a {training} that is {found['similarity']:g} alike"
+    progress(said)
+    most = options.max_leakage
+    if most is not None and share(found) > most:
+        pairs = ", ".join(f"{pair['id']} like {pair['near']}" for pair in found["examples"][:3])
+        raise DataError(
+            "too many evaluation rows have near copies among the training rows",
+            where="data.quality.max_leakage",
+            expected=f"at most {most:.2%}",
+            got=f"{share(found):.2%}: {said}; {pairs}",
+            remedy="lower data.dedup.threshold, keep related rows together by data.split, or raise"
+            " data.quality.max_leakage",
+        )
+    return found
+
+
+def estimate(rows: DataFrame, options: QualityOptions, old: Old | None = None) -> dict:
     """Look a sample of the evaluation rows up among the training rows.
 
     Args:
         rows: id, text, split of the rows that are kept.
+        old: more evaluation rows, of which there are signatures alone: how alike they are to a
+            training row is estimated by the share of equal entries.
 
     Returns:
         {"similarity": from which a row counts as found, "splits": {split: {"sampled": rows,
         "found": rows with a training row as similar}}, "examples": the most similar pairs,
         {"split", "id", "near": the training row's id, "similarity"}}
     """
+    held = rows.select("id", "text", "split", F.lit(None).cast("binary").alias("signature"))
+    if old is not None:
+        held = held.unionByName(old.rows, allowMissingColumns=True)
     drawn = [
-        rows.where(F.col("split") == split)
+        held.where(F.col("split") == split)
         .orderBy(F.sha2("id", 256), "id")
         .limit(options.leakage_sample)
-        .select("id", "text", "split")
         for split in (VALIDATION, TEST)
     ]
     # one job for both, whose rows come in any order
@@ -58,7 +112,12 @@ def estimate(rows: DataFrame, options: QualityOptions) -> dict:
     best: dict[int, tuple[float, str]] = {}
     if sampled:
         context = rows.sparkSession.sparkContext
-        sample = context.broadcast(_sample([row["text"] for row in sampled]))
+        numbers = [n for n, row in enumerate(sampled) if row["text"] is not None]
+        parts = [(numbers, _sample([sampled[n]["text"] for n in numbers]), None)]
+        if numbers := [n for n, row in enumerate(sampled) if row["text"] is None]:
+            signed = _signed_sample([sampled[n]["signature"] for n in numbers])
+            parts.append((numbers, signed, old.dedup))
+        sample = context.broadcast(parts)
         work = partial(_look_up, sample=sample, similarity=options.leakage_similarity)
         train = rows.where(F.col("split") == TRAIN).select("id", "text")
         found = train.mapInArrow(crossing(work), _FOUND).groupBy("sample")
@@ -99,31 +158,50 @@ def _keys(texts: list[str]) -> np.ndarray:
     return minhash.band_keys(minhash.signatures(texts, "auto", PERMUTATIONS), BANDS, ROWS)
 
 
-def _sample(texts: list[str]) -> Sample:
-    keys = _keys(texts).reshape(-1)
-    owners = np.repeat(np.arange(len(texts), dtype=np.int32), BANDS)
+def _keys_of(signature: np.ndarray) -> np.ndarray:
+    """int64[B, bands] of B signatures; of short ones fewer bands."""
+    return minhash.band_keys(signature, min(BANDS, signature.shape[1] // ROWS), ROWS)
+
+
+def _sorted(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    owners = np.repeat(np.arange(len(keys), dtype=np.int32), keys.shape[1])
+    keys = keys.reshape(-1)
     order = np.argsort(keys, kind="stable")
-    return minhash.sets(texts, "auto"), keys[order], owners[order]
+    return keys[order], owners[order]
+
+
+def _sample(texts: list[str]) -> Sample:
+    return minhash.sets(texts, "auto"), *_sorted(_keys(texts))
+
+
+def _signed_sample(raw: list[bytes]) -> Sample:
+    signature = np.frombuffer(b"".join(raw), np.uint32).reshape(len(raw), -1)
+    return signature, *_sorted(_keys_of(signature))
 
 
 def _look_up(
     batches: Iterable[pa.RecordBatch], sample: Broadcast, similarity: float
 ) -> Iterator[pa.RecordBatch]:
     """mapInArrow: for each sampled text the training row of this task that is most like it."""
-    sets, keys, owners = sample.value
     best: dict[int, tuple[float, str]] = {}
     for batch in batches:
         texts = batch.column("text").to_pylist()
         if not texts:
             continue
-        pairs = _meetings(_keys(texts), keys, owners)
-        met = sorted({row for row, _ in pairs})
-        rows = dict(zip(met, minhash.sets([texts[row] for row in met], "auto"), strict=True))
-        for row, owner in sorted(pairs):
-            alike = minhash.jaccard(rows[row], sets[owner])
-            near = (-alike, batch.column("id")[row].as_py())
-            if alike >= similarity and (owner not in best or near < best[owner]):
-                best[owner] = near
+        for numbers, (sampled, keys, owners), dedup in sample.value:
+            if dedup is None:
+                pairs = sorted(_meetings(_keys(texts), keys, owners))
+                met = sorted({row for row, _ in pairs})
+                rows = dict(zip(met, minhash.sets([texts[r] for r in met], "auto"), strict=True))
+                alike = [minhash.jaccard(rows[row], sampled[owner]) for row, owner in pairs]
+            else:
+                signed = minhash.signatures(texts, dedup.ngram, dedup.num_permutations)
+                pairs = sorted(_meetings(_keys_of(signed), keys, owners))
+                alike = [float((signed[row] == sampled[owner]).mean()) for row, owner in pairs]
+            for (row, owner), share_ in zip(pairs, alike, strict=True):
+                number, near = numbers[owner], (-share_, batch.column("id")[row].as_py())
+                if share_ >= similarity and (number not in best or near < best[number]):
+                    best[number] = near
     yield pa.RecordBatch.from_arrays(
         [
             pa.array(list(best), pa.int32()),

@@ -142,7 +142,8 @@ class QualityOptions(Section):
     unknown_label: Literal["reject", "fail"] = "fail"
     """For a label that is not in `labels`: reject the row, or fail the ETL."""
     max_reject_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
-    """The ETL fails (exit code 3) if it rejects a larger fraction of the rows, duplicates aside."""
+    """The ETL fails (exit code 3) if it rejects a larger fraction of the rows. Copies do not count,
+    nor rows that the dataset has already."""
     leakage_sample: int = Field(default=1_000, ge=0, le=10_000)
     """Rows of validation and of test each that are looked up among the training rows, to report how
     many have a near copy there. 0: none."""

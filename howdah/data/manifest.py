@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
@@ -35,10 +36,11 @@ _VERSIONS = (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION, PACKED_SCHEMA_VERSION)
 MANIFEST = "manifest.json"
 _HEAD_BYTES = 4_096
 _HEAD = re.compile(
-    rb'\s*\{\s*"schema_version":\s*\d+,\s*"dataset_hash":\s*"[^"\\]*",'
-    rb'\s*"created":\s*"([^"\\]+)"'
+    rb'\s*\{\s*"schema_version":\s*\d+,\s*"dataset_hash":\s*"([^"\\]*)",'
+    rb'\s*"created":\s*"([^"\\]+)"(?:,\s*"parent":\s*"([^"\\]*)")?'
 )
-"""How a manifest begins (`commit` writes the fields in this order): with when it was made."""
+"""How a manifest begins (`commit` writes the fields in this order): which version it is, when it
+was made, and upon which other one. Older versions of Howdah wrote the parent further down."""
 _THREADS = 16
 """That ask storage when versions were made: each answer is a round trip."""
 
@@ -129,7 +131,7 @@ class PartEntry(_Frozen):
 
 
 class LedgerFile(_Sparse):
-    """A Parquet file about kept rows (etl/rows/ledger.py)."""
+    """A Parquet file about kept rows (etl/history/ledger.py)."""
 
     kind: Literal["rows", "bands"]
     bucket: int
@@ -216,7 +218,9 @@ class DatasetManifest(_Sparse):
     dataset_hash: str
     """The hash in v=<hash>: of sources, the data config, the tokenizer and the ETL's format."""
     created: str
-    """ISO 8601, UTC."""
+    """ISO 8601, UTC; later than that of each version that was there (`created_now`)."""
+    parent: str | None = None
+    """The hash of the version that this one appends to, or is made from."""
     etl_version: str
     task: Task = "single_label"
     """What is predicted of a row (data.task)."""
@@ -241,8 +245,6 @@ class DatasetManifest(_Sparse):
     quality: dict[str, Any] = {}
     """Counts: read, kept, drops by reason, duplicate clusters, capped buckets, truncated rows.
     Of an appended version: of its newest part."""
-    parent: str | None = None
-    """The hash of the version that this one appends to, or is made from."""
     parts: list[PartEntry] = []
     """In the order in which they were appended first."""
     ledger: LedgerEntry | None = None
@@ -369,24 +371,56 @@ def load_dataset(path: str) -> Dataset:
             got=", ".join(child.name for child in children[:5]) or "an empty directory",
             remedy="run `howdah etl`; it removes the files of an interrupted one",
         )
-    return _load_version(max(versions)[1])
+    return _load_version(_latest(versions).path)
 
 
 def newest(root: str) -> Dataset | None:
-    """The newest version below a dataset's root, if there is any."""
+    """The newest version below a dataset's root, if there is any: of a version and one that was
+    made upon it always the latter, whatever their clocks said."""
     versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
-    return _load_version(max(versions)[1]) if versions else None
+    return _load_version(_latest(versions).path) if versions else None
+
+
+def created_now(root: str) -> str:
+    """When a version below a dataset's root is made that is made now: at least a microsecond after
+    each one that is there, also where this machine's clock is behind that of another one."""
+    versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
+    now = datetime.now(UTC)
+    if versions:
+        last = datetime.fromisoformat(max(version.created for version in versions))
+        last = last if last.tzinfo else last.replace(tzinfo=UTC)
+        now = max(now, last + timedelta(microseconds=1))
+    return now.isoformat(timespec="microseconds")
 
 
 def version_before(root: str, manifest: DatasetManifest) -> Dataset | None:
     """The newest version below a dataset's root that was made before this one, if there is any."""
     versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
-    older = [version for version in versions if version[0] < manifest.created]
-    return _load_version(max(older)[1]) if older else None
+    older = [version for version in versions if version.created < manifest.created]
+    return _load_version(max(older).path) if older else None
 
 
-def _versions(children: Iterable[storage.Entry]) -> list[tuple[str, str]]:
-    """(created, directory) of each committed version.
+class _Version(NamedTuple):
+    """What is read of each version."""
+
+    created: str
+    path: str
+    hash: str
+    parent: str | None
+
+
+def _latest(versions: list[_Version]) -> _Version:
+    """The one that was made last, or the last one that was made upon it."""
+    latest = max(versions)
+    left = {version.path: version for version in versions}
+    while children := [version for version in left.values() if version.parent == latest.hash]:
+        latest = max(children)
+        del left[latest.path]
+    return latest
+
+
+def _versions(children: Iterable[storage.Entry]) -> list[_Version]:
+    """Each committed version.
 
     A year of days is 365 manifests, each with all shards of those before it: of each only the
     first bytes are read.
@@ -395,12 +429,11 @@ def _versions(children: Iterable[storage.Entry]) -> list[tuple[str, str]]:
     if not names:
         return []
     with ThreadPoolExecutor(min(_THREADS, len(names)), "howdah-versions") as pool:
-        found = zip(pool.map(_created, names), names, strict=True)
-        return [(created, path) for created, path in found if created is not None]
+        return [version for version in pool.map(_head, names) if version is not None]
 
 
-def _created(path: str) -> str | None:
-    """When a version was made; None: it has no manifest.
+def _head(path: str) -> _Version | None:
+    """How a version's manifest begins; None: it has none.
 
     Raises:
         DataError: a manifest that is none.
@@ -411,8 +444,10 @@ def _created(path: str) -> str | None:
     except NotFound:
         return None
     if head is not None:
-        return head[1].decode()
-    return _load_version(path).manifest.created  # written by another program, or broken
+        hash_, created, parent = (group and group.decode() for group in head.groups())
+        return _Version(created, path, hash_, parent)
+    found = _load_version(path).manifest  # written by another program, or broken
+    return _Version(found.created, path, found.dataset_hash, found.parent)
 
 
 def _load_version(path: str) -> Dataset:

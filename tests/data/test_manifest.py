@@ -1,6 +1,7 @@
 """Which version of a dataset is the newest, and how much of the others is read to know it."""
 
 import json
+from datetime import UTC, datetime
 
 import pytest
 
@@ -36,6 +37,40 @@ def test_of_many_versions_only_the_newest_is_parsed(tmp_path, tiny_model_dir, mo
     assert older.manifest.dataset_hash == last.manifest.parent
     oldest = load_dataset(storage.join(root, f"v=old{0:013d}")).manifest
     assert version_before(root, oldest) is None
+
+
+def another(root, base, name, created, parent):
+    """A version like `base`."""
+    update = {"dataset_hash": name, "created": created, "parent": parent}
+    manifest.commit(storage.join(root, f"v={name}"), base.manifest.model_copy(update=update))
+    return storage.join(root, f"v={name}")
+
+
+def test_a_version_whose_clock_was_behind_its_parents_is_the_newest(tmp_path, tiny_model_dir):
+    root = str(tmp_path / "data")
+    base = build_appended(root, model_dir=tiny_model_dir)
+    another(root, base, "a", "2999-01-01", base.manifest.dataset_hash)
+    another(root, base, "b", "2026-06-01", "a")
+    last = another(root, base, "c", "2026-05-01", "b")
+    another(root, base, "other", "2998-01-01", base.manifest.dataset_hash)  # outrun by a
+    assert newest(root).path == load_dataset(root).path == last
+    value = json.loads(storage.read_bytes(storage.join(last, MANIFEST)))
+    value["parent"] = value.pop("parent")  # where older versions of Howdah wrote it
+    storage.write_whole(storage.join(last, MANIFEST), json.dumps(value, indent=1).encode())
+    assert load_dataset(last).manifest.parent == "b"
+
+
+def test_a_version_is_made_after_all_that_are_there(tmp_path, tiny_model_dir):
+    root = str(tmp_path / "data")
+    before = datetime.now(UTC).isoformat(timespec="microseconds")
+    assert manifest.created_now(root) > before  # no dataset yet
+    base = build_appended(root, model_dir=tiny_model_dir)
+    assert before < manifest.created_now(root) < "2900"
+    for ahead in ("2999-01-01", "2999-01-01T00:00:05+00:00", "2999-12-31T23:59:59.999999+00:00"):
+        another(root, base, f"of-{ahead[:19]}", ahead, base.manifest.dataset_hash)
+        made = manifest.created_now(root)
+        assert made > ahead and made == manifest.created_now(root)
+    assert made == "3000-01-01T00:00:00.000000+00:00"
 
 
 def test_a_manifest_in_another_order_is_read_whole(tmp_path, tiny_model_dir):

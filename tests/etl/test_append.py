@@ -7,11 +7,14 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from etl.history import rewrite
 from etl.rows.minhash import equal_entries, signatures
 from howdah import storage
 from howdah.config.data import DedupOptions
 from howdah.data.manifest import load_dataset
+from howdah.errors import DataError
 from tests.etl.test_pipeline import make_config, rows_of, run, write_csv
+from tests.fixtures.spark import FEW_JOBS
 from training.data.shards import ShardSet
 
 pytestmark = pytest.mark.spark
@@ -75,45 +78,112 @@ def leaks(places: dict[str, str], texts: dict[str, str]) -> list[tuple[str, str]
     return found
 
 
-def append_days(place, base, days: Sequence[int], count: int, seed: int):
+def template_rows(day: int) -> list[tuple[str, str, str]]:
+    """Rows that share their beginning: in the same buckets, and like none."""
+    shared = [f"template{k}" for k in range(16)]
+    texts = [" ".join([*shared, *(f"d{day}t{n}w{k}" for k in range(8))]) for n in range(24)]
+    return [(f"t{day}-{n:03d}", text, "a") for n, text in enumerate(texts)]
+
+
+def pillars(count: int) -> list[tuple[str, str, str]]:
+    """Pairs of texts that are no near duplicates, between which a text can be that is like both."""
+    words = [[f"p{n}w{k}" for k in range(24)] for n in range(count)]
+    other = [[f"{w}x" if 9 <= k < 15 else w for k, w in enumerate(of)] for of in words]
+    sides = {"left": words, "right": other}
+    return [(f"{s}-{n}", " ".join(of[n]), "a") for n in range(count) for s, of in sides.items()]
+
+
+def bridges(places: dict[str, str], count: int) -> list[tuple[str, str, str]]:
+    """Under another label a text between the two of each pair that are in different splits."""
+    texts = {row_id: text.split() for row_id, text, _ in pillars(count)}
+    between = {n: [*texts[f"left-{n}"][:12], *texts[f"right-{n}"][12:]] for n in range(count)}
+    apart = [n for n in between if len({places.get(f"{s}-{n}") for s in ("left", "right")}) > 1]
+    return [(f"bridge-{n}", " ".join(between[n]), "b") for n in apart]
+
+
+def append_days(place, base, days: Sequence[int], count: int, seed: int, pairs: int = 0, **options):
     """Append them in this order, checking each; (all rows, last result, {id: split}, {id: reason}).
 
     The rows of a day are like those of all days before it in the order.
+
+    Args:
+        pairs: of texts to bridge, on the first day; the bridges come on the second.
+        options: of `data`, of each part.
     """
     rng, past, before, frozen = random.Random(seed), [], {}, {}
     texts, gone = {}, {}
-    for day in days:
+    for number, day in enumerate(days):
         rows = day_rows(day, past, count, rng)
+        if pairs:
+            rows += template_rows(day)
+            rows += [pillars(pairs), bridges(before, pairs), []][min(number, 2)]
         past += rows
         texts |= {row_id: text for row_id, text, _ in rows}
-        result, _ = run(config_for(place, base, rows, f"day-{day:02d}"))
+        result, _ = run(config_for(place, base, rows, f"day-{day:02d}", **options))
         places = places_of(result)
         assert {i: places.get(i) for i in before} == before  # no old row moves or goes
-        frozen = frozen or {i for i, split in places.items() if split == "test"}
+        tested = {i for i, split in places.items() if split == "test"}
+        frozen = frozen or tested
+        assert tested == frozen if "append" in options else tested >= frozen
         new = rejected(result)
+        if pairs:  # of a bucket that is full nothing is rejected but what is like a row
+            assert {row_id for row_id, _, _ in template_rows(day)} <= set(places)
         assert set(places) - set(before) | set(new) == {row_id for row_id, _, _ in rows}
         assert not set(places) & (set(new) | set(gone))
         gone |= new
         assert leaks(places, texts) == []
         part = result.manifest.parts[-1]
-        assert (part.name, part.read) == (f"day-{day:02d}", count)
+        assert (part.name, part.read) == (f"day-{day:02d}", len(rows))
         assert sum(part.rows.values()) == len(set(places) - set(before))
         before = places
-    assert frozen <= {i for i, split in before.items() if split == "test"}
     return past, result, before, gone
 
 
 @pytest.mark.timeout(900)
 def test_two_days_in_turn_leak_nothing_and_lose_nothing(spark, tmp_path, tiny_model_dir):
-    past, result, places, gone = append_days(tmp_path, tiny_model_dir, range(2), 24, seed=3)
+    options = {"append": {"frozen": ["test"]}, "dedup": {"max_bucket_size": 2}}
+    past, result, places, gone = append_days(
+        tmp_path, tiny_model_dir, range(2), 24, seed=3, pairs=8, **options
+    )
     assert [part.name for part in result.manifest.parts] == ["day-00", "day-01"]
     assert set(gone.values()) & {"exact_duplicate", "near_duplicate"}
+    planted = {reason for row_id, reason in gone.items() if row_id.startswith("bridge-")}
+    assert "bridges_splits" in planted
+    assert result.manifest.quality["near_duplicates"]["full_past_buckets"] > 0
     # a day of copies alone adds a part, and no row
     copies = [(f"c-{n}", text, label) for n, (_, text, label) in enumerate(past[:6])]
-    result, lines = run(config_for(tmp_path, tiny_model_dir, copies, "day-02"))
+    result, lines = run(config_for(tmp_path, tiny_model_dir, copies, "day-02", **options))
     assert places_of(result) == places and any("part day-02: no new row" in line for line in lines)
     assert result.manifest.parts[-1].rows == {}
     assert result.manifest.quality["labels_without_training_rows"] == []
+
+
+def far_apart(day: int, count: int) -> list[tuple[str, str, str]]:
+    """(id, text, label) of rows that are like no other."""
+    texts = [" ".join(f"d{day}r{n}w{k}" for k in range(8)) for n in range(count)]
+    return [(f"d{day}-{n:03d}", text, "ab"[n % 2]) for n, text in enumerate(texts)]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(1200)  # four ETLs
+def test_late_rows_of_a_merged_part_are_appended_as_the_refusal_says(
+    spark, tmp_path, tiny_model_dir
+):
+    days = {f"day-{n}": far_apart(n, 20) for n in range(3)}
+    for part, rows in days.items():
+        result, _ = run(config_for(tmp_path, tiny_model_dir, rows, part, **FEW_JOBS))
+    before = places_of(result)
+    rewrite.compact(load_dataset(result.path), lambda line: None)
+    late = [*days["day-0"], *far_apart(9, 2)]
+    with pytest.raises(DataError, match="cannot be replaced") as caught:
+        run(config_for(tmp_path, tiny_model_dir, late, "day-0", **FEW_JOBS))
+    assert "under another data.append.part" in caught.value.remedy
+    bounds = {"max_reject_fraction": 0.2, "leakage_sample": 0}  # stricter than that of the parts
+    given = FEW_JOBS | {"quality": bounds}
+    result, _ = run(config_for(tmp_path, tiny_model_dir, late, "day-0-late", **given))
+    after = places_of(result)
+    assert {i: after[i] for i in before} == before and len(after) == 62
+    assert result.manifest.parts[-1].drops == {"known_id": 20}
 
 
 @pytest.mark.full

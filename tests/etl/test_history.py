@@ -1,11 +1,14 @@
 """Appending without Spark: what a ledger's buckets give, and which parts may be appended."""
 
+from collections import Counter
+
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from etl import counting
 from etl.history import ledger, past
 from etl.rows.minhash import signatures
 from etl.sources.source import Source
@@ -44,6 +47,7 @@ def test_old_rows_are_compared_by_text_and_by_signature(rows):
     wanted = pd.DataFrame({
         "id": ["copy", "near", "far", "collides"], "node": [30, 210, 210, 50],
         "key": ["key-3", "k", "l", "m"], "signature": signed([TEXTS[3], near, far, far]),
+        "label": "a", "kind": ledger.PAIR, "bands": [[]] * 4,
     })  # fmt: skip
     found = joined(list(ledger._compare(wanted, 0, rows, 0.7))).set_index("id")
     assert set(found.index) == {"copy", "near"}
@@ -70,20 +74,42 @@ def test_only_row_groups_with_a_wanted_value_are_read(rows, monkeypatch):
     assert list(ledger._groups({}, 0, "node", np.array([30]), ("node",))) == []
 
 
-def test_a_bucket_with_too_many_old_rows_binds_by_the_splits_of_the_rest(tmp_path):
+def test_of_a_full_bucket_held_out_rows_are_all_compared_and_training_rows_capped(tmp_path):
     files = []
-    for n, (nodes, splits) in enumerate([([1, 2], "train"), ([3, 4, 5], "test")]):
+    for n, (nodes, split) in enumerate(
+        [([1, 2, 3, 4], "train"), ([5, 6, 7], "test"), ([8], "validation")]
+    ):
         path = str(tmp_path / f"{n}.parquet")
-        bands = {"band": [7] * len(nodes), "node": nodes, "split": [splits] * len(nodes)}
+        bands = {"band": [7] * len(nodes), "node": nodes, "split": [split] * len(nodes)}
         pq.write_table(pa.table(bands), path)
         files.append((path, f"day-{n}"))
     wanted = pd.DataFrame({"id": ["a", "b"], "band": [7, 8]})
-    found = joined(list(ledger._meet(wanted, 0, {0: files}, most=3)))
-    assert found["id"].unique().tolist() == ["a"]
-    assert sorted(found["node"].dropna()) == [1, 2, 3]
-    assert found["loose"].dropna().tolist() == ["test"]
-    all_of_it = joined(list(ledger._meet(wanted, 0, {0: files}, most=5)))
-    assert len(all_of_it) == 5 and all_of_it["loose"].isna().all()
+    found = joined(list(ledger._meet(wanted, 0, {0: files}, most=2)))
+    assert set(found["id"].dropna()) == {"a"}
+    by_kind = {kind: set(rows["node"].dropna()) for kind, rows in found.groupby("kind")}
+    assert by_kind == {"pair": {1, 2, 5, 6}, "beyond": set(), "asks": set(), "held": {7, 8}}
+    bound = found[found["kind"] != "pair"]
+    assert (bound["band"] == 7).all()
+    all_of_it = joined(list(ledger._meet(wanted, 0, {0: files}, most=4)))
+    assert set(all_of_it["kind"]) == {"pair"} and len(all_of_it) == 8
+
+
+def test_rows_that_ask_are_compared_with_the_held_rows_of_their_buckets(rows):
+    near, other, far = TEXTS[5] + " more", TEXTS[6] + " more", "something else altogether"
+    asks = pd.DataFrame({
+        "kind": ledger.ASKS, "id": ["near", "near-too", "other", "far"], "node": 0, "label": "b",
+        "key": ["k", "key-5", "l", "m"], "signature": signed([near, TEXTS[5], other, far]),
+        "bands": [[1, 2], [2], [3], [1, 2]],
+    })  # fmt: skip
+    held = pd.DataFrame({
+        "kind": ledger.HELD, "node": [50, 50, 70, 60], "bands": [[1], [2], [2], [1]],
+    })  # fmt: skip
+    wanted = pd.concat([asks, held], ignore_index=True)
+    found = joined(list(ledger._compare(wanted, 0, rows, 0.7))).sort_values("id")
+    assert found[["id", "past", "exact"]].to_numpy().tolist() == [
+        ["near", "old-5", False], ["near-too", "old-5", True],
+    ]  # fmt: skip
+    assert set(found["label"]) == {"b"} and set(found["past_label"]) == {"a"}
 
 
 # ---------------------------------------------------------------------------------------- parts
@@ -154,6 +180,29 @@ def test_parts_that_are_made_otherwise_are_refused_with_both(root):
         past.find(data(root), source(), etl_format=4, tokenizer="another")
     assert "tokenizer" in str(caught.value)
     assert find(data(root, num_shards=7)).parent is not None
+
+
+def test_bounds_that_decide_no_rows_fate_may_differ_between_parts(root):
+    bounds = {"max_reject_fraction": 0.9, "leakage_sample": 10, "max_leakage": 0.5}
+    found = find(data(root, quality=bounds | {"leakage_similarity": 0.8}))
+    assert found.parent is not None and "quality" not in found.config
+    made = load_dataset(root)  # by a Howdah that wrote them down
+    ledger_ = made.manifest.ledger
+    old = ledger_.model_copy(update={"config": {**ledger_.config, "quality": bounds}})
+    update = {"ledger": old, "created": "2026-03-01"}
+    commit(f"{root}/v=older", made.manifest.model_copy(update=update))
+    assert find(data(root)).parent.path.endswith("v=older")
+    with pytest.raises(ConfigError, match="made as the parts before it"):
+        find(data(root, quality={"min_characters": 9, **bounds}))
+
+
+def test_rows_that_are_there_already_are_no_bad_rows():
+    there = {"known_id": 900, "bridges_splits": 40, "held_out_copy": 30, "near_duplicate": 20}
+    counting.refuse_rejects(1_000, Counter(there), DataSection())
+    strict = DataSection(quality={"max_reject_fraction": 0.009})
+    with pytest.raises(DataError) as caught:
+        counting.refuse_rejects(1_000, Counter({**there, "label_conflict": 10}), strict)
+    assert caught.value.got == "10 rows: 10 label_conflict"
 
 
 def test_a_dataset_without_a_ledger_and_a_merged_part_are_refused(root):

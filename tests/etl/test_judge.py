@@ -5,6 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from etl.history import judge, ledger
+from etl.rows import dedup
+from etl.workspace.scratch import Scratch
 from howdah import storage
 from howdah.config.data import DataSection
 
@@ -24,16 +26,11 @@ def row(row_id: str, words: str, label: str) -> tuple[str, str, str, str]:
     return row_id, words, label, f"key of {words}"
 
 
-def test_each_kind_of_new_row(spark, tmp_path):
-    data = DataSection(
-        columns={"id": "id"}, split={"validation": 0, "test": 0.99999},
-        append={"enabled": True, "frozen": ["test"]},
-    )  # fmt: skip
-    splits = ["test", "train", "train", "validation"]
-    old = [(*row(f"old-{n}", text(n), "a"), split, f"c{n}") for n, split in enumerate(splits)]
+def written(spark, tmp_path, old: list[tuple], data: DataSection) -> SimpleNamespace:
+    """The past of a part day-1, with the ledger of `old` rows in it."""
     kept = ledger.signed(spark.createDataFrame(old, KEPT), data.dedup)
     files = ledger.write(kept, str(tmp_path), "0badcafe", part="day-0", buckets=2, secrets=None)
-    assert sum(file.rows for file in files if file.kind == ledger.ROWS) == 4
+    assert sum(file.rows for file in files if file.kind == ledger.ROWS) == len(old)
     for file in files:
         assert storage.size(storage.join(str(tmp_path), file.name)) == file.bytes
 
@@ -46,10 +43,36 @@ def test_each_kind_of_new_row(spark, tmp_path):
         return found
 
     rows = [path for of_bucket in paths(ledger.ROWS).values() for path, _ in of_bucket]
-    past = SimpleNamespace(
+    return SimpleNamespace(
         parent=True, part="day-1", buckets=2, secrets=None, paths=paths,
         paths_of_rows=lambda own: [] if own else rows,
     )  # fmt: skip
+
+
+def judged(spark, new: list[tuple], places: dict[str, tuple[str, str]], past, data):
+    """({id: row}, judging) of new rows, each in the (group, cluster) that is given, or alone."""
+    separated = judge.separate(spark.createDataFrame(new, NEW), past, data)
+    fresh = separated.fresh.collect()
+    alone = {one["id"]: (one["id"], one["id"]) for one in fresh}
+    rows = [(*one.asDict().values(), None, None, *(alone | places)[one["id"]]) for one in fresh]
+    more = "reason string, detail string, group string, cluster string"
+    judging = judge.Judging(separated=separated, past=past, data=data, temporary=[])
+    judging.gone(separated.fresh)
+    placed = judging.place(spark.createDataFrame(rows, f"{NEW}, {more}"))
+    found = {one["id"]: one for one in placed.collect()}
+    for frame in judging.temporary:
+        frame.unpersist()
+    return found, judging
+
+
+def test_each_kind_of_new_row(spark, tmp_path):
+    data = DataSection(
+        columns={"id": "id"}, split={"validation": 0, "test": 0.99999},
+        append={"enabled": True, "frozen": ["test"]},
+    )  # fmt: skip
+    splits = ["test", "train", "train", "validation"]
+    old = [(*row(f"old-{n}", text(n), "a"), split, f"c{n}") for n, split in enumerate(splits)]
+    past = written(spark, tmp_path, old, data)
     new = [
         row("old-1", text(7), "a"), row("same", text(0), "a"), row("other", text(0), "b"),
         row("near", text(1, 3), "a"), row("near-test", text(0, 5), "b"),
@@ -57,19 +80,9 @@ def test_each_kind_of_new_row(spark, tmp_path):
         row("bridge", text(2, 4), "b"), row("bridge-too", text(3, 4), "b"),
         row("new", text(5), "a"),
     ]  # fmt: skip
-    groups = {"its-group": "near-train", "bridge-too": "bridge"}
-    separated = judge.separate(spark.createDataFrame(new, NEW), past, data)
-    fresh = [
-        (*one.asDict().values(), None, None, groups.get(one["id"], one["id"]))
-        for one in separated.fresh.collect()
-    ]
-    judged = spark.createDataFrame(fresh, f"{NEW}, reason string, detail string, group string")
-    temporary = []
-    placed = judge.place(judged, separated, past, data, temporary)
-    found = {one["id"]: one for one in placed.collect()}
-    for frame in temporary:
-        frame.unpersist()
-    assert len(found) == len(new)
+    places = {"its-group": ("near-train",) * 2, "bridge-too": ("bridge",) * 2}
+    found, judging = judged(spark, new, places, past, data)
+    assert len(found) == len(new) and judging.full_buckets == 0
     assert {i: one["reason"] for i, one in found.items()} == {
         "old-1": "known_id", "same": "exact_duplicate", "other": "label_conflict",
         "near": "near_duplicate", "near-test": "held_out_copy", "near-train": None,
@@ -80,3 +93,113 @@ def test_each_kind_of_new_row(spark, tmp_path):
     assert found["near-train"]["group"] == found["its-group"]["group"] == "c1"
     assert found["same"]["detail"] == "same text as old-0"
     assert found["bridge"]["detail"] == "like rows of train, validation"
+
+
+TEMPLATE = " ".join(f"template{k}" for k in range(14))
+
+
+def of_template(name: str) -> str:
+    """A text of which no other one is a near duplicate, and that shares buckets with them."""
+    return f"{TEMPLATE} " + " ".join(f"{name}w{k}" for k in range(9))
+
+
+@pytest.mark.parametrize("frozen", [["test"], pytest.param([], marks=pytest.mark.full)])
+def test_unlike_rows_of_a_full_bucket_go_to_train_and_held_out_ones_are_all_compared(
+    spark, tmp_path, frozen
+):
+    data = DataSection(
+        columns={"id": "id"}, split={"validation": 0, "test": 0.99999},
+        dedup={"max_bucket_size": 2, "threshold": 0.6},
+        append={"enabled": True, "frozen": frozen},
+    )  # fmt: skip
+    splits = ["train"] * 12 + ["test"] * 12 + ["validation"] * 12
+    old = [
+        (*row(f"old-{n}", of_template(f"o{n}"), "a"), split, f"c{n}")
+        for n, split in enumerate(splits)
+    ]
+    past = written(spark, tmp_path, old, data)
+    new = [row(f"new-{n}", of_template(f"n{n}"), "a") for n in range(6)]
+    new += [row(f"like-{n}", of_template(f"o{n}").replace("w1", "x1"), "b") for n in range(12, 36)]
+    new += [row(f"copy-{n}", of_template(f"o{n}").replace("w1", "x1"), "a") for n in range(12, 36)]
+    found, judging = judged(spark, new, {}, past, data)
+    assert judging.full_buckets > 0 and judging.uncompared > 0
+    lines = []
+    assert judging.capped(lines.append)["full_past_buckets"] == judging.full_buckets
+    assert "max_bucket_size (2)" in lines[0]
+    for n in range(6):  # in buckets that have rows of each split, and like none of them
+        assert (found[f"new-{n}"]["reason"], found[f"new-{n}"]["split"]) == (None, "train")
+    for n in range(12, 36):
+        assert found[f"copy-{n}"]["reason"] == "near_duplicate"
+        assert found[f"copy-{n}"]["detail"] == f"like old-{n}"
+        like = found[f"like-{n}"]
+        if like["reason"] is None:  # in no bucket with training rows that were not compared
+            assert like["split"] == splits[n] not in frozen
+        else:
+            assert like["reason"] in ("bridges_splits", "held_out_copy")
+            assert like["detail"].startswith(f"like rows of {splits[n]}")
+
+
+def test_of_a_days_group_that_touches_two_splits_what_is_like_held_out_rows_goes(spark, tmp_path):
+    data = DataSection(
+        columns={"id": "id"}, split={"validation": 0, "test": 0.99999}, append={"enabled": True}
+    )
+    splits = ["test", "train", "validation"]
+    old = [(*row(f"old-{n}", text(n), "a"), split, f"c{n}") for n, split in enumerate(splits)]
+    past = written(spark, tmp_path, old, data)
+    new = [
+        row("tested", text(0, 5), "b"), row("its-cluster", text(3), "a"),
+        row("trained", text(1, 5), "b"), row("validated", text(2, 5), "b"),
+        row("unlike", text(4), "a"), row("elsewhere", text(0, 9), "b"),
+    ]  # fmt: skip
+    places = {name: ("g", name) for name in ("tested", "trained", "validated", "unlike")}
+    places["its-cluster"] = ("g", "tested")
+    found, _ = judged(spark, new, places, past, data)
+    assert {i: (one["reason"], one["split"]) for i, one in found.items() if not one["reason"]} == {
+        "trained": (None, "train"), "unlike": (None, "train"), "elsewhere": (None, "test"),
+    }  # fmt: skip
+    for name in ("tested", "its-cluster", "validated"):
+        assert found[name]["reason"] == "bridges_splits"
+    assert found["trained"]["group"] == found["unlike"]["group"] == "c1"
+    assert "too large to compare" in found["validated"]["detail"]
+
+
+def test_without_ids_a_text_under_another_label_gets_an_id_of_its_own(spark, tmp_path):
+    data = DataSection(dedup={"conflict": "keep"}, append={"enabled": True})
+    past = written(spark, tmp_path, [(*row("h-1", text(0), "a"), "train", "c0")], data)
+    new = spark.createDataFrame([row("h-1", text(0), "b"), row("h-2", text(1), "b")], NEW)
+    rows = judge.with_own_ids(new, past, data).collect()
+    found = {one["text"]: one["id"] for one in rows}
+    assert rows[0].asDict().keys() == set(new.columns) and found[text(1)] == "h-2"
+    own = found[text(0)]
+    assert own != "h-1" and len(own) == 3
+    # read again when it is there itself, and the other one no more: the same id
+    kept = [(*row(own, text(0), "b"), "train", "c0"), (*row("h-3", text(3), "a"), "train", "c0")]
+    again = written(spark, tmp_path / "again", kept[:1], data)
+    other = written(spark, tmp_path / "other", kept[1:], data)
+    own_and_other = {True: again.paths_of_rows(own=False), False: other.paths_of_rows(own=False)}
+    past = SimpleNamespace(part="day-1", paths_of_rows=lambda own: own_and_other[own])
+    assert {r["text"]: r["id"] for r in judge.with_own_ids(new, past, data).collect()} == found
+    by_id = DataSection(columns={"id": "id"}, dedup={"conflict": "keep"})
+    assert judge.with_own_ids(new, past, by_id) is new
+
+
+def test_what_is_like_a_row_that_goes_is_kept_or_judged_by_itself(spark, tmp_path):
+    """a like b in the day, a like the old row, b not: with b nothing stands for its text."""
+    data = DataSection(columns={"id": "id"}, append={"enabled": True})
+    past = written(spark, tmp_path, [(*row("old", text(0), "a"), "train", "c0")], data)
+    changed = ((), (0, 3), (0, 3, 6, 9), (0, 3, 6, 9, 12))
+    names = ("a", "b", "c")
+    new = [row(n, text(0, *c), "a") for n, c in zip(names, changed[1:], strict=True)]
+    kept, scratch = [], Scratch(str(tmp_path), "0badcafe")
+    separated = judge.separate(spark.createDataFrame(new, NEW), past, data)
+    judging = judge.Judging(separated=separated, past=past, data=data, temporary=kept)
+    with scratch:
+        found = dedup.deduplicate(
+            separated.fresh, data.dedup, scratch, kept, driver_edges=100, gone=judging.gone
+        )
+        placed = {one["id"]: one for one in judging.place(found.rows).collect()}
+    for frame in kept:
+        frame.unpersist()
+    assert {i: (one["reason"], one["detail"]) for i, one in placed.items()} == {
+        "a": ("near_duplicate", "like old"), "b": (None, None), "c": ("near_duplicate", "like b"),
+    }  # fmt: skip

@@ -1,9 +1,10 @@
 """Near copies across splits: those planted are counted, and a bound is kept."""
 
 import pytest
+from pyspark.sql import functions as F
 
 from etl.rows import leakage, minhash
-from howdah.config.data import QualityOptions
+from howdah.config.data import DedupOptions, QualityOptions
 from howdah.errors import DataError
 from tests.etl.rows.test_dedup import _words
 from tests.etl.test_pipeline import make_config, run, write_csv
@@ -36,6 +37,28 @@ def test_planted_near_copies_are_counted_whatever_the_partitions(spark):
     # a smaller sample is one of the same rows
     few = leakage.estimate(frame, QualityOptions(leakage_sample=7))
     assert [counts["sampled"] for counts in few["splits"].values()] == [7, 7]
+
+
+def test_old_rows_are_looked_up_by_their_signatures_in_what_is_new(spark):
+    """As where a part is appended whose frozen splits get no row: the new rows are for training."""
+    rows = _rows()
+    held = [row for row in rows if row[2] != "train"]
+    options = DedupOptions(num_permutations=80)
+    signed = minhash.signatures([text for _, text, _ in held], options.ngram, 80)
+    old = [(row[0], row[2], bytes(own)) for row, own in zip(held, signed, strict=True)]
+    old = spark.createDataFrame(old, "id string, split string, signature binary")
+    frame = spark.createDataFrame([row for row in rows if row not in held[1:]], COLUMNS)
+    given = leakage.Old(rows=old.where(F.col("id") != held[0][0]), dedup=options)
+    found = leakage.estimate(frame, QualityOptions(), given)
+    assert found["splits"] == {
+        "test": {"sampled": 20, "found": 5}, "validation": {"sampled": 20, "found": 3},
+    }  # fmt: skip
+    for pair in found["examples"]:
+        assert pair["near"] == f"train{pair['id'][-2:]}"
+    lines = []
+    with pytest.raises(DataError, match="near copies") as caught:
+        leakage.judged(frame, QualityOptions(max_leakage=0.1), lines.append, given)
+    assert caught.value.got.startswith("20.00%") and "of this part" in lines[0]
 
 
 def test_no_evaluation_rows_no_estimate(spark):
