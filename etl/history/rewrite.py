@@ -11,7 +11,6 @@ import io
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -43,6 +42,7 @@ from howdah.data.manifest import (
     ShardEntry,
     commit,
     content_hash,
+    created_now,
     load_dataset,
 )
 from howdah.data.record import ShardWriter
@@ -178,7 +178,7 @@ class _Rewrite:
         latest, own = f"v={old.dataset_hash}", f"v={hash_}"
         update = {
             "dataset_hash": hash_,
-            "created": datetime.now(UTC).isoformat(timespec="microseconds"),
+            "created": created_now(storage.parent(path)),
             "splits": splits,
             "quality": quality,
             "source": said.source,
