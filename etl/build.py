@@ -194,6 +194,10 @@ def _split_quality(
             progress(f"{copies:,} rows are left out: copies of rows of test or validation")
     if joined is not None:
         found["groups"] = {"joined": joined.joined, "largest": joined.largest}
+        if joined.without:
+            found["groups"]["without"] = joined.without
+            names = ", ".join(data.split.group)
+            progress(f"{joined.without:,} rows have no value in data.split.group ({names})")
         if official is not None:
             names = final.where(F.col("reason").isNull()).groupBy("group")
             both = names.agg((F.min("split") != F.max("split")).alias("both")).where("both")

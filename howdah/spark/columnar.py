@@ -12,7 +12,7 @@ __all__ = ["load"]
 
 
 def load(spark: Any, kind: Kind, paths: Sequence[str], root: str | None) -> Any:
-    """A DataFrame of the files' columns, and as texts those that names of directories below `root` give.
+    """A DataFrame of the files' columns, and as texts those of directories' names below `root`.
 
     Args:
         spark: the SparkSession.

@@ -101,6 +101,29 @@ def test_parquet_files_of_another_kind_are_named(spark, tmp_path):
     assert caught.value.where == f"{tmp_path}/c.parquet"
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("key", "split"),
+    [
+        ("split.group: user", {"group": ["thread", "user"]}),
+        ("split.column: user", {"column": "user"}),
+        ("split.time.column: user", {"time": {"column": "user"}}),
+    ],
+)
+def test_files_without_a_column_of_the_split_are_named(spark, tmp_path, key, split):
+    """Their rows would be of no group: one user in train and in test."""
+    rows = {"text": ["one text"], "label": ["x"], "thread": [7]}
+    _parquet(tmp_path / "a.parquet", **rows, user=["1"])
+    _parquet(tmp_path / "b.parquet", **rows)
+    with pytest.raises(DataError, match="Parquet files do not have the same columns") as caught:
+        read(spark, source=str(tmp_path), columns={}, split=split)
+    assert caught.value.where == f"data.{key}, in {tmp_path}/b.parquet"
+    _parquet(tmp_path / "b.parquet", **rows, user=[1])  # "user=1" in both, but of another type
+    with pytest.raises(DataError, match="Parquet files do not have the same columns") as caught:
+        read(spark, source=str(tmp_path), columns={}, split=split)
+    assert caught.value.got == "int64"
+
+
 # -------------------------------------------------------------------------------- ORC and Avro
 def _avro_file(path, fields):
     """The header of an Avro file, by the specification: enough to know its columns."""
