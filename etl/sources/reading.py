@@ -141,16 +141,30 @@ def _csv(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
                 remedy="name each column once, in order; check data.csv.delimiter",
             )
         names = options.names
-    schema = StructType()
-    for name in names:
-        schema = schema.add(name, StringType())
-    return reader(options.header).schema(schema.add(CORRUPT, StringType())).csv(paths)
+    return reader(options.header).schema(_texts(names)).csv(paths)
 
 
 def _jsonl(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """All mapped columns as text, numbers as they are written.
+
+    Where the first records show that each mapped column holds texts or numbers, it is a text in
+    the schema that Spark would infer too: it becomes one as soon as one record has one. Else Spark
+    reads all files once more, to find out which columns there are and which of them are objects.
+    """
     reader = spark.read.option("primitivesAsString", "true")
     reader = reader.option("columnNameOfCorruptRecord", CORRUPT)
+    names = list(dict.fromkeys(name for _, name in wanted(data)))
+    if lines.scalars(source.files, names):
+        reader = reader.schema(_texts(names))
     return reader.json([spark_path(entry.path) for entry in source.files])
+
+
+def _texts(names: Sequence[str]) -> StructType:
+    """Columns of text, and that of records that cannot be read."""
+    schema = StructType()
+    for name in (*names, CORRUPT):
+        schema = schema.add(name, StringType())
+    return schema
 
 
 def _columnar(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:

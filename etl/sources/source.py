@@ -137,12 +137,12 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
     if storage.is_local(source):
         source = storage.local_path(source)
     if storage.is_dir(source):
-        return source, list(below(source))
+        return source, below(source)
     if any(mark in source for mark in "*?["):
         hits = []
         for path in storage.find(source):
             entry = storage.entry(path)
-            hits += list(below(path)) if entry.is_dir else [entry]
+            hits += below(path) if entry.is_dir else [entry]
         if not hits:
             raise DataError(
                 "no file matches the source's pattern", where=source, remedy="check data.source"

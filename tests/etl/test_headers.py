@@ -12,6 +12,7 @@ from etl.sources import reading
 from etl.sources import source as sources
 from howdah.config.data import CsvOptions
 from howdah.data.files import footers, lines
+from howdah.data.files.listing import below
 from howdah.errors import DataError
 from tests.etl.test_sources import read, section
 
@@ -54,6 +55,23 @@ def test_without_a_header_the_fields_are_counted(tmp_path):
     }
     found = _groups(tmp_path, files, header=False, names=["text", "label"])
     assert found == ("a.csv", [["c.csv"], ["d.csv"]])
+
+
+def test_files_below_a_directory_are_in_the_order_of_names(tmp_path):
+    names = [
+        "a/2.csv",
+        "a/1/3.csv",
+        "b.csv",
+        "a/1/2/x.csv",
+        "_tmp/1.csv",
+        "c/.hidden",
+        "a/_SUCCESS",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = [entry.path.removeprefix(f"{tmp_path}/") for entry in below(str(tmp_path))]
+    assert found == ["a/1/2/x.csv", "a/1/3.csv", "a/2.csv", "b.csv"]
 
 
 def test_an_unsure_first_file_is_alone(tmp_path):

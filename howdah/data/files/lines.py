@@ -11,7 +11,6 @@ import re
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from howdah import storage
@@ -29,6 +28,7 @@ __all__ = [
 _FIRST_LINE_BYTES = 64 * 2**10
 _FIRST_RECORDS = 1_000
 _FILES_OF_SCALARS = 8
+_LONGEST_LINE = 16 * 2**20
 
 SURROGATES = re.compile("[\udc80-\udcff]")
 """What bytes that are invalid in a file's encoding become."""
@@ -177,8 +177,9 @@ def json_value(line: str) -> Any:
 
 
 def json_names(path: str) -> list[str] | None:
-    """The keys of a file's first record; None: there is none among its first 1,000 lines."""
-    return next((list(record) for record in _first_records(path, _FIRST_RECORDS)), None)
+    """The keys of a file's first record; None: it is not among its first 1,000 lines, none of them
+    above 16 MiB."""
+    return next((list(record) for record in _first_records(path)), None)
 
 
 def scalars(files: Sequence[Entry], wanted: Collection[str]) -> bool:
@@ -187,7 +188,7 @@ def scalars(files: Sequence[Entry], wanted: Collection[str]) -> bool:
     missing = set(wanted)
     for entry in files[:_FILES_OF_SCALARS]:
         try:
-            for record in _first_records(entry.path, _FIRST_RECORDS):
+            for record in _first_records(entry.path):
                 missing -= {name for name in missing if _is_scalar(record.get(name))}
                 if not missing:
                     return True
@@ -201,11 +202,14 @@ def _is_scalar(value: Any) -> bool:
     return isinstance(value, bool) or (isinstance(value, str) and not SURROGATES.search(value))
 
 
-def _first_records(path: str, most: int) -> Iterator[dict[str, Any]]:
-    """The objects among the first lines of a file."""
+def _first_records(path: str) -> Iterator[dict[str, Any]]:
+    """The objects among the first lines of a file, up to one that is very long."""
     with open_text(path, "utf-8") as text:
-        for line in islice(text, most):
+        for _ in range(_FIRST_RECORDS):
+            line = text.readline(_LONGEST_LINE)
             with contextlib.suppress(ValueError):
                 value = json_value(line)
                 if isinstance(value, dict):
                     yield value
+            if not line or len(line) == _LONGEST_LINE:
+                return

@@ -17,15 +17,26 @@ File = TypeVar("File")
 Result = TypeVar("Result")
 
 
-def below(directory: str) -> Iterator[Entry]:
-    """Files of a directory and of those in it, but for names that begin with `_` or `.`."""
-    for entry in storage.list_dir(directory):
-        if entry.name.startswith(("_", ".")):
-            continue  # Hadoop's convention: markers and unfinished files
-        if entry.is_dir:
-            yield from below(entry.path)
-        else:
-            yield entry
+def below(directory: str) -> list[Entry]:
+    """Files of a directory and of those in it, but for names that begin with `_` or `.`; the
+    directories of a level are listed at once. Names are in their order, a
+    directory's files in its place."""
+    listed: dict[str, list[Entry]] = {}
+    level = [directory]
+    while level:
+        for path, entries in zip(level, of_each(level, storage.list_dir), strict=True):
+            # Hadoop's convention: markers and unfinished files
+            listed[path] = [e for e in entries if not e.name.startswith(("_", "."))]
+        level = [e.path for path in level for e in listed[path] if e.is_dir]
+
+    def files(path: str) -> Iterator[Entry]:
+        for entry in listed[path]:
+            if entry.is_dir:
+                yield from files(entry.path)
+            else:
+                yield entry
+
+    return list(files(directory))
 
 
 def of_each(files: Sequence[File], work: Callable[[File], Result]) -> list[Result]:
