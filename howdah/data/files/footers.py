@@ -62,10 +62,10 @@ def check_alike(files: Sequence[Entry], kind: Kind, wanted: Sequence[tuple[str, 
 
 
 def is_text(kind: Any) -> bool:
-    """Whether a type that `check_alike` returns is one of texts."""
+    """Whether a type that `check_alike` returns is one of texts, or of nothing but nulls."""
     import pyarrow as pa
 
-    return pa.types.is_string(kind)
+    return pa.types.is_string(kind) or pa.types.is_null(kind)
 
 
 def _shown(own: Any) -> str:

@@ -50,6 +50,9 @@ def odd_files(directory) -> dict[str, str]:
     pq.write_table(one, directory / "parquet" / "1.parquet")
     pq.write_table(other, directory / "parquet" / "2.parquet")
 
+    (directory / "nulls").mkdir()
+    nothing = pa.table({"key": [1.5], "words": pa.nulls(1)})
+    pq.write_table(nothing, directory / "nulls" / "1.parquet")
     put("no_key/1.csv", "key,words\n1,the\n")
     put("no_key/2.csv", "words\nthe\n")
     put("no_words/1.csv", "key,words\n1,the\n")
@@ -123,6 +126,7 @@ def test_spark_and_one_process_make_the_same_rows_of_odd_files(spark, tmp_path):
                               "the text is not in the file's encoding"]  # fmt: skip
     assert ("1.10", "", "1.10") in found["json"] and ("true", "", "true") in found["json"]
     assert ("3.0", "the text is dict, not a string", "") in found["json"]
+    assert found["nulls"] == [("1.5", "the text is null", "")]
     assert [row[0] for row in found["parquet"]] == ["1.5", "2.5", "3.5"]
 
 
