@@ -82,8 +82,8 @@ def from_text(
     read = sum(at_gate.values())
     _refuse_splits(gated, at_gate, data)
     several = (
-        counting.labels_of(gated.where(F.col("reason").isNull()))
-        if (data.task == "multi_label")
+        counting.labels_of(gated.where(F.col("reason").isNull()), data)
+        if data.task == "multi_label"
         else None
     )
     names = _labels_at_gate(at_gate, source, data, progress, several, past)
@@ -198,6 +198,10 @@ def _split_quality(
             progress(f"{copies:,} rows are left out: copies of rows of test or validation")
     if joined is not None:
         found["groups"] = {"joined": joined.joined, "largest": joined.largest}
+        if joined.without:
+            found["groups"]["without"] = joined.without
+            names = ", ".join(data.split.group)
+            progress(f"{joined.without:,} rows have no value in data.split.group ({names})")
         if official is not None:
             names = final.where(F.col("reason").isNull()).groupBy("group")
             both = names.agg((F.min("split") != F.max("split")).alias("both")).where("both")
@@ -244,7 +248,7 @@ def from_images(
     gated = rows.mapInArrow(crossing(work), image_rows.SCHEMA).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
-        at_gate = counting.by(gated, "reason", "label")
+        at_gate, _ = counting.at_gate(gated, data)
     read = sum(at_gate.values())
     names = _labels_at_gate(at_gate, source, data, progress)
     # What is alike in looks but not in its pixels is not looked for: data.dedup.near is for texts.
@@ -416,7 +420,7 @@ def from_records(
     rows = forgotten.leave_out(read_rows, gone).persist()
     kept.append(rows)
     with translated(f"read the records {source.name}", DataError):
-        counts = counting.by(rows, "reason", "label")
+        counts, _ = counting.at_gate(rows, data)
     read = sum(counts.values())
     counting.refuse_empty(read, source)
     passed = Counter({label: n for (reason, label), n in counts.items() if reason is None})

@@ -36,9 +36,24 @@ def of_task(rows: DataFrame, task: Task) -> DataFrame:
     return rows.withColumn("label", F.when(F.col("reason") == "bad_label", F.col("label")))
 
 
-def labels_of(rows: DataFrame) -> Counter[str]:
-    """{label: rows that have it} of rows whose labels are sets."""
-    return Counter({key[0]: n for key, n in by(each_label(rows), "label").items()})
+def labels_of(rows: DataFrame, data: DataSection) -> Counter[str]:
+    """{label: rows that have it} of rows whose labels are sets.
+
+    Raises:
+        DataError: so many that the column can be none of labels; they are not collected.
+    """
+    each = each_label(rows)
+    found = each.groupBy("label").count().limit(labels.MOST_LABELS + 1).collect()
+    if len(found) > labels.MOST_LABELS:
+        count, *examples = _spread(each)
+        labels.refuse_too_many(data, max(count, len(found)), *examples)
+    return Counter({row["label"]: row["count"] for row in found})
+
+
+def _spread(rows: DataFrame) -> tuple[int, str | None, str | None]:
+    """(an estimate of the number of labels, the first and the last of them)."""
+    columns = (F.approx_count_distinct("label"), F.min("label"), F.max("label"))
+    return tuple(rows.agg(*columns).first())
 
 
 def each_label(rows: DataFrame) -> DataFrame:
@@ -50,10 +65,14 @@ def each_label(rows: DataFrame) -> DataFrame:
 def at_gate(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[int, int, str]]]:
     """({(reason, label): rows}, a list of (texts with line breaks, most in one, its id)).
 
+    Args:
+        gated: reason, label, id; of texts also `breaks`.
     Raises:
         DataError: so many labels that the column can be none of labels; they are not collected.
     """
     gated = of_task(gated, data.task)
+    if "breaks" not in gated.columns:
+        gated = gated.withColumn("breaks", F.lit(0))
     found = gated.groupBy("reason", "label").agg(
         F.count("*").alias("count"),
         F.count(F.when(F.col("breaks") > 0, 1)).alias("broken"),
@@ -62,12 +81,7 @@ def at_gate(gated: DataFrame, data: DataSection) -> tuple[Counter, list[tuple[in
     )
     rows = found.limit(_MOST_COUNTED + 1).collect()
     if len(rows) > _MOST_COUNTED:
-        labels.refuse_too_many(
-            data,
-            *gated.where(F.col("reason").isNull())
-            .agg(F.approx_count_distinct("label"), F.min("label"), F.max("label"))
-            .first(),
-        )
+        labels.refuse_too_many(data, *_spread(gated.where(F.col("reason").isNull())))
         # The labels of rejected rows are of use only where they are frequent.
         frequent = (
             found.where(F.col("reason").isNotNull())

@@ -182,9 +182,12 @@ def run(
 
 
 def _size(spark: SparkSession, config: Config, source: Source, progress: Progress) -> None:
-    """Settings for the source's size, in a session of our own on a cluster."""
+    """Settings for the source's size, in a session of our own on a cluster; a line with all that
+    Howdah has set."""
     settings = sizing.for_source(config.data.spark, source.size)
     sizing.apply(spark, settings)
+    if shipping.on_yarn(config.data.spark):  # what the application was started with
+        settings = sizing.executor_overhead(config.data.spark) | settings
     if settings:
         progress(
             "Spark settings by size, where data.spark.conf gives none: "

@@ -30,6 +30,8 @@ class Units:
     """Groups of the data and of duplicates that are joined to others."""
     largest: int
     """Rows of the largest unit."""
+    without: int
+    """Rows that have no value in any column: their duplicates alone are held together with them."""
 
 
 def of_groups(
@@ -74,9 +76,10 @@ def of_groups(
     named = rows.join(found.join(names, "root").select("node", "name"), "node", "left")
     group = F.coalesce("name", "unit").alias("group")
     out = named.select(*(c for c in rows.columns if c not in ("unit", "node", "group")), group)
-    sizes = out.where(F.col("reason").isNull()).groupBy("group").count()
-    return Units(
-        rows=out,
-        joined=found.count(),
-        largest=sizes.agg(F.max("count")).first()[0] or 0,
+    sizes = (
+        out.where(F.col("reason").isNull())
+        .groupBy("group")
+        .agg(F.count("*").alias("count"), F.count(F.when(F.size(GROUPS) == 0, 1)).alias("without"))
     )
+    largest, without = sizes.agg(F.max("count"), F.sum("without")).first()
+    return Units(rows=out, joined=found.count(), largest=largest or 0, without=without or 0)

@@ -32,7 +32,6 @@ from howdah.config.data import DataSection
 from howdah.config.options.split import SplitOptions, SplitTime, is_number
 from howdah.config.splits import Split
 from howdah.errors import ConfigError
-from howdah.storage import Entry
 
 GIVEN, GROUPS, MOMENT = "given", "groups", "moment"
 BAD_SPLIT, BAD_TIME = "bad_split", "bad_time"
@@ -134,11 +133,6 @@ def each(source: Source, data: DataSection) -> Iterator[tuple[Split | None, Sour
     yield None, source, data
     for split, part in source.parts.items():
         yield split, part, data_of(data, split)
-
-
-def files(source: Source) -> list[Entry]:
-    """Files of the source and its parts."""
-    return [entry for one in (source, *source.parts.values()) for entry in one.files]
 
 
 # --------------------------------------------------------------------------------- columns

@@ -26,13 +26,14 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl.sources import given, headers, hive, jdbc, lake
+from etl.sources import given, hive, jdbc, lake
 from etl.sources.source import Kind, Source, ending
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
 from howdah.data.clean import PAIR
+from howdah.data.files import footers, lines
 from howdah.errors import ConfigError, DataError
-from howdah.spark import csv_quotes
+from howdah.spark import columnar, csv_quotes
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
@@ -67,8 +68,12 @@ def check_quotes(spark: SparkSession, source: Source, options: CsvOptions) -> St
     """Refuse CSV files in which an unclosed quote swallows lines; see `csv_quotes.check`."""
     _refuse_encoding(options)
     with translated(f"read the source {source.name}", DataError):
-        paths = [entry.path for entry in given.files(source)]
-        return csv_quotes.check(spark, paths, options, _delimiter(source, options))
+        files = {
+            entry.path: _delimiter(part, options)
+            for part in (source, *source.parts.values())
+            for entry in part.files
+        }
+        return csv_quotes.check(spark, files, options)
 
 
 def _refuse_encoding(options: CsvOptions) -> None:
@@ -110,11 +115,14 @@ def _csv(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
             .option("enforceSchema", "true")
         )
 
-    first = reader(options.header).csv(paths[0]).columns
-    for entry in headers.unlike_the_first(source.files, options, delimiter):
-        path = entry.path
+    groups = lines.alike(source.files, options, delimiter)
+    first: list[str] = []
+    for number, group in enumerate(groups):
+        path = group[0].path
         columns = reader(options.header).csv(spark_path(path)).columns  # a Spark job each
-        if columns != first and (options.header or len(columns) != len(first)):
+        if not number:
+            first = columns
+        elif columns != first and (options.header or len(columns) != len(first)):
             raise DataError(
                 "the CSV files do not have the same columns",
                 where=path,
@@ -133,34 +141,51 @@ def _csv(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
                 remedy="name each column once, in order; check data.csv.delimiter",
             )
         names = options.names
-    schema = StructType()
-    for name in names:
-        schema = schema.add(name, StringType())
-    return reader(options.header).schema(schema.add(CORRUPT, StringType())).csv(paths)
+    return reader(options.header).schema(_texts(names)).csv(paths)
 
 
 def _jsonl(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
+    """All mapped columns as text, numbers as they are written.
+
+    Where the first records show that each mapped column holds texts or numbers, it is a text in
+    the schema that Spark would infer too: it becomes one as soon as one record has one. Else Spark
+    reads all files once more, to find out which columns there are and which of them are objects.
+    """
     reader = spark.read.option("primitivesAsString", "true")
     reader = reader.option("columnNameOfCorruptRecord", CORRUPT)
+    names = list(dict.fromkeys(name for _, name in wanted(data)))
+    if lines.scalars(source.files, names):
+        reader = reader.schema(_texts(names))
     return reader.json([spark_path(entry.path) for entry in source.files])
+
+
+def _texts(names: Sequence[str]) -> StructType:
+    """Columns of text, and that of records that cannot be read."""
+    schema = StructType()
+    for name in (*names, CORRUPT):
+        schema = schema.add(name, StringType())
+    return schema
 
 
 def _columnar(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     """Files that hold their columns' names and types: Parquet, ORC, Avro."""
-    headers.check_columns(source, data.columns)
-    reader = spark.read.format(source.kind)
-    if source.root:
-        reader = reader.option("basePath", spark_path(source.root))
-    if source.kind == "avro":
-        reader = reader.option("ignoreExtension", "true")
-    # label=01 in a directory's name is a text: as a number it would be 1
-    inference = "spark.sql.sources.partitionColumnTypeInference.enabled"
-    before = spark.conf.get(inference)
-    spark.conf.set(inference, "false")
-    try:
-        return reader.load([spark_path(entry.path) for entry in source.files])
-    finally:
-        spark.conf.set(inference, before)
+    footers.check_alike(source.files, source.kind, wanted(data))
+    return columnar.load(spark, source.kind, [e.path for e in source.files], source.root)
+
+
+def wanted(data: DataSection) -> list[tuple[str, str]]:
+    """(the key that names it, its name) of each column that is read."""
+    columns, split = data.columns, data.split
+    texts = {"text": columns.text, "text_pair": columns.text_pair or []}
+    if data.kind == "image":
+        texts = {"image": [columns.image]}
+    named = {f"columns.{key}": names for key, names in texts.items()}
+    named["columns.label"] = [columns.label]
+    named["columns.id"] = [columns.id] if columns.id is not None else []
+    named["split.column"] = [split.column] if split.column is not None else []
+    named["split.group"] = split.group
+    named["split.time.column"] = [split.time.column] if split.time.column is not None else []
+    return [(f"data.{key}: {name}", name) for key, names in named.items() for name in names]
 
 
 _TABLES: dict[Kind, Callable[[SparkSession, Source, DataSection], DataFrame]] = {

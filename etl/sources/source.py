@@ -12,6 +12,7 @@ from typing import Any, Literal
 from howdah import storage
 from howdah.config.data import DataSection
 from howdah.config.options.source import LAKES, TABLE
+from howdah.data.files.listing import below
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 
@@ -136,12 +137,12 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
     if storage.is_local(source):
         source = storage.local_path(source)
     if storage.is_dir(source):
-        return source, list(_below(source))
+        return source, below(source)
     if any(mark in source for mark in "*?["):
         hits = []
         for path in storage.find(source):
             entry = storage.entry(path)
-            hits += list(_below(path)) if entry.is_dir else [entry]
+            hits += below(path) if entry.is_dir else [entry]
         if not hits:
             raise DataError(
                 "no file matches the source's pattern", where=source, remedy="check data.source"
@@ -157,16 +158,6 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
             remedy="check data.source (for a table set data.format: hive)",
         )
     return None, [storage.entry(source)]
-
-
-def _below(directory: str):
-    for entry in storage.list_dir(directory):
-        if entry.name.startswith(("_", ".")):
-            continue  # Hadoop's convention: markers and unfinished files
-        if entry.is_dir:
-            yield from _below(entry.path)
-        else:
-            yield entry
 
 
 def ending(name: str) -> str:

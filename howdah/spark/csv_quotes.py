@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,12 +32,12 @@ class Strays:
     """"<file>, line <n>" of the first one of some files."""
 
 
-def check(spark: Any, paths: Sequence[str], options: CsvOptions, delimiter: str) -> Strays:
+def check(spark: Any, files: Mapping[str, str], options: CsvOptions) -> Strays:
     """Read all files once and refuse unclosed quotes.
 
     Args:
         spark: the SparkSession.
-        paths: of the files, on any storage that the executors reach.
+        files: {path, on any storage that the executors reach: field separator}.
     Returns:
         stray quotes that lost no row, for a report.
     Raises:
@@ -46,7 +46,7 @@ def check(spark: Any, paths: Sequence[str], options: CsvOptions, delimiter: str)
     """
     if not options.multiline or not options.quote:
         return Strays()
-    for path in paths:
+    for path in files:
         if path.lower().endswith(_NOT_READ):
             raise ConfigError(
                 "a CSV file of this compression cannot be checked for unclosed quotes",
@@ -55,10 +55,10 @@ def check(spark: Any, paths: Sequence[str], options: CsvOptions, delimiter: str)
                 remedy="set data.csv.multiline: false if no field holds line breaks, or compress"
                 " the file in another way",
             )
-    files = spark.createDataFrame([(path,) for path in paths], "path string")
-    work = partial(_check_batches, options=options, delimiter=delimiter)
-    tasks = min(len(paths), _MOST_TASKS)
-    rows = files.repartition(tasks).mapInArrow(crossing(work), _FOUND).collect()
+    rows = spark.createDataFrame(list(files.items()), "path string, delimiter string")
+    work = partial(_check_batches, options=options)
+    tasks = min(len(files), _MOST_TASKS)
+    rows = rows.repartition(tasks).mapInArrow(crossing(work), _FOUND).collect()
     found = {row["path"]: Quotes(**{k: v for k, v in row.asDict().items() if k != "path"})
              for row in sorted(rows)}  # fmt: skip
     if bad := [(path, quotes) for path, quotes in found.items() if quotes.line]:
@@ -68,9 +68,9 @@ def check(spark: Any, paths: Sequence[str], options: CsvOptions, delimiter: str)
 
 
 def _check_batches(
-    batches: Iterable[pa.RecordBatch], options: CsvOptions, delimiter: str
+    batches: Iterable[pa.RecordBatch], options: CsvOptions
 ) -> Iterator[pa.RecordBatch]:
-    """mapInArrow: (path) -> _FOUND, a row for each file with anything to report."""
+    """mapInArrow: (path, delimiter) -> _FOUND, a row for each file with anything to report."""
     import pyarrow as pa
 
     schema = pa.schema(
@@ -85,7 +85,7 @@ def _check_batches(
     )
     for batch in batches:
         found = []
-        for path in batch.column("path").to_pylist():
+        for path, delimiter in zip(*batch.to_pydict().values(), strict=True):
             quotes = csv_quotes.scan_file(path, options, delimiter)
             if quotes.line or quotes.strays:
                 found.append({"path": path, **vars(quotes)})

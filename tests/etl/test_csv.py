@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etl.sources import given as official
 from etl.sources import reading
 from etl.sources import source as sources
 from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.data import CsvOptions
 from howdah.data import csv_quotes
-from howdah.errors import ConfigError
+from howdah.errors import ConfigError, DataError
 from tests.etl.test_pipeline import make_config, rows_of, run, sentences
 from tests.fixtures.spark import etl
 
@@ -201,6 +202,41 @@ def test_compressed_files_are_checked_and_others_refused(spark, tmp_path):
 def _check(spark, path, **options):
     data = config_module.from_dict({"data": {"source": str(path), "csv": options}}).data
     return reading.check_quotes(spark, sources.resolve(data), data.csv)
+
+
+@pytest.mark.spark
+def test_quotes_are_looked_for_by_each_set_s_own_separator(spark, tmp_path):
+    """A quote after a comma opens no field of a TSV."""
+    (tmp_path / "rows.csv").write_text('text,label\n"one\ntext",a\n')
+    (tmp_path / "test.tsv").write_text('text\tlabel\nshe said,"no\ta\n"two\nlines"\tb\n')
+    settings = {"source": str(tmp_path / "rows.csv"), "split": {}}
+    settings["split"] = {"sources": {"test": str(tmp_path / "test.tsv")}}
+    data = config_module.from_dict({"data": settings}).data
+    assert reading.check_quotes(spark, official.resolve(data), data.csv).fields == 0
+    rows = reading.read(spark, official.resolve(data), data).collect()
+    assert sorted(row["text"] for row in rows) == ["one\ntext", 'she said,"no', "two\nlines"]
+    (tmp_path / "test.tsv").write_text('text\tlabel\n"two,\ta\nlines\tb\n')
+    with pytest.raises(DataError, match="closing quote is missing") as caught:
+        reading.check_quotes(spark, official.resolve(data), data.csv)
+    assert caught.value.where == f"{tmp_path}/test.tsv, line 2"
+
+
+@pytest.mark.spark
+def test_a_large_file_is_read_by_several_tasks_only_without_multiline(spark, tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\n" + "".join(_lines(200, True)))
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "2000")
+    try:
+        tasks, rows = {}, {}
+        for multiline in (True, False):
+            settings = {"source": str(tmp_path / "rows.csv"), "csv": {"multiline": multiline}}
+            data = config_module.from_dict({"data": settings}).data
+            table = reading.table(spark, sources.resolve(data), data)
+            tasks[multiline] = table.rdd.getNumPartitions()
+            rows[multiline] = sorted(table.collect())
+    finally:
+        spark.conf.unset("spark.sql.files.maxPartitionBytes")
+    assert tasks[True] == 1 and tasks[False] > 3
+    assert rows[True] == rows[False] and len(rows[True]) == 200
 
 
 def test_lines_of_utf16_cannot_be_found_alone():

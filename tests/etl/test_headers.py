@@ -8,19 +8,21 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
-from etl.sources import headers, reading
+from etl.sources import reading
 from etl.sources import source as sources
 from howdah.config.data import CsvOptions
+from howdah.data.files import footers, lines
+from howdah.data.files.listing import below
 from howdah.errors import DataError
 from tests.etl.test_sources import read, section
 
 
-def _unlike(tmp_path, contents, delimiter=",", **options):
+def _groups(tmp_path, contents, delimiter=",", **options):
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     files = sources.resolve(section(source=str(tmp_path), format="csv")).files
-    found = headers.unlike_the_first(files, CsvOptions(**options), delimiter)
-    return [entry.name for entry in found]
+    first, *others = lines.alike(files, CsvOptions(**options), delimiter)
+    return first[0].name, [[entry.name for entry in group] for group in others]
 
 
 def test_the_same_first_line_needs_no_second_look(tmp_path):
@@ -39,7 +41,9 @@ def test_the_same_first_line_needs_no_second_look(tmp_path):
         "j.csv": b"text,label\xe2\x80\xa8more\nx,1\n",
         "k.csv": b"x" * 70_000,
     }
-    assert _unlike(tmp_path, same | others) == list(others)
+    more = {"l.csv": b"label,text\n2,y\n"}  # as f.csv for certain
+    found = [[name, "l.csv"] if name == "f.csv" else [name] for name in others]
+    assert _groups(tmp_path, same | others | more) == ("a.csv", found)
 
 
 def test_without_a_header_the_fields_are_counted(tmp_path):
@@ -49,12 +53,30 @@ def test_without_a_header_the_fields_are_counted(tmp_path):
         "c.csv": b"z,2,3\n",
         "d.csv": b'"z\n",2\n',
     }
-    assert _unlike(tmp_path, files, header=False, names=["text", "label"]) == ["c.csv", "d.csv"]
+    found = _groups(tmp_path, files, header=False, names=["text", "label"])
+    assert found == ("a.csv", [["c.csv"], ["d.csv"]])
 
 
-def test_an_unsure_first_file_leaves_all_to_spark(tmp_path):
-    files = {"a.csv": b"\ntext,label\n", "b.csv": b"text,label\n"}
-    assert _unlike(tmp_path, files) == ["b.csv"]
+def test_files_below_a_directory_are_in_the_order_of_names(tmp_path):
+    names = [
+        "a/2.csv",
+        "a/1/3.csv",
+        "b.csv",
+        "a/1/2/x.csv",
+        "_tmp/1.csv",
+        "c/.hidden",
+        "a/_SUCCESS",
+    ]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = [entry.path.removeprefix(f"{tmp_path}/") for entry in below(str(tmp_path))]
+    assert found == ["a/1/2/x.csv", "a/1/3.csv", "a/2.csv", "b.csv"]
+
+
+def test_an_unsure_first_file_is_alone(tmp_path):
+    files = {"a.csv": b"\ntext,label\n", "b.csv": b"text,label\n", "c.csv": b"text,label\n"}
+    assert _groups(tmp_path, files) == ("a.csv", [["b.csv", "c.csv"]])
 
 
 @pytest.mark.spark
@@ -97,6 +119,29 @@ def test_parquet_files_of_another_kind_are_named(spark, tmp_path):
     assert caught.value.where == f"{tmp_path}/c.parquet"
 
 
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("key", "split"),
+    [
+        ("split.group: user", {"group": ["thread", "user"]}),
+        ("split.column: user", {"column": "user"}),
+        ("split.time.column: user", {"time": {"column": "user"}}),
+    ],
+)
+def test_files_without_a_column_of_the_split_are_named(spark, tmp_path, key, split):
+    """Their rows would be of no group: one user in train and in test."""
+    rows = {"text": ["one text"], "label": ["x"], "thread": [7]}
+    _parquet(tmp_path / "a.parquet", **rows, user=["1"])
+    _parquet(tmp_path / "b.parquet", **rows)
+    with pytest.raises(DataError, match="Parquet files do not have the same columns") as caught:
+        read(spark, source=str(tmp_path), columns={}, split=split)
+    assert caught.value.where == f"data.{key}, in {tmp_path}/b.parquet"
+    _parquet(tmp_path / "b.parquet", **rows, user=[1])  # "user=1" in both, but of another type
+    with pytest.raises(DataError, match="Parquet files do not have the same columns") as caught:
+        read(spark, source=str(tmp_path), columns={}, split=split)
+    assert caught.value.got == "int64"
+
+
 # -------------------------------------------------------------------------------- ORC and Avro
 def _avro_file(path, fields):
     """The header of an Avro file, by the specification: enough to know its columns."""
@@ -118,7 +163,8 @@ def _avro_file(path, fields):
 
 def _check(tmp_path, **columns):
     settings = section(source=str(tmp_path), columns=columns)
-    headers.check_columns(sources.resolve(settings), settings.columns)
+    source = sources.resolve(settings)
+    footers.check_alike(source.files, source.kind, reading.wanted(settings))
 
 
 def test_avro_files_of_another_kind_are_named(tmp_path):

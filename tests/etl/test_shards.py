@@ -1,17 +1,25 @@
 """Rows to shards: no task does the work of many, and none decides by its label or split alone."""
 
+import contextlib
 import re
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
+from pyspark.sql.classic.dataframe import DataFrame
 
-from etl import counting
+from etl import build, counting
 from etl.rows import labels
+from etl.sources import given as official
 from etl.write import shards
 from etl.write.shards import SplitSize
 from howdah.config.data import DataSection
+from howdah.config.loader import from_dict
+from howdah.data.images import ImageEncoder
 from howdah.errors import DataError
+from tests.support.images import png, write_processor
 
 pytestmark = pytest.mark.spark
 
@@ -92,6 +100,55 @@ def test_a_column_of_texts_for_labels_is_refused_without_collecting_it(spark, mo
     with pytest.raises(DataError, match="too many values to be one") as caught:
         counting.at_gate(gated, DataSection())
     assert "'some text 0', 'some text 999'" in caught.value.got
+
+
+def test_a_column_of_texts_for_sets_of_labels_is_refused_without_collecting_it(spark, monkeypatch):
+    monkeypatch.setattr(labels, "MOST_LABELS", 50)
+    data = DataSection(task="multi_label")
+    rows = [(None, f'["some text {n:03d}","{n % 7}"]') for n in range(1_000)]
+    few = counting.labels_of(_gated(spark, rows[:40]), data)
+    assert len(few) == 47 and few["6"] == 5
+    with most_collected() as most, pytest.raises(DataError, match="too many values") as caught:
+        counting.labels_of(_gated(spark, rows), data)
+    assert "'0', 'some text 999'" in caught.value.got
+    assert most == [51]
+
+
+def test_images_of_a_label_each_are_refused_without_collecting_them(spark, monkeypatch, tmp_path):
+    monkeypatch.setattr(labels, "MOST_LABELS", 5)
+    monkeypatch.setattr(counting, "_MOST_COUNTED", 20)
+    png_bytes = [png(np.full((9, 9), n, np.uint8)) for n in range(40)]
+    table = pa.table({"image": png_bytes, "label": [f"some text {n}" for n in range(40)]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    files = {"source": str(tmp_path / "a.parquet"), "dataset": str(tmp_path / "dataset")}
+    settings = {"data": {"kind": "image", **files}, "training": {"framework": "torch"}}
+    config = from_dict(settings)
+    encoder = ImageEncoder.load(write_processor(str(tmp_path / "vit")))
+    kept = []
+    with most_collected() as most, pytest.raises(DataError, match="too many values to be one"):
+        build.from_images(
+            spark, official.resolve(config.data), config, encoder, kept, print, scratch=None
+        )
+    assert most == [21]
+    for one in kept:
+        one.unpersist()
+
+
+@contextlib.contextmanager
+def most_collected():
+    """A list, which gets the most rows that one `collect` inside brings to the driver."""
+    most, real = [], DataFrame.collect
+
+    def collect(frame):
+        rows = real(frame)
+        most[:] = [max(*most, len(rows))] if most else [len(rows)]
+        return rows
+
+    DataFrame.collect = collect
+    try:
+        yield most
+    finally:
+        DataFrame.collect = real
 
 
 def test_of_many_labels_of_rejected_rows_the_frequent_ones_are_told(spark, monkeypatch):

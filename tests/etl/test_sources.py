@@ -128,6 +128,54 @@ def test_broken_rows_and_keys_get_a_reason(spark, tmp_path):
 
 
 @pytest.mark.spark
+def test_json_is_read_in_one_pass_to_the_same_rows_as_in_two(spark, tmp_path, monkeypatch):
+    """The number 1.10 is the text 1.10, as for predictions: tests/training/prediction."""
+    written = ["1.10", "5", "1E5", "-0", "true", "NaN", "12345678901234567890.0", '"text"']
+    lines = [f'{{"key": {n}, "text": {text}, "label": 1}}' for n, text in enumerate(written)]
+    odd = ['{"key": "o", "text": {"of": 1.10, "it": [null, "\u00e9"]}, "label": "1"}', "[1]", "{no",
+           '{"text": null, "more": {"a": 1}, "key": 1.50}', "", '{"more": [1], "key": "m"}',
+           '{"key": "u", "text": "bad \udcff", "label": "1"}']  # fmt: skip
+    (tmp_path / "a.jsonl").write_text('{"key": "first", "label": null}\n')
+    text = "\n".join(lines + odd)
+    (tmp_path / "b.jsonl").write_text(text, "utf-8", errors="surrogateescape")
+    tracker = spark.sparkContext.statusTracker()
+
+    def rows(group):
+        spark.sparkContext.setJobGroup(group, group)
+        settings = section(source=str(tmp_path), columns={"id": "key"})
+        table = reading.read(spark, sources.resolve(settings), settings)
+        jobs = len(tracker.getJobIdsForGroup(group))
+        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+        return sorted(map(str, table.collect())), jobs
+
+    once, jobs = rows("once")
+    assert jobs == 0 and len(once) == len(lines) + len(odd)  # a blank line is no row, the first is
+    found = read(spark, source=str(tmp_path))
+    by_key = {row[0]: row[1] for row in found}
+    assert [by_key[str(n)] for n in range(len(written))] == [*written[:-1], "text"]
+    monkeypatch.setattr(reading.lines, "scalars", lambda files, names: False)
+    assert rows("twice") == (once, 1)
+
+
+@pytest.mark.spark
+def test_objects_and_missing_keys_of_json_are_refused_by_name(spark, tmp_path):
+    """Also where the first records do not say so."""
+    path = tmp_path / "a.jsonl"
+    settings = section(source=str(path))
+    for text, what in (
+        ('{"text": {"a": 1}, "label": "1"}\n', "of another type"),
+        ('{"text": null, "label": "1"}\n{"text": ["a"], "label": "1"}\n', "of another type"),
+        ('{"texts": "a", "label": "1"}\n', "no column 'text'"),
+    ):
+        path.write_text(text)
+        with pytest.raises(DataError, match=what) as caught:
+            reading.read(spark, sources.resolve(settings), settings)
+        assert caught.value.where.startswith("data.columns.text: text")
+    path.write_text('{"label": "1"}\n' * 1_001 + '{"text": "late", "label": "1"}\n')
+    assert [row[1] for row in read(spark, source=str(path), columns={})].count("late") == 1
+
+
+@pytest.mark.spark
 def test_several_text_columns_and_partition_columns(spark, tmp_path):
     for label in ("01", "7"):  # a directory's name is a text
         place = tmp_path / "t" / f"label={label}"

@@ -49,6 +49,7 @@ def cluster_mode(yarn_etl, source):
     assert answer["application"].startswith("application_")
     assert f"submitted {answer['application']}" in err and "is RUNNING" in err
     assert f"committed {answer['dataset']}" in err  # the driver's own words
+    assert "gives none: spark.executor.memoryOverhead=1184m, spark.sql.execution.arrow" in err
     assert yarn_etl.state(answer["application"]) == "SUCCEEDED"
     load_dataset(answer["dataset"])
 

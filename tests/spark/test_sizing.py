@@ -2,7 +2,10 @@
 
 import pytest
 
+from etl import pipeline
+from etl.sources.source import Source
 from howdah.config.data import SparkOptions
+from howdah.config.loader import from_dict
 from howdah.spark import sizing
 
 
@@ -39,3 +42,28 @@ def test_partitions_follow_cores_and_bytes():
     assert sizing.for_source(SparkOptions(conf=mine), 10) == {
         "spark.sql.execution.arrow.maxRecordsPerBatch": "2000"
     }
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("options", "shown"),
+    [
+        ({"master": "yarn"}, "spark.executor.memoryOverhead=1184m, spark.sql.shuffle.partitions=6"),
+        ({"master": "spark://one:7077"}, "gives none: spark.sql.shuffle.partitions=6"),
+        ({"master": "yarn", "conf": {"spark.executor.memoryOverhead": "2g"}}, "none: spark.sql"),
+    ],
+)
+def test_all_that_is_set_is_printed(spark, options, shown):
+    keys = ("spark.sql.shuffle.partitions", "spark.sql.execution.arrow.maxRecordsPerBatch")
+    before = {key: spark.conf.get(key) for key in keys}
+    config = from_dict({"data": {"spark": options}})
+    source = Source(kind="hive", name="t", identity={"files": [["a", 10, 0.0]]})
+    lines = []
+    try:
+        pipeline._size(spark, config, source, lines.append)
+        assert spark.conf.get(keys[0]) == "6"
+    finally:
+        for key, value in before.items():
+            spark.conf.set(key, value)
+    (line,) = lines
+    assert shown in line and line.endswith("spark.sql.execution.arrow.maxRecordsPerBatch=2000")

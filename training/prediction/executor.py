@@ -12,7 +12,7 @@ import resource
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from training.serving.serve import ServedModel, open_model
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["ModelLocation", "Predictor", "Worker", "summarize", "workers"]
+__all__ = ["ModelLocation", "Predictor", "Reader", "Worker", "summarize", "workers"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,9 @@ class Worker:
     """How often it has opened a model."""
 
 
+Reader = Callable[[Iterable["pa.RecordBatch"]], Iterator[list[Row]]]
+"""Makes rows of batches."""
+
 NULL = "the text is null"
 """The error of a row whose text's columns are all null."""
 
@@ -66,31 +69,40 @@ class Predictor:
         location: of the model's files.
         framework: to run it with.
         seen: an accumulator of {host and process id: Worker}.
+        read: makes rows of other batches.
     """
 
-    def __init__(self, location: ModelLocation, framework: str, seen: Any) -> None:
+    def __init__(
+        self, location: ModelLocation, framework: str, seen: Any, *, read: Reader | None = None
+    ) -> None:
         self._location = location
         self._framework = framework
         self._seen = seen
+        self._read = read or self._texts
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return crossing(self._classified)(batches)
 
     def _classified(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         served = None
-        for batch in batches:
+        for rows in self._read(batches):
             served = served or self._model()  # not for a partition without rows
-            columns = batch.to_pydict()
-            rows = [
-                Row(row_id, text, None if text is not None else NULL, served.pairs)
-                for row_id, text in zip(columns["id"], columns["text"], strict=True)
-            ]
             yield self._answer(served, rows)
         if served is not None:
             name = f"{socket.gethostname()} {os.getpid()}"
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             worker = Worker(python=sys.prefix, peak_bytes=peak, opened=_times_opened)
             self._seen.add({name: worker})
+
+    def _texts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[list[Row]]:
+        """The rows of batches of (id, text)."""
+        for batch in batches:
+            pairs = self._model().pairs
+            columns = batch.to_pydict()
+            yield [
+                Row(row_id, text, None if text is not None else NULL, pairs)
+                for row_id, text in zip(columns["id"], columns["text"], strict=True)
+            ]
 
     def _answer(self, served: ServedModel, rows: list[Row]) -> pa.RecordBatch:
         """The predictions of a batch's rows, as a batch."""

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TextIO
 
 from howdah import storage
-from howdah.config.data import Columns, CsvOptions
+from howdah.config.data import CsvOptions
 from howdah.config.loader import Config, require_secrets
 from howdah.data.clean import joined
 from howdah.drift.judge import judge
@@ -20,21 +20,20 @@ from howdah.drift.profile import Profile, reference_of
 from howdah.errors import DataError, UsageError
 from training.prediction.classify import classify, count_failed, no_profile, outputs_of
 from training.prediction.images import predict_image_lines, predict_images
+from training.prediction.reading import choose_columns, read_rows, source_files
 from training.prediction.rows import (
     Prediction,
     Row,
     as_json,
     format_of,
     open_output,
-    read_rows,
-    source_files,
     spark_format_of,
 )
 from training.serving.export import resolve_export
 from training.serving.serve import open_model
 from training.serving.variants import published
 
-__all__ = ["choose_columns", "predict", "predict_lines"]
+__all__ = ["predict", "predict_lines"]
 
 _CHUNK_ROWS = 2048
 _PROGRESS_SECONDS = 5.0
@@ -227,16 +226,6 @@ def _is_table(source: str) -> bool:
     known = format_of(source) or spark_format_of(source)
     bare = _TABLE.fullmatch(source) is not None and known is None
     return bare and not storage.exists(source)
-
-
-def choose_columns(
-    trained: Columns, text_columns: Sequence[str] | None, id_column: str | None
-) -> Columns:
-    """The training data's column mapping with the caller's columns in place of its own."""
-    changes: dict = {"id": id_column if id_column is not None else trained.id}
-    if text_columns:
-        changes["text"] = list(text_columns)
-    return trained.model_copy(update=changes)
 
 
 # -------------------------------------------------------------------------------------- stdin

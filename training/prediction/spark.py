@@ -13,28 +13,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from howdah import storage
-from howdah.config.data import CsvOptions
+from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config
+from howdah.config.options.source import LAKES
 from howdah.config.tasks import task_of
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.packaging import cluster_paths
-from howdah.spark import connectors, csv_quotes, shipping
+from howdah.spark import connectors, shipping
 from howdah.spark.errors import translated
 from howdah.spark.interrupts import interrupts
 from howdah.spark.session import is_active
 from howdah.storage import commit
-from training.prediction import frames, sessions
+from training.prediction import files, frames, sessions
 from training.prediction.cluster import Model, find_model
-from training.prediction.executor import Predictor, summarize, workers
-from training.prediction.rows import (
-    Outputs,
-    delimiter_of,
-    format_of,
-    source_files,
-    spark_format_of,
-)
+from training.prediction.executor import Predictor, Reader, summarize, workers
+from training.prediction.files import Files
+from training.prediction.reading import choose_columns
+from training.prediction.rows import Outputs, format_of, spark_format_of
 from training.serving.serve import choose_framework
 from training.serving.variants import published
 
@@ -43,7 +40,7 @@ if TYPE_CHECKING:
 
 __all__ = ["predict_spark"]
 
-_BY_SPARK = ("orc", "avro", "iceberg", "delta")
+_BY_SPARK = ("orc", "avro", *LAKES)
 """Values of data.format by which a path without a known suffix is read."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
@@ -155,18 +152,24 @@ def _classify(
 ) -> dict:
     """Write the predictions to the directory `staged`, or into the table if None; their summary."""
     kind = _kind(config, request.source)
+    columns = choose_columns(
+        Columns(**request.model.info.get("columns", {})), request.text_columns, request.id_column
+    )
+    found = None
+    if _is_file(request.source) and kind not in LAKES:
+        found = files.find(request.source, kind)
+        required = request.id_column is not None
+        files.check(found, columns, request.csv_options, id_required=required)
     config = _connected(config, kind, progress)
     ready = sessions.ready(
         request.model, config, framework, progress, hive=request.hive, name="howdah predict"
     )
     with ready as (spark, location, application):
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
-        rows = frames.id_and_text(
-            _read(spark, request.source, request.csv_options, kind), request.model.info,
-            source=request.source, text_columns=request.text_columns, id_column=request.id_column,
-        )  # fmt: skip
+        rows, read = _rows(spark, request, columns, found, kind)
         seen = spark.sparkContext.accumulator({}, workers())
-        predicted = rows.mapInArrow(Predictor(location, framework, seen), request.schema)
+        predictor = Predictor(location, framework, seen, read=read)
+        predicted = rows.mapInArrow(predictor, request.schema)
         with translated("classify the rows"):
             if staged is None:
                 summary = _write_table(spark, predicted, request, progress)
@@ -192,7 +195,7 @@ def _check(config: Config, source: str, output: str) -> None:
 # --------------------------------------------------------------------------------- in and out
 def _is_file(source: str) -> bool:
     known = format_of(source) or spark_format_of(source)
-    return known is not None or storage.exists(source)
+    return known is not None or any(mark in source for mark in "*?[") or storage.exists(source)
 
 
 def _output_form(output: str, overwrite: bool) -> str:
@@ -235,32 +238,21 @@ def _connected(config: Config, kind: str | None, progress: Progress) -> Config:
     return config.model_copy(update={"data": data})
 
 
-def _read(spark: SparkSession, source: str, options: CsvOptions, kind: str | None) -> DataFrame:
-    """The source as a DataFrame: by its format, else as a table."""
+def _rows(
+    spark: SparkSession, request: _Request, columns: Columns, found: Files | None, kind: str | None
+) -> tuple[DataFrame, Reader | None]:
+    """The source's rows, and what makes rows of their batches where they are not (id, text)."""
     from pyspark.errors import AnalysisException
 
-    form = format_of(source)
+    source = request.source
     try:
-        if form == "csv":
-            delimiter = delimiter_of(source, options)
-            # Rows inside an unclosed quote would be lost silently.
-            with translated("read the source", DataError):
-                csv_quotes.check(spark, source_files(source), options, delimiter)
-            reader = spark.read.option("header", options.header)
-            reader = reader.option("multiLine", options.multiline)
-            reader = reader.option("sep", delimiter).option("quote", options.quote)
-            reader = reader.option("escape", options.escape or options.quote)
-            frame = reader.option("encoding", options.encoding).csv(source)
-            return frame.toDF(*options.names) if options.names and not options.header else frame
-        if form == "jsonl":
-            # as the ETL reads it: the number 1.10 is the text 1.10
-            return spark.read.option("primitivesAsString", "true").json(source)
+        if found is not None:
+            return files.read(spark, found, columns, request.csv_options)
         if kind is not None and _is_file(source):
             connectors.require(spark, kind)
-            return spark.read.format(kind).load(source)
-        if form == "parquet" or storage.exists(source):
-            return spark.read.parquet(source)
-        return spark.table(source)
+            table = spark.read.format(kind).load(source)
+        else:
+            table = spark.table(source)
     except AnalysisException as error:
         raise DataError(
             "Spark cannot read the source",
@@ -269,6 +261,11 @@ def _read(spark: SparkSession, source: str, options: CsvOptions, kind: str | Non
             got=str(error).splitlines()[0],
             remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None
+    rows = frames.id_and_text(
+        table, request.model.info, source=source, text_columns=request.text_columns,
+        id_column=request.id_column,
+    )  # fmt: skip
+    return rows, None
 
 
 def _write(predicted: DataFrame, target: str, form: str) -> None:

@@ -18,8 +18,8 @@ from howdah.drift.judge import judge
 from howdah.drift.profile import Profile, reference_of
 from howdah.errors import DataError
 from training.prediction.classify import classify, count_failed, no_profile
-from training.prediction.predict import choose_columns
-from training.prediction.rows import Prediction, Row, format_of, read_rows, source_files
+from training.prediction.reading import choose_columns, read_rows, source_files
+from training.prediction.rows import Prediction, Row, format_of
 from training.scoring.labels import joined_file, joined_table
 from training.serving import variants
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from howdah import storage
 from howdah.config.data import Columns
 from howdah.errors import DataError, UsageError
-from training.prediction.rows import format_of, read_rows, source_files
+from training.prediction.reading import read_rows, source_files
+from training.prediction.rows import format_of
 
 if TYPE_CHECKING:
     from howdah.config.loader import Config

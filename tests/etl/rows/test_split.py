@@ -8,6 +8,7 @@ import pytest
 from etl.rows import draw, split, units
 from etl.sources.given import GIVEN, MOMENT
 from etl.workspace.scratch import Scratch
+from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.options.split import SplitOptions, moment
 from howdah.errors import ConfigError, DataError
@@ -202,6 +203,7 @@ def test_users_threads_and_duplicates_are_joined_like_by_a_union_find(
             got.setdefault(group, set()).add(name)
     assert sorted(map(sorted, got.values())) == sorted(map(sorted, expected.values()))
     assert found.largest == max(map(len, got.values())) and found.joined > 20
+    assert found.without == sum(not values for *_, values in rows) > 5
     names = {}  # a unit is named by the smallest of its rows' first values
     for name, reason, copy, values in rows:
         if reason is None:
@@ -238,6 +240,7 @@ def _official(tmp_path):
     texts = sentences(120)
     long = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
     rows = [(f"k{n:03d}", text, "ab"[n % 2], "train", f"u{n % 30}") for n, text in enumerate(texts)]
+    rows[5::25] = [(*row[:4], " ") for row in rows[5::25]]  # of no user
     rows += [(f"t{n}", sentences(140)[120 + n], "ab"[n % 2], " TEST ", "x") for n in range(10)]
     rows += [
         ("t-one", long, "a", "test", "x"), ("t-two", long, "a", "test", "x"),
@@ -264,11 +267,17 @@ def test_an_official_test_set_stays_whole_and_its_copies_leave_train(
     ids = {name: {e.id.decode() for e in part} for name, part in rows_of(result).items()}
     assert ids["test"] == {*(f"t{n}" for n in range(10)), "t-one", "t-two"}  # its copies too
     quality = result.manifest.quality
+    assert quality["split"]["groups"]["without"] == 5
+    assert "5 rows have no value in data.split.group (user)" in lines
+    assert "5 rows have no value in any of the columns" in storage.read_text(result.report_path)
     assert quality["drops"] == {"bad_split": 1, "held_out_copy": 3}
     assert quality["split"]["given"] == {"train": 123, "test": 12}
     assert quality["split"]["drawn"] == ["validation"]
     assert ids["train"] | ids["validation"] == {f"k{n:03d}" for n in range(120)}
-    users = {name: {int(i[1:]) % 30 for i in ids[name]} for name in ("train", "validation")}
+    users = {
+        name: {int(i[1:]) % 30 for i in ids[name] if int(i[1:]) % 25 != 5}
+        for name in ("train", "validation")
+    }
     assert not users["train"] & users["validation"]
     assert abs(len(ids["validation"]) - 20) <= 4 and quality["split"]["groups"]["largest"] >= 4
     assert any("copies of rows of test" in line for line in lines)

@@ -204,7 +204,7 @@ def test_bad_rows_are_written_with_their_error(served, tmp_path):
         b'{"key": "a", "text": "the"}',
         b'{"key": "b", "text": null}',
         b'{"key": "c"}',
-        b'{"key": "d", "text": 5}',
+        b'{"key": "d", "text": ["the"]}',
         b'{"key": "e", "text": " \\t "}',
         b'{"key": "f", "text": "bad \xff byte"}',
         b"{not json",
@@ -222,13 +222,31 @@ def test_bad_rows_are_written_with_their_error(served, tmp_path):
     assert errors[0] is errors[8] is None
     for error, part in zip(
         errors[1:8],
-        ["null", "null", "int", "empty", "encoding", "line 7: not JSON", "line 8: list"],
+        ["null", "null", "list, not", "empty", "encoding", "line 7: not JSON", "line 8: list"],
         strict=True,
     ):
         assert part in error
     assert rows[1]["scores"] is None
     assert summary["rows"] == 9
     assert summary["errors"] == 7
+
+
+def test_numbers_and_truth_values_of_json_are_texts_as_written(served, tmp_path, monkeypatch):
+    """As the ETL reads them: tests/etl/test_sources.py."""
+    texts = []
+    real = predictor.classify
+
+    def kept(model, rows):
+        texts.extend(row.text for row in rows)
+        return real(model, rows)
+
+    monkeypatch.setattr(predictor, "classify", kept)
+    written = ["1.10", "5", "1E5", "-0", "true", "NaN", "12345678901234567890.0"]
+    lines = "".join(f'{{"key": {text}, "text": {text}}}\n' for text in written)
+    source = write(tmp_path / "in.jsonl", lines)
+    output = str(tmp_path / "out.jsonl")
+    assert predictor.predict("m", source, output)["errors"] == 0
+    assert texts == [row["id"] for row in read_output(output)] == written
 
 
 def test_ragged_csv_rows(served, tmp_path):

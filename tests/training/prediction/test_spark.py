@@ -14,6 +14,7 @@ import pytest
 from pyarrow import orc
 
 from howdah.data.encode import Encoder
+from tests.training.prediction.test_files import REFUSED, alike, odd_files
 from training.model.pretrained import load_base
 from training.serving.export import export
 from training.serving.run_info import RunInfo
@@ -158,8 +159,8 @@ from training.prediction.predict import predict
 with session(SparkOptions(master="local[1]", driver_memory="1g"), hive=True):
     for words in json.loads(sys.argv[1]):
         try:
-            print("DONE", json.dumps(predict(**words, framework="torch", id_column="key",
-                text_columns=["words"], master="local[1]")))
+            print("DONE", json.dumps(predict(framework="torch", id_column="key",
+                text_columns=["words"], **({"master": "local[1]"} | words))))
         except HowdahError as error:
             print("DONE", json.dumps(error.as_dict()))
 """
@@ -174,6 +175,32 @@ def in_one_session(*calls: dict, cwd: str) -> list[dict]:
     assert done.returncode == 0, done.stderr[-3000:]
     lines = [line for line in done.stdout.splitlines() if line.startswith("DONE ")]
     return [json.loads(line.removeprefix("DONE ")) for line in lines]
+
+
+@pytest.mark.full  # in every run as rows, without a model: test_files.py
+def test_odd_files_are_read_alike_by_spark_and_in_one_process(model, tmp_path):
+    (tmp_path / "in").mkdir()
+    sources = odd_files(tmp_path / "in")
+    masters = {"one": None, "many": "local[1]"}
+    calls = [
+        {"source": source, "output": str(tmp_path / f"{name}-{how}.parquet"), "master": master}
+        for name, source in sources.items()
+        for how, master in masters.items()
+    ]
+    done = in_one_session(*({"model": model, **call} for call in calls), cwd=str(tmp_path))
+    for (name, source), first, second in zip(sources.items(), done[::2], done[1::2], strict=True):
+        for key in ("error", "what", "where", "got", "rows", "errors"):
+            assert first.get(key) == second.get(key), (source, key, first, second)
+        assert ("what" in first) == (name in REFUSED), (name, first)
+        if name not in REFUSED:
+            one, many = (
+                sorted(
+                    (*alike(row["id"], row["error"]), row["label"] or "")
+                    for row in pq.read_table(tmp_path / f"{name}-{how}.parquet").to_pylist()
+                )
+                for how in masters
+            )
+            assert one == many, name
 
 
 def put_rows(directory, *keys: str) -> str:

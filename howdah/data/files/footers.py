@@ -1,145 +1,88 @@
-"""What the files of a source say of their columns, read by threads on the driver.
+"""What Parquet, ORC and Avro files say of their columns, read by threads on the driver.
 
-Spark starts a job for the header of each CSV file, and takes the columns of Parquet, ORC and Avro
-files from one of them: the others' columns become nulls where they are named otherwise.
+Spark takes the columns of such files from one of them: the others' become nulls where they are
+named otherwise.
 """
 
 from __future__ import annotations
 
-import csv
 import json
-import re
-import zlib
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any, Literal
 
-from etl.sources.source import Kind, Source
 from howdah import storage
-from howdah.config.data import Columns, CsvOptions
-from howdah.data.csv_quotes import COMPRESSED
+from howdah.data.files.listing import of_each
 from howdah.errors import DataError
 from howdah.storage import Entry
 
-_THREADS = 16
+__all__ = ["Kind", "check_alike", "is_text", "schema"]
+
 _MOST_FOOTERS = 1_000
-_FIRST_LINE_BYTES = 64 * 2**10
 _MOST_HEADER_BYTES = 16 * 2**20
 
-Result = TypeVar("Result")
+Kind = Literal["parquet", "orc", "avro"]
 
 
-def _of_each(files: Sequence[Entry], work: Callable[[Entry], Result]) -> list[Result]:
-    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="howdah-headers") as pool:
-        return list(pool.map(work, files))
-
-
-# ---------------------------------------------------------------------------------------- CSV
-def unlike_the_first(files: Sequence[Entry], options: CsvOptions, delimiter: str) -> list[Entry]:
-    """The CSV files of which it is not certain that Spark reads the first file's columns.
-
-    With a header: those whose first line is not the same. Without: those whose first line has not
-    as many fields. And all that cannot be judged by one line: fields with line breaks, a first line
-    that is empty or very long, a compression that only Spark reads.
-    """
-    if len(files) == 1:
-        return []
-    lines = _of_each(files, lambda entry: _first_line(entry, options.encoding))
-    first = _judged(lines[0], options, delimiter)
-    if first is None:
-        return list(files[1:])
-    return [
-        entry
-        for entry, line in zip(files[1:], lines[1:], strict=True)
-        if _judged(line, options, delimiter) != first
-    ]
-
-
-def _first_line(entry: Entry, encoding: str) -> str | None:
-    """Without its end; None where it is not to be had."""
-    name = entry.name.lower()
-    opened = next((how for end, how in COMPRESSED.items() if name.endswith(end)), None)
-    try:
-        with storage.open_read(entry.path) as raw:
-            if opened is None:
-                begin = raw.read(_FIRST_LINE_BYTES)
-            else:
-                with opened(raw) as file:
-                    begin = file.read(_FIRST_LINE_BYTES)
-        text = begin.decode(encoding, "ignore")  # the last character may be cut
-    except (OSError, EOFError, LookupError, zlib.error):
-        return None  # Spark's own message names the file
-    line = re.split("[\r\n]", text, maxsplit=1)
-    if len(line) == 1 and len(begin) == _FIRST_LINE_BYTES:
-        return None
-    return line[0].removeprefix("\ufeff")
-
-
-def _judged(line: str | None, options: CsvOptions, delimiter: str) -> str | int | None:
-    """What must be the same for the same columns; None: that is not known."""
-    if not line or not line.strip() or (options.quote and line.count(options.quote) % 2):
-        return None
-    if options.header:
-        return line
-    if options.escape or len(delimiter) != 1 or len(options.quote) > 1:
-        return None
-    quoting = csv.QUOTE_MINIMAL if options.quote else csv.QUOTE_NONE
-    fields = csv.reader(
-        [line], delimiter=delimiter, quotechar=options.quote or None, quoting=quoting
-    )
-    return len(next(fields))
-
-
-# --------------------------------------------------------------------------- Parquet, ORC, Avro
 _NAMES = {"parquet": "Parquet", "orc": "ORC", "avro": "Avro"}
 
 
-def check_columns(source: Source, columns: Columns) -> None:
-    """Refuse Parquet, ORC or Avro files that do not have the mapped columns in one type each.
+def check_alike(files: Sequence[Entry], kind: Kind, wanted: Sequence[tuple[str, str]]) -> list[Any]:
+    """Refuse Parquet, ORC or Avro files that do not have the wanted columns in one type each.
 
     A column that no file has is not refused here: it may be a partition directory's. Of more than
     1,000 files every n-th is read.
 
+    Args:
+        wanted: (what names the column, for messages; its name).
+    Returns:
+        for each wanted column its type (of pyarrow), or None where no file has it.
     Raises:
         DataError: the column, and a file of each kind; or a file of another format.
     """
     import pyarrow as pa
 
-    files, name_of_kind = source.files, _NAMES[source.kind]
-    step = -(-len(files) // _MOST_FOOTERS)
-    read = files[::step]
-    schemas: list[Any] = _of_each(read, lambda entry: _schema(entry, source.kind))
-    wanted = [(f"data.columns.text: {name}", name) for name in columns.text]
-    wanted += [(f"data.columns.text_pair: {name}", name) for name in columns.text_pair or ()]
-    wanted.append((f"data.columns.label: {columns.label}", columns.label))
-    if columns.id is not None:
-        wanted.append((f"data.columns.id: {columns.id}", columns.id))
+    read = files[:: -(-len(files) // _MOST_FOOTERS) or 1]
+    schemas: list[Any] = of_each(read, lambda entry: schema(entry.path, kind))
+    found = []
     for where, name in wanted:
         kinds: dict[Any, Entry] = {}
-        for entry, schema in zip(read, schemas, strict=True):
-            kinds.setdefault(_plain(_type_of(schema, name), pa), entry)
+        for entry, own in zip(read, schemas, strict=True):
+            kinds.setdefault(_plain(_type_of(own, name), pa), entry)
         if len(kinds) > 1:
             (first, file), (other, different), *_ = kinds.items()
             raise DataError(
-                f"the {name_of_kind} files do not have the same columns",
+                f"the {_NAMES[kind]} files do not have the same columns",
                 where=f"{where}, in {different.path}",
                 expected=f"{first or 'no such column'}, as in {file.path}",
-                got=str(other) if other else f"columns {_names(schemas[read.index(different)])}",
+                got=str(other) if other else f"columns {_shown(schemas[read.index(different)])}",
                 remedy="give files of one kind, or name them by a narrower pattern",
             )
+        found.append(next(iter(kinds), None))
+    return found
 
 
-def _names(schema: Any) -> str:
-    names = ", ".join(schema.names[:20])
-    return names if len(schema.names) <= 20 else f"{names}, ..."
+def is_text(kind: Any) -> bool:
+    """Whether a type that `check_alike` returns is one of texts, or of nothing but nulls."""
+    import pyarrow as pa
+
+    return pa.types.is_string(kind) or pa.types.is_null(kind)
 
 
-def _schema(entry: Entry, kind: Kind) -> Any:
-    """A file's columns, as a pyarrow schema."""
+def _shown(own: Any) -> str:
+    names = ", ".join(own.names[:20])
+    return names if len(own.names) <= 20 else f"{names}, ..."
+
+
+def schema(path: str, kind: Kind) -> Any:
+    """A file's columns, as a pyarrow schema.
+
+    Raises:
+        DataError: it is no such file.
+    """
     import pyarrow as pa
 
     try:
-        with storage.open_read(entry.path) as file:
+        with storage.open_read(path) as file:
             if kind == "parquet":
                 import pyarrow.parquet as pq
 
@@ -153,7 +96,7 @@ def _schema(entry: Entry, kind: Kind) -> Any:
         said = str(error) or type(error).__name__
         raise DataError(
             f"a file of the source is no {_NAMES[kind]} file",
-            where=entry.path,
+            where=path,
             got=said.splitlines()[0][:200],
             remedy="remove it, name the files by a narrower pattern, or set data.format",
         ) from None
