@@ -188,6 +188,33 @@ def test_from_parquet_to_parquet_on_hdfs(predictions, tmp_path):
     assert there == {"in.parquet", "models", "out"}
 
 
+@pytest.mark.hadoop
+@pytest.mark.spark
+@pytest.mark.timeout(1500)
+@pytest.mark.full  # in every run without YARN: test_files.py
+@pytest.mark.parametrize("predictions", ["onnx"], indirect=True)
+def test_csv_and_json_lines_on_hdfs(predictions, tmp_path):
+    """Whole CSV files are read by Howdah's own storage on the nodes, lines by Spark."""
+    directory = predictions.directory
+    one = 'key,words\nk1,"the\ncat"\nk2,of,and\n'
+    storage.write_whole(f"{directory}/csv/1.csv", one.encode())
+    storage.write_whole(f"{directory}/csv/2.csv", b"words,more,key\nin the,x,k3\n")
+    storage.write_whole(f"{directory}/json/1.jsonl", b'{"key": 1.10, "words": 1.10}\n[1]\n')
+    found = {}
+    for name in ("csv", "json"):
+        output = f"{directory}/{name}-out"
+        words = ["--source", f"{directory}/{name}", "--output", output]
+        code, answer, err = predictions.on_yarn(*words)
+        assert code == 0 and answer["errors"] == 1, err
+        for entry in storage.list_dir(output):
+            if entry.name.endswith(".parquet"):
+                storage.download(entry.path, str(tmp_path / entry.name))
+                for row in pq.read_table(tmp_path / entry.name).to_pylist():
+                    found[row["id"] if row["error"] is None else name] = row["error"]
+    assert set(found) == {"k1", "k3", "csv", "1.10", "json"}
+    assert "3 fields instead of 2" in found["csv"] and "list instead of" in found["json"]
+
+
 @pytest.mark.full  # in every run: Parquet on YARN, above; a Hive table without YARN: test_spark.py
 @marked
 def test_from_a_hive_table_to_a_hive_table(predictions):
