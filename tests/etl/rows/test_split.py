@@ -257,7 +257,7 @@ def _official(tmp_path):
 def test_an_official_test_set_stays_whole_and_its_copies_leave_train(
     spark, tmp_path, tiny_model_dir
 ):
-    settings = {"source": _official(tmp_path), "columns": {"id": "key"}}
+    settings = {"source": _official(tmp_path), "columns": {"id": "key"}, "dedup": {}}
     by_column = {"column": "kind", "validation": 20, "stratify": 10, "group": "user"}
     with pytest.raises(DataError) as caught:
         run(make_config(tmp_path, tiny_model_dir, **settings, split=by_column))
@@ -291,7 +291,7 @@ def test_an_official_test_set_in_a_file_of_its_own(spark, tmp_path, tiny_model_d
     source = write_csv(tmp_path / "rows.csv", rows, header=("key", "text", "label"))
     rows = [(str(n), text, "ab"[n % 2]) for n, text in enumerate([*texts[80:], texts[0] + "!"])]
     test = write_csv(tmp_path / "official.csv", rows, header=("key", "text", "label"))
-    settings = {"source": source, "columns": {"id": "key"}}
+    settings = {"source": source, "columns": {"id": "key"}, "dedup": {}}
     config = make_config(
         tmp_path, tiny_model_dir, **settings, split={"sources": {"test": test}, "validation": 0.3}
     )
