@@ -136,11 +136,9 @@ def test_the_command_gets_sigterm(waiting, way):
 
 def test_empty_lines_are_heartbeats(waiting):
     """Heartbeats for longer than silence_seconds, then "stop"."""
-    one = waiting(silence_seconds=3.0)
-    beat = subprocess.Popen(
-        ["sh", "-c", "for i in 1 2 3 4; do sleep 1; echo; done; echo stop"],
-        stdout=one.process.stdin,
-    )  # fmt: skip
+    one = waiting(silence_seconds=5.0)  # longer than the command takes to start on a busy machine
+    beats = "for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo; sleep 0.5; done; echo stop"
+    beat = subprocess.Popen(["sh", "-c", beats], stdout=one.process.stdin)
     code, _, err = one.end()
     assert beat.wait() == 0
     assert code == 143

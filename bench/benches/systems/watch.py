@@ -204,7 +204,7 @@ class Watched:
                         found.add(one.laddr.port)
         return len(found)
 
-    def kill_rank(self, rank: int, *, goes_on: bool, elastic: bool) -> dict:
+    def kill_rank(self, rank: int, *, goes_on: bool, elastic: bool = False) -> dict:
         """Kill a rank and see what follows.
 
         Args:
