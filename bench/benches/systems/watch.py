@@ -19,6 +19,7 @@ import psutil
 from bench.training_runs import Bench
 from howdah.config import loader
 from howdah.core.processes import marked
+from jobs.status.status_file import status_path
 from tests import ROOT
 from training.run.local_dir import RankRecord
 
@@ -172,13 +173,21 @@ class Watched:
     def ranks(self) -> dict[int, int]:
         """Process ids by rank."""
         if self._ours:
-            return {one.rank: one.pid for one in RankRecord.read_all(f"{self._place.folder}/run")}
+            run = f"{self._place.folder}/run"
+            found = {one.rank: one.pid for one in RankRecord.read_all(run)}
+            return found or self._ranks_of_job(status_path(run))
         folder = f"{self._place.folder}/ranks"
         found = {}
         for name in os.listdir(folder):
             with open(f"{folder}/{name}", encoding="utf-8") as file:
                 found[int(name)] = int(file.read())
         return found
+
+    @staticmethod
+    def _ranks_of_job(path: str) -> dict[int, int]:
+        """Of a job with a driver, by what the driver says of it."""
+        with open(path, encoding="utf-8") as file:
+            return {one["rank"]: one["pid"] for one in json.load(file)["ranks"] if one["pid"]}
 
     def memory(self) -> dict:
         """Peak MB of a rank, and number and MB (proportional share) of the other processes."""
