@@ -23,8 +23,8 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.core import threads
+from howdah.core.processes import process_start
 from howdah.errors import AlreadyExists, DataError, HowdahError, NotFound
-from training.run.local_dir import process_start
 
 __all__ = ["Lease", "Leases", "Watch", "expired", "here"]
 

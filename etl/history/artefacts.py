@@ -365,8 +365,7 @@ def _text(text: str, wanted: Wanted, *, all_ids: bool = False) -> Judged:
     unread = None
     if wanted.vague and not all_ids and _CARD.search(text) is None:
         unread = Unread(
-            why=f"of {wanted.vague:,} ids a mention in a text cannot be told from another number"
-            " or word",
+            why=f"of {wanted.vague:,} ids a mention in a text looks like another number or word",
             remedy="remove it if it has rows' data",
             stops=False,
         )

@@ -102,14 +102,13 @@ def survey(
     """
     found, hashes = Found(), {}
     known = {root: _versions(root) for root in datasets}
+    marked = {root: marks.load(root) for root in datasets}
     rows: dict[str, int] = {}
     copies: frozenset[str] = frozenset()
     for versions in known.values():
         own, more = in_dataset.in_shards(versions, ids)
         rows, copies = rows | own, copies | more
-    found.wanted = Wanted(
-        ids=frozenset(ids), copies=copies, marks=tuple(marks.load(root) for root in datasets)
-    )
+    found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()))
     mapped = [v.manifest.source.get("columns") for own in known.values() for v in own]
     named = [one.get("id") for one in mapped if isinstance(one, dict)]
     found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
@@ -121,7 +120,7 @@ def survey(
         )
         _beside(root, versions, found)
         # Versions with these rows that an earlier call has removed: their models are still there.
-        for hash_ in marks.load(root).versions_with(ids):
+        for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
     for places, given in ((runs, False), (files, True), (_markers(models), False)):
         for path in _below(places, datasets, found):

@@ -8,7 +8,6 @@ by their columns.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -22,14 +21,13 @@ from etl.history.rewrite import without_said
 from etl.workspace import staging
 from howdah import storage
 from howdah.data import id_index
+from howdah.data.files.listing import of_each
 from howdah.data.manifest import MANIFEST, Dataset, DatasetManifest, ShardEntry
 from howdah.errors import DataError, NotFound
 from howdah.lineage.rows import rows_of
 
 __all__ = ["Directory", "directory", "in_files", "in_records", "in_shards", "text_id"]
 
-_AT_ONCE = 16
-"""Shards that are asked at once: a remote storage answers each after some milliseconds."""
 _REPORTS = ("report.json", "report.html")
 
 
@@ -56,9 +54,8 @@ def in_shards(
     wanted = frozenset(ids)
     hashes = np.array([id_index.hash_of(one.encode("utf-8")) for one in wanted], np.uint64)
     escaped = any("\\x" in one for one in wanted)  # of bytes that are no UTF-8
-    with ThreadPoolExecutor(_AT_ONCE, "howdah-forget") as pool:
-        asked = pool.map(lambda one: escaped or _may_have(*one, hashes), shards.values())
-        likely = [path for path, may in zip(shards, asked, strict=True) if may]
+    asked = of_each(list(shards.values()), lambda one: escaped or _may_have(*one, hashes))
+    likely = [path for path, may in zip(shards, asked, strict=True) if may]
     held: dict[str, set[bytes]] = {}
     numbered: list[tuple[str, str, bytes]] = []
     counts: dict[str, int] = {}

@@ -20,6 +20,7 @@ from tests import ROOT
 
 PLACE = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent for path in PLACE.glob("*/kustomization.yaml"))
+needs_kubectl = pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
 OLDEST, NEWEST = "1.31", kubernetes_validate.latest_version()
 """podFailurePolicy is stable from 1.31 on."""
 
@@ -82,7 +83,7 @@ def test_the_schemas_refuse_what_is_wrong():
         kubernetes_validate.validate(job, NEWEST, strict=True)
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@needs_kubectl
 @pytest.mark.parametrize("overlay", OVERLAYS, ids=lambda path: path.name)
 def test_what_kustomize_builds_is_valid_and_names_an_image(overlay):
     for document in built(overlay):
@@ -95,7 +96,7 @@ def test_what_kustomize_builds_is_valid_and_names_an_image(overlay):
                 assert container["args"][0] == "torchrun"  # the patch has left the rest
 
 
-@pytest.mark.skipif(shutil.which("kubectl") is None, reason="needs kubectl")
+@needs_kubectl
 def test_an_overlay_s_own_configuration_takes_the_place_of_the_one_below():
     for overlay in ("training", "training-images"):
         [found] = [one for one in built(PLACE / overlay) if one["kind"] == "ConfigMap"]

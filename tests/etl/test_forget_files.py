@@ -100,7 +100,7 @@ def test_ids_that_are_small_numbers(row_id, tmp_path, tiny_model_dir, capsys):
         assert said["files"] == {} and said["versions"] == [] and said["changed"] == []
 
 
-def told(words: list[str], capsys, code: int = 0) -> dict:
+def answer(words: list[str], capsys, code: int = 0) -> dict:
     assert howdah([*words, "--json"]) == code
     out = capsys.readouterr()
     return json.loads(out.out or out.err)
@@ -123,8 +123,8 @@ def test_ids_are_found_as_each_format_writes_them(tmp_path, capsys):
         "ds=5/.part.csv.crc": b"\0\xff", "ds=5/part.csv": "id\n5\n7\n",
     })  # fmt: skip
     words = [*words_for(tmp_path, row_id, "5"), "--files", str(tmp_path / "p")]
-    assert len(told(words, capsys)["files"]) == 6
-    assert told([*words, "--apply"], capsys)["applied"]
+    assert len(answer(words, capsys)["files"]) == 6
+    assert answer([*words, "--apply"], capsys)["applied"]
     assert storage.read_text(f"{tmp_path}/p/a.csv") == 'id,text\n8,"one, two"\n'
     assert storage.read_text(f"{tmp_path}/p/b.csv") == "text;id\nstays;7\n5 5;8\n"
     assert storage.read_json(f"{tmp_path}/p/c.json") == [{"id": 8, "text": "5"}]
@@ -133,7 +133,7 @@ def test_ids_are_found_as_each_format_writes_them(tmp_path, capsys):
     assert not storage.exists(f"{tmp_path}/p/report.html")
     assert storage.read_text(f"{tmp_path}/p/ds=5/part.csv") == "id\n7\n"
     assert not storage.exists(f"{tmp_path}/p/ds=5/.part.csv.crc")  # of the old file
-    assert told(words, capsys)["files"] == {}
+    assert answer(words, capsys)["files"] == {}
 
 
 def test_an_id_that_can_be_nothing_else_goes_from_texts_and_leaves_whole_json(tmp_path, capsys):
@@ -145,7 +145,7 @@ def test_an_id_that_can_be_nothing_else_goes_from_texts_and_leaves_whole_json(tm
         "predictions/p.jsonl": json.dumps({"id": "7", "text": f"see {row_id}"}) + "\n",
     })  # fmt: skip
     words = [*words_for(tmp_path, row_id), "--runs", str(tmp_path)]
-    assert told([*words, "--apply"], capsys)["applied"]
+    assert answer([*words, "--apply"], capsys)["applied"]
     read = lambda name: storage.read_text(f"{tmp_path}/one/{name}")  # noqa: E731
     run = json.loads(read("run.json"))
     assert run == {"run_id": "r1", "error": "row=[forgotten] failed", "step": 4711}
@@ -172,10 +172,10 @@ def test_what_cannot_be_rewritten_is_named_before_anything_is_changed(name, data
                                                                      capsys):  # fmt: skip
     put(tmp_path / "p", {"a.csv": "id\n5\n", name: data})
     words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p")]
-    [unread] = told(words, capsys)["unread"]
+    [unread] = answer(words, capsys)["unread"]
     assert unread["path"].endswith(name) and unread["stops"]
     assert said in f"{unread['why']} {unread['remedy']}"
-    error = told([*words, "--apply"], capsys, code=3)
+    error = answer([*words, "--apply"], capsys, code=3)
     assert name in json.dumps(error)
     assert storage.read_text(f"{tmp_path}/p/a.csv") == "id\n5\n"
 
@@ -183,13 +183,15 @@ def test_what_cannot_be_rewritten_is_named_before_anything_is_changed(name, data
 def test_a_column_of_ids_can_be_named(tmp_path, capsys):
     put(tmp_path / "p", {"p.csv": "text,key\n5,5\n5,6\n"})
     words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p"), "--id-column", "key"]
-    assert told([*words, "--apply"], capsys)["applied"]
+    assert answer([*words, "--apply"], capsys)["applied"]
     assert storage.read_text(f"{tmp_path}/p/p.csv") == "text,key\n5,6\n"
 
 
 def test_logs_are_named_where_ids_can_be_numbers_in_them(tmp_path, capsys):
     put(tmp_path / "one", STAYS)
-    [unread] = told([*words_for(tmp_path, "5"), "--runs", str(tmp_path / "one")], capsys)["unread"]
+    [unread] = answer([*words_for(tmp_path, "5"), "--runs", str(tmp_path / "one")], capsys)[
+        "unread"
+    ]
     assert unread["path"].endswith("rank-0.log") and not unread["stops"]
 
 
@@ -204,13 +206,13 @@ def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_mode
     listed = [storage.find(f"{root}/v=*/**/*.*") for root in roots]
     words = [*words_for(tmp_path, "5"), "--dataset", roots[0], "--dataset", roots[1],
              "--files", str(tmp_path / "p"), "--apply"]  # fmt: skip
-    told(words, capsys, code=3)
+    answer(words, capsys, code=3)
     for root, old, count in zip(roots, listed, (3, 2), strict=True):
         assert set(old) <= set(storage.find(f"{root}/v=*/**/*.*"))  # though `a` has its new version
         assert len(storage.find(f"{root}/v=*/manifest.json")) == count
     assert storage.read_text(f"{tmp_path}/p/a.csv") == "id\n5\n"
     storage.write_whole(made[1].shard_path(entry), data)  # restored: it goes on
-    assert told(words, capsys)["applied"]
+    assert answer(words, capsys)["applied"]
     for root, old in zip(roots, listed, strict=True):
         assert not set(old) & set(storage.find(f"{root}/v=*/**/*.*"))
 
@@ -238,11 +240,11 @@ def test_what_a_killed_etl_has_left_is_found_and_removed(tmp_path, tiny_model_di
         "rejects/part-00000.0badcafe-1.parquet": parquet(rows),
     })  # fmt: skip
     words = [*words_for(tmp_path, "500"), "--dataset", root]
-    found = told(words, capsys)
+    found = answer(words, capsys)
     assert sorted(found["leftovers"].values()) == [1, 1] and found["versions"] == []
-    assert told([*words, "--apply"], capsys)["applied"]
+    assert answer([*words, "--apply"], capsys)["applied"]
     assert not storage.exists(f"{root}/v=00000000000000ff")
-    assert told(words, capsys)["leftovers"] == {}
+    assert answer(words, capsys)["leftovers"] == {}
     assert ids_of(load_dataset(root))["train"][0] == "1"  # no version was made or removed
 
 
@@ -251,9 +253,9 @@ def test_a_run_of_the_etl_under_way_is_waited_for(tmp_path, tiny_model_dir, caps
     build_appended(root, model_dir=tiny_model_dir, days=1, numbered=True)
     words = [*words_for(tmp_path, "5"), "--dataset", root]
     with Lease(f"{root}/v=00000000000000ff"):
-        told([*words, "--apply"], capsys, code=3)
+        answer([*words, "--apply"], capsys, code=3)
         assert "5" in ids_of(load_dataset(root))["train"]
-    assert told([*words, "--apply"], capsys)["applied"]
+    assert answer([*words, "--apply"], capsys)["applied"]
 
 
 def test_rows_that_the_manifest_names_are_taken_out(tmp_path, tiny_model_dir, capsys):
@@ -269,8 +271,8 @@ def test_rows_that_the_manifest_names_are_taken_out(tmp_path, tiny_model_dir, ca
     storage.remove(f"{made.path}/manifest.json")
     commit(made.path, made.manifest.model_copy(update={"quality": quality, "source": source}))
     words = [*words_for(tmp_path, "500", "cat/500"), "--dataset", root]
-    assert told(words, capsys)["files"] == {f"{made.path}/manifest.json": 2}
-    assert told([*words, "--apply"], capsys)["applied"]
+    assert answer(words, capsys)["files"] == {f"{made.path}/manifest.json": 2}
+    assert answer([*words, "--apply"], capsys)["applied"]
     after = load_dataset(root).manifest
     assert after.quality["leakage"]["examples"] == pairs[1:]
     assert after.source["files"] == [["/i/cat/1500", 1, 2]]
@@ -281,9 +283,9 @@ def test_a_dataset_inside_a_run_is_named(tmp_path, tiny_model_dir, capsys):
     inside = f"{tmp_path}/runs/one/crossval-2/data"
     build_appended(inside, model_dir=tiny_model_dir, days=1, numbered=True)
     words = [*words_for(tmp_path, "5"), "--runs", str(tmp_path / "runs")]
-    [unread] = told(words, capsys)["unread"]
+    [unread] = answer(words, capsys)["unread"]
     assert unread["stops"] and f"--dataset {inside}" in unread["remedy"]
-    assert told([*words, "--dataset", inside, "--apply"], capsys)["applied"]
+    assert answer([*words, "--dataset", inside, "--apply"], capsys)["applied"]
 
 
 def test_the_marker_of_a_scored_partition_names_no_row_any_more(tmp_path, capsys):
@@ -293,6 +295,6 @@ def test_the_marker_of_a_scored_partition_names_no_row_any_more(tmp_path, capsys
         "scored/shop.scored/ds=5/done.json": json.dumps(marker),
     })  # fmt: skip
     words = [*words_for(tmp_path, "5"), "--models", str(tmp_path / "models")]
-    assert told([*words, "--apply"], capsys)["applied"]
+    assert answer([*words, "--apply"], capsys)["applied"]
     after = storage.read_json(f"{tmp_path}/models/news/scored/shop.scored/ds=5/done.json")
     assert after == {"rows": 5, "reasons": [{**marker["reasons"][0], "example": "[forgotten]"}]}

@@ -14,12 +14,11 @@ from howdah.config.loader import Config, dump_yaml
 from howdah.config.splits import VALIDATION
 from howdah.core import machine
 from howdah.core.child import Child
-from howdah.core.processes import descendants
+from howdah.core.processes import descendants, process_start
 from howdah.errors import TrainingError
 from training.comm.backends import horovod_installed
 from training.launch import command as launch_command
 from training.process import failure
-from training.run.local_dir import process_start
 from training.run.metrics_log import FILE_NAME
 
 __all__ = ["WARM_UP", "probe", "rates", "short", "steps", "steps_at_once"]

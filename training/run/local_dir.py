@@ -28,7 +28,7 @@ from howdah import storage
 from howdah.core.processes import process_start
 from howdah.errors import HowdahError, PermissionDenied, UsageError
 
-__all__ = ["RankRecord", "RunLock", "job_age", "local_directory", "process_age", "process_start"]
+__all__ = ["RankRecord", "RunLock", "job_age", "local_directory", "process_age"]
 
 _KEPT_SECONDS = 30 * 86400.0
 """How long local copies of a remote run are kept after their last change."""

@@ -68,11 +68,15 @@ def _howdah(launcher: str) -> Callable[[Place], list[str]]:
     )  # fmt: skip
 
 
+def _elastic(place: Place) -> dict[str, int]:
+    """Its keys of the section job."""
+    return {"workers": place.world, "min_workers": 1, "max_workers": place.world,
+            "commit_every": SAVE_EVERY}  # fmt: skip
+
+
 def _job(place: Place) -> list[str]:
     """An elastic job of processes of this machine."""
-    workers = {"workers": place.world, "min_workers": 1, "max_workers": place.world,
-               "commit_every": SAVE_EVERY}  # fmt: skip
-    keys = [f"--set=job.{key}={number}" for key, number in workers.items()]
+    keys = [f"--set=job.{key}={number}" for key, number in _elastic(place).items()]
     return python(
         "-m", "howdah.cli", "submit", "--on", "local", "--wait", "--config", place.config, *keys
     )
@@ -263,7 +267,7 @@ def _rows(rounds: dict[str, list[dict]], alone: dict[str, list[dict]]) -> Iterat
         yield {
             "stack": stack.title,
             "set-up": stack.setup,
-            "code": f"{keys_given(place.settings()) + 4 * stack.elastic} keys"
+            "code": f"{keys_given(place.settings()) + len(_elastic(place)) * stack.elastic} keys"
             if stack.ours
             else f"{lines} lines",
             "packages": f"{number - framework}, {size - framework_size:,.0f} MB",

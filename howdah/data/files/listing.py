@@ -43,5 +43,5 @@ def of_each(files: Sequence[File], work: Callable[[File], Result]) -> list[Resul
     """What `work` returns for each file, by threads: each waits for storage."""
     if not files:
         return []
-    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="howdah-headers") as pool:
+    with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="howdah-files") as pool:
         return list(pool.map(work, files))

@@ -17,6 +17,7 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.config.model import CheckpointSection
+from howdah.core.processes import process_start
 from howdah.errors import (
     CheckpointError,
     StorageError,
@@ -28,7 +29,7 @@ from training.checkpoint.schedule import CheckpointSchedule
 from training.checkpoint.state import TrainState, score_of
 from training.process.env import RankEnv
 from training.run.event_file import EventFile
-from training.run.local_dir import RankRecord, RunLock, local_directory, process_start
+from training.run.local_dir import RankRecord, RunLock, local_directory
 from training.run.metrics_log import MetricsLog, read_metrics
 from training.run.progress import Progress, StepMetrics
 from training.run.run import Run
