@@ -9,6 +9,7 @@ written as its test ends, so that a run that is killed loses at most the test th
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def read(path: Path) -> dict[str, float]:
     except FileNotFoundError:
         return {}
     return {line["test"]: line["seconds"] for line in map(json.loads, text.splitlines())}
+
+
+def forget(path: Path, files: Sequence[str]) -> None:
+    """Take the tests of these test files out of the noted ones."""
+    kept = [
+        json.dumps({"test": test, "seconds": seconds}) + "\n"
+        for test, seconds in read(path).items()
+        if test.partition("::")[0] not in files
+    ]
+    path.write_text("".join(kept), encoding="utf-8")
 
 
 class _Notes:

@@ -49,6 +49,7 @@ LIMIT_SECONDS = 75 * 60  # past it the group that runs is stopped: it hangs, or 
 BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in this order
 SPARKS = ("spark", "hadoop", "airflow")  # groups that start JVMs of Spark
 BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
+READ_PAGES = ("tests/test_docs.py", "tests/config/test_policy.py", "tests/places/test_places.py")
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
 FRAMEWORK_FILES = {
     "tensorflow": re.compile(r"_(tf|tensorflow)(_\w+)?\.py$"),
@@ -358,25 +359,39 @@ def stop(process: Child, patience: float = 60) -> None:
     process.end(signal.SIGTERM, patience, group=True)
 
 
-def sources_hash() -> str:
-    """SHA-256 over the files of the working tree that git does not ignore."""
+def hash_of_files(*, pages: bool) -> str:
+    """SHA-256 over the files of the working tree that git does not ignore.
+
+    Args:
+        pages: those in Markdown; or all others.
+    """
     argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout
     total = hashlib.sha256()
     for name in sorted(filter(None, listed.decode().split("\0"))):
         path = ROOT / name
-        if path.is_file():
+        if path.is_file() and name.endswith(".md") == pages:
             total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
 
 
 def begin_notes() -> None:
-    """Keep what has passed with these very sources, and nothing else."""
-    sources, path = sources_hash(), PASSED / "sources"
-    if not path.is_file() or path.read_text() != sources:
+    """Keep what has passed with these very sources, and nothing else.
+
+    A changed page counts for the tests that read pages alone: benches and the tests of faults
+    write their figures into some.
+    """
+    sources, pages = PASSED / "sources", PASSED / "pages"
+    before = sources.read_text() if sources.is_file() else None
+    if before != (now := hash_of_files(pages=False)):
         shutil.rmtree(PASSED, ignore_errors=True)
         PASSED.mkdir(parents=True)
-        path.write_text(sources)
+        sources.write_text(now)
+    before = pages.read_text() if pages.is_file() else None
+    if before != (now := hash_of_files(pages=True)):
+        for notes in PASSED.glob("*.jsonl"):
+            passed_tests.forget(notes, READ_PAGES)
+        pages.write_text(now)
 
 
 def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | None) -> list[str]:

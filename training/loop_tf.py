@@ -184,6 +184,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 # -- checkpoint: rank 0 alone, in the background; no collective, unless the moments
                 # are divided: then every rank enters
                 if saver.due(evaluated, last=last):
+                    resumable.commit()  # its copy of the state serves both
                     saver.save(evaluated)
 
                 # -- the end, or another world: at the same step on every rank

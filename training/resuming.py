@@ -30,9 +30,9 @@ class Resumed(dict[str, np.ndarray]):
 def resume(
     job: Job, comm: Comm, run: Run, memory: ElasticState, *, divided: bool = False
 ) -> tuple[TrainState, Resumed, bool]:
-    """Where to resume from: a rank's memory of an earlier world, else the newest checkpoint, else
-    the base. Every rank enters, so that all have the same state: a checkpoint is read by rank 0 and
-    broadcast.
+    """Where to resume from: a rank's memory of an earlier world, or the newest checkpoint where
+    that is newer; else the base. Every rank enters, so that all have the same state: a checkpoint
+    is read by rank 0 and broadcast.
 
     Args:
         divided: no rank keeps all moments: they come as `Resumed.rest`.
@@ -40,7 +40,10 @@ def resume(
         (state, tensors: all of the model's as `model/<name>` and the moments there are, whether an
         evaluation that was due at that step is still to be done).
     """
-    if memory.holder is not None:
+    found: Checkpoint | None = None
+    if memory.holder is not None and run.owned is not None:
+        found = run.owned.newer_checkpoint(job.identity, than=memory.newest)
+    if memory.holder is not None and not comm.broadcast_json(found is not None):
         meta, tensors = memory.share(comm)
         run.say(f"{comm.size} rank(s) go on from memory at step {meta['step']}")
         if run.owned is not None:
@@ -48,10 +51,10 @@ def resume(
             _reconcile(run.owned, meta["best_step"], train_seconds=meta["train_seconds"])
         job.planner.go_on_with(meta["plan"]["plan_hash"])
         return TrainState.from_meta(meta), Resumed(tensors), bool(meta["evaluation_due"])
-    found: Checkpoint | None = None
     meta: dict[str, Any] | None = None
     if comm.rank == 0:
-        found = run.owned.resume_checkpoint(job.identity, when_used=divided)
+        if found is None:
+            found = run.owned.resume_checkpoint(job.identity, when_used=divided)
         meta = None if found is None else _with_reachable_best(found.meta, run)
     meta = comm.broadcast_json(meta)
     if meta is None:

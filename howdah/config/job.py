@@ -56,7 +56,7 @@ class JobSection(Section):
     """Most workers to grow to (`howdah scale`); if given, the job is elastic. null: `workers`."""
     commit_every: int = Field(default=50, ge=1)
     """Steps between the copies of its state that a rank of an elastic job keeps in memory: at most
-    this many steps are repeated when a worker is lost."""
+    this many steps are repeated when a worker is lost, and no step before the newest checkpoint."""
     worker: WorkerResources = WorkerResources()
     """A worker's resources."""
     attempts: int = Field(default=2, ge=1)

@@ -283,6 +283,20 @@ def test_the_full_matrix_goes_on_where_it_stopped(runner, capfd):
     assert (runner.ROOT / "runs.log").read_text() == "a b,c,a b,c,"
 
 
+def test_a_changed_page_counts_for_the_tests_that_read_pages(runner, capfd, monkeypatch):
+    monkeypatch.setattr(runner, "READ_PAGES", ("tests/test_a.py",))
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    write(runner, "test_b.py", "def test_two(): pass\n")
+    assert runner.main(["--all"]) == 0
+    (runner.ROOT / "docs").mkdir()
+    (runner.ROOT / "docs" / "figures.md").write_text("measured")
+    for before in (1, 2):
+        capfd.readouterr()
+        assert runner.main(["--all"]) == 0
+        assert "2 passed   0 failed   0 skipped" in (out := capfd.readouterr().out)
+        assert f"{before} of them before" in out
+
+
 def test_a_test_is_passed_when_its_fixtures_have_ended_well(runner):
     write(
         runner,

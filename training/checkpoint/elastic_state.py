@@ -1,9 +1,10 @@
 """A rank's state at the last commit of an elastic job, kept in the rank's own memory.
 
 When a rank is lost, the others continue from this state in a new world, without the lost rank or
-with a replacement: no storage is read, and at most `job.commit_every` steps are repeated. All
-ranks commit at the same steps. A new world continues from the newest state that any of its ranks
-has, sent to the others as plain arrays and JSON.
+with a replacement: at most `job.commit_every` steps are repeated. All ranks commit at the same
+steps, and rank 0 besides at each checkpoint, whose copy it has made already. A new world continues
+from the newest state that any of its ranks has, sent to the others as plain arrays and JSON; from
+the newest checkpoint where that is newer still (training/resuming.py).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class ElasticState:
         self._world = 0
         self.holder: int | None = None
         """The rank of this world whose state all continue from; None: no rank has a state."""
+        self.newest: int | None = None
+        """Step of that state."""
         self._alike = False
         """Whether all ranks of this world have the same state already."""
 
@@ -54,8 +57,9 @@ class ElasticState:
         mine = [-1, 0] if self.step is None else [self.step, self._lineage]
         known = comm.gather_json(mine)
         newest = max(step for step, _ in known)
-        self.holder = None
+        self.holder = self.newest = None
         if newest >= 0:
+            self.newest = newest
             self.holder = next(rank for rank, (step, _) in enumerate(known) if step == newest)
         self._alike = all(one == known[0] for one in known)
         self._world = world

@@ -98,8 +98,8 @@ class ResumableState:
         return self._snapshots.take(self._arrays())
 
     def commit(self) -> None:
-        """Keep this state in memory, on every rank of an elastic job at the same steps; no
-        collective. Nothing in other jobs."""
+        """Keep this state in memory, on every rank of an elastic job at the same steps, or on some
+        of them: a new world takes the newest. No collective. Nothing in other jobs."""
         self._memory.commit(self.meta(), self.tensors)
 
     def _arrays(self) -> Arrays:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from howdah import redact, storage
 from howdah.config.loader import Config
+from howdah.errors import CheckpointError, StorageError, render
 from howdah.runs.hours import tags_of
 from howdah.storage import directories
 from training.checkpoint.fence import Fence
@@ -124,6 +125,25 @@ class RunDirectory:
         self.file.update_attempt(dataset=path)
         return path
 
+    def newer_checkpoint(self, expect: Identity, than: int) -> Checkpoint | None:
+        """The newest checkpoint if it is of a later step than `than`, which is in memory: a rank 0
+        that was lost may have saved later than the others have committed.
+
+        One that cannot be read is told of, and does not count: memory is there.
+        """
+        try:
+            saved = next(iter(self.checkpoints.list()), None)
+            if saved is None or saved.step <= than:
+                return None
+            found = self.checkpoints.latest(expect)
+        except (StorageError, CheckpointError) as error:
+            self._logger.say(f"warning: {render(error)}\n  the state in memory counts")
+            return None
+        if found is None or found.step <= than:  # the newest was corrupt
+            return None
+        self._note_resumed(found)
+        return found
+
     def resume_checkpoint(self, expect: Identity, *, when_used: bool = False) -> Checkpoint | None:
         """The checkpoint that `checkpoint.resume` asks for; None: begin with the base model.
 
@@ -147,6 +167,11 @@ class RunDirectory:
             self._set_aside(found.step if own else -1)
             if not (own or begun) and self._metrics.last[0] >= 0:
                 self._logger.say(f"metrics until now are kept as {self._metrics.set_aside()}")
+        self._note_resumed(found)
+        return found
+
+    def _note_resumed(self, found: Checkpoint | None) -> None:
+        """Say where the run resumes from; None: from the base model."""
         self.file.update_attempt(
             resumed_from=None if found is None else found.path,
             resumed_at_step=0 if found is None else found.step,
@@ -155,7 +180,6 @@ class RunDirectory:
             "starting from the base model" if found is None
             else f"going on from checkpoint step-{found.step} ({found.path})"
         )  # fmt: skip
-        return found
 
     def resumed_from_memory(self, step: int) -> None:
         """All ranks resume from some rank's memory of this step."""

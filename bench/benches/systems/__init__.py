@@ -70,8 +70,7 @@ def _howdah(launcher: str) -> Callable[[Place], list[str]]:
 
 def _elastic(place: Place) -> dict[str, int]:
     """Its keys of the section job."""
-    return {"workers": place.world, "min_workers": 1, "max_workers": place.world,
-            "commit_every": SAVE_EVERY}  # fmt: skip
+    return {"workers": place.world, "min_workers": 1, "max_workers": place.world}
 
 
 def _job(place: Place) -> list[str]:

@@ -200,6 +200,36 @@ def test_all_ranks_killed_go_on_from_the_newest_checkpoint(job, undisturbed, fra
     np.testing.assert_allclose(one.losses(), undisturbed(framework), atol=2e-4)
 
 
+@pytest.mark.parametrize(
+    ("framework", "rank"),
+    [
+        pytest.param("tensorflow", 0, marks=pytest.mark.full),
+        ("torch", 0),
+        pytest.param("tensorflow", 1, marks=pytest.mark.full),
+        pytest.param("torch", 1, marks=pytest.mark.full),
+    ],
+)
+def test_a_checkpoint_is_a_commit(job, undisturbed, framework, rank, tmp_path):
+    # No step but those of checkpoints is committed, and only by rank 0: the others know of it by
+    # rank 0's memory, or without rank 0 by the checkpoint itself.
+    saved = str(tmp_path / "job0" / "run" / "checkpoints" / "step-20")
+    killed = {"where": "step", "rank": rank, "step": 27, "world": 1, "after": saved}
+    settings = {"checkpoint.every_steps": 20, "evaluation.every_steps": 100}
+    one = job(framework, killed, **settings, **{"job.commit_every": 1000})
+    run = one.finish()
+    assert one.struck() == [f"struck-0-{rank}"]
+    repeated = one.repeated()
+    assert repeated and min(repeated) == 20, repeated
+    first, *later = run["attempts"]
+    assert first["resumed_at_step"] == 0
+    if rank == 0:
+        assert [(a["resumed_at_step"], a["resumed_from"][-8:]) for a in later] == [(20, "/step-20")]
+    else:
+        assert later == []
+    one.check_rows()
+    np.testing.assert_allclose(one.losses(), undisturbed(framework), atol=2e-4)
+
+
 # ------------------------------------------------------------------- outside of the steps
 @pytest.mark.full
 @pytest.mark.parametrize("framework", either("torch"))
