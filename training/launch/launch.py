@@ -41,6 +41,7 @@ from training.checkpoint.manager import Checkpoints
 from training.comm import backends
 from training.comm.groups import check_ranks
 from training.launch import command as launch_command
+from training.launch.guard import Guard
 from training.launch.output import Relay
 from training.process import failure
 from training.run.local_dir import RankRecord, RunLock, local_directory
@@ -193,7 +194,7 @@ class _Job:
             if old[number] is not signal.SIG_IGN or number != signal.SIGHUP:  # nohup stays nohup
                 signal.signal(number, lambda number, frame: self._signals.append(number))
         try:
-            # Where `howdah train` is killed, the kernel ends the job as SIGTERM would.
+            # Where `howdah train` is killed, the kernel sends SIGTERM, and the guard does the rest.
             child = Child(
                 self._argv,
                 env=launch_command.environment(
@@ -205,7 +206,11 @@ class _Job:
                 grace=_LAUNCHER_SECONDS,
             )
             try:
-                self._watch(child)
+                with contextlib.ExitStack() as guarded:
+                    if self._all_local:
+                        patience = max(_TEARDOWN_SECONDS, self._grace_seconds)
+                        guarded.enter_context(Guard(self._local, child.pid, patience))
+                    self._watch(child)
             finally:
                 self._clean_up(child)
                 child.read_rest()
