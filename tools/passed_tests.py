@@ -2,41 +2,64 @@
 
     pytest -p passed_tests --note-passed FILE [--leave-out-passed]
 
-A line of the file is JSON: {"test": node id, "seconds": of set-up, test and tear-down}. Each is
-written as its test ends, so that a run that is killed loses at most the test that runs.
+A line of the file is JSON: {"test": node id, "seconds": of set-up, test and tear-down, "file": a
+hash of the test's file}. Each is written as its test ends, so that a run that is killed loses at
+most the test that runs. A test whose file has changed has not passed.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+_IMPORTED = re.compile(r"^from (tests[.\w]*\.test_\w+) import", re.MULTILINE)
 
-def read(path: Path) -> dict[str, float]:
-    """{node id: seconds} of the tests that passed; none where there is no file."""
+
+@functools.cache
+def fingerprint(root: Path, file: str) -> str | None:
+    """Hash of a test file and of the test files that it imports from; None: it is not there."""
+    path = root / file
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8")
+    others = [fingerprint(root, name.replace(".", "/") + ".py") for name in _IMPORTED.findall(text)]
+    return hashlib.sha256("\0".join([text, *map(str, others)]).encode()).hexdigest()[:16]
+
+
+def read(path: Path, root: Path) -> dict[str, float]:
+    """{node id: seconds} of the tests that passed; none where there is no file.
+
+    Args:
+        root: the folder that node ids begin in.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return {}
-    return {line["test"]: line["seconds"] for line in map(json.loads, text.splitlines())}
+    lines = map(json.loads, text.splitlines())
+    return {
+        line["test"]: line["seconds"]
+        for line in lines
+        if line["file"] == fingerprint(root, line["test"].partition("::")[0])
+    }
 
 
 def forget(path: Path, files: Sequence[str]) -> None:
     """Take the tests of these test files out of the noted ones."""
-    kept = [
-        json.dumps({"test": test, "seconds": seconds}) + "\n"
-        for test, seconds in read(path).items()
-        if test.partition("::")[0] not in files
-    ]
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["test"].partition("::")[0] not in files]
     path.write_text("".join(kept), encoding="utf-8")
 
 
 class _Notes:
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, root: Path) -> None:
+        self._path, self._root = path, root
         self._seconds = 0.0
         self._passed = False
 
@@ -46,7 +69,8 @@ class _Notes:
         self._seconds += report.duration
         self._passed = self._passed and report.passed
         if report.when == "teardown" and self._passed:
-            line = {"test": report.nodeid, "seconds": round(self._seconds, 2)}
+            file = fingerprint(self._root, report.nodeid.partition("::")[0])
+            line = {"test": report.nodeid, "seconds": round(self._seconds, 2), "file": file}
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
@@ -76,5 +100,5 @@ def pytest_configure(config: pytest.Config) -> None:
     if path is None:
         return
     if config.getoption("--leave-out-passed"):
-        config.pluginmanager.register(_LeavesOut(read(path)))
-    config.pluginmanager.register(_Notes(path))
+        config.pluginmanager.register(_LeavesOut(read(path, config.rootpath)))
+    config.pluginmanager.register(_Notes(path, config.rootpath))

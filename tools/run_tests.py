@@ -57,6 +57,9 @@ FRAMEWORK_FILES = {
 }
 
 
+TEST_FILE = re.compile(r"tests/(.*/)?test_\w+\.py")
+
+
 @dataclasses.dataclass(frozen=True)
 class Group:
     """Tests that share a process.
@@ -191,7 +194,7 @@ class Running:
         noting = ["-p", "passed_tests", "--note-passed", str(notes)]
         if full:
             noting.append("--leave-out-passed")
-            self._before = passed_tests.read(notes)
+            self._before = passed_tests.read(notes, ROOT)
         argv = [
             sys.executable, "-m", "pytest", "-q", "-m", marks, "--durations=10", *noting,
             "--junitxml", str(self._report), *extra, *files,
@@ -360,7 +363,8 @@ def stop(process: Child, patience: float = 60) -> None:
 
 
 def hash_of_files(*, pages: bool) -> str:
-    """SHA-256 over the files of the working tree that git does not ignore.
+    """SHA-256 over the files of the working tree that git does not ignore, without tests: those
+    have each a hash of their own (tools/passed_tests.py).
 
     Args:
         pages: those in Markdown; or all others.
@@ -370,13 +374,15 @@ def hash_of_files(*, pages: bool) -> str:
     total = hashlib.sha256()
     for name in sorted(filter(None, listed.decode().split("\0"))):
         path = ROOT / name
-        if path.is_file() and name.endswith(".md") == pages:
-            total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+        if TEST_FILE.fullmatch(name) or not path.is_file() or name.endswith(".md") != pages:
+            continue
+        total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return total.hexdigest()
 
 
 def begin_notes() -> None:
-    """Keep what has passed with these very sources, and nothing else.
+    """Keep what has passed with these very sources, and nothing else. A changed test file counts
+    for its own tests (tools/passed_tests.py).
 
     A changed page counts for the tests that read pages alone: benches and the tests of faults
     write their figures into some.

@@ -276,11 +276,24 @@ def test_the_full_matrix_goes_on_where_it_stopped(runner, capfd):
     assert "3 of them before" in capfd.readouterr().out
     assert runner.main([]) == 0  # `make test` runs what it runs
     assert "before" not in capfd.readouterr().out
-    write(runner, "test_b.py", "def test_three(): pass\n")
+    (runner.ROOT / "product.py").write_text("")
     assert runner.main(["--all"]) == 0
     out = capfd.readouterr().out
-    assert "4 passed" in out and "before" not in out
+    assert "3 passed" in out and "before" not in out
     assert (runner.ROOT / "runs.log").read_text() == "a b,c,a b,c,"
+
+
+def test_a_changed_test_file_counts_for_its_own_tests_and_those_that_import_it(runner, capfd):
+    (runner.ROOT / "tests" / "__init__.py").touch()
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    write(runner, "test_b.py", "from tests.test_a import test_one as one\ndef test_two(): one()\n")
+    write(runner, "test_c.py", "def test_three(): pass\n")
+    assert runner.main(["--all"]) == 0
+    write(runner, "test_a.py", "def test_one(): assert True\n")
+    runner.passed_tests.fingerprint.cache_clear()  # of one run
+    capfd.readouterr()
+    assert runner.main(["--all"]) == 0
+    assert "1 of them before" in capfd.readouterr().out
 
 
 def test_a_changed_page_counts_for_the_tests_that_read_pages(runner, capfd, monkeypatch):
@@ -308,7 +321,7 @@ def test_a_test_is_passed_when_its_fixtures_have_ended_well(runner):
         "def test_four(): pass\n",
     )
     assert runner.main(["--all"]) == 1
-    passed = runner.passed_tests.read(runner.PASSED / "core.jsonl")
+    passed = runner.passed_tests.read(runner.PASSED / "core.jsonl", runner.ROOT)
     assert list(passed) == ["tests/test_a.py::test_four"]
 
 
