@@ -17,6 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
 from urllib.parse import quote
 
 from howdah.core import processes
@@ -258,14 +259,19 @@ def problem(plan: Plan, name: str, records: Mapping[str, Record]) -> str | None:
             return "does not answer"
         nodes = [other for other in records if other.startswith("nodemanager-")]
         missing = [other for other in nodes if plan.address(other) not in known]
-        return f"does not know {', '.join(missing)}" if missing else None
+        if missing:
+            return f"does not know {', '.join(missing)}"
+        useless = [other for other in nodes if known[plan.address(other)].trouble]
+        return f"cannot use {', '.join(useless)}" if useless else None
     if kind == "nodemanager":
         if jmx(plan, f"{name}-http", "java.lang:type=Runtime") is None:
             return "does not answer"
         if "resourcemanager" not in records:
             return None
-        seen = (_known_nodes(plan) or {}).get(plan.address(name), 0.0)
-        return None if seen >= record.since else "not registered with the ResourceManager"
+        node = (_known_nodes(plan) or {}).get(plan.address(name))
+        if node is None or node.reported < record.since:
+            return "not registered with the ResourceManager"
+        return node.trouble
     if kind in (kerberos.NAME, metastore.NAME):
         return None if listens(plan.ports[name]) else "does not answer"
     runtime = jmx(plan, f"{name}-http", "java.lang:type=Runtime")
@@ -307,17 +313,34 @@ def _datanode_problem(plan: Plan, name: str, has_namenode: bool) -> str | None:
     return None if well else "not registered with the NameNode"
 
 
-def _known_nodes(plan: Plan) -> dict[str, float] | None:
-    """{address: epoch seconds of its last report} of the NodeManagers in service."""
+@dataclasses.dataclass(frozen=True)
+class _Node:
+    """A NodeManager, as the ResourceManager knows it."""
+
+    reported: float
+    """When it last reported, epoch seconds."""
+    trouble: str | None
+    """Why it gets no containers, such as a disk that is nearly full; None: it gets some."""
+
+
+def _known_nodes(plan: Plan) -> dict[str, _Node] | None:
+    """{address: NodeManager} of those that report; None while the ResourceManager does not
+    answer."""
     bean = "Hadoop:service=ResourceManager,name=RMNMInfo"
     info = jmx(plan, "resourcemanager-http", bean, "LiveNodeManagers")
     if info is None:
         return None
     return {
-        node["NodeId"]: node["LastHealthUpdate"] / 1000
+        node["NodeId"]: _Node(node["LastHealthUpdate"] / 1000, _trouble(node))
         for node in json.loads(info["LiveNodeManagers"] or "[]")
-        if node["State"] == "RUNNING"
+        if node["State"] in ("RUNNING", "UNHEALTHY")
     }
+
+
+def _trouble(node: Mapping[str, Any]) -> str | None:
+    if node["State"] == "RUNNING":
+        return None
+    return f"{node['State'].lower()}: {node['HealthReport'].strip() or 'it does not say why'}"
 
 
 def cause_of_death(record: Record) -> str:

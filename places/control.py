@@ -167,13 +167,12 @@ def rank_log(job: Record, rank: int, *, follow: bool, out: Callable[[str], None]
     Raises:
         NotFound: there is none.
     """
-    path = log_of_rank.path_of(job.run_directory, rank)
 
     def is_over() -> bool:
         return not follow or not job.alive
 
-    if not log_of_rank.follow(path, is_over, out, poll_seconds=_POLL_SECONDS):
-        raise NotFound("this rank has no log", where=path,
+    if not log_of_rank.follow(job.run_directory, rank, is_over, out, poll_seconds=_POLL_SECONDS):
+        raise NotFound("this rank has no log", where=log_of_rank.path_of(job.run_directory, rank),
                        remedy=f"howdah logs {job.application} shows all")  # fmt: skip
 
 

@@ -2,44 +2,83 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 
 from howdah import storage
+from howdah.errors import NotFound
 from howdah.storage import growing
 
 __all__ = ["follow", "path_of"]
 
+_NAME = re.compile(r"rank\.(\d+)(?:\.(\d+)-(\d+))?(?:\.parts)?")
+"""rank.RANK, and of processes of a later attempt or world rank.RANK.ATTEMPT-WORLD
+(training/run/rank_files.py)."""
+
 
 def path_of(run_directory: str, rank: int) -> str:
-    """Where the run directory holds a rank's log."""
+    """Where the run directory holds the log of the first process of a rank."""
     return storage.join(run_directory, "logs", f"rank.{rank}")
 
 
 def follow(
-    path: str, is_over: Callable[[], bool], out: Callable[[str], None], *, poll_seconds: float
+    run_directory: str,
+    rank: int,
+    is_over: Callable[[], bool],
+    out: Callable[[str], None],
+    *,
+    poll_seconds: float,
 ) -> bool:
-    """Pass a log to `out` line by line until `is_over`; False: there is none.
+    """Pass the logs of the processes that began as a rank to `out`, line by line, until `is_over`.
+
+    A job that began again, or replaced a worker, has several: the earliest comes first, and each
+    is headed by a line with its file's name.
 
     Args:
         is_over: nothing more will be written; asked before each look, so that the last lines are
             read after it. Always True: what is there now.
         out: gets each line, and at the end what no line feed follows.
         poll_seconds: between two looks.
+    Returns:
+        False: there is none.
     """
-    shown, rest = 0, b""
+    shown: dict[str, int] = {}
+    rest: dict[str, bytes] = {}
+    last: str | None = None
     while True:
         over = is_over()
-        found = growing.read(path, shown)
-        if found is None and over and shown == 0:
-            return False
-        data, shown = found or (b"", shown)
-        if data:
-            *whole, rest = (rest + data).split(b"\n")
+        paths = _logs_of(run_directory, rank)
+        for path in paths:
+            found = growing.read(path, shown.get(path, 0))
+            if found is None:
+                continue
+            data, shown[path] = found
+            *whole, rest[path] = (rest.get(path, b"") + data).split(b"\n")
+            if over and rest[path]:
+                whole.append(rest[path])
+            if whole and path != last:
+                if len(paths) > 1:
+                    out(f"==> {storage.name(path)} <==")
+                last = path
             for line in whole:
                 out(line.decode(errors="replace"))
         if over:
-            if rest:
-                out(rest.decode(errors="replace"))
-            return True
+            return bool(shown)
         time.sleep(poll_seconds)
+
+
+def _logs_of(run_directory: str, rank: int) -> list[str]:
+    """Paths of the logs of a rank's processes, the earliest first."""
+    folder = storage.join(run_directory, "logs")
+    found: set[tuple[int, int, str]] = set()
+    try:
+        entries = storage.list_dir(folder)
+    except NotFound:
+        return []
+    for entry in entries:
+        match = _NAME.fullmatch(entry.name)
+        if match and int(match[1]) == rank:
+            name = entry.name.removesuffix(".parts")
+            found.add((int(match[2] or 1), int(match[3] or 1), storage.join(folder, name)))
+    return [path for _, _, path in sorted(found)]

@@ -1,6 +1,7 @@
 """The mini cluster's real daemons: clients, kills and restarts, start and stop, loopback only."""
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -151,6 +152,21 @@ def test_restore_undoes_pauses_deaths_settings_and_safe_mode(healthy_cluster, hd
     cluster.restore()
     cluster.wait_healthy()
     cluster.run("hdfs", "dfs", "-mkdir", long_name)
+
+
+@pytest.mark.full
+def test_a_node_whose_disk_is_full_says_so(healthy_cluster, monkeypatch):
+    cluster, key = healthy_cluster, "yarn.nodemanager.disk-health-checker.max-disk-utilization"
+    full = {f"{key}-per-disk-percentage": "0.1"}
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster, "_wait", functools.partial(cluster._wait, timeout=30))
+        with pytest.raises(ClusterError) as caught:
+            cluster.reconfigure("nodemanager-0", {"yarn-site": full})
+    assert "nodemanager-0: unhealthy: " in caught.value.got
+    assert "used space above threshold of 0.1%" in caught.value.got
+    found = cluster.status()["daemons"]
+    assert "cannot use nodemanager-0" in json.dumps(found["resourcemanager"])
+    cluster.restore()
 
 
 def test_a_paused_namenode_does_not_answer_until_resumed(healthy_cluster):

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from howdah import storage
 from howdah.errors import ClusterError, NotFound
 from howdah.hadoop import web
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
@@ -56,8 +55,7 @@ def of_rank(
     def is_over() -> bool:
         return not follow or manager.application(job.application)["state"] in OVER
 
-    path = rank_log.path_of(job.directory, rank)
-    if not rank_log.follow(path, is_over, out, poll_seconds=_POLL_SECONDS):
+    if not rank_log.follow(job.directory, rank, is_over, out, poll_seconds=_POLL_SECONDS):
         _of_ranks_container(manager, job, rank, out)
 
 
@@ -72,7 +70,7 @@ def _of_ranks_container(
     if not names:
         raise NotFound(
             "this rank has no log",
-            where=storage.join(job.directory or "", "logs", f"rank.{rank}"),
+            where=rank_log.path_of(job.directory or "", rank),
             remedy=f"howdah logs {job.application} shows the containers'",
         )
     for line in files[names[-1]].rstrip("\n").split("\n"):
