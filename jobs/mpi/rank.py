@@ -36,11 +36,12 @@ def main(argv: Sequence[str]) -> int:
     die_with_parent()
     if argv:
         os.execvp(argv[0], list(argv))
-    with local_socket.connect(os.environ.pop(LINK)) as link, open(os.environ.pop(LOG), "ab") as log:
+    path = os.environ.pop(LOG)
+    with local_socket.connect(os.environ.pop(LINK)) as link, open(path, "ab") as log:
         command = json.loads(os.environ.pop(COMMAND))
         process = subprocess.Popen(
             command,
-            env={**os.environ, "HOWDAH_LINK_FD": str(link.fileno())},
+            env={**os.environ, "HOWDAH_LINK_FD": str(link.fileno()), "HOWDAH_LOG": path},
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -150,6 +150,9 @@ def test_two_containers_train_by_mpi(tmp_path, tiny_dataset, tiny_model_dir, fra
         assert "starting 2 ranks by mpirun" in log
         logs = [path.read_text() for path in one.job.glob("containers/*/training.1.log")]
         assert len(logs) == 2 and any("horovod (mpi)" in text for text in logs), logs
+        for rank in (0, 1):  # published, as those of every other job
+            text = (one.run_directory / "logs" / f"rank.{rank}").read_text()
+            assert text and text in logs
         exports = json.loads((one.run_directory / "run.json").read_text())
         assert exports["status"] == "finished"
     wait_until(lambda: not of_mpi(one))

@@ -6,6 +6,7 @@ import pytest
 
 from howdah import storage
 from howdah.core.cache import cache_root
+from howdah.packaging import horovod
 from tests.fixtures.etl_yarn import SPARK, containers
 from tests.places import measured
 from tests.runs.local_jobs import kill
@@ -25,7 +26,10 @@ def job(healthy_cluster, hadoop_env, hdfs_dir, tiny_model_dir, tmp_path):
     def make(framework, *, etl):
         (tmp_path / "cache").mkdir()
         # The user's: environments of a gigabyte are packed once, and Horovod is built once.
-        (tmp_path / "cache" / "packages").symlink_to(os.path.join(cache_root(), "packages"))
+        for name in ("packages", "wheels", "sdists"):
+            os.makedirs(kept := os.path.join(cache_root(), name), exist_ok=True)
+            (tmp_path / "cache" / name).symlink_to(kept)
+        horovod.provide(framework, None, os.path.join(cache_root(), "packages"), print)
         place_data(hdfs_dir, tiny_model_dir)
         data = {"dataset": f"{hdfs_dir}/set"}
         if etl:
