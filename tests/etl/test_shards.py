@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import functions as F
-from pyspark.sql.classic.dataframe import DataFrame
 
 from etl import build, counting
 from etl.rows import labels
@@ -108,7 +107,7 @@ def test_a_column_of_texts_for_sets_of_labels_is_refused_without_collecting_it(s
     rows = [(None, f'["some text {n:03d}","{n % 7}"]') for n in range(1_000)]
     few = counting.labels_of(_gated(spark, rows[:40]), data)
     assert len(few) == 47 and few["6"] == 5
-    with most_collected() as most, pytest.raises(DataError, match="too many values") as caught:
+    with most_collected(spark) as most, pytest.raises(DataError, match="too many values") as caught:
         counting.labels_of(_gated(spark, rows), data)
     assert "'0', 'some text 999'" in caught.value.got
     assert most == [51]
@@ -125,7 +124,7 @@ def test_images_of_a_label_each_are_refused_without_collecting_them(spark, monke
     config = from_dict(settings)
     encoder = ImageEncoder.load(write_processor(str(tmp_path / "vit")))
     kept = []
-    with most_collected() as most, pytest.raises(DataError, match="too many values to be one"):
+    with most_collected(spark) as most, pytest.raises(DataError, match="too many values to be one"):
         build.from_images(
             spark, official.resolve(config.data), config, encoder, kept, print, scratch=None
         )
@@ -135,20 +134,21 @@ def test_images_of_a_label_each_are_refused_without_collecting_them(spark, monke
 
 
 @contextlib.contextmanager
-def most_collected():
+def most_collected(spark):
     """A list, which gets the most rows that one `collect` inside brings to the driver."""
-    most, real = [], DataFrame.collect
+    frames = type(spark.range(0))
+    most, real = [], frames.collect
 
     def collect(frame):
         rows = real(frame)
         most[:] = [max(*most, len(rows))] if most else [len(rows)]
         return rows
 
-    DataFrame.collect = collect
+    frames.collect = collect
     try:
         yield most
     finally:
-        DataFrame.collect = real
+        frames.collect = real
 
 
 def test_of_many_labels_of_rejected_rows_the_frequent_ones_are_told(spark, monkeypatch):
