@@ -205,6 +205,16 @@ def test_an_executor_that_is_lost_between_rounds_costs_no_component(tmp_path):
     assert_same(found["node"].to_numpy(), found["root"].to_numpy(), a, b)
 
 
+@pytest.fixture
+def compiled(spark):
+    """Queries are compiled, as those of users: millions of rows repay it."""
+    key = "spark.sql.codegen.wholeStage"
+    before = spark.conf.get(key)
+    spark.conf.set(key, "true")
+    yield
+    spark.conf.set(key, before)
+
+
 def measured(name, work):
     """What `work` returns; its seconds and the peak of the driver's own memory are printed."""
     tracemalloc.start()
@@ -234,7 +244,7 @@ def test_roots_of_a_million_edges_in_a_chain_and_in_a_star(shape):
 @pytest.mark.spark
 @pytest.mark.full
 @pytest.mark.timeout(3600)
-def test_ten_million_edges_with_a_bounded_driver(spark, tmp_path):
+def test_ten_million_edges_with_a_bounded_driver(spark, tmp_path, compiled):
     a, b = graph(10_000_000)
     table = pa.table({"a": a, "b": b})
     pq.write_table(table, tmp_path / "edges.parquet", row_group_size=500_000)
