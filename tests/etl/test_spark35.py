@@ -68,7 +68,8 @@ def test_the_etl_tests_pass_on_spark_35(spark35_python):
     tests = [t for t in tests if not t.endswith(cluster)]
     # That environment has neither TensorFlow, which reads shards, nor the packages of the corpus.
     others = "not tensorflow and not projects_list"
-    argv = [spark35_python, "-m", "pytest", "-x", "-k", others, *tests]
+    marks = "not hadoop and not full"  # nor what starts a cluster's daemons
+    argv = [spark35_python, "-m", "pytest", "-x", "-m", marks, "-k", others, *tests]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SPARK_", "PYSPARK_"))}
     env["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(argv, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
