@@ -362,22 +362,19 @@ def stop(process: Child, patience: float = 60) -> None:
     process.end(signal.SIGTERM, patience, group=True)
 
 
-def hash_of_files(*, pages: bool) -> str:
-    """SHA-256 over the files of the working tree that git does not ignore, without tests: those
-    have each a hash of their own (tools/passed_tests.py).
-
-    Args:
-        pages: those in Markdown; or all others.
-    """
+def hashes_of_files() -> dict[str, str]:
+    """SHA-256 over the files of the working tree that git does not ignore: of the "pages" in
+    Markdown, and of all other "sources" but tests, which have each a hash of their own
+    (tools/passed_tests.py)."""
     argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout
-    total = hashlib.sha256()
+    totals = {"sources": hashlib.sha256(), "pages": hashlib.sha256()}
     for name in sorted(filter(None, listed.decode().split("\0"))):
         path = ROOT / name
-        if TEST_FILE.fullmatch(name) or not path.is_file() or name.endswith(".md") != pages:
-            continue
-        total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return total.hexdigest()
+        if path.is_file() and not TEST_FILE.fullmatch(name):
+            total = totals["pages" if name.endswith(".md") else "sources"]
+            total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return {kind: total.hexdigest() for kind, total in totals.items()}
 
 
 def begin_notes() -> None:
@@ -387,17 +384,20 @@ def begin_notes() -> None:
     A changed page counts for the tests that read pages alone: benches and the tests of faults
     write their figures into some.
     """
-    sources, pages = PASSED / "sources", PASSED / "pages"
-    before = sources.read_text() if sources.is_file() else None
-    if before != (now := hash_of_files(pages=False)):
+    now = hashes_of_files()
+    changed = {
+        kind
+        for kind, value in now.items()
+        if not (PASSED / kind).is_file() or (PASSED / kind).read_text() != value
+    }
+    if "sources" in changed:
         shutil.rmtree(PASSED, ignore_errors=True)
         PASSED.mkdir(parents=True)
-        sources.write_text(now)
-    before = pages.read_text() if pages.is_file() else None
-    if before != (now := hash_of_files(pages=True)):
+    elif "pages" in changed:
         for notes in PASSED.glob("*.jsonl"):
             passed_tests.forget(notes, READ_PAGES)
-        pages.write_text(now)
+    for kind, value in now.items():
+        (PASSED / kind).write_text(value)
 
 
 def closing_lines(outcomes: dict[str, Outcome], seconds: float, budget: float | None) -> list[str]:

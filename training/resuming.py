@@ -131,7 +131,7 @@ def _reconcile(owned: RunDirectory, best: int | None, *, train_seconds: float) -
     if owned.save_times.known:
         return
     # Steps that it had not saved may be older than the rules allow: those count, not this world's.
-    newest = next(iter(owned.checkpoints.list()), None)
+    newest = owned.checkpoints.newest()
     if newest is None:
         owned.save_times.begin(0, age=train_seconds)
     else:

@@ -18,7 +18,7 @@ import contextlib
 from howdah import storage
 from howdah.errors import NotFound, StorageError
 
-__all__ = ["fetch", "forget_parts", "part_path", "publish_whole", "read"]
+__all__ = ["fetch", "forget_parts", "names", "part_path", "publish_whole", "read"]
 
 _PARTS = ".parts"
 _DIGITS = 16
@@ -29,6 +29,14 @@ _LISTINGS = 20
 def part_path(path: str, start: int) -> str:
     """The path of the part that begins at byte `start`."""
     return storage.join(path + _PARTS, f"{start:0{_DIGITS}d}")
+
+
+def names(directory: str) -> set[str]:
+    """Names of the files of which something is published in a directory."""
+    try:
+        return {entry.name.removesuffix(_PARTS) for entry in storage.list_dir(directory)}
+    except NotFound:
+        return set()
 
 
 def read(path: str, start: int = 0) -> tuple[bytes, int] | None:

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 
 from howdah import storage
-from howdah.errors import NotFound
 from howdah.storage import growing
 
 __all__ = ["follow", "path_of"]
 
-_NAME = re.compile(r"rank\.(\d+)(?:\.(\d+)-(\d+))?(?:\.parts)?")
+_NAME = re.compile(r"rank\.(\d+)(?:\.(\d+)-(\d+))?")
 """rank.RANK, and of processes of a later attempt or world rank.RANK.ATTEMPT-WORLD
 (training/run/rank_files.py)."""
 
@@ -71,14 +70,7 @@ def follow(
 def _logs_of(run_directory: str, rank: int) -> list[str]:
     """Paths of the logs of a rank's processes, the earliest first."""
     folder = storage.join(run_directory, "logs")
-    found: set[tuple[int, int, str]] = set()
-    try:
-        entries = storage.list_dir(folder)
-    except NotFound:
-        return []
-    for entry in entries:
-        match = _NAME.fullmatch(entry.name)
-        if match and int(match[1]) == rank:
-            name = entry.name.removesuffix(".parts")
-            found.add((int(match[2] or 1), int(match[3] or 1), storage.join(folder, name)))
-    return [path for _, _, path in sorted(found)]
+    found = [match for name in growing.names(folder) if (match := _NAME.fullmatch(name))]
+    found = [match for match in found if int(match[1]) == rank]
+    found.sort(key=lambda match: (int(match[2] or 1), int(match[3] or 1)))
+    return [storage.join(folder, match[0]) for match in found]

@@ -354,6 +354,10 @@ class Checkpoints:
         """Whole checkpoints by their manifest and sizes, newest first; hashes are not checked."""
         return [saved for saved in saved_in(self.directory) if not size_defect(saved)]
 
+    def newest(self) -> Saved | None:
+        """The newest whole checkpoint; None: there is none."""
+        return next(iter(self.list()), None)
+
     def cut_short(self) -> int | None:
         """Step of the newest unfinished save, if it is newer than every whole checkpoint."""
         begun = [
@@ -361,7 +365,7 @@ class Checkpoints:
             for entry in storage.list_dir(self.directory)
             if (found := _UNFINISHED.match(entry.name))
         ]
-        whole = next(iter(self.list()), None)
+        whole = self.newest()
         step = max(begun, default=-1)
         return step if step > (-1 if whole is None else whole.step) else None
 

@@ -15,45 +15,34 @@ import signal
 import subprocess
 import sys
 import time
-from types import TracebackType
-from typing import Self
+from collections.abc import Iterator
 
 from howdah.core.processes import descendants, process_start
 from training.run.local_dir import RankRecord
 
-__all__ = ["Guard"]
+__all__ = ["guarded"]
 
 _POLL_SECONDS = 0.05
 
 
-class Guard:
-    """The process of this module, for as long as the `with` block lasts.
+@contextlib.contextmanager
+def guarded(local: str, launcher: int, seconds: float) -> Iterator[None]:
+    """Inside, the process of this module watches over this one.
 
     Args:
         local: the run's local directory, with the ranks' records.
         launcher: process id of the ranks' launcher.
         seconds: that the ranks have to end, of which rank 0 saves its last step.
     """
-
-    def __init__(self, local: str, launcher: int, seconds: float) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, local, str(launcher), str(seconds)],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            start_new_session=True,  # what is sent to the group of `howdah train` is not for it
-        )  # fmt: skip
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        where: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.stdin.close()
-        self._process.wait()
+    with subprocess.Popen(
+        [sys.executable, "-m", __name__, local, str(launcher), str(seconds)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,  # what is sent to the group of `howdah train` is not for it
+    ) as guard:  # fmt: skip
+        try:
+            yield
+        finally:
+            guard.kill()
 
 
 def _end_ranks(local: str, launcher: int, started: int | None, seconds: float) -> None:
@@ -65,19 +54,14 @@ def _end_ranks(local: str, launcher: int, started: int | None, seconds: float) -
     below = [(pid, process_start(pid)) for pid in descendants(launcher)]
     ranks = [record for record in RankRecord.read_all(local) if record.is_local]
     for record in ranks:
-        if record.alive:
-            _send(record.pid, signal.SIGTERM)
+        record.send(signal.SIGTERM)
     deadline = time.monotonic() + seconds
     while any(record.alive for record in ranks) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
     for pid, then in [(launcher, started), *below]:
         if then is not None and process_start(pid) == then:
-            _send(pid, signal.SIGKILL)
-
-
-def _send(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def _main(local: str, launcher: str, seconds: str) -> None:

@@ -41,7 +41,7 @@ from training.checkpoint.manager import Checkpoints
 from training.comm import backends
 from training.comm.groups import check_ranks
 from training.launch import command as launch_command
-from training.launch.guard import Guard
+from training.launch.guard import guarded
 from training.launch.output import Relay
 from training.process import failure
 from training.run.local_dir import RankRecord, RunLock, local_directory
@@ -175,6 +175,7 @@ class _Job:
         self._np = np
         self._all_local = all_local
         self._grace_seconds = grace_seconds
+        self._teardown_seconds = max(_TEARDOWN_SECONDS, grace_seconds)
         self._relay = Relay(sys.stderr, os.path.join(local, "logs", "launcher"))
         self._scratch = tempfile.mkdtemp(prefix="howdah-")
         self._signals: list[int] = []
@@ -206,10 +207,11 @@ class _Job:
                 grace=_LAUNCHER_SECONDS,
             )
             try:
-                with contextlib.ExitStack() as guarded:
-                    if self._all_local:
-                        patience = max(_TEARDOWN_SECONDS, self._grace_seconds)
-                        guarded.enter_context(Guard(self._local, child.pid, patience))
+                with (
+                    guarded(self._local, child.pid, self._teardown_seconds)
+                    if self._all_local
+                    else contextlib.nullcontext()
+                ):
                     self._watch(child)
             finally:
                 self._clean_up(child)
@@ -233,7 +235,7 @@ class _Job:
             self._look_for_lost_ranks()
             if deadline == float("inf") and self._broken():
                 self._tear_down()
-                deadline = time.monotonic() + max(_TEARDOWN_SECONDS, self._grace_seconds)
+                deadline = time.monotonic() + self._teardown_seconds
             if time.monotonic() > deadline:
                 self.killed = any(record.alive for record in self._read_records())
                 return
@@ -255,9 +257,8 @@ class _Job:
         """
         reported = {one.rank for one in failure.read_all(self._local)}
         for record in self._read_records():
-            if record.is_local and record.alive and record.rank not in reported:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(record.pid, signal.SIGTERM)
+            if record.rank not in reported:
+                record.send(signal.SIGTERM)
 
     def _over(self) -> bool:
         """Training has ended badly, and every rank of it is gone."""
@@ -275,8 +276,7 @@ class _Job:
         self.asked_by = number
         asked = [record for record in self._read_records() if record.is_local and record.alive]
         for record in asked:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(record.pid, _ASK[signal.Signals(number)])
+            record.send(_ASK[signal.Signals(number)])
         name = signal.Signals(number).name
         if not asked:
             print(f"{name}: stopping, training has not begun", file=sys.stderr, flush=True)
@@ -310,9 +310,7 @@ class _Job:
         """End all processes that are left of the job."""
         child.end()
         for record in self._read_records():
-            if record.is_local and record.alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(record.pid, signal.SIGKILL)
+            record.send(signal.SIGKILL)
 
 
 def _terminal() -> str | None:

@@ -164,6 +164,12 @@ class RankRecord:
         """The very process is running; meaningful on its own machine only."""
         return process_start(self.pid) == self.start
 
+    def send(self, number: int) -> None:
+        """Send the process a signal; nothing where it has ended, or is on another machine."""
+        if self.is_local and self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     @classmethod
     def read_all(cls, directory: str) -> list[RankRecord]:
         """The records in `<directory>/ranks/`, by rank."""

@@ -352,7 +352,7 @@ class Run:
             self.last_save.save()
         newest = None
         with contextlib.suppress(StorageError):  # which is not what we end for
-            newest = next(iter(self.checkpoints.list()), None) if self.checkpoints else None
+            newest = self.checkpoints.newest() if self.checkpoints else None
         if newest is None:
             return self.stops.error(where=self.directory)
         return self.stops.error(

@@ -129,10 +129,10 @@ class RunDirectory:
         """The newest checkpoint if it is of a later step than `than`, which is in memory: a rank 0
         that was lost may have saved later than the others have committed.
 
-        One that cannot be read is told of, and does not count: memory is there.
+        Where checkpoints cannot be read, a warning says so, and the state in memory is used.
         """
         try:
-            saved = next(iter(self.checkpoints.list()), None)
+            saved = self.checkpoints.newest()
             if saved is None or saved.step <= than:
                 return None
             found = self.checkpoints.latest(expect)

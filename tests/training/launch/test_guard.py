@@ -4,12 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from howdah.core.processes import process_start
 from tests import ROOT
+from tests.support.waiting import wait_until
 from training.run.local_dir import RankRecord
 
 LIMIT = 60  # seconds; detects a hang
@@ -37,11 +37,12 @@ time.sleep(600)
 TRAIN = """
 import sys, time
 from howdah.core.child import Child
-from training.launch.guard import Guard
+from training.launch.guard import guarded
 directory, seconds, *launcher = sys.argv[1:]
-with Child([sys.executable, "-c", *launcher]) as child, Guard(directory, child.pid, float(seconds)):
-    print(child.pid, flush=True)
-    sys.stdin.readline()
+with Child([sys.executable, "-c", *launcher]) as child:
+    with guarded(directory, child.pid, float(seconds)):
+        print(child.pid, flush=True)
+        sys.stdin.readline()
 """
 
 
@@ -56,19 +57,13 @@ class Job:
             env=os.environ | {"PYTHONPATH": str(ROOT)},
         )  # fmt: skip
         self.launcher = int(self.train.stdout.readline())
-        self.wait(lambda: len(RankRecord.read_all(directory)) == len(kinds), "the ranks")
+        wait_until(lambda: len(RankRecord.read_all(directory)) == len(kinds), LIMIT)
         self.ranks = RankRecord.read_all(directory)
-
-    def wait(self, condition, what: str) -> None:
-        deadline = time.monotonic() + LIMIT
-        while not condition():
-            assert time.monotonic() < deadline, what
-            time.sleep(0.02)
 
     def wait_for_its_end(self) -> None:
         self.train.wait(LIMIT)
-        self.wait(lambda: process_start(self.launcher) is None, "the launcher's end")
-        self.wait(lambda: not any(rank.alive for rank in self.ranks), "the ranks' end")
+        wait_until(lambda: process_start(self.launcher) is None, LIMIT)
+        wait_until(lambda: not any(rank.alive for rank in self.ranks), LIMIT)
 
     def saved(self) -> list[str]:
         return sorted(one for one in os.listdir(self.directory) if one.startswith("saved"))
