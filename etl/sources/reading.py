@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     VarcharType,
 )
 
-from etl.sources import given, hive, jdbc, lake
+from etl.sources import given, hive, jdbc, json_numbers, lake
 from etl.sources.source import Kind, Source, ending
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
@@ -156,7 +156,10 @@ def _jsonl(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     names = list(dict.fromkeys(name for _, name in wanted(data)))
     if lines.scalars(source.files, names):
         reader = reader.schema(_texts(names))
-    return reader.json([spark_path(entry.path) for entry in source.files])
+    paths = [entry.path for entry in source.files]
+    if int(spark.version.partition(".")[0]) < 4:
+        return reader.json(json_numbers.lines_for(spark, paths))
+    return reader.json([spark_path(path) for path in paths])
 
 
 def _texts(names: Sequence[str]) -> StructType:

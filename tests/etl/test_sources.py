@@ -10,10 +10,11 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
-from etl.sources import given, hive, reading
+from etl.sources import given, hive, json_numbers, reading
 from etl.sources import source as sources
 from howdah.config import loader as config_module
 from howdah.config.options.split import moment
+from howdah.data.files.lines import json_value
 from howdah.errors import ConfigError, DataError
 
 ROWS = [
@@ -155,6 +156,28 @@ def test_json_is_read_in_one_pass_to_the_same_rows_as_in_two(spark, tmp_path, mo
     assert [by_key[str(n)] for n in range(len(written))] == [*written[:-1], "text"]
     monkeypatch.setattr(reading.lines, "scalars", lambda files, names: False)
     assert rows("twice") == (once, 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (b'{"a": 1.10, "b": [-0, 1E5], "c": NaN}', {"a": "1.10", "b": ["-0", "1E5"], "c": "NaN"}),
+        (b'{"a": "so: 1.10", "b": 2}', {"a": "so: 1.10", "b": "2"}),
+        (b'{"a": 1.0, "b": "\\ud800", "c": true}', {"a": "1.0", "b": "\ud800", "c": True}),
+    ],
+)
+def test_numbers_of_json_are_quoted_for_a_spark_that_would_write_them_anew(line, expected):
+    said = json_numbers.with_texts(line)
+    said.encode()  # Spark takes it
+    assert json_value(said) == expected
+
+
+@pytest.mark.parametrize("line", [b"[1.5]", b'{"a": 1.10', b"1.10", b""])
+def test_what_is_no_json_object_is_left_to_spark_as_it_is(line):
+    assert json_numbers.with_texts(line) == line.decode()
+    refused = json_numbers.with_texts(b'{"a": "\xff"}')
+    with pytest.raises(ValueError):
+        json.loads(refused)
 
 
 @pytest.mark.spark
