@@ -13,11 +13,13 @@ import yaml
 
 from howdah import storage
 from howdah.config.loader import keys, load
+from howdah.core.processes import process_start
 from howdah.errors import DataError
 from howdah.packaging.package import cache_directory
 from tests import ROOT as REPOSITORY
 from tests.fixtures.spark import COMPILED
 from tests.support.tiny_model import write_tiny_model
+from tests.support.waiting import wait_until
 from tools.demo import corpus, steps
 
 ROOT = str(REPOSITORY)
@@ -70,6 +72,27 @@ def test_the_shell_script_is_sound():
     script = os.path.join(ROOT, "tools", "demo.sh")
     assert os.access(script, os.X_OK)
     subprocess.run(["bash", "-n", script], check=True)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_demo_that_is_ended_takes_its_command_along(tmp_path, number):
+    (tmp_path / "slow.py").write_text(
+        "import os, time\n"
+        "open('pid.part', 'w').write(str(os.getpid()))\n"
+        "os.rename('pid.part', 'pid')\n"
+        "time.sleep(600)\n"
+    )
+    demo = subprocess.Popen(
+        [sys.executable, "-c", "from tools.demo import steps; steps.module('slow')"],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"},
+    )  # fmt: skip
+    try:
+        wait_until((tmp_path / "pid").exists)
+    finally:
+        demo.send_signal(number)
+    command = int((tmp_path / "pid").read_text())
+    demo.wait(60)
+    wait_until(lambda: process_start(command) is None)
 
 
 # ---------------------------------------------------------------------------------- the corpus

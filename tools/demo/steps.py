@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from howdah.config.metric_table import METRICS
+from howdah.core.processes import die_with_parent
 from howdah.errors import HowdahError, render
 
 CONFIG = "examples/demo.yaml"
@@ -86,11 +90,17 @@ def _run(
         text=True,
         stdout=subprocess.PIPE if capture else sys.stderr,
         check=False,
+        preexec_fn=_ends_with(os.getpid()),
     )
     if done.returncode not in good:
         say(f"the demo stops here: that command ended with exit code {done.returncode}")
         sys.exit(done.returncode)
     return done.stdout or ""
+
+
+def _ends_with(demo: int) -> Callable[[], None]:
+    """For a command's process: the kernel sends it SIGTERM when the demo ends, however it does."""
+    return partial(die_with_parent, signal.SIGTERM, demo)
 
 
 def settings(
@@ -124,8 +134,9 @@ def ask_a_server(model: str) -> str:
     arguments = ["serve", "--model", model, "--port", "0", "--json"]
     say(f"$ howdah {shlex.join(arguments)}")
     process = subprocess.Popen(
-        [sys.executable, "-m", "howdah.cli", *arguments], stdout=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "howdah.cli", *arguments], stdout=subprocess.PIPE, text=True,
+        preexec_fn=_ends_with(os.getpid()),
+    )  # fmt: skip
     try:
         ready = json.loads(process.stdout.readline() or "{}")
         if "url" not in ready:
