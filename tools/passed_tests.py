@@ -23,13 +23,17 @@ _IMPORTED = re.compile(r"^from (tests[.\w]*\.test_\w+) import", re.MULTILINE)
 
 @functools.cache
 def fingerprint(root: Path, file: str) -> str | None:
-    """Hash of a test file and of the test files that it imports from; None: it is not there."""
-    path = root / file
-    if not path.is_file():
+    """Hash of a test file and of the test files that it imports from, also through others; a file
+    may import from itself, in a script for another process. None: it is not there."""
+    if not (root / file).is_file():
         return None
-    text = path.read_text(encoding="utf-8")
-    others = [fingerprint(root, name.replace(".", "/") + ".py") for name in _IMPORTED.findall(text)]
-    return hashlib.sha256("\0".join([text, *map(str, others)]).encode()).hexdigest()[:16]
+    files, texts = [file], []
+    for name in files:
+        path = root / name
+        texts.append(path.read_text(encoding="utf-8") if path.is_file() else "")
+        found = [module.replace(".", "/") + ".py" for module in _IMPORTED.findall(texts[-1])]
+        files += [one for one in dict.fromkeys(found) if one not in files]
+    return hashlib.sha256("\0".join([*files, *texts]).encode()).hexdigest()[:16]
 
 
 def read(path: Path, root: Path) -> dict[str, float]:

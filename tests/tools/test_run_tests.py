@@ -296,6 +296,25 @@ def test_a_changed_test_file_counts_for_its_own_tests_and_those_that_import_it(r
     assert "1 of them before" in capfd.readouterr().out
 
 
+def test_test_files_may_import_from_themselves_and_from_each_other(runner, capfd):
+    (runner.ROOT / "tests" / "__init__.py").touch()
+    script = "SCRIPT = '''\nfrom tests.test_{} import one\n'''\n"
+    write(runner, "test_a.py", script.format("b") + "def test_one(): pass\n")
+    write(runner, "test_b.py", script.format("a") + "def test_two(): pass\n")
+    write(runner, "test_c.py", script.format("c") + "def test_three(): pass\n")
+    assert runner.main(["--all"]) == 0
+    assert "3 passed" in capfd.readouterr().out
+    write(runner, "test_a.py", script.format("b") + "def test_one(): assert True\n")
+    runner.passed_tests.fingerprint.cache_clear()  # of one run
+    assert runner.main(["--all"]) == 0
+    assert "1 of them before" in capfd.readouterr().out
+
+
+def test_every_test_file_has_a_fingerprint(runner):
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        assert runner.passed_tests.fingerprint(ROOT, str(path.relative_to(ROOT)))
+
+
 def test_a_changed_page_counts_for_the_tests_that_read_pages(runner, capfd, monkeypatch):
     monkeypatch.setattr(runner, "READ_PAGES", ("tests/test_a.py",))
     write(runner, "test_a.py", "def test_one(): pass\n")
