@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
@@ -27,6 +28,7 @@ from howdah.errors import ClusterError
 
 _MOST_ROUNDS = 120  # for 1e9 nodes the chance of needing more is below 1e9 * (2/3) ** 120 = 1e-12
 _LABELS = "node bigint, root bigint"
+_FEW = 100_000  # nodes; a file for them would cost more than it saves
 
 
 def roots(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -87,7 +89,7 @@ def connected_components(
     temporary.append(edges)
     count = edges.count()
     if count <= driver_edges:
-        return _by_driver(edges, count)
+        return _by_driver(edges, count, scratch)
     return _by_rounds(edges, count, scratch, driver_edges, progress)
 
 
@@ -96,14 +98,17 @@ def _distinct(edges: DataFrame) -> DataFrame:
     return edges.where(F.col("a") != F.col("b")).select(low, high).distinct()
 
 
-def _by_driver(edges: DataFrame, count: int) -> DataFrame:
+def _by_driver(edges: DataFrame, count: int, scratch: Scratch) -> DataFrame:
     spark = edges.sparkSession
     if count == 0:
         return spark.createDataFrame([], _LABELS)
     table = edges.toPandas()  # by Arrow: 16 bytes an edge
     nodes, root = roots(table["a"].to_numpy(), table["b"].to_numpy())
     del table
-    return spark.createDataFrame(pd.DataFrame({"node": nodes, "root": root}), _LABELS)
+    if len(nodes) <= _FEW:
+        return spark.createDataFrame(pd.DataFrame({"node": nodes, "root": root}), _LABELS)
+    found = pa.table({"node": nodes, "root": root})
+    return scratch.put(spark, found, scratch.path("components") + "/roots")
 
 
 def _by_rounds(
@@ -114,7 +119,8 @@ def _by_rounds(
     progress: Callable[[str], None],
 ) -> DataFrame:
     directory = scratch.path("components")
-    edges = scratch.keep(edges, f"{directory}/edges-000")
+    held, edges = edges, scratch.keep(edges, f"{directory}/edges-000")
+    held.unpersist()
     replaced: list[DataFrame] = []
     while count > driver_edges:
         number = len(replaced) + 1
@@ -131,7 +137,7 @@ def _by_rounds(
         scratch.drop(f"{directory}/edges-{number - 1:03d}")
         replaced.append(step)
         count = edges.count()
-    labels = _by_driver(edges, count)
+    labels = _by_driver(edges, count, scratch)
     for number in range(len(replaced), 0, -1):
         ends = labels.select(F.col("node").alias("next"), F.col("root").alias("end"))
         # where a round's node has no edge any more, it is itself the root of what it stands for

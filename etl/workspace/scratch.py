@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 from types import TracebackType
 
-from pyspark.sql import DataFrame
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
 
 from etl.workspace.staging import scratch_name
 from howdah import storage
 from howdah.errors import StorageError
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
+
+_ROW_GROUP = 500_000  # rows; several tasks can share a file
 
 
 class Scratch:
@@ -63,6 +67,21 @@ class Scratch:
         with translated("keep intermediate data", writes=self._directory):
             frame.write.mode("overwrite").parquet(written)
             return frame.sparkSession.read.schema(frame.schema).parquet(spark_path(path))
+
+    def put(self, spark: SparkSession, table: pa.Table, name: str) -> DataFrame:
+        """Write a table that the driver has and return it as it is read from its file.
+
+        `createDataFrame` would hold it in the JVM, and a copy of it in each task's message.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        self._used = True
+        path = storage.join(self._directory, name)
+        with storage.open_write(storage.join(path, "part-00000.parquet")) as file:
+            pq.write_table(table, file, row_group_size=_ROW_GROUP)
+        with translated("read intermediate data"):
+            return spark.read.parquet(spark_path(path))
 
     def drop(self, name: str) -> None:
         """Remove what is not needed any more."""

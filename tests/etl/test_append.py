@@ -111,15 +111,19 @@ def append_days(place, base, days: Sequence[int], count: int, seed: int, pairs: 
         options: of `data`, of each part.
     """
     rng, past, before, frozen = random.Random(seed), [], {}, {}
-    texts, gone = {}, {}
+    texts, gone, labels = {}, {}, []
     for number, day in enumerate(days):
         rows = day_rows(day, past, count, rng)
+        if number == 1:  # a label that no earlier day has, and that sorts before one of theirs
+            rows.append((f"d{day}-label", " ".join(rng.sample(WORDS, 24)), "aa"))
         if pairs:
             rows += template_rows(day)
             rows += [pillars(pairs), bridges(before, pairs), []][min(number, 2)]
         past += rows
         texts |= {row_id: text for row_id, text, _ in rows}
         result, _ = run(config_for(place, base, rows, f"day-{day:02d}", **options))
+        assert result.manifest.labels[: len(labels)] == labels  # numbers stay
+        labels = result.manifest.labels
         places = places_of(result)
         assert {i: places.get(i) for i in before} == before  # no old row moves or goes
         tested = {i for i, split in places.items() if split == "test"}
@@ -136,6 +140,7 @@ def append_days(place, base, days: Sequence[int], count: int, seed: int, pairs: 
         assert (part.name, part.read) == (f"day-{day:02d}", len(rows))
         assert sum(part.rows.values()) == len(set(places) - set(before))
         before = places
+    assert labels == ["a", "b", "aa"][: 2 + (len(days) > 1)]
     return past, result, before, gone
 
 

@@ -114,11 +114,17 @@ def test_no_edge_and_edges_to_oneself(spark, tmp_path, ends, driver_edges):
 
 
 @pytest.mark.spark
-def test_rounds_in_spark_and_the_driver_find_the_same(spark, tmp_path):
+def test_rounds_in_spark_and_the_driver_find_the_same(spark, tmp_path, monkeypatch):
     a, b = graph(4_000)
     nodes, root, lines = joined(spark, a, b, 10_000, tmp_path / "v=0")
     assert lines == []
     assert_same(nodes, root, a, b)
+    with monkeypatch.context() as patched:  # by a file, as very many
+        patched.setattr(components, "_FEW", 100)
+        for driver_edges in (10_000, 1_000):
+            nodes, root, lines = joined(spark, a, b, driver_edges, tmp_path / "v=0")
+            assert bool(lines) == (driver_edges < 4_000)
+            assert_same(nodes, root, a, b)
     # down to no edge at all, by rounds alone
     nodes, root, lines = joined(spark, a, b, 0, tmp_path / "v=0")
     assert 3 <= len(lines) <= 15, lines

@@ -70,6 +70,9 @@ def test_label_order():
     assert labels.names(DataSection(), {"10": 1, "2": 1}) == ["2", "10"]
     assert labels.names(DataSection(), {"b": 1, "a": 1}) == ["a", "b"]
     assert labels.names(DataSection(labels=["b", "a"]), {"a": 1, "b": 2}) == ["b", "a"]
+    # the heads of models that were trained before know a label by its number
+    found = {"b": 1, "aa": 1, "c": 1}
+    assert labels.names(DataSection(), found, before=["b", "a"]) == ["b", "a", "aa", "c"]
     mapped = DataSection(labels={"1": "x", "2": "y", "3": "x"})
     assert labels.names(mapped, {"x": 1, "y": 1}) == ["x", "y"]
 
