@@ -134,9 +134,15 @@ def test_rounds_in_spark_and_the_driver_find_the_same(spark, tmp_path, monkeypat
 @pytest.mark.spark
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("driver_edges", [10_000, 2_000_000])
-def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, driver_edges):
+@pytest.mark.parametrize(
+    ("shape", "driver_edges"), [("all", 10_000), ("all", 2_000_000), ("chain", 10_000)]
+)
+def test_a_million_edges_with_bounded_rounds_and_memory(spark, tmp_path, shape, driver_edges):
     a, b = graph(1_000_000)
+    if shape == "chain":
+        random = np.random.default_rng(5)
+        order = random.permutation(np.unique(random.integers(-(2**63), 2**63 - 1, 1_000_001)))
+        a, b = order[:-1], order[1:]
     edges = spark.createDataFrame(pd.DataFrame({"a": a, "b": b}), "a bigint, b bigint")
     edges.write.parquet(str(tmp_path / "edges"))
     edges = spark.read.parquet(str(tmp_path / "edges"))
