@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 )
 
 from etl.sources import given, hive, jdbc, json_numbers, lake
-from etl.sources.source import Kind, Source, ending
+from etl.sources.source import Kind, Source
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
 from howdah.data.clean import PAIR
@@ -89,8 +89,15 @@ def _refuse_encoding(options: CsvOptions) -> None:
 
 
 def _delimiter(source: Source, options: CsvOptions) -> str:
-    tabs = all(ending(entry.name) == ".tsv" for entry in source.files)
-    return "\t" if options.delimiter == "," and tabs else options.delimiter
+    found = {lines.delimiter_of(entry.name, options): entry.path for entry in source.files}
+    if len(found) > 1:
+        raise DataError(
+            "the source holds files with tabs and files with commas",
+            where=found["\t"],
+            expected="one separator for all files, by their names",
+            remedy="name one kind of file by a pattern, as *.tsv",
+        )
+    return next(iter(found), options.delimiter)
 
 
 def _csv(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:

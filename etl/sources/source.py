@@ -12,7 +12,7 @@ from typing import Any, Literal
 from howdah import storage
 from howdah.config.data import DataSection
 from howdah.config.options.source import LAKES, TABLE
-from howdah.data.files.listing import below
+from howdah.data.files.listing import below, ending
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 
@@ -34,7 +34,6 @@ _ENDINGS: dict[str, Kind] = {
     ".tfrecord": "tfrecord",
     ".tfrecords": "tfrecord",
 }
-_COMPRESSED = (".gz", ".bz2", ".zst", ".snappy")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,14 +157,6 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
             remedy="check data.source (for a table set data.format: hive)",
         )
     return None, [storage.entry(source)]
-
-
-def ending(name: str) -> str:
-    """A file name's end without compression: `.csv` of `a.CSV.gz`."""
-    name = name.lower()
-    for compressed in _COMPRESSED:
-        name = name.removesuffix(compressed)
-    return "." + name.rpartition(".")[2] if "." in name else ""
 
 
 def _kind_of(data: DataSection, entries: list[Entry]) -> Kind:

@@ -221,6 +221,15 @@ def test_quotes_are_looked_for_by_each_set_s_own_separator(spark, tmp_path):
     assert caught.value.where == f"{tmp_path}/test.tsv, line 2"
 
 
+def test_files_with_tabs_among_files_with_commas_are_refused_by_name(tmp_path):
+    (tmp_path / "rows.csv").write_text("text,label\none,a\n")
+    (tmp_path / "more.tsv").write_text("text\tlabel\ntwo\tb\n")
+    data = config_module.from_dict({"data": {"source": str(tmp_path)}}).data
+    with pytest.raises(DataError, match="files with tabs and files with commas") as caught:
+        reading.check_quotes(None, sources.resolve(data), data.csv)
+    assert caught.value.where == f"{tmp_path}/more.tsv"
+
+
 @pytest.mark.spark
 def test_a_large_file_is_read_by_several_tasks_only_without_multiline(spark, tmp_path):
     (tmp_path / "rows.csv").write_text("text,label\n" + "".join(_lines(200, True)))

@@ -16,7 +16,7 @@ from typing import Any
 from howdah import storage
 from howdah.config.data import CsvOptions
 from howdah.data.csv_quotes import COMPRESSED
-from howdah.data.files.listing import of_each
+from howdah.data.files.listing import ending, of_each
 from howdah.errors import DataError, UsageError
 from howdah.storage import Entry
 
@@ -37,10 +37,8 @@ _as_written = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=st
 
 def delimiter_of(path: str, options: CsvOptions) -> str:
     """Field separator of a CSV file: a tab in a .tsv unless `options` differ from the comma."""
-    name = storage.name(path).lower()
-    for compressed in (".gz", ".bz2", ".zst", ".snappy"):
-        name = name.removesuffix(compressed)
-    return "\t" if name.endswith(".tsv") and options.delimiter == "," else options.delimiter
+    tabs = ending(storage.name(path)) == ".tsv"
+    return "\t" if tabs and options.delimiter == "," else options.delimiter
 
 
 @contextlib.contextmanager

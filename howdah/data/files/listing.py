@@ -1,4 +1,4 @@
-"""The files below a directory that hold rows."""
+"""The files below a directory that hold rows, and what their names say of them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import TypeVar
 from howdah import storage
 from howdah.storage import Entry
 
-__all__ = ["below", "of_each"]
+__all__ = ["below", "ending", "of_each"]
 
 _THREADS = 16
+_COMPRESSED = (".gz", ".bz2", ".zst", ".snappy")
 
 File = TypeVar("File")
 Result = TypeVar("Result")
@@ -45,3 +46,11 @@ def of_each(files: Sequence[File], work: Callable[[File], Result]) -> list[Resul
         return []
     with ThreadPoolExecutor(min(_THREADS, len(files)), thread_name_prefix="howdah-files") as pool:
         return list(pool.map(work, files))
+
+
+def ending(name: str) -> str:
+    """A file name's end without compression: `.csv` of `a.CSV.gz`."""
+    name = name.lower()
+    for compressed in _COMPRESSED:
+        name = name.removesuffix(compressed)
+    return "." + name.rpartition(".")[2] if "." in name else ""
