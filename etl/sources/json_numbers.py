@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from howdah.data.files.lines import json_value
-from howdah.spark.paths import spark_path
 
 __all__ = ["lines_for", "with_texts"]
 
@@ -22,9 +21,9 @@ def lines_for(spark: Any, paths: Sequence[str]) -> Any:
 
     Args:
         spark: the SparkSession.
-        paths: of files, of any compression that Spark knows.
+        paths: of files, as Spark takes them, of any compression that it knows.
     """
-    lines = spark.read.text([spark_path(path) for path in paths])
+    lines = spark.read.text(list(paths))
     return lines.selectExpr("cast(value as binary)").rdd.mapPartitions(_each)
 
 

@@ -163,10 +163,9 @@ def _jsonl(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     names = list(dict.fromkeys(name for _, name in wanted(data)))
     if lines.scalars(source.files, names):
         reader = reader.schema(_texts(names))
-    paths = [entry.path for entry in source.files]
-    if int(spark.version.partition(".")[0]) < 4:
-        return reader.json(json_numbers.lines_for(spark, paths))
-    return reader.json([spark_path(path) for path in paths])
+    paths = [spark_path(entry.path) for entry in source.files]
+    old = int(spark.version.partition(".")[0]) < 4
+    return reader.json(json_numbers.lines_for(spark, paths) if old else paths)
 
 
 def _texts(names: Sequence[str]) -> StructType:

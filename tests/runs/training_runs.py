@@ -40,6 +40,14 @@ NO_DROPOUT = {
     "model.dropout": 0.0, "model.attention_dropout": 0.0, "model.classifier_dropout": 0.0,
 }  # fmt: skip
 
+# For runs that must learn something: steps of 32 rows in few micro-batches.
+LEARNING = {
+    **NO_DROPOUT,
+    "training.global_batch_size": 32,
+    "training.per_device_max_tokens": 1024,
+    "evaluation.splits": ["validation", "test"],
+}
+
 
 @dataclass(frozen=True)
 class Finished:
@@ -63,6 +71,16 @@ class Finished:
 
     def tensors(self, step: int) -> dict[str, np.ndarray]:
         return load(self.checkpoint(step)).tensors
+
+
+def howdah(*words: str, stdin: str = "") -> str:
+    """Output of a `howdah` command that must end well, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "howdah.cli", *words], cwd=ROOT, text=True, capture_output=True,
+        env=os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}, input=stdin, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def launcher(kind: str, np_: int) -> list[str]:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import functools
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from howdah.data.encode import Encoder
-from tests import ROOT as REPOSITORY
 from tests.fixtures.dataset import LABELS, build_dataset
-from tests.runs.training_runs import NO_DROPOUT, train
+from tests.runs.training_runs import LEARNING, howdah, train
 from tests.support.tiny_families import write_family
 
-ROOT = str(REPOSITORY)
 FRAMEWORKS = ("torch", "tensorflow")
 
 
@@ -31,26 +29,21 @@ def runs(bert, tmp_path_factory):
     place = tmp_path_factory.mktemp("pairs")
     rows = {"train": 3000, "validation": 200, "test": 200}
     dataset = build_dataset(str(place / "v=1"), model_dir=bert, rows=rows, seed=3, pairs=True)
-    made = {}
 
+    @functools.cache
     def of(framework):
-        if framework not in made:
-            made[framework] = train(
-                str(place / framework),
-                dataset=dataset.path,
-                base=bert,
-                framework=framework,
-                settings={
-                    **NO_DROPOUT,
-                    "data.columns.text_pair": "second",
-                    "training.global_batch_size": 32,
-                    "training.per_device_max_tokens": 1024,
-                    "training.max_steps": 300,
-                    "training.learning_rate": 0.003,
-                    "evaluation.splits": ["validation", "test"],
-                },
-            )
-        return made[framework]
+        return train(
+            str(place / framework),
+            dataset=dataset.path,
+            base=bert,
+            framework=framework,
+            settings={
+                **LEARNING,
+                "data.columns.text_pair": "second",
+                "training.max_steps": 300,
+                "training.learning_rate": 0.003,
+            },
+        )
 
     return of
 
@@ -72,16 +65,6 @@ def _texts(bert: str) -> dict[str, str]:
     return texts
 
 
-def _predict(model: str, *words: str, stdin: str = "") -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "howdah.cli", "predict", "--model", model, *words],
-        cwd=ROOT, text=True, capture_output=True, input=stdin, timeout=300,
-        env=os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 def test_the_class_of_the_second_text_is_learnt(runs):
     assert runs("torch").run_json()["metrics"]["test"]["accuracy"] > 0.8
 
@@ -101,18 +84,20 @@ def test_files_of_pairs_are_predicted_by_both_columns(runs, bert, framework, tmp
     pairs = [(one, two) for one in texts for two in texts if one != two]
     rows = [{"id": f"{one}-{two}", "text": texts[one], "second": texts[two]} for one, two in pairs]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    lines = [f"{row['id']},{row['second']},{row['text']}\n" for row in rows]
-    (tmp_path / "in.csv").write_text("id,second,text\n" + "".join(lines))
+    with open(tmp_path / "in.csv", "w", newline="") as file:
+        writer = csv.DictWriter(file, ["id", "second", "text"])
+        writer.writeheader()
+        writer.writerows(rows)
     found = []
     for suffix in ("jsonl", "csv"):
         target = tmp_path / f"{suffix}.out.jsonl"
         source = str(tmp_path / f"in.{suffix}")
-        _predict(export, "--source", source, "--output", str(target), "--id-column", "id")
+        places = ("--source", source, "--output", str(target), "--id-column", "id")
+        howdah("predict", "--model", export, *places)
         found.append([json.loads(line) for line in target.read_text().splitlines()])
     tabs = "".join(f"{row['text']}\t{row['second']}\n" for row in rows)
-    found.append(
-        [json.loads(line) for line in _predict(export, "--stdin", stdin=tabs).splitlines()]
-    )
+    answers = howdah("predict", "--model", export, "--stdin", stdin=tabs)
+    found.append([json.loads(line) for line in answers.splitlines()])
     right = [row["label"] == two for row, (_, two) in zip(found[0], pairs, strict=True)]
     assert sum(right) >= 10, right  # of 12
     for rows_found in found[1:]:

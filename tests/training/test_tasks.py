@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -13,11 +12,9 @@ import pytest
 
 from howdah import storage
 from howdah.config import loader
-from tests import ROOT as REPOSITORY
 from tests.fixtures.dataset import LABELS, build_dataset
-from tests.runs.training_runs import NO_DROPOUT, train
+from tests.runs.training_runs import LEARNING, howdah, train
 
-ROOT = str(REPOSITORY)
 TASKS = ("multi_label", "regression")
 ROWS = {"train": 400, "validation": 60, "test": 60}
 TEXTS = ["the list of values is not sorted", "water river lake", "a young king"]
@@ -39,29 +36,23 @@ def datasets(tmp_path_factory, tiny_model_dir):
 @pytest.fixture(scope="module")
 def runs(datasets, tiny_model_dir, tmp_path_factory):
     """Runs by (task, framework, ranks), made when they are asked for."""
-    made = {}
 
+    @functools.cache
     def of(task: str, framework: str, np_: int = 1):
-        key = (task, framework, np_)
-        if key not in made:
-            made[key] = train(
-                str(tmp_path_factory.mktemp(f"{task}-{framework}-{np_}") / "run"),
-                dataset=datasets[task].path,
-                base=tiny_model_dir,
-                framework=framework,
-                np_=np_,
-                settings={
-                    **NO_DROPOUT,
-                    "data.task": task,
-                    "training.global_batch_size": 32,
-                    "training.per_device_max_tokens": 1024,
-                    "training.max_steps": 60,
-                    "training.learning_rate": 0.004,
-                    "evaluation.splits": ["validation", "test"],
-                    **({"training.class_weights": "balanced"} if task == "multi_label" else {}),
-                },
-            )
-        return made[key]
+        return train(
+            str(tmp_path_factory.mktemp(f"{task}-{framework}-{np_}") / "run"),
+            dataset=datasets[task].path,
+            base=tiny_model_dir,
+            framework=framework,
+            np_=np_,
+            settings={
+                **LEARNING,
+                "data.task": task,
+                "training.max_steps": 60,
+                "training.learning_rate": 0.004,
+                **({"training.class_weights": "balanced"} if task == "multi_label" else {}),
+            },
+        )
 
     return of
 
@@ -85,15 +76,6 @@ def test_two_ranks_learn_what_one_does(runs, task):
     assert two.losses() == pytest.approx(one.losses(), rel=2e-3, abs=1e-4)
     metrics = [run.run_json()["metrics"]["test"]["loss"] for run in (one, two)]
     assert metrics[1] == pytest.approx(metrics[0], rel=1e-2)
-
-
-def howdah(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "howdah.cli", *words], cwd=ROOT, text=True, capture_output=True,
-        env=os.environ | {"PYTHONPATH": ROOT, "CUDA_VISIBLE_DEVICES": ""}, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 @pytest.mark.parametrize("task", TASKS)

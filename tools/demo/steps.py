@@ -90,7 +90,7 @@ def _run(
         text=True,
         stdout=subprocess.PIPE if capture else sys.stderr,
         check=False,
-        preexec_fn=_ends_with(os.getpid()),
+        preexec_fn=_ending_with_us(),
     )
     if done.returncode not in good:
         say(f"the demo stops here: that command ended with exit code {done.returncode}")
@@ -98,9 +98,9 @@ def _run(
     return done.stdout or ""
 
 
-def _ends_with(demo: int) -> Callable[[], None]:
+def _ending_with_us() -> Callable[[], None]:
     """For a command's process: the kernel sends it SIGTERM when the demo ends, however it does."""
-    return partial(die_with_parent, signal.SIGTERM, demo)
+    return partial(die_with_parent, signal.SIGTERM, os.getpid())
 
 
 def settings(
@@ -135,7 +135,7 @@ def ask_a_server(model: str) -> str:
     say(f"$ howdah {shlex.join(arguments)}")
     process = subprocess.Popen(
         [sys.executable, "-m", "howdah.cli", *arguments], stdout=subprocess.PIPE, text=True,
-        preexec_fn=_ends_with(os.getpid()),
+        preexec_fn=_ending_with_us(),
     )  # fmt: skip
     try:
         ready = json.loads(process.stdout.readline() or "{}")
