@@ -60,6 +60,8 @@ def start(config_path: str, config) -> None:
     words = {"config": os.path.abspath(config_path), "metric": goal.metric,
              "datasets": space.check(config, np=1)}  # fmt: skip
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"  # relative paths mean the same in Ray's processes
+    # Ray would kill a pruned trial's training with its worker, while it saves.
+    os.environ["RAY_kill_child_processes_on_worker_exit"] = "false"  # noqa: SIM112 - its name
     os.makedirs(trials := f"{config.run.directory}/trials", exist_ok=True)
     with own_ray(asked.parallel):
         from ray import tune
