@@ -42,7 +42,7 @@ LAYOUTS: dict[str, dict] = {
     "tensor": {"tensor": 2},
     "pipeline": {"pipeline": 2},
 }
-STAGES = {"DeepSpeed stage 0": 0, "DeepSpeed ZeRO-1": 1}
+STAGES = {"DeepSpeed stage 0": 0, "DeepSpeed ZeRO-1": 1, "DeepSpeed ZeRO-2": 2}
 _ENV = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 

@@ -73,12 +73,16 @@ def _elastic(place: Place) -> dict[str, int]:
     return {"workers": place.world, "min_workers": 1, "max_workers": place.world}
 
 
-def _job(place: Place) -> list[str]:
-    """An elastic job of processes of this machine."""
-    keys = [f"--set=job.{key}={number}" for key, number in _elastic(place).items()]
-    return python(
-        "-m", "howdah.cli", "submit", "--on", "local", "--wait", "--config", place.config, *keys
-    )
+def _job(on: str) -> Callable[[Place], list[str]]:
+    """An elastic job whose workers are processes, Spark tasks or Ray actors of this machine."""
+
+    def argv(place: Place) -> list[str]:
+        keys = [f"--set=job.{key}={number}" for key, number in _elastic(place).items()]
+        return python(
+            "-m", "howdah.cli", "submit", "--on", on, "--wait", "--config", place.config, *keys
+        )
+
+    return argv
 
 
 def _hf(place: Place) -> list[str]:
@@ -122,10 +126,18 @@ STACKS = {
             ("torchrun", "pip install howdah[torch]", ("howdah",)),
         )
     },
-    "howdah submit": Stack(
-        title="Howdah, submit --on local, min_workers 1", argv=_job, ours=True, alone="howdah",
-        setup="make setup (builds Horovod)", packages=("howdah", "horovod"), elastic=True,
-    ),
+    **{
+        f"howdah submit {on}": Stack(
+            title=f"Howdah, submit --on {on}, min_workers 1", argv=_job(on), ours=True,
+            alone="howdah", setup=f"make setup (builds Horovod){also}",
+            packages=("howdah", "horovod", *packages), elastic=True,
+        )
+        for on, also, packages in (
+            ("local", "", ()),
+            ("spark", "; a JRE; pip install howdah[etl]", ("howdah[etl]",)),
+            ("ray", "; pip install howdah[ray]", ("howdah[ray]",)),
+        )
+    },
     "hf trainer": Stack(
         title="HF Trainer, torchrun", argv=_hf, alone="hf trainer",
         setup="pip install torch transformers[torch]",
