@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from itertools import chain
 
 import numpy as np
 import torch
 
 from howdah.config.loader import Config
-from howdah.core.cache import cache_root
 from howdah.core.machine import return_free_memory
-from training.checkpoint.read import MODEL, model_weights
 from training.checkpoint.snapshots import Snapshots
 from training.checkpoint.state import TrainState
 from training.comm.base import WorldChanged
@@ -24,22 +21,13 @@ from training.hooks.conclusion import conclude
 from training.hooks.evaluator import Evaluator
 from training.hooks.resumable import ResumableState
 from training.hooks.saver import CheckpointSaver
+from training.layout_torch import Layout
 from training.model import forward_torch, parameters
-from training.model.pipeline_torch import Pipeline
-from training.model.sharded_torch import shard
-from training.model.split_torch import Split
-from training.model.stages import Stage
-from training.optim.adamw_torch import DividedAdamW, WholeAdamW
-from training.optim.flat_torch import Shares, flatten
-from training.optim.gradients_torch import FlatGradients
 from training.optim.loss_scale import LossScale, clip_factor, not_finite
 from training.optim.losses_torch import row_losses
-from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
-from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
-from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
 from training.preparation.job import prepare
 from training.process import devices
-from training.resuming import Resumed, resume
+from training.resuming import resume
 from training.run.run import Run
 from training.worlds import Worlds
 
@@ -58,7 +46,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
     training = config.training
     found = devices.find("torch")
     device = "cuda" if found.gpu else "cpu"
-    job = net = optimizer = None
+    job = layout = None
     snapshots = Snapshots()
     for comm in worlds:
         with worlds.survived():
@@ -67,82 +55,19 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             job = prepare(config, comm, run, device=found, holder=holder, before=job)
 
             # ------------------------------------------------------------- the state to resume from
-            groups, parallel = Groups.of(comm, training.parallel), training.parallel
-            full = parallel.shard == "full" and comm.size > 1
-            divided = parallel.divides
+            groups, divided = Groups.of(comm, training.parallel), training.parallel.divides
             state, tensors, evaluation_due = resume(job, comm, run, worlds.memory, divided=divided)
             job = job.at(state)
 
             # ----------------------------------------------------- model, gradients, optimizer
-            if net is None:
-                split = stage = pipeline = None
-                if parallel.tensor > 1:
-                    split = Split(job.base.family, groups.model)
-                if parallel.pipeline > 1:
-                    layers = job.model_config[job.base.family.keys.layers]
-                    stage = Stage.of(groups.model.rank, parallel.pipeline, layers)
-                net = forward_torch.build(
-                    job.model_config,
-                    model_weights(tensors),
-                    num_labels=len(job.labels),
-                    training=training,
-                    model=config.model,
-                    precision=job.precision,
-                    first_type_ends=job.first_type_ends,
-                    device="meta" if full else device,
-                    split=split,
-                    stage=stage,
-                )
-                if stage is not None:
-                    pipeline = Pipeline(
-                        net,
-                        groups.model,
-                        width=job.model_config[job.base.family.keys.width],
-                        classes=len(job.labels),
-                        device=device,
-                    )
-                if full:
-                    shard(net, net.parts(), comm.mesh(device), device)
-                    forward_torch.import_weights(net, model_weights(tensors).items())
-                trainable = {name: p for name, p in net.named_parameters() if p.requires_grad}
-                words = job.base.family.word_embeddings
-                _drop_weights(tensors)  # a copy beside the model's
-                flat = parallel.shard == "optimizer"
-                weights = flatten(trainable, words=words) if flat else None
-                if full:
-                    gradients = ShardedGradients(trainable)
-                elif split is not None:
-                    gradients = SplitGradients(trainable, words=words, split=split)
-                elif stage is not None:
-                    gradients = StagedGradients(trainable, words=words, stages=groups.model)
-                else:
-                    gradients = FlatGradients(trainable, words=words)
+            if layout is None:
+                layout = Layout(config, job, comm, groups, tensors, device)
+                net, gradients, pipeline = layout.net, layout.gradients, layout.pipeline
                 forward = forward_torch.forward_fn(net, pipeline=pipeline)
                 served = forward_torch.forward_fn(net, pipeline=pipeline, as_served=True)
             else:
-                forward_torch.import_weights(net, model_weights(tensors).items())
-            shares = Shares.of(gradients.layout, comm.rank, comm.size) if flat else None
-            spool = training.shard_cache_directory or cache_root()
-            if full:
-                optimizer = ShardedAdamW(net, trainable, training, directory=spool)
-            elif shares is not None:
-                optimizer = DividedAdamW(
-                    trainable, weights, gradients, shares, training, directory=spool
-                )
-            elif split is not None:
-                optimizer = SplitAdamW(
-                    trainable, training, split=split, groups=groups, directory=spool
-                )
-            elif stage is not None:
-                optimizer = StagedAdamW(trainable, training, groups=groups, directory=spool)
-            elif optimizer is None:
-                optimizer = WholeAdamW(trainable, training)
-            saved = chain(tensors.items(), tensors.rest)
-            optimizer.load(saved, state.step - state.skipped_steps)  # every rank enters if divided
-            if not full:
-                gradients.arrange(
-                    training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
-                )
+                layout.load(tensors)
+            optimizer = layout.join(job, comm, groups, tensors, state.step - state.skipped_steps)
             scale = LossScale(state, on=job.precision == "fp16")
             resumable = ResumableState(
                 state,
@@ -158,7 +83,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
             )
             saver = CheckpointSaver(job, comm, run, resumable)
             evaluator = Evaluator(job, groups, run, resumable, saver, forward=forward)
-            del tensors, saved  # a second copy of all weights and moments
+            del tensors  # a second copy of all weights and moments
             return_free_memory()  # what loading has freed would count for the whole run
 
             # ------------------------------------------------------------------------- the steps
@@ -308,9 +233,3 @@ def _loss(
     """The micro-batch's part of the step's loss, times fp16's scale."""
     weights_B = torch.from_numpy(batch.weights_B).to(logits_BC.device)
     return (losses(logits_BC, batch.labels_B) * weights_B).sum() / batch.global_weight * scale.value
-
-
-def _drop_weights(tensors: Resumed) -> None:
-    for name in [name for name in tensors if name.startswith(MODEL)]:
-        del tensors[name]
-    return_free_memory()

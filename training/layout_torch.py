@@ -1,0 +1,155 @@
+"""What a rank holds of the model, of its gradients and of AdamW's moments, by `training.parallel`.
+
+    training.parallel   weights of a rank    gradients          optimizer
+    shard: none         all                  FlatGradients      WholeAdamW
+    shard: optimizer    all                  FlatGradients      DividedAdamW (ZeRO-1)
+    shard: full         a part of each       ShardedGradients   ShardedAdamW (FSDP2)
+    tensor: T           a part of layers     SplitGradients     SplitAdamW
+    pipeline: P         a stage's layers     StagedGradients    StagedAdamW
+
+docs/decisions/model-over-ranks.md says what each is for.
+"""
+
+from __future__ import annotations
+
+from itertools import chain
+
+from howdah.config.loader import Config
+from howdah.core.cache import cache_root
+from howdah.core.machine import return_free_memory
+from training.checkpoint.read import MODEL, model_weights
+from training.comm.base import Comm
+from training.comm.groups import Groups
+from training.model import forward_torch
+from training.model.pipeline_torch import Pipeline
+from training.model.sharded_torch import shard
+from training.model.split_torch import Split
+from training.model.stages import Stage
+from training.optim.adamw_torch import DividedAdamW, WholeAdamW
+from training.optim.flat_torch import Shares, flatten
+from training.optim.gradients_torch import FlatGradients
+from training.optim.sharded_adamw_torch import ShardedAdamW, ShardedGradients
+from training.optim.split_adamw_torch import SplitAdamW, SplitGradients
+from training.optim.staged_adamw_torch import StagedAdamW, StagedGradients
+from training.preparation.job import Job
+from training.resuming import Resumed
+
+__all__ = ["Layout"]
+
+Gradients = FlatGradients | ShardedGradients
+Optimizer = WholeAdamW | DividedAdamW | ShardedAdamW
+
+
+class Layout:
+    """A rank's part of the model in a run's first world; `join` makes what belongs to each world.
+
+    Args:
+        job: what is trained, with its base's shape.
+        comm: all ranks; `groups`: those that share the rows or the model.
+        tensors: what to begin with. The model's weights are taken out of it, so that no copy stays.
+        device: "cpu" or "cuda".
+    Attributes:
+        net: the module. With `shard: full` its parameters are parts of the weights.
+        gradients: of its trainable parameters; `reduce_` sums them over the ranks with other rows.
+        pipeline: the passes of a step through the stages; None without `pipeline`.
+    """
+
+    def __init__(
+        self, config: Config, job: Job, comm: Comm, groups: Groups, tensors: Resumed, device: str
+    ) -> None:
+        self._training, parallel = config.training, config.training.parallel
+        self._full = parallel.shard == "full" and comm.size > 1
+        self._split = self._stage = self.pipeline = None
+        family, shape = job.base.family, job.model_config
+        if parallel.tensor > 1:
+            self._split = Split(family, groups.model)
+        if parallel.pipeline > 1:
+            layers = shape[family.keys.layers]
+            self._stage = Stage.of(groups.model.rank, parallel.pipeline, layers)
+        self.net = forward_torch.build(
+            shape,
+            model_weights(tensors),
+            num_labels=len(job.labels),
+            training=config.training,
+            model=config.model,
+            precision=job.precision,
+            first_type_ends=job.first_type_ends,
+            device="meta" if self._full else device,
+            split=self._split,
+            stage=self._stage,
+        )
+        if self._stage is not None:
+            self.pipeline = Pipeline(
+                self.net,
+                groups.model,
+                width=shape[family.keys.width],
+                classes=len(job.labels),
+                device=device,
+            )
+        if self._full:
+            shard(self.net, self.net.parts(), comm.mesh(device), device)
+            self.load(tensors)
+        self._trainable = {
+            name: tensor for name, tensor in self.net.named_parameters() if tensor.requires_grad
+        }
+        _drop_weights(tensors)  # a copy beside the model's
+        words = family.word_embeddings
+        self._flat = None
+        if parallel.shard == "optimizer":
+            self._flat = flatten(self._trainable, words=words)
+        self.gradients = self._gradients(groups, words)
+        self._whole: WholeAdamW | None = None
+
+    def _gradients(self, groups: Groups, words: str) -> Gradients:
+        if self._full:
+            return ShardedGradients(self._trainable)
+        if self._split is not None:
+            return SplitGradients(self._trainable, words=words, split=self._split)
+        if self._stage is not None:
+            return StagedGradients(self._trainable, words=words, stages=groups.model)
+        return FlatGradients(self._trainable, words=words)
+
+    def load(self, tensors: Resumed) -> None:
+        """Take the model's weights from what to resume from."""
+        forward_torch.import_weights(self.net, model_weights(tensors).items())
+
+    def join(
+        self, job: Job, comm: Comm, groups: Groups, tensors: Resumed, updates: int
+    ) -> Optimizer:
+        """Arrange the gradients' sums for these ranks. Every rank enters.
+
+        Args:
+            tensors: AdamW's moments after `updates` updates; zeros where there are none.
+        Returns:
+            The optimizer with these moments.
+        """
+        training, shares = self._training, None
+        directory = training.shard_cache_directory or cache_root()
+        if self._full:
+            optimizer = ShardedAdamW(self.net, self._trainable, training, directory=directory)
+        elif self._flat is not None:
+            shares = Shares.of(self.gradients.layout, comm.rank, comm.size)
+            optimizer = DividedAdamW(
+                self._trainable, self._flat, self.gradients, shares, training, directory=directory
+            )
+        elif self._split is not None:
+            optimizer = SplitAdamW(
+                self._trainable, training, split=self._split, groups=groups, directory=directory
+            )
+        elif self._stage is not None:
+            optimizer = StagedAdamW(self._trainable, training, groups=groups, directory=directory)
+        else:
+            optimizer = self._whole = self._whole or WholeAdamW(self._trainable, training)
+        # With divided moments every rank enters while `rest` iterates.
+        optimizer.load(chain(tensors.items(), tensors.rest), updates)
+        if not self._full:
+            self.gradients.arrange(
+                training.fusion_groups, sparse_embeddings=job.sparse_embeddings, shares=shares
+            )
+        return optimizer
+
+
+def _drop_weights(tensors: Resumed) -> None:
+    for name in [name for name in tensors if name.startswith(MODEL)]:
+        del tensors[name]
+    return_free_memory()
