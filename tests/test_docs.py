@@ -63,3 +63,7 @@ def test_commands_that_a_page_names_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert {a or b for a, b in _TARGET.findall(text)} <= targets
     assert {a or b for a, b in _COMMAND.findall(text)} <= _COMMANDS
+
+
+def test_the_map_can_be_read_at_one_sitting():
+    assert len((ROOT / "docs/architecture.md").read_text().splitlines()) <= 180
