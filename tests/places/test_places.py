@@ -26,6 +26,9 @@ PLACES = [
     pytest.param("spark", marks=pytest.mark.spark),
     pytest.param("ray", marks=pytest.mark.mpi),
 ]
+LOCAL_AND_FULL = [
+    "local", *(pytest.param(one.values[0], marks=[*one.marks, full]) for one in PLACES[1:])
+]  # fmt: skip
 ENDLESS = 10**6
 
 
@@ -79,9 +82,7 @@ def test_a_killed_rank_is_replaced_and_a_kill_saves(job, on):
     gone(started)
 
 
-@pytest.mark.parametrize(
-    "on", ["local", *(pytest.param(one.values[0], marks=[*one.marks, full]) for one in PLACES[1:])]
-)
+@pytest.mark.parametrize("on", LOCAL_AND_FULL)
 def test_a_job_survives_a_killed_rank_is_scaled_and_killed_with_a_checkpoint(job, on):
     one = job(on, min_workers=1, max_workers=3)
     run, status = str(one.run_directory), one.trains(2)
@@ -259,8 +260,7 @@ def test_a_kill_from_another_machine_reaches_a_driver_that_is_starting(job, tmp_
     assert "is starting" in caught.value.got
 
 
-@full
-@pytest.mark.parametrize("on", PLACES)
+@pytest.mark.parametrize("on", LOCAL_AND_FULL)
 def test_an_interrupt_of_the_command_that_waits_saves_and_ends_the_job(job, on):
     one = job(on, min_workers=1)
     one.trains(2)

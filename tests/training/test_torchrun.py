@@ -49,8 +49,8 @@ def test_two_ranks_need_no_horovod_and_listen_on_the_loopback_interface_alone(st
     found = listening(job.process.pid)
     assert found, "the ranks must listen for each other"
     assert all(ipaddress.ip_address(address.ip).is_loopback for address in found), found
-    job.process.send_signal(signal.SIGTERM)
-    assert job.end() == 143, job.stderr
+    job.process.send_signal(signal.SIGINT)
+    assert job.end() == 130, job.stderr
     job.wait_until_nothing_is_left()
     newest = job.steps_saved()[0]
     assert f"the newest checkpoint is step-{newest}" in job.stderr.split("howdah: ")[-1]
