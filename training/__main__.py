@@ -40,7 +40,6 @@ from training.elastic.control_channel import ChannelConsole, ControlChannel
 from training.elastic.heartbeat import Heartbeat
 from training.process import devices, env, failure, output
 from training.process.quiet import starting_tensorflow
-from training.run.collective_limit import CollectiveLimit
 from training.run.local_dir import local_directory
 from training.run.run import Run
 from training.run.run_json import NEEDED
@@ -79,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run.open()  # before the framework: a directory in use is refused at once
         run.heartbeat.start(run.say)
-        _train(config, run, Worlds(config.training.framework, run, waits=waits), waits)
+        _train(config, run, Worlds(config.training.framework, run, waits=waits))
     except BaseException as error:  # noqa: BLE001 - every end of a rank is written down
         _leave(run, error)
     return 0
@@ -135,7 +134,7 @@ def _standby(args: argparse.Namespace) -> int:
         started = time.monotonic()
         _import(config.training.framework)
         channel.send("ready", import_seconds=round(time.monotonic() - started, 3))
-        _train(config, run, worlds, waits)
+        _train(config, run, worlds)
         channel.send("finished")
     except BaseException as error:  # noqa: BLE001 - every end of a rank is reported
         _leave(run, error)
@@ -185,12 +184,9 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     return [*args.set, f"checkpoint.resume={json.dumps(args.resume)}"]
 
 
-def _train(config: Config, run: Run, worlds: Worlds, waits: Waits) -> None:
+def _train(config: Config, run: Run, worlds: Worlds) -> None:
     device = _start_framework(config.training.framework)
     run.gpu = device.gpu
-    limit = config.training.gpu_collective_seconds
-    if device.gpu and limit is not None:
-        CollectiveLimit(run, waits, limit).start()
     importlib.import_module(_LOOPS[config.training.framework]).train(config, worlds, run)
     run.heartbeat.enter("end")
     run.close("finished")

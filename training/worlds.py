@@ -23,6 +23,7 @@ from training.comm.base import Comm, Waits, WorldChanged, rank_lost
 from training.comm.connections import Connections
 from training.elastic.control_channel import ControlChannel
 from training.process.env import rank_env
+from training.run.collective_limit import CollectiveLimit
 from training.run.run import Run
 
 __all__ = ["Worlds"]
@@ -55,7 +56,7 @@ class Worlds:
         self._framework, self._run, self._channel = framework, run, channel
         self._waits = waits or Waits()
         self._elastic = False
-        self._over = False
+        self._over = self._limited = False
         self._comm: Comm | None = None
         self._connections: Connections | None = None
         """To the others of the world that this process is in, joins or leaves."""
@@ -109,6 +110,7 @@ class Worlds:
                 choice=training.comm,
                 limit=training.gpu_collective_seconds,
             )
+            self._limit_collectives()
             run.heartbeat.enter("prepare")
             run.share(self._comm)
             return
@@ -123,11 +125,22 @@ class Worlds:
             self._framework, self._waits, self._connections, choice="horovod"
         )  # a job's agents speak Horovod's language (jobs/world.py)
         channel.send("joined", generation=world.generation, rank=self._comm.rank)
+        self._limit_collectives()
         run.heartbeat.enter("prepare")
         run.enter(rank_env(), world.generation)
         run.share(self._comm)
         if world.elastic:
             self.memory.meet(self._comm, world.generation)
+
+    def _limit_collectives(self) -> None:
+        """From now on a collective that never comes back ends this process, where nothing else
+        would: NCCL and MPI wait for ever for a rank that is stopped or cut off."""
+        seconds = self._run.config.training.gpu_collective_seconds
+        if self._limited or seconds is None or self._comm.size == 1:
+            return
+        if self._run.gpu or self._comm.waits_for_ever:
+            CollectiveLimit(self._run, self._waits, seconds).start()
+            self._limited = True
 
     # ------------------------------------------------------------------------------- leaving
     def _leave(self, error: BaseException) -> None:

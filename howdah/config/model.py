@@ -210,9 +210,10 @@ class TrainingSection(Section):
     logging_steps: int = Field(default=10, ge=1)
     """Steps between progress lines."""
     gpu_collective_seconds: float | None = Field(default=3600.0, ge=1, allow_inf_nan=False)
-    """On GPUs, and with torch.distributed on CPUs too: a rank fails if a collective takes longer,
-    since NCCL waits for ever for a lost peer. Allow for what ranks may have to wait for (an export,
-    a dataset's check, storage that does not answer: run.storage_retry_seconds). null: no limit."""
+    """On GPUs, and on CPUs with MPI or torch.distributed: a rank fails if a collective takes
+    longer, since NCCL waits for ever for a lost peer, MPI for a stopped one. Allow for what ranks
+    may have to wait for (an export, a dataset's check, storage that does not answer:
+    run.storage_retry_seconds). null: no limit."""
     threads_per_rank: int | None = Field(default=None, ge=1)
     """Compute threads of a rank; null: cores / ranks on the node."""
     shard_cache_bytes: Bytes = 20 * 2**30

@@ -127,6 +127,21 @@ def test_an_interrupt_ends_a_job_one_of_whose_ranks_is_stopped(start, framework,
     assert Checkpoints(os.path.join(job.directory, "checkpoints")).latest().step > 0
 
 
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=pytest.mark.full)])
+def test_mpi_does_not_wait_for_ever_for_a_rank_that_is_stopped(start, framework):
+    limits = {"training.gpu_collective_seconds": 5, "checkpoint.grace_seconds": 5}
+    job = start(framework, "mpirun", **limits)
+    job.wait_for_checkpoint()
+    os.kill(job.rank(1), signal.SIGSTOP)
+    assert job.end() == 5, job.stderr
+    job.wait_until_nothing_is_left()
+    said = job.stderr.split("howdah: ")[-1]
+    assert "a collective does not come back" in said
+    assert "at most 5 s (training.gpu_collective_seconds)" in said
+    saved = re.findall(r"saving step (\d+), the last one completed", job.stderr)
+    assert job.steps_saved()[0] == int(saved[-1])
+
+
 # ------------------------------------------------------------------------- the bare launchers
 @pytest.mark.parametrize(("framework", "kind"), table(("torch", "mpirun")))
 def test_under_a_bare_launcher_rank_0_saves_its_last_step_when_all_are_terminated(

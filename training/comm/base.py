@@ -86,6 +86,9 @@ class Comm(ABC):
     local_size: int
     backend: str
     """What carries the collectives, for the log and run.json."""
+    waits_for_ever = False
+    """Whether a collective on CPUs has no time limit of its own: it is as long as the slowest rank
+    takes to enter it, and a rank that is stopped never does."""
 
     def __init__(self, waits: Waits | None = None) -> None:
         self.waits = waits or Waits()

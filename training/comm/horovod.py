@@ -50,7 +50,8 @@ class HorovodComm(Comm):
                 raise lost(f"rank {here.rank} of {here.size}", str(error)) from error
         self.rank, self.size = self.hvd.rank(), self.hvd.size()
         self.local_rank, self.local_size = self.hvd.local_rank(), self.hvd.local_size()
-        self.backend = f"horovod ({'mpi' if self.hvd.mpi_enabled() else 'gloo'})"
+        self.waits_for_ever = self.hvd.mpi_enabled()
+        self.backend = f"horovod ({'mpi' if self.waits_for_ever else 'gloo'})"
 
     def shutdown(self) -> None:
         self.hvd.shutdown()

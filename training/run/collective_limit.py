@@ -1,11 +1,12 @@
-"""A time limit for collectives on GPUs.
+"""A time limit for collectives on GPUs, and for those of MPI.
 
-NCCL waits for ever for a peer that has vanished: it has no time limit of its own, and Horovod's
-stall check sees only ranks that have not entered a collective, not one that hangs in it
-(docs/decisions/gpus.md). Gloo on CPUs has job.gloo_timeout_seconds, or with torch.distributed this
-very limit, which gloo keeps itself.
+NCCL waits for ever for a peer that has vanished, and so does MPI for one that is stopped: neither
+has a time limit of its own, and Horovod's stall check only warns, and sees only ranks that have not
+entered a collective, not one that hangs in it (docs/decisions/gpus.md). Gloo on CPUs has
+job.gloo_timeout_seconds, or with torch.distributed this very limit, which gloo keeps itself.
 
-Tried with a main thread that is held up on a CPU: no machine with a GPU was at hand.
+Tried with a stopped rank under mpirun, and with a main thread that is held up: no machine with
+several GPUs was at hand.
 """
 
 from __future__ import annotations
@@ -59,13 +60,13 @@ class CollectiveLimit:
     def _end(self, waited: float) -> None:
         run = self._run
         error = ClusterError(
-            "a collective on GPUs does not come back",
+            "a collective does not come back",
             where=f"rank {run.rank} of {run.world_size}",
             expected=f"at most {self._seconds:g} s (training.gpu_collective_seconds)",
             got=f"{waited:.0f} s",
-            remedy="look for a lost rank or a broken link between GPUs (NCCL_DEBUG=INFO tells"
-            " more); started again, the run goes on from its newest checkpoint. Raise the limit"
-            " where a rank may rightly be waited for so long",
+            remedy="look for a rank that is stopped or lost, or a broken link between GPUs"
+            " (NCCL_DEBUG=INFO tells more); started again, the run goes on from its newest"
+            " checkpoint. Raise the limit where a rank may rightly be waited for so long",
         )
         print(render(error), file=sys.stderr, flush=True)
         faulthandler.dump_traceback(all_threads=True)
