@@ -224,7 +224,7 @@ def test_the_demo_from_end_to_end(tmp_path, small_demo, framework):
     check_run(str(tmp_path / "runs"), framework, shown)
 
 
-# `full`: each of its steps has a quick test of its own (tests/etl/test_yarn.py,
+# `full`: each of its steps has a quick test of its own (tests/etl/launch/test_yarn.py,
 # tests/training/test_hdfs.py).
 @pytest.mark.hadoop
 @pytest.mark.full

@@ -14,7 +14,7 @@ from howdah.config.data import CsvOptions
 from howdah.data.files import footers, lines
 from howdah.data.files.listing import below
 from howdah.errors import DataError
-from tests.etl.test_sources import read, section
+from tests.etl.sources.test_sources import read, section
 
 
 def _groups(tmp_path, contents, delimiter=",", **options):

@@ -10,7 +10,7 @@ from howdah import storage
 from howdah.data.manifest import load_dataset
 from howdah.lineage import forgotten as forgotten_ids
 from howdah.lineage import shards
-from tests.etl.test_append import WORDS, config_for, places_of
+from tests.etl.history.test_append import WORDS, config_for, places_of
 from tests.etl.test_pipeline import make_config, run, write_csv
 
 pytestmark = pytest.mark.spark

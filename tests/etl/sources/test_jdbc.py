@@ -9,7 +9,7 @@ from etl.sources import jdbc
 from howdah.config import loader as config_module
 from howdah.config.data import JdbcOptions
 from howdah.errors import ConfigError, HowdahError, NotFound, PermissionDenied
-from tests.etl.test_snapshots import rows, scenarios
+from tests.etl.sources.test_snapshots import rows, scenarios
 from tools.local_airflow.postgres import Postgres
 
 
