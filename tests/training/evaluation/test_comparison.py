@@ -13,7 +13,7 @@ import pytest
 
 from howdah import storage
 from howdah.errors import DataError, UsageError
-from tests.training.serving.test_report import edit_run, run_directory, svgs, texts  # noqa: F401
+from tests.training.evaluation.test_report import edit_run, run_directory, svgs, texts  # noqa: F401
 from training.evaluation.comparison import MOST, compare
 
 
