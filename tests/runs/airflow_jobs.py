@@ -13,7 +13,7 @@ from howdah.airflow.application.ownership import TaskKey
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from tests.runs.yarn_jobs import settings
-from tests.support.planted import MARK
+from tests.support.hadoop.planted import MARK
 
 ROWS = {"train": 7200, "validation": 24}  # an epoch has 300 steps
 LIMIT = 240.0  # seconds; a test that hangs waits longer than this

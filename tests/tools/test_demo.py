@@ -18,7 +18,7 @@ from howdah.errors import DataError
 from howdah.packaging.package import cache_directory
 from tests import ROOT as REPOSITORY
 from tests.fixtures.spark import COMPILED
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until
 from tools.demo import corpus, steps
 

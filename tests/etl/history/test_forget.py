@@ -18,7 +18,7 @@ from howdah.data.record import RecordLayout
 from howdah.errors import ConfigError, DataError
 from howdah.lineage import forgotten, shards
 from tests.fixtures.dataset import build_dataset, write_rows
-from tests.support.appended import build_appended, ids_of
+from tests.support.rows.appended import build_appended, ids_of
 from training.data.replay import replayed
 from training.data.shards import ShardSet
 

@@ -14,7 +14,7 @@ from etl.workspace.staging import Lease
 from howdah import cli, storage
 from howdah.data.manifest import commit, load_dataset
 from howdah.lineage.rows import rows_of
-from tests.support.appended import build_appended, ids_of
+from tests.support.rows.appended import build_appended, ids_of
 
 CARD = '<div class="id">test · <code>{}</code> · 9 tokens</div>'
 STAYS = {

@@ -15,7 +15,7 @@ from etl.sources.source import Source
 from howdah.config.data import DataSection
 from howdah.data.manifest import LedgerEntry, commit, load_dataset
 from howdah.errors import ConfigError, DataError, HowdahError
-from tests.support.appended import build_appended
+from tests.support.rows.appended import build_appended
 
 TEXTS = [f"word{n} " + " ".join(f"w{n}x{k}" for k in range(30)) for n in range(40)]
 

@@ -11,7 +11,7 @@ from etl.workspace.staging import Lease
 from howdah import storage
 from howdah.data.manifest import commit, load_dataset
 from howdah.errors import DataError
-from tests.support.appended import build_appended
+from tests.support.rows.appended import build_appended
 
 
 @pytest.fixture

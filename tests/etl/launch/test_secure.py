@@ -13,7 +13,7 @@ from howdah.data.manifest import load_dataset
 from howdah.hadoop import tokens
 from tests.fixtures.cluster import fresh_dir, running
 from tests.fixtures.etl_yarn import YarnEtl, containers, wait_for, whole
-from tests.support.kerberos_users import become_alice, ticket
+from tests.support.hadoop.kerberos_users import become_alice, ticket
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.spark]
 

@@ -18,7 +18,7 @@ from howdah.config.data import DataSection
 from howdah.config.loader import from_dict
 from howdah.data.images import ImageEncoder
 from howdah.errors import DataError
-from tests.support.images import png, write_processor
+from tests.support.models.images import png, write_processor
 
 pytestmark = pytest.mark.spark
 

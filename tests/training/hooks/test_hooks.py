@@ -10,7 +10,7 @@ import pytest
 from howdah import storage
 from howdah.errors import HowdahError
 from tests import ROOT as REPOSITORY
-from tests.support.numpy_loop import AMPLITUDES, Training, fixture_begin  # noqa: F401 - a fixture
+from tests.support.training.numpy_loop import AMPLITUDES, Training, fixture_begin  # noqa: F401 - a fixture
 from training.checkpoint.manager import load
 from training.comm.base import RankLost
 from training.data.planner import Planner

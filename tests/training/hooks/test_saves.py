@@ -12,7 +12,7 @@ import pytest
 from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import HowdahError, StorageUnavailable
-from tests.support.numpy_loop import AMPLITUDES, fixture_begin, settled_step  # noqa: F401 - a fixture
+from tests.support.training.numpy_loop import AMPLITUDES, fixture_begin, settled_step  # noqa: F401 - a fixture
 from tests.support.waiting import wait_until
 from training.checkpoint import manager as checkpoint_module
 

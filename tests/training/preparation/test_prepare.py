@@ -14,7 +14,7 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import ConfigError, DataError, ModelError, UsageError
 from tests.fixtures.dataset import build_dataset
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 from training.checkpoint.state import TrainState
 from training.comm.base import SoloComm
 from training.optim.loss_scale import LossScale, clip_factor

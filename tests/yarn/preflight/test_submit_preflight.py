@@ -20,7 +20,7 @@ from howdah.errors import (
     StorageFull,
 )
 from howdah.hadoop.conf import HadoopConf
-from tests.support.job_keys import sections
+from tests.support.jobs.job_keys import sections
 from tests.yarn.test_submit import QUEUE, node
 from yarn import skein_backend, submit
 from yarn.client.submission_lock import read_claim

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from howdah.data.family import BERT, FAMILIES, ROBERTA, XLM_ROBERTA, ModelFamily
-from tests.support.tiny_model import SPECIAL_TOKENS, tokenizer_json, vocabulary, words
+from tests.support.models.tiny_model import SPECIAL_TOKENS, tokenizer_json, vocabulary, words
 
 FAMILY_NAMES = tuple(family.model_type for family in (BERT, ROBERTA, XLM_ROBERTA))
 LABELS = ["negative", "neutral", "positive"]

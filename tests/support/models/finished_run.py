@@ -13,7 +13,7 @@ from howdah.data.encode import Encoder
 from howdah.data.manifest import DatasetManifest, RecordEntry, TokenizerEntry, commit, load_dataset
 from howdah.data.record import Columns, RecordLayout
 from tests.fixtures.dataset import write_rows
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 from training.comm.base import SoloComm
 from training.data.planner import Rows
 from training.evaluation.tally import Tally

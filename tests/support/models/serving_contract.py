@@ -22,7 +22,7 @@ from howdah.config.loader import from_dict
 from howdah.data.family import FAMILIES
 from howdah.errors import DataError, ModelError
 from tests.fixtures.dataset import LABELS, build_dataset
-from tests.support.other_family import OTHER, other_config, other_weights
+from tests.support.models.other_family import OTHER, other_config, other_weights
 from training.evaluation.metrics import softmax
 from training.model.pretrained import load_base
 from training.prediction import predict as predictor

@@ -14,7 +14,7 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 
 from howdah.data.family import DISTILBERT, DropoutKeys, LayerNames, SizeKeys
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 
 _KEYS = SizeKeys(
     width="hidden_size",

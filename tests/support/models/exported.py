@@ -9,8 +9,8 @@ import numpy as np
 
 from howdah.data.encode import Encoder
 from howdah.data.family import DISTILBERT
-from tests.support.tiny_families import FAMILY_NAMES, LABELS, tiny_weights, write_family
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_families import FAMILY_NAMES, LABELS, tiny_weights, write_family
+from tests.support.models.tiny_model import write_tiny_model
 from training.model.pretrained import BaseModel, load_base
 from training.serving.export import export
 from training.serving.run_info import RunInfo
