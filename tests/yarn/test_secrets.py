@@ -10,7 +10,7 @@ from howdah import storage
 from howdah.faults import local_user
 from howdah.hadoop.resourcemanager import ResourceManager
 from tests.fixtures.etl_yarn import wait_for
-from tests.runs.yarn_jobs import LIMIT, Jobs, place_data, settings
+from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, place_data, settings
 from tests.support.hadoop import planted
 from tests.support.waiting import wait_until
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runs.yarn_jobs import LIMIT, Jobs, access_lists, place_data, settings
+from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, access_lists, place_data, settings
 from tests.support.hadoop.kerberos_users import become_alice, ticket
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]

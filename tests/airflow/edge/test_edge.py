@@ -11,7 +11,7 @@ from howdah import storage
 from howdah.core.processes import stat_fields
 from howdah.hadoop.resourcemanager import LIVE
 from tests import ROOT
-from tests.runs.yarn_jobs import place_data, settings
+from tests.runs.jobs.yarn_jobs import place_data, settings
 from tests.support.airflow.edge_node import EdgeNode
 from tests.support.hadoop.kerberos_users import become_alice
 from tests.support.rows.word_rows import write_rows

@@ -19,8 +19,8 @@ import pytest
 from howdah.config.loader import from_dict
 from howdah.errors import ConfigError, UsageError
 from tests.fixtures.launched import LIMIT, Job
-from tests.runs import shaped_hosts
-from tests.runs.shaped_hosts import ShapedHosts
+from tests.runs.network import shaped_hosts
+from tests.runs.network.shaped_hosts import ShapedHosts
 from tests.runs.training_runs import ROOT, Finished, launcher, train
 from training.launch import launch
 

@@ -13,7 +13,7 @@ from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import ResourceManager
 from minicluster.plan import HOST
 from tests.hadoop.test_resourcemanager import client, server
-from tests.runs.yarn_applications import wait_for
+from tests.runs.jobs.yarn_applications import wait_for
 from yarn import spec
 from yarn.client import submission_lock
 from yarn.client.status import find_job

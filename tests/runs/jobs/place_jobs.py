@@ -13,7 +13,7 @@ import yaml
 from howdah.errors import NotFound
 from howdah.storage import is_local, read_json
 from tests import ROOT
-from tests.runs.local_jobs import LIGHT, LocalJob, kill
+from tests.runs.jobs.local_jobs import LIGHT, LocalJob, kill
 from tests.support.waiting import wait_until
 
 NO_HOROVOD = os.path.join(ROOT, "tests", "workers", "no_horovod")

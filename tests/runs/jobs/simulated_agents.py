@@ -1,8 +1,8 @@
 """Agents of a large job without their processes: what they and Gloo's clients ask of a driver.
 
 The driver is a real one, in a process of its own:
-`python -m tests.runs.simulated_agents DIRECTORY AGENTS NODES`. Its agents are coroutines of one
-thread (`Swarm`); ranks that connect are threads (`connect`).
+`python -m tests.runs.jobs.simulated_agents DIRECTORY AGENTS NODES`. Its agents are coroutines of
+one thread (`Swarm`); ranks that connect are threads (`connect`).
 """
 
 from __future__ import annotations
@@ -256,8 +256,8 @@ class DriverProcess:
     def __init__(self, directory: Path, count: int, nodes: int) -> None:
         self.directory = directory
         self.log = directory / "driver.log"
-        words = [sys.executable, "-m", "tests.runs.simulated_agents", str(directory), str(count),
-                 str(nodes)]  # fmt: skip
+        words = [sys.executable, "-m", "tests.runs.jobs.simulated_agents",
+                 str(directory), str(count), str(nodes)]  # fmt: skip
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(words, stdout=log, stderr=log, cwd=ROOT)
         path = directory / "driver.json"

@@ -12,7 +12,7 @@ from howdah import storage
 from howdah.airflow.application.ownership import TaskKey
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
-from tests.runs.yarn_jobs import settings
+from tests.runs.jobs.yarn_jobs import settings
 from tests.support.hadoop.planted import MARK
 
 ROWS = {"train": 7200, "validation": 24}  # an epoch has 300 steps

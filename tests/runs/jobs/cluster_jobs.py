@@ -17,9 +17,9 @@ from howdah import storage
 from howdah.core.processes import stat_fields
 from howdah.errors import NotFound
 from tests import ROOT
-from tests.runs.local_jobs import kill
+from tests.runs.jobs.local_jobs import kill
+from tests.runs.jobs.watched_job import WatchedJob, in_step
 from tests.runs.training_runs import NO_DROPOUT, SETTINGS, _nested
-from tests.runs.watched_job import WatchedJob, in_step
 
 OVER = ("finished", "failed", "killed")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import yaml
 
 from tests import ROOT
-from tests.runs.watched_job import WatchedJob, in_step
+from tests.runs.jobs.watched_job import WatchedJob, in_step
 from tests.support.waiting import wait_until
 
 LIGHT = ROOT / "tests" / "workers" / "light"
