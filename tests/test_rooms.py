@@ -32,7 +32,9 @@ MAY_IMPORT = {
 }
 COMPOSITION_ROOTS = ("howdah/cli/", "howdah/library.py")
 # howdah/airflow/ is one too, and starts commands instead.
+BESIDE = ("tests", "tools", "bench")  # what is no product and kept as small
 MOST_FILES = 15  # in a folder
+TOO_MANY_LINES = 500  # of a Python file
 MOST_ROOMS = 25  # below a folder, as one picture shows them
 HEAVY = {"tensorflow", "torch", "transformers", "pyspark", "horovod", "airflow", "mlflow",
          "optuna", "ray"}  # fmt: skip
@@ -196,16 +198,25 @@ def test_no_import_between_rooms_runs_up(folder):
     assert len(arrows) <= MOST_ROOMS
 
 
+def kept_files() -> list[str]:
+    """Files of the product, tests, tools and benches that git keeps, relative to the root."""
+    argv = ["git", "ls-files", *ROOMS, *BESIDE]
+    listed = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [name for name in listed.splitlines() if (ROOT / name).is_file()]
+
+
 def test_a_folder_has_at_most_fifteen_files():
-    files = subprocess.run(
-        ["git", "ls-files", *ROOMS, "tools", "bench"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.splitlines()
-    count = Counter(name.rpartition("/")[0] for name in files)
+    count = Counter(name.rpartition("/")[0] for name in kept_files())
     assert {name: n for name, n in count.items() if n > MOST_FILES} == {}
+
+
+def test_a_python_file_has_fewer_than_five_hundred_lines():
+    count = {
+        name: len((ROOT / name).read_bytes().splitlines())
+        for name in kept_files()
+        if name.endswith(".py")
+    }
+    assert {name: n for name, n in count.items() if n >= TOO_MANY_LINES} == {}
 
 
 def test_tensors_of_checkpoints_are_named_in_one_place():

@@ -50,6 +50,7 @@ BESIDE = ("hadoop", "airflow", "jobs")  # groups that run beside the others, in 
 SPARKS = ("spark", "hadoop", "airflow")  # groups that start JVMs of Spark
 BESIDE_MEMORY = 15 * 2**30  # bytes that two groups at once may need
 READ_PAGES = ("tests/test_docs.py", "tests/config/test_policy.py", "tests/places/test_places.py")
+READ_TESTS = ("tests/test_docs.py", "tests/test_rooms.py")
 NO_TESTS = 5  # pytest's exit code for a selection that selects nothing
 FRAMEWORK_FILES = {
     "tensorflow": re.compile(r"_(tf|tensorflow)(_\w+)?\.py$"),
@@ -364,22 +365,23 @@ def stop(process: Child, patience: float = 60) -> None:
 
 def hashes_of_files() -> dict[str, str]:
     """SHA-256 over the files of the working tree that git does not ignore: of the "pages" in
-    Markdown, and of all other "sources" but tests, which have each a hash of their own
-    (tools/passed_tests.py)."""
+    Markdown, of the files of "tests", which have each a hash of their own as well
+    (tools/passed_tests.py), and of all other "sources"."""
     argv = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(argv, cwd=ROOT, capture_output=True, check=True).stdout
-    totals = {"sources": hashlib.sha256(), "pages": hashlib.sha256()}
+    totals = {kind: hashlib.sha256() for kind in ("sources", "pages", "tests")}
     for name in sorted(filter(None, listed.decode().split("\0"))):
         path = ROOT / name
-        if path.is_file() and not TEST_FILE.fullmatch(name):
-            total = totals["pages" if name.endswith(".md") else "sources"]
+        if path.is_file():
+            page, test = name.endswith(".md"), TEST_FILE.fullmatch(name)
+            total = totals["pages" if page else "tests" if test else "sources"]
             total.update(name.encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
     return {kind: total.hexdigest() for kind, total in totals.items()}
 
 
 def begin_notes() -> None:
     """Keep what has passed with these very sources, and nothing else. A changed test file counts
-    for its own tests (tools/passed_tests.py).
+    for its own tests (tools/passed_tests.py) and for those that read all test files.
 
     A changed page counts for the tests that read pages alone: benches and the tests of faults
     write their figures into some.
@@ -393,9 +395,11 @@ def begin_notes() -> None:
     if "sources" in changed:
         shutil.rmtree(PASSED, ignore_errors=True)
         PASSED.mkdir(parents=True)
-    elif "pages" in changed:
+    else:
+        readers = READ_PAGES if "pages" in changed else ()
+        readers += READ_TESTS if "tests" in changed else ()
         for notes in PASSED.glob("*.jsonl"):
-            passed_tests.forget(notes, READ_PAGES)
+            passed_tests.forget(notes, readers)
     for kind, value in now.items():
         (PASSED / kind).write_text(value)
 

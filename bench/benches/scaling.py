@@ -12,7 +12,7 @@ import os
 import tempfile
 
 from bench import harness
-from tests.runs import shaped_hosts
+from tests.runs.network import shaped_hosts
 from tests.training.planning.test_scaling_links import measured_step, wide_config
 from training.planning import calibrate
 

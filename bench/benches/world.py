@@ -1,10 +1,11 @@
 """A large job's driver: what a world costs it, and what agents that poll and report cost it.
 
 The driver is a real one in a process of its own. Its agents are simulated
-(tests/runs/simulated_agents.py): one thread polls and reports for all of them; for the world, each
-rank is a thread that makes every request of Gloo's clients and answers them as an agent's relay
-does (jobs/net/meshes.py), with a signed connection of its own to the driver. One rank's requests go
-through a real relay by HTTP; for the others loopback, which costs the driver nothing, is left out.
+(tests/runs/jobs/simulated_agents.py): one thread polls and reports for all of them; for the world,
+each rank is a thread that makes every request of Gloo's clients and answers them as an agent's
+relay does (jobs/net/meshes.py), with a signed connection of its own to the driver. One rank's
+requests go through a real relay by HTTP; for the others loopback, which costs the driver nothing,
+is left out.
 `BENCH_RANKS` (512) and `BENCH_AGENTS` (2000) set the sizes.
 
 Bar: a world of 512 ranks takes less than 30 s of the driver's core.
@@ -26,7 +27,7 @@ from jobs.backend import DriverAddress
 from jobs.net import wire
 from jobs.net.meshes import Meshes
 from jobs.net.relay import Relay
-from tests.runs.simulated_agents import DriverProcess, Swarm, by_http, connect
+from tests.runs.jobs.simulated_agents import DriverProcess, Swarm, by_http, connect
 from tests.support.waiting import wait_until
 
 _MESHES = ("global", "cross_0", "global_process_set_hash_1f", "cross_0_process_set_hash_1f")

@@ -75,8 +75,8 @@ JARS: Mapping[str, Mapping[str, tuple[Jar, ...]]] = {
             "c46735481fa8e326b0957be02b4420cbcab4b325bb08009b7f2045a95133f1cc"),
     },
 }  # fmt: skip
-"""{format: {line of Spark: jars}}; tests/etl/test_snapshots.py and test_jdbc.py use Iceberg on 3.5,
-the others on 4.2."""
+"""{format: {line of Spark: jars}}; tests/etl/sources/ (test_snapshots.py, test_jdbc.py) use Iceberg
+on 3.5, the others on 4.2."""
 
 _ARTIFACTS = {
     "avro": "spark-avro",

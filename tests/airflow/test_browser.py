@@ -5,7 +5,16 @@ import json
 import pytest
 
 from howdah import storage
-from tests.support.browser import choose, field, link_of, log_in, open_form, send, task_page, unfold
+from tests.support.airflow.browser import (
+    choose,
+    field,
+    link_of,
+    log_in,
+    open_form,
+    send,
+    task_page,
+    unfold,
+)
 
 pytestmark = pytest.mark.airflow
 

@@ -14,8 +14,8 @@ from howdah import storage
 from howdah.airflow.form import trigger_form
 from howdah.config import form_keys
 from tests import ROOT
+from tests.support.rows.word_rows import write_rows
 from tests.support.waiting import wait_until
-from tests.support.word_rows import write_rows
 
 pytestmark = pytest.mark.airflow
 

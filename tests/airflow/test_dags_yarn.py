@@ -14,9 +14,9 @@ from howdah.airflow.form import trigger_form
 from howdah.models.registry import resolve
 from tests import ROOT
 from tests.fixtures.etl_yarn import SPARK
-from tests.support.browser import link_of, log_in, open_form, send, task_page
+from tests.support.airflow.browser import link_of, log_in, open_form, send, task_page
+from tests.support.rows.word_rows import write_rows
 from tests.support.waiting import wait_until
-from tests.support.word_rows import write_rows
 from tools.local_airflow.file_pages import Pages
 
 pytestmark = [

@@ -15,9 +15,9 @@ import pytest
 
 from howdah import storage
 from howdah.hadoop.resourcemanager import OVER
-from tests.runs.airflow_jobs import ROWS, TASK, TrainingTasks
-from tests.runs.yarn_jobs import place_data
-from tests.support.planted import MARK
+from tests.runs.jobs.airflow_jobs import ROWS, TASK, TrainingTasks
+from tests.runs.jobs.yarn_jobs import place_data
+from tests.support.hadoop.planted import MARK
 
 pytestmark = [pytest.mark.airflow, pytest.mark.hadoop]
 

@@ -8,7 +8,7 @@ import pytest
 import howdah
 from tests.runs.training_runs import SETTINGS
 from tests.runs.training_runs import _nested as nested
-from tests.support.browser import link_of, log_in, task_page
+from tests.support.airflow.browser import link_of, log_in, task_page
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.airflow

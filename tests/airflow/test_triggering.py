@@ -12,8 +12,8 @@ import pytest
 from howdah.airflow.application import tickets
 from howdah.airflow.application import watching as app
 from howdah.errors import ConfigError
-from tests.support import cluster_web as cluster
-from tests.support.cluster_web import APP, KEY, PAGE, job, report
+from tests.support.airflow import cluster_web as cluster
+from tests.support.airflow.cluster_web import APP, KEY, PAGE, job, report
 
 pytestmark = pytest.mark.airflow
 

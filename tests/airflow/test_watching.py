@@ -18,8 +18,8 @@ from howdah.airflow.application.ownership import (
 )
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.resourcemanager import ResourceManager
-from tests.support import cluster_web as cluster
-from tests.support.cluster_web import APP, KEY, PAGE, fetched, job, report
+from tests.support.airflow import cluster_web as cluster
+from tests.support.airflow.cluster_web import APP, KEY, PAGE, fetched, job, report
 
 pytestmark = pytest.mark.airflow
 

@@ -24,7 +24,7 @@ from howdah.policy import rules as policies
 from howdah.policy.check import Judge
 from tests import ROOT
 from tests.alerts.receiver import receiving
-from tests.runs.cluster_jobs import runs
+from tests.runs.jobs.cluster_jobs import runs
 from tests.support.waiting import wait_until
 
 CAT = "import sys; open(sys.argv[1], 'ab').write(sys.stdin.buffer.read() + b'\\n')"

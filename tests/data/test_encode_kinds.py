@@ -14,7 +14,7 @@ from howdah.data.encode import Encoder
 from howdah.data.family import FAMILIES
 from howdah.errors import ModelError
 from tests.data.test_encode import NASTY
-from tests.support.tiny_families import FAMILY_NAMES, byte_level_bpe, write_family
+from tests.support.models.tiny_families import FAMILY_NAMES, byte_level_bpe, write_family
 
 SPECIAL = ["<s>", "</s>", "<pad>", "<unk>", "<mask>", "[CLS]", "[SEP]", "[PAD]", "[UNK]", "[MASK]"]
 TEXTS = [

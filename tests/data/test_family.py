@@ -20,7 +20,7 @@ from howdah.policy.rules import Policy
 from jobs import checks
 from tests import ROOT
 from tests.fixtures.dataset import LABELS, build_dataset
-from tests.support.other_family import OTHER, other_config, other_weights, write_other_model
+from tests.support.models.other_family import OTHER, other_config, other_weights, write_other_model
 from training.model import parameters
 from training.model.pretrained import load_base
 from training.model.stages import Stage

@@ -10,7 +10,7 @@ from howdah.data import manifest
 from howdah.data.manifest import MANIFEST, load_dataset, newest, version_before
 from howdah.errors import DataError
 from howdah.packed_counts import PackedCounts
-from tests.support.appended import build_appended
+from tests.support.rows.appended import build_appended
 
 
 def year(root, model_dir, count):

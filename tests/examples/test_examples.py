@@ -123,7 +123,7 @@ def test_a_bad_configuration_is_refused_before_anything_starts(config):
 def made_by_etl(spark, tmp_path, config):
     """The configuration of a dataset version that the ETL has made from a CSV file."""
     from tests.fixtures.spark import etl
-    from tests.support.word_rows import write_rows
+    from tests.support.rows.word_rows import write_rows
 
     source = write_rows(tmp_path / "rows.csv")
     path = config(**{"data.source": source, "data.dataset": str(tmp_path / "dataset")})

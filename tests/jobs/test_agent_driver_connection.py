@@ -10,7 +10,7 @@ from jobs.agent import driver_connection
 from jobs.agent.driver_connection import DriverConnection
 from jobs.net import wire, wire_server
 from jobs.training_process import parse_message
-from tests.support.foreign_servers import FOREIGN, foreign
+from tests.support.jobs.foreign_servers import FOREIGN, foreign
 from tests.support.waiting import wait_until
 from training.elastic.control_channel import ControlChannel
 

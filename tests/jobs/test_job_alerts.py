@@ -5,7 +5,7 @@ import json
 import pytest
 
 from tests.alerts.receiver import receiving
-from tests.runs.local_jobs import LocalJob
+from tests.runs.jobs.local_jobs import LocalJob
 
 
 def job(tmp_path, receiver, *, fault, **asked):

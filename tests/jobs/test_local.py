@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from tests.runs.local_jobs import LocalJob, kill, parent
-from tests.runs.watched_job import in_step
+from tests.runs.jobs.local_jobs import LocalJob, kill, parent
+from tests.runs.jobs.watched_job import in_step
 from tests.support.waiting import wait_until
 
 ENDLESS = 10**6

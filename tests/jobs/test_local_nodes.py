@@ -10,7 +10,7 @@ import pytest
 
 from howdah.attempts import newest_fence
 from tests.fixtures.dataset import build_dataset
-from tests.runs.local_jobs import LocalJob, kill, parent
+from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.runs.training_runs import NO_DROPOUT, ROOT, SETTINGS, _nested
 from tests.support.waiting import wait_until
 from training.run.metrics_log import read_metrics

@@ -17,9 +17,9 @@ from jobs.mpi import launch as mpi
 from jobs.mpi import local_socket
 from jobs.mpi import node as mpi_node
 from jobs.mpi import rsh as mpi_rsh
-from tests.runs.local_jobs import LocalJob, kill
-from tests.runs.yarn_jobs import LIMIT, Jobs, place_data, settings
-from tests.support.job_keys import sections
+from tests.runs.jobs.local_jobs import LocalJob, kill
+from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, place_data, settings
+from tests.support.jobs.job_keys import sections
 from tests.support.waiting import wait_until
 
 

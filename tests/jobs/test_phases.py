@@ -12,7 +12,7 @@ import pytest
 
 from tests.fixtures.dataset import build_dataset
 from tests.runs import fault_table
-from tests.runs.local_jobs import ROOT, LocalJob
+from tests.runs.jobs.local_jobs import ROOT, LocalJob
 from tests.runs.training_runs import NO_DROPOUT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until

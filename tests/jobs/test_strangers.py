@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from jobs.net import wire
-from tests.runs.local_jobs import LocalJob
-from tests.runs.simulated_agents import DriverProcess, Swarm
-from tests.support.strangers import Strangers, resident_bytes
+from tests.runs.jobs.local_jobs import LocalJob
+from tests.runs.jobs.simulated_agents import DriverProcess, Swarm
+from tests.support.jobs.strangers import Strangers, resident_bytes
 from tests.support.waiting import wait_until
 
 AGENTS = 40

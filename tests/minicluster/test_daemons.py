@@ -13,7 +13,7 @@ import pytest
 
 from howdah.errors import ClusterError
 from minicluster import MiniCluster, daemons
-from tests.runs import yarn_applications
+from tests.runs.jobs import yarn_applications
 
 pytestmark = pytest.mark.hadoop
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.runs import yarn_applications
+from tests.runs.jobs import yarn_applications
 
 pytestmark = pytest.mark.hadoop
 

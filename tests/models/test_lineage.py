@@ -13,7 +13,7 @@ from howdah.models.lineage import Places, of_dataset, of_model, of_row
 from howdah.models.publish import publish, republish
 from howdah.models.registry import Published
 from tests.runs.finished_runs import config_of, finished_run, never
-from tests.support.appended import build_appended
+from tests.support.rows.appended import build_appended
 
 BASE = {"source": "distilbert", "hash": "b1"}
 

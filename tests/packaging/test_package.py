@@ -22,7 +22,7 @@ from howdah.packaging import elf, horovod, package
 from howdah.packaging import environment as package_env
 from howdah.packaging.hashes import FileHashes
 from howdah.packaging.part import Part
-from tests.support.exported import base_of, write_export
+from tests.support.models.exported import base_of, write_export
 from training.serving.serve import open_model
 
 

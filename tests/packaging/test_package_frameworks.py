@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from howdah.packaging import package
-from tests.runs import gloo_ranks
+from tests.runs.network import gloo_ranks
 
 # Gigabytes each; and where no Horovod without MPI is kept yet, it is compiled first.
 pytestmark = [pytest.mark.mpi, pytest.mark.full]

@@ -4,8 +4,8 @@ import re
 import time
 
 from tests.runs import fault_table
-from tests.runs.local_jobs import kill, parent
-from tests.runs.place_jobs import gone
+from tests.runs.jobs.local_jobs import kill, parent
+from tests.runs.jobs.place_jobs import gone
 
 TRAINING = {
     "max_steps": 10**6, "num_train_epochs": 10**6, "global_batch_size": 12, "logging_steps": 1,

@@ -19,7 +19,7 @@ from howdah.errors import ClusterError, ConfigError, NotFound
 from jobs import checks
 from places import control, record, settings
 from places import submit as submission
-from tests.runs.place_jobs import NO_HOROVOD
+from tests.runs.jobs.place_jobs import NO_HOROVOD
 
 ENCRYPTED = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
 

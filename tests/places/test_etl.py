@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from tests.places.test_places import ENDLESS, check_state
-from tests.runs.local_jobs import kill, parent
-from tests.runs.place_jobs import PlaceJob, gone
+from tests.runs.jobs.local_jobs import kill, parent
+from tests.runs.jobs.place_jobs import PlaceJob, gone
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark]

@@ -4,8 +4,8 @@ import pytest
 
 from tests.places import measured
 from tests.places.test_places import PLACES
-from tests.runs.local_jobs import kill
-from tests.runs.place_jobs import PlaceJob
+from tests.runs.jobs.local_jobs import kill
+from tests.runs.jobs.place_jobs import PlaceJob
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(900)]
 

@@ -16,8 +16,8 @@ from howdah.errors import ClusterError, ConfigError
 from places import control, record
 from tests import ROOT
 from tests.places import listening
-from tests.runs.local_jobs import kill, parent
-from tests.runs.place_jobs import NO_HOROVOD, PlaceJob, gone
+from tests.runs.jobs.local_jobs import kill, parent
+from tests.runs.jobs.place_jobs import NO_HOROVOD, PlaceJob, gone
 from tests.support.waiting import wait_until
 
 full = pytest.mark.full

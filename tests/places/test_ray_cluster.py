@@ -13,8 +13,8 @@ import pytest
 
 from tests import ROOT
 from tests.places import measured
-from tests.runs.local_jobs import kill
-from tests.runs.place_jobs import PlaceJob, gone
+from tests.runs.jobs.local_jobs import kill
+from tests.runs.jobs.place_jobs import PlaceJob, gone
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.mpi, pytest.mark.full, pytest.mark.timeout(900)]

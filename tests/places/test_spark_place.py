@@ -6,7 +6,7 @@ import pytest
 
 from howdah.config import loader
 from jobs.backend import DriverAddress
-from tests.runs.driver_world import elastic
+from tests.runs.jobs.driver_world import elastic
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.spark

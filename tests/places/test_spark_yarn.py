@@ -9,9 +9,9 @@ from howdah.core.cache import cache_root
 from howdah.packaging import horovod
 from tests.fixtures.etl_yarn import SPARK, containers
 from tests.places import measured
-from tests.runs.local_jobs import kill
-from tests.runs.place_jobs import PlaceJob, gone
-from tests.runs.yarn_jobs import place_data
+from tests.runs.jobs.local_jobs import kill
+from tests.runs.jobs.place_jobs import PlaceJob, gone
+from tests.runs.jobs.yarn_jobs import place_data
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.full]

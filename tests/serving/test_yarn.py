@@ -13,7 +13,7 @@ from howdah import storage
 from howdah.models.publish import publish
 from howdah.models.server_file import path_of
 from tests.runs.finished_runs import LABELS, config_of, finished_run, never
-from tests.runs.yarn_jobs import LIMIT, Jobs
+from tests.runs.jobs.yarn_jobs import LIMIT, Jobs
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.full]

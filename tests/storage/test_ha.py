@@ -6,7 +6,7 @@ import pytest
 
 from howdah import storage
 from howdah.errors import AlreadyExists, StorageUnavailable
-from tests.support.ha_pair import NAMENODES, SERVICE, HaPair
+from tests.support.hadoop.ha_pair import NAMENODES, SERVICE, HaPair
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.full]
 

@@ -18,7 +18,7 @@ from howdah.errors import DataError
 from howdah.packaging.package import cache_directory
 from tests import ROOT as REPOSITORY
 from tests.fixtures.spark import COMPILED
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 from tests.support.waiting import wait_until
 from tools.demo import corpus, steps
 
@@ -224,7 +224,7 @@ def test_the_demo_from_end_to_end(tmp_path, small_demo, framework):
     check_run(str(tmp_path / "runs"), framework, shown)
 
 
-# `full`: each of its steps has a quick test of its own (tests/etl/test_yarn.py,
+# `full`: each of its steps has a quick test of its own (tests/etl/launch/test_yarn.py,
 # tests/training/test_hdfs.py).
 @pytest.mark.hadoop
 @pytest.mark.full

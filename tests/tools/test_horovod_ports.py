@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from howdah.config import loader
-from tests.runs.gloo_ranks import Rendezvous, listening, run
+from tests.runs.network.gloo_ranks import Rendezvous, listening, run
 from yarn.preflight.ports import needed
 
 pytestmark = pytest.mark.mpi

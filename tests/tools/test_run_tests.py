@@ -329,6 +329,19 @@ def test_a_changed_page_counts_for_the_tests_that_read_pages(runner, capfd, monk
         assert f"{before} of them before" in out
 
 
+def test_a_changed_test_file_counts_for_the_tests_that_read_test_files(runner, capfd, monkeypatch):
+    monkeypatch.setattr(runner, "READ_TESTS", ("tests/test_a.py",))
+    write(runner, "test_a.py", "def test_one(): pass\n")
+    write(runner, "test_b.py", "def test_two(): pass\n")
+    assert runner.main(["--all"]) == 0
+    write(runner, "test_c.py", "def test_three(): pass\n")
+    for before in (1, 3):
+        capfd.readouterr()
+        assert runner.main(["--all"]) == 0
+        assert "3 passed   0 failed   0 skipped" in (out := capfd.readouterr().out)
+        assert f"{before} of them before" in out
+
+
 def test_a_test_is_passed_when_its_fixtures_have_ended_well(runner):
     write(
         runner,

@@ -21,8 +21,8 @@ from howdah.data.manifest import Dataset, load_dataset
 from tests import ROOT
 from tests.fixtures.spark import etl
 from tests.runs.training_runs import NO_DROPOUT, train
-from tests.support.tiny_families import FAMILY_NAMES, write_family
-from tests.support.tiny_model import words
+from tests.support.models.tiny_families import FAMILY_NAMES, write_family
+from tests.support.models.tiny_model import words
 
 pytestmark = [pytest.mark.spark, pytest.mark.full]
 LIMIT = 280  # seconds; detects a hang

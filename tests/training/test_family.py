@@ -11,8 +11,8 @@ from safetensors.numpy import load_file, save_file
 
 from howdah.data.family import DISTILBERT
 from tests.runs.training_runs import ROOT, train
-from tests.support.other_family import OTHER, other_config, other_weights
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.other_family import OTHER, other_config, other_weights
+from tests.support.models.tiny_model import write_tiny_model
 
 WITH_OTHER = {
     "PYTHONPATH": os.pathsep.join([os.path.join(ROOT, "tests", "workers", "other"), ROOT])

@@ -22,7 +22,7 @@ from howdah.models.gate import scalars
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import NO_DROPOUT, NOISE, train
 from tests.support.by_default import either
-from tests.support.serving_contract import reference_logits
+from tests.support.models.serving_contract import reference_logits
 from training.data.planner import Planner, PlanSpec
 from training.data.shards import ShardSet
 from training.model.parameters import start_weights

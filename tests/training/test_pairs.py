@@ -13,7 +13,7 @@ import pytest
 from howdah.data.encode import Encoder
 from tests.fixtures.dataset import LABELS, build_dataset
 from tests.runs.training_runs import LEARNING, howdah, train
-from tests.support.tiny_families import write_family
+from tests.support.models.tiny_families import write_family
 
 FRAMEWORKS = ("torch", "tensorflow")
 

@@ -16,7 +16,7 @@ from howdah.config.model import CheckpointSection, TrainingSection
 from howdah.errors import CheckpointError, Terminated
 from tests.fixtures.dataset import build_dataset
 from tests.runs.training_runs import Finished, train
-from tests.support.numpy_loop import Training, fixture_begin  # noqa: F401 - a fixture
+from tests.support.training.numpy_loop import Training, fixture_begin  # noqa: F401 - a fixture
 from tests.training.run.test_possession import signals_as_they_were  # noqa: F401 - a fixture
 from tests.training.test_loops import either
 from training.checkpoint.manager import Checkpoints, Identity

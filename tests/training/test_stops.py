@@ -15,7 +15,7 @@ import pytest
 from tests.fixtures.dataset import build_dataset
 from tests.fixtures.launched import ENDLESS, table
 from tests.runs import fault_table
-from tests.runs.local_jobs import LocalJob, kill
+from tests.runs.jobs.local_jobs import LocalJob, kill
 from tests.runs.training_runs import NO_DROPOUT, ROOT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until

@@ -11,8 +11,8 @@ import pytest
 
 from howdah import storage
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
+from tests.runs.jobs.yarn_jobs import place_data
 from tests.runs.studies import Studies, configuration
-from tests.runs.yarn_jobs import place_data
 from tests.support.waiting import wait_until
 from training.checkpoint.manager import Checkpoints
 

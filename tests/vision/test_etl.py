@@ -18,7 +18,7 @@ from howdah.data.images import ImageEncoder
 from howdah.data.manifest import load_dataset
 from howdah.data.record import decode_example, read_frames
 from howdah.errors import ConfigError, DataError, ModelError
-from tests.support.images import VIT_FILES, png, write_processor, write_shapes
+from tests.support.models.images import VIT_FILES, png, write_processor, write_shapes
 from training.data.shards import ShardSet, layout_of
 
 pytestmark = pytest.mark.spark

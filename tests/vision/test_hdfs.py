@@ -13,7 +13,7 @@ from howdah import storage
 from howdah.config.loader import dump_yaml, from_dict
 from howdah.data.manifest import load_dataset
 from tests import ROOT
-from tests.support.images import write_processor, write_shapes
+from tests.support.models.images import write_processor, write_shapes
 from training.data.shards import ShardSet
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.full]

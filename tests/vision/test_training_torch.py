@@ -13,7 +13,7 @@ import pytest
 from howdah.config.loader import dump_yaml, from_dict
 from howdah.data.manifest import load_dataset
 from tests import ROOT
-from tests.support.images import build_images, png, write_shapes
+from tests.support.models.images import build_images, png, write_shapes
 from tools.demo.images import write_vit
 from training.run.metrics_log import read_metrics
 

@@ -17,7 +17,7 @@ from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.family import VIT
 from howdah.data.images import ImageEncoder
 from howdah.errors import ModelError
-from tests.support.images import png, write_tiny_vit
+from tests.support.models.images import png, write_tiny_vit
 from tools.demo.images import write_vit
 from training.model import forward_torch, parameters
 from training.model.pretrained import load_base

@@ -10,7 +10,7 @@ import sys
 
 from howdah.config.data import SparkOptions
 from howdah.spark.session import session
-from tests.support.word_rows import WORDS
+from tests.support.rows.word_rows import WORDS
 
 
 def main(metastore: str, warehouse: str, table: str, days: str, rows: int) -> None:

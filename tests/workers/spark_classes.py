@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from etl import pipeline
 from howdah.config import loader
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 
 ROWS = 60
 

@@ -8,8 +8,8 @@ import pytest
 from howdah import storage
 from howdah.hadoop.resourcemanager import ResourceManager
 from tests.fixtures.dataset import build_dataset
-from tests.runs.cluster_jobs import ClusterJob
-from tests.runs.local_jobs import kill
+from tests.runs.jobs.cluster_jobs import ClusterJob
+from tests.runs.jobs.local_jobs import kill
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.full]
 

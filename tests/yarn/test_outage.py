@@ -19,7 +19,7 @@ from howdah import storage
 from howdah.errors import StorageError
 from howdah.storage import growing
 from tests.fixtures.dataset import build_dataset
-from tests.runs.local_jobs import LocalJob, kill
+from tests.runs.jobs.local_jobs import LocalJob, kill
 from tests.runs.training_runs import NO_DROPOUT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.waiting import wait_until

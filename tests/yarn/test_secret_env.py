@@ -10,7 +10,7 @@ import pytest
 from howdah.config import loader
 from howdah.errors import ConfigError
 from jobs import secret_file
-from tests.runs.local_jobs import LocalJob, kill, parent
+from tests.runs.jobs.local_jobs import LocalJob, kill, parent
 from tests.support.waiting import wait_until
 
 PLANTED = 's3cr3t with "quotes", $HOME and a line\nmore'

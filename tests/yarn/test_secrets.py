@@ -10,8 +10,8 @@ from howdah import storage
 from howdah.faults import local_user
 from howdah.hadoop.resourcemanager import ResourceManager
 from tests.fixtures.etl_yarn import wait_for
-from tests.runs.yarn_jobs import LIMIT, Jobs, place_data, settings
-from tests.support import planted
+from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, place_data, settings
+from tests.support.hadoop import planted
 from tests.support.waiting import wait_until
 
 ENV = {"HF_TOKEN": f"hf_{planted.MARK}", "PGPASSWORD": f"{planted.MARK} 'quoted' $HOME"}

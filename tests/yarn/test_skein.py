@@ -14,7 +14,7 @@ import pytest
 from howdah import storage
 from howdah.faults import local_user
 from howdah.hadoop.resourcemanager import ResourceManager
-from tests.runs.yarn_jobs import LIMIT, ROOT, Jobs, access_lists, place_data, settings
+from tests.runs.jobs.yarn_jobs import LIMIT, ROOT, Jobs, access_lists, place_data, settings
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
 

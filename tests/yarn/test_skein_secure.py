@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.runs.yarn_jobs import LIMIT, Jobs, access_lists, place_data, settings
-from tests.support.kerberos_users import become_alice, ticket
+from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, access_lists, place_data, settings
+from tests.support.hadoop.kerberos_users import become_alice, ticket
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
 

@@ -14,7 +14,7 @@ import pytest
 from howdah import storage
 from howdah.config import loader
 from howdah.errors import ClusterError, ConfigError, NotFound, UsageError
-from tests.support.job_keys import sections
+from tests.support.jobs.job_keys import sections
 from yarn import shipping, spec
 from yarn.client import registry
 from yarn.client.status import find_job

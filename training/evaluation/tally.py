@@ -6,7 +6,7 @@ Beyond it, rows become counts: pairs of label and prediction, bins of the calibr
 histograms of scores for the areas under the curves of each class, and of confidence. Only those
 areas and `coverage_at_95` are estimates then: of scores in one bin of log-odds the order is lost.
 The areas were within 1e-5 (ROC) and 1e-4 of the exact ones wherever the two were compared, the
-coverage within 1e-3 (tests/training/serving/test_tally.py).
+coverage within 1e-3 (tests/training/evaluation/test_tally.py).
 """
 
 from __future__ import annotations

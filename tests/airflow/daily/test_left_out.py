@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.airflow.daily.test_operators import Store, Ti
 from tests.alerts.receiver import receiving
+from tests.support.airflow.day_tasks import Store, Ti
 
 pytestmark = pytest.mark.airflow
 

@@ -13,8 +13,8 @@ import pytest
 from howdah import storage
 from howdah.data.manifest import load_dataset
 from tests import ROOT
+from tests.support.rows.word_rows import write_rows
 from tests.support.waiting import wait_until
-from tests.support.word_rows import write_rows
 
 pytestmark = [pytest.mark.airflow, pytest.mark.full, pytest.mark.timeout(1800)]
 

@@ -15,7 +15,7 @@ import howdah.airflow
 from howdah.core.processes import descendants
 from howdah.errors import ConfigError
 from tests import ROOT
-from tests.support.guarded import ask, gone, other_howdah, running
+from tests.support.airflow.guarded import ask, gone, other_howdah, running
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.airflow

@@ -11,11 +11,11 @@ from howdah import storage
 from howdah.core.processes import stat_fields
 from howdah.hadoop.resourcemanager import LIVE
 from tests import ROOT
-from tests.runs.yarn_jobs import place_data, settings
-from tests.support.edge_node import EdgeNode
-from tests.support.kerberos_users import become_alice
+from tests.runs.jobs.yarn_jobs import place_data, settings
+from tests.support.airflow.edge_node import EdgeNode
+from tests.support.hadoop.kerberos_users import become_alice
+from tests.support.rows.word_rows import write_rows
 from tests.support.waiting import wait_until
-from tests.support.word_rows import write_rows
 
 pytestmark = [pytest.mark.airflow, pytest.mark.hadoop, pytest.mark.mpi]
 

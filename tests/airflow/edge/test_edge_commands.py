@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.edge_node import SSHD, EdgeNode
-from tests.support.guarded import ask, other_howdah, running, wait_for_start
+from tests.support.airflow.edge_node import SSHD, EdgeNode
+from tests.support.airflow.guarded import ask, other_howdah, running, wait_for_start
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.airflow

@@ -8,7 +8,7 @@ from jobs.driver import faults
 from jobs.driver.failure_budget import FailureBudget
 from jobs.driver.members import Loss
 from jobs.driver.worlds import Gang
-from tests.runs.driver_world import World, elastic
+from tests.runs.jobs.driver_world import World, elastic
 
 
 # ------------------------------------------------------------------------------------- jobs

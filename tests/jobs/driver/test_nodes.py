@@ -14,7 +14,7 @@ from howdah.errors import (
 )
 from jobs.backend import Container
 from jobs.driver.faults import fault_of, signature
-from tests.runs.driver_world import World, elastic
+from tests.runs.jobs.driver_world import World, elastic
 from training.process.failure import describe
 
 RUN = "hdfs://nn/runs/a"

@@ -6,7 +6,7 @@ import sys
 from howdah.packaging import package
 from jobs.driver.job_status import JobStatus
 from jobs.status.page import page
-from tests.runs.driver_world import World
+from tests.runs.jobs.driver_world import World
 
 
 def test_the_page_shows_names_as_text():

@@ -8,7 +8,7 @@ import pytest
 
 from howdah.config.loader import Config
 from jobs.driver import driver
-from tests.runs.simulated_agents import DriverProcess, NoCluster, Swarm
+from tests.runs.jobs.simulated_agents import DriverProcess, NoCluster, Swarm
 from tests.support.waiting import wait_until
 
 AGENTS = 40

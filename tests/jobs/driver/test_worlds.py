@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.runs.driver_world import World, elastic
+from tests.runs.jobs.driver_world import World, elastic
 
 LONG = 30 * 45.0  # seconds, of hang_seconds 45
 

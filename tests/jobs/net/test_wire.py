@@ -14,8 +14,8 @@ import pytest
 from howdah.errors import ClusterError
 from jobs.net import listener, signing, wire, wire_server
 from jobs.net.refusals import Refusals
-from tests.runs.simulated_agents import ROOT
-from tests.support.foreign_servers import FOREIGN, foreign
+from tests.runs.jobs.simulated_agents import ROOT
+from tests.support.jobs.foreign_servers import FOREIGN, foreign
 from tests.support.waiting import wait_until
 
 

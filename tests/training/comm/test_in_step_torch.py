@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from howdah.config.model import ModelSection, TrainingSection
-from tests.support.threads_torch import in_threads
+from tests.support.training.threads_torch import in_threads
 from tools.demo.images import write_vit
 from training.comm.base import Comm
 from training.comm.in_step import InStep, steps_in_step

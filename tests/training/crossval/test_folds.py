@@ -19,8 +19,8 @@ from howdah.config.loader import from_dict
 from howdah.data.manifest import load_dataset
 from howdah.errors import ConfigError
 from tests import ROOT
+from tests.support.rows.word_rows import write_rows
 from tests.support.waiting import wait_until
-from tests.support.word_rows import write_rows
 from training.crossval.folds import cross_validate, fold_config
 from training.crossval.summary import summarize, table
 from training.data.shards import ShardSet

@@ -13,7 +13,7 @@ import threading
 
 import pytest
 
-from tests.runs.local_jobs import ROOT
+from tests.runs.jobs.local_jobs import ROOT
 from tests.support.by_default import either
 
 pytestmark = pytest.mark.mpi

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from howdah import storage
-from tests.runs.local_jobs import ROOT, LocalJob
+from tests.runs.jobs.local_jobs import ROOT, LocalJob
 from tests.runs.training_runs import NO_DROPOUT, SETTINGS
 from tests.runs.training_runs import _nested as nested
 from tests.support.by_default import either

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from howdah.errors import UsageError
-from tests.runs.local_jobs import ROOT
+from tests.runs.jobs.local_jobs import ROOT
 from training.checkpoint.elastic_state import ElasticState
 from training.checkpoint.state import TrainState
 from training.comm.base import Comm, Waits

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from howdah import storage
-from tests.support.finished_run import make_run
-from tests.support.tiny_model import words
+from tests.support.models.finished_run import make_run
+from tests.support.models.tiny_model import words
 from training.evaluation.findings import intervals, sums
 from training.evaluation.findings.material import gather
 from training.evaluation.findings.texts import script_of

@@ -7,8 +7,8 @@ import pytest
 
 from howdah import storage
 from tests.fixtures.airflow import browser  # noqa: F401
-from tests.support.finished_run import make_run
-from tests.support.tiny_model import words
+from tests.support.models.finished_run import make_run
+from tests.support.models.tiny_model import words
 from training.evaluation.report import write
 
 HOSTILE = [

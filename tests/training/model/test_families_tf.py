@@ -9,7 +9,7 @@ import tensorflow as tf
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.encode import Encoder
 from howdah.data.family import FAMILIES
-from tests.support.tiny_families import FAMILY_NAMES, LABELS, LOGITS, batch, write_family
+from tests.support.models.tiny_families import FAMILY_NAMES, LABELS, LOGITS, batch, write_family
 from training.model import forward_tf
 from training.model.pretrained import load_base
 

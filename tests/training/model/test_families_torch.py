@@ -19,8 +19,7 @@ from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.encode import Encoder
 from howdah.data.family import FAMILIES
 from tests.fixtures.dataset import build_dataset
-from tests.support.threads_torch import in_threads
-from tests.support.tiny_families import (
+from tests.support.models.tiny_families import (
     FAMILY_NAMES,
     LABELS,
     LOGITS,
@@ -29,6 +28,7 @@ from tests.support.tiny_families import (
     tiny_weights,
     write_family,
 )  # fmt: skip
+from tests.support.training.threads_torch import in_threads
 from training.comm.base import Comm
 from training.model import forward_torch, kernels_torch, parameters
 from training.model.pipeline_torch import Pipeline

@@ -16,7 +16,7 @@ from howdah.data.manifest import Dataset
 from howdah.errors import ModelError
 from jobs import checks
 from tests.fixtures.dataset import build_dataset
-from tests.support.tiny_families import FAMILY_NAMES, LABELS, write_family
+from tests.support.models.tiny_families import FAMILY_NAMES, LABELS, write_family
 from training.comm.base import SoloComm
 from training.model import parameters
 from training.model.pretrained import load_base

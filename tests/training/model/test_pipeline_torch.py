@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from howdah.config.model import TrainingSection
-from tests.support.threads_torch import LIMIT, in_threads
+from tests.support.training.threads_torch import LIMIT, in_threads
 from tests.training.model.test_split_torch import LABELS, NONE, SHAPE, weights
 from training.comm.base import Comm
 from training.model import forward_torch

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 
 from howdah.data.family import DISTILBERT
 from howdah.errors import HowdahError, ModelError
-from tests.support.tiny_model import tiny_weights, write_tiny_model
+from tests.support.models.tiny_model import tiny_weights, write_tiny_model
 from training.model.pretrained import load_base
 
 LABELS = ["cat", "dog", "owl"]

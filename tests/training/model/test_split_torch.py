@@ -9,7 +9,7 @@ import torch
 from howdah.config.model import ModelSection, ParallelSection, TrainingSection
 from howdah.data.family import DISTILBERT
 from howdah.errors import ConfigError
-from tests.support.threads_torch import in_threads
+from tests.support.training.threads_torch import in_threads
 from training.comm.base import Comm
 from training.model import forward_torch, parameters
 from training.model.split_torch import Split

@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from howdah.data.family import DISTILBERT
 from howdah.errors import ModelError
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 from training.model import parameters
 from training.model.pretrained import load_base
 from training.model.warm import locate, start_from

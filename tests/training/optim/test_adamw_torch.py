@@ -11,7 +11,7 @@ import torch
 
 from howdah.config.model import TrainingSection
 from howdah.errors import StorageFull
-from tests.support.threads_torch import in_threads
+from tests.support.training.threads_torch import in_threads
 from training.checkpoint.read import ADAM_M, ADAM_V
 from training.checkpoint.stored import Spool
 from training.comm.base import Comm, SoloComm

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from tests.support.task_losses import batch, by_hand, options
+from tests.support.training.task_losses import batch, by_hand, options
 from training.optim.losses_tf import LABELS, row_losses
 
 

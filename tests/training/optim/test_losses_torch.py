@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.support.task_losses import POSITIVE, SMOOTHING, batch, by_hand, options
+from tests.support.training.task_losses import POSITIVE, SMOOTHING, batch, by_hand, options
 from training.optim.losses_torch import row_losses
 
 

@@ -11,10 +11,10 @@ import pytest
 from howdah.config import loader as configuration
 from howdah.config.loader import dump_yaml
 from tests.fixtures.dataset import build_dataset
-from tests.runs import gloo_ranks, shaped_hosts
-from tests.runs.shaped_hosts import ShapedHosts
+from tests.runs.network import gloo_ranks, shaped_hosts
+from tests.runs.network.shaped_hosts import ShapedHosts
 from tests.runs.training_runs import ROOT
-from tests.support.tiny_model import write_tiny_model
+from tests.support.models.tiny_model import write_tiny_model
 from training.planning import calibrate, short_runs
 from training.planning.calibrate import Calibration
 

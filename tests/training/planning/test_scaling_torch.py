@@ -8,7 +8,7 @@ import os
 import pytest
 
 from howdah.config import loader as configuration
-from tests.support.tiny_model import tiny_weights
+from tests.support.models.tiny_model import tiny_weights
 from training.planning import calibrate
 from training.process import env
 

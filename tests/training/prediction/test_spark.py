@@ -103,7 +103,7 @@ def test_spark_and_one_process_agree(framework, kind, model, tmp_path):
     assert not [name for name in os.listdir(tmp_path) if ".tmp-" in name]
 
 
-@pytest.mark.full  # in every run where the ETL reads by the same code: tests/etl/test_csv.py
+@pytest.mark.full  # in every run where the ETL reads by this code: tests/etl/sources/test_csv.py
 def test_an_unclosed_quote_is_refused_before_rows_are_lost_in_it(model, tmp_path):
     source = str(tmp_path / "in.csv")
     with open(source, "w") as file:

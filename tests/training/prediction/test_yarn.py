@@ -154,7 +154,7 @@ on_yarn = [
     pytest.mark.spark,
     pytest.mark.timeout(1500),
     # In every run: without YARN test_spark.py; an environment shipped to YARN's containers where
-    # the ETL runs, tests/etl/test_yarn.py.
+    # the ETL runs, tests/etl/launch/test_yarn.py.
     pytest.mark.full,
     pytest.mark.parametrize("predictions", ["onnx", "tensorflow", "torch"], indirect=True),
 ]

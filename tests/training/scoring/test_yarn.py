@@ -15,7 +15,7 @@ from howdah.config import loader as config_module
 from howdah.packaging.staging import PACKAGES
 from howdah.spark.applications import APPLICATION
 from tests.fixtures.etl_yarn import SPARK
-from tests.support.kerberos_users import become_alice, ticket
+from tests.support.hadoop.kerberos_users import become_alice, ticket
 from tests.support.waiting import wait_until
 from tests.training.scoring.test_score import descendants, made_model
 

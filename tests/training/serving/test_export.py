@@ -323,7 +323,7 @@ def test_export_finds_the_dataset_version_that_was_trained_on(run, tmp_path):
 
 
 def test_export_refuses_another_base_or_a_lost_dataset(run, tmp_path):
-    from tests.support.tiny_model import write_tiny_model
+    from tests.support.models.tiny_model import write_tiny_model
 
     other = write_tiny_model(str(tmp_path / "other"), seed=9)
     changed = run.model_copy(update={"model": run.model.model_copy(update={"base": other})})

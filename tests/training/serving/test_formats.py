@@ -17,8 +17,8 @@ import pytest
 from howdah import storage
 from howdah.errors import ModelError, UsageError
 from tests import ROOT
-from tests.support.exported import FAMILIES, base_of, info_of, weights_of, write_export
-from tests.support.tiny_families import LOGITS, batch
+from tests.support.models.exported import FAMILIES, base_of, info_of, weights_of, write_export
+from tests.support.models.tiny_families import LOGITS, batch
 from training.model import forward_numpy
 from training.serving import formats, onnx_graph
 from training.serving.export import INFO
@@ -68,7 +68,7 @@ def test_the_graph_gives_the_models_logits(family, tmp_path):
 
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 def test_the_reference_is_transformers(family, tmp_path):
-    from tests.support.tiny_families import tiny_weights
+    from tests.support.models.tiny_families import tiny_weights
 
     base = base_of(str(tmp_path / "base"), family)
     weights = tiny_weights(base.family, base.config, classes=3)

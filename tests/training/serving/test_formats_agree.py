@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests import ROOT
-from tests.support.exported import FAMILIES, base_of, write_export
+from tests.support.models.exported import FAMILIES, base_of, write_export
 from training.serving import formats
 
 READERS = ("transformers", "torch", "tensorflow", "saved_model", "onnx", "onnxruntime")

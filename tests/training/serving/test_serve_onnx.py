@@ -1,8 +1,8 @@
-"""Serving with onnxruntime (tests/support/serving_contract.py), and what it alone promises."""
+"""Serving with onnxruntime (tests/support/models/serving_contract.py), and its own promises."""
 
 from __future__ import annotations
 
-from tests.support.serving_contract import ServingContract
+from tests.support.models.serving_contract import ServingContract
 
 
 class TestServing(ServingContract):

@@ -1,4 +1,4 @@
-"""Serving with TensorFlow, in a process of its own (tests/support/serving_contract.py)."""
+"""Serving with TensorFlow, in a process of its own (tests/support/models/serving_contract.py)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.serving_contract import ServingContract
+from tests.support.models.serving_contract import ServingContract
 from training.serving import runtimes
 
 

@@ -1,4 +1,4 @@
-"""Serving with PyTorch, in a process of its own (tests/support/serving_contract.py)."""
+"""Serving with PyTorch, in a process of its own (tests/support/models/serving_contract.py)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests import ROOT
-from tests.support.exported import base_of, write_export
-from tests.support.serving_contract import ServingContract
+from tests.support.models.exported import base_of, write_export
+from tests.support.models.serving_contract import ServingContract
 
 
 class TestServing(ServingContract):

@@ -11,8 +11,8 @@ from howdah import storage
 from howdah.config.loader import from_dict
 from howdah.errors import DataError, ModelError, UsageError
 from howdah.models.publish import publish
-from tests.support.finished_run import make_run
-from tests.support.tiny_model import words
+from tests.support.models.finished_run import make_run
+from tests.support.models.tiny_model import words
 from training.evaluation.decision import Decision
 from training.prediction.classify import classify
 from training.prediction.rows import Outputs, Row, as_json

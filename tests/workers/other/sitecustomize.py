@@ -1,6 +1,6 @@
-"""On PYTHONPATH, it makes tests/support/other_family.py's family a known one in a process."""
+"""On PYTHONPATH, it makes the family of tests/support/models/other_family.py a known one."""
 
 from howdah.data.family import FAMILIES
-from tests.support.other_family import OTHER
+from tests.support.models.other_family import OTHER
 
 FAMILIES[OTHER.model_type] = OTHER

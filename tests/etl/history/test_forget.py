@@ -1,0 +1,312 @@
+"""Versions made from others without Spark: merged shards, and versions without some rows."""
+
+import io
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.history import forget, rewrite
+from etl.workspace import staging
+from howdah import cli, storage
+from howdah.config.model import TrainingSection
+from howdah.config.splits import SPLITS
+from howdah.data.manifest import commit, load_dataset
+from howdah.data.record import RecordLayout
+from howdah.errors import ConfigError, DataError
+from howdah.lineage import forgotten, shards
+from tests.fixtures.dataset import build_dataset, write_rows
+from tests.support.rows.appended import build_appended, ids_of
+from training.data.replay import replayed
+from training.data.shards import ShardSet
+
+
+def quiet(line: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize("task", ["multi_label", "regression"])
+def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_dir, monkeypatch):
+    root = str(tmp_path / "data")
+    made = build_dataset(f"{root}/v={0:016x}", model_dir=tiny_model_dir, task=task)
+    quality = {"read": 145, "kept": 145, "drops": {}, "seconds": 1.0, "at_max_length": 0}
+    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality}
+    storage.remove(f"{made.path}/manifest.json")
+    commit(made.path, made.manifest.model_copy(update=said))
+    before = load_dataset(root)
+    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
+    # without an index of ids a shard's records are read
+    [place] = shards.find("train-5", [before])[before.path]
+    assert place["split"] == "train"
+    kept = all_rows(before)
+    found = forget.survey({"train-5"}, datasets=[root])
+    assert list(found.files.values()) == [1]
+    forget.apply({"train-5"}, found, datasets=[root], progress=quiet)
+    forget.refuse_left(forget.survey({"train-5"}, datasets=[root]))
+    assert kept.pop("train-5") and kept == all_rows(load_dataset(root))
+
+
+def test_copies_are_known_by_what_they_hold_and_not_by_their_names(tmp_path, tiny_model_dir):
+    root, run = str(tmp_path / "data"), str(tmp_path / "runs")
+    keys = ["page", "page#2", "page#12", "other"]
+    made = numbered_rows(f"{root}/v={0:016x}", tiny_model_dir, keys)
+    storage.make_dirs(run)
+    storage.write_whole(f"{run}/p.csv", "".join(f"{key}\n" for key in ["id", *keys]).encode())
+    places = {"datasets": [root], "runs": [run]}
+    found = forget.survey({"page"}, **places)
+    assert found.files == {made.shard_path(made.manifest.splits["train"][0]): 2, f"{run}/p.csv": 2}
+    forget.apply({"page"}, found, **places, progress=quiet)
+    forget.refuse_left(forget.survey({"page"}, **places))
+    after = load_dataset(root)
+    assert ids_of(after)["train"] == ["other", "page#12"]
+    assert storage.read_text(f"{run}/p.csv") == "id\npage#12\nother\n"
+    quality = after.manifest.quality
+    assert (quality["kept"], quality["drops"], quality["forgotten"]) == (3, {"forgotten": 1}, 2)
+    # the copy is known by the marks when the dataset has neither of them any more
+    storage.write_whole(f"{run}/p.csv", b"id\npage#2\npage#3\n")
+    assert forget.survey({"page"}, **places).files == {f"{run}/p.csv": 1}
+    assert forgotten.load(root).when("page#12") is None
+
+
+def numbered_rows(path: str, model_dir: str, keys: list[str]):
+    """A dataset with these rows for training: all but the first two differ in their text."""
+    made = build_dataset(path, model_dir=model_dir, rows={"train": 2}, shards=1)
+    for name in ("manifest.json", *(f"{made.manifest.splits['train'][0].name}{end}" for end in
+                                    ("", ".index"))):  # fmt: skip
+        storage.remove(f"{path}/{name}")
+    texts = [np.array([2, 7 + max(1, n), 3], np.uint32) for n in range(len(keys))]
+    splits = {"train": write_rows(
+        path, "train", RecordLayout(), "none", 1, texts, [0] * len(keys), keys
+    )}  # fmt: skip
+    quality = {"read": 4, "kept": 4, "drops": {}, "seconds": 1.0, "at_max_length": 0}
+    said = {"source": {"kind": "csv", "name": "a.csv"}, "quality": quality, "splits": splits}
+    commit(path, made.manifest.model_copy(update=said))
+    return load_dataset(path)
+
+
+def all_rows(dataset) -> dict[str, tuple]:
+    """{id: (token ids, what is to be predicted, by record and by index)}"""
+    found = {}
+    for split, entries in dataset.manifest.splits.items():
+        one = ShardSet(dataset, split)
+        for shard, entry in enumerate(entries):
+            for row in range(entry.rows):
+                example = one.example(shard, row)
+                target = one.labels_of(np.array([shard]), np.array([row])).tolist()
+                found[example.id.decode()] = (example.input_ids.tolist(), example.label, target)
+    return found
+
+
+@pytest.fixture(params=["plain", pytest.param("hdfs", marks=pytest.mark.hadoop)])
+def place(request, tmp_path):
+    """A directory for datasets."""
+    return str(tmp_path) if request.param == "plain" else request.getfixturevalue("hdfs_dir")
+
+
+@pytest.fixture
+def root(tmp_path, tiny_model_dir):
+    build_appended(str(tmp_path / "data"), model_dir=tiny_model_dir, days=3)
+    return str(tmp_path / "data")
+
+
+def versions(root: str) -> int:
+    return sum(
+        storage.exists(storage.join(e.path, "manifest.json")) for e in storage.list_dir(root)
+    )
+
+
+def test_shards_of_versions_before_are_found_and_stay_when_it_is_swept(root):
+    staging.sweep(root)
+    found = ids_of(load_dataset(root))
+    assert len(found["train"]) == 18 and "d0-train-0" in found["train"]
+    old = storage.join(root, "v=0000000000000000")
+    assert {e.name for e in storage.list_dir(old) if e.is_dir} == {"ledger", "rejects"}
+    assert "parent" not in json.dumps(load_dataset(old).manifest.model_dump())
+
+
+def test_a_missing_shard_of_a_version_before_is_named(root):
+    dataset = load_dataset(root)
+    entry = dataset.manifest.splits["train"][0]
+    storage.remove(dataset.shard_path(entry))
+    with pytest.raises(DataError) as caught:
+        ids_of(dataset)
+    assert "v=0000000000000000" in str(caught.value)
+
+
+def test_compaction_merges_all_parts_but_the_newest(root):
+    before = load_dataset(root)
+    made = rewrite.compact(before, quiet)
+    assert ids_of(made) == ids_of(before) and load_dataset(root).path == made.path
+    assert [e.part for e in made.manifest.splits["train"]] == [None, "day-2"]
+    assert {f.part for f in made.manifest.ledger.files} == {None, "day-2"}
+    assert sum(f.rows for f in made.manifest.ledger.files if f.kind == "rows") == 33
+    again = rewrite.compact(made, quiet)
+    assert again.path == made.path  # one older part is left: nothing to merge
+    staging.sweep(root)
+    assert ids_of(load_dataset(root)) == ids_of(before)
+    for entry in storage.list_dir(root):  # it needs no version before
+        if entry.path != made.path:
+            storage.remove(entry.path, recursive=True)
+    assert len(ids_of(load_dataset(root))["train"]) == 18
+
+
+def test_a_run_that_fails_leaves_the_parent_whole(root, monkeypatch):
+    before = load_dataset(root)
+    held = ids_of(before)
+
+    def fails(*args):
+        raise DataError("no more room")
+
+    for step in ("refuse_missing", "commit"):
+        with monkeypatch.context() as patch:
+            patch.setattr(rewrite, step, fails)
+            with pytest.raises(DataError):
+                rewrite.compact(before, quiet)
+        assert versions(root) == 3 and len(storage.list_dir(root)) == 3
+        assert ids_of(load_dataset(root)) == held
+
+
+def training(replay, seed: int) -> TrainingSection:
+    return TrainingSection(replay=replay, seed=seed)
+
+
+def test_replay_takes_the_newest_part_and_some_of_the_older(root):
+    dataset = load_dataset(root)
+    assert replayed(dataset, training(None, 1)) is dataset
+    none = replayed(dataset, training(0, 1))
+    assert [e.part for e in none.manifest.splits["train"]] == ["day-2"]
+    assert none.manifest.splits["test"] == dataset.manifest.splits["test"]
+    for wanted in (0.5, 6):
+        half = replayed(dataset, training(wanted, 1))
+        assert half.manifest.rows("train") == 12
+        assert half.manifest_hash == replayed(dataset, training(wanted, 1)).manifest_hash
+        assert len({half.manifest_hash, none.manifest_hash, dataset.manifest_hash}) == 3
+    chosen = {replayed(dataset, training(6, s)).manifest.splits["train"][0].part for s in range(8)}
+    assert chosen == {"day-0", "day-1"}
+    with pytest.raises(ConfigError):
+        replayed(load_dataset(root).__class__(
+            path="x", manifest=dataset.manifest.model_copy(update={"parts": []}),
+            manifest_hash="y"), training(0.5, 1))  # fmt: skip
+
+
+def test_nothing_is_left_of_a_forgotten_row(place, tiny_model_dir):
+    root, run, ids = f"{place}/data", f"{place}/runs/one", {"d0-train-0", "d1-test-1", "gone-1"}
+    build_appended(root, model_dir=tiny_model_dir, days=3)
+    trained = load_dataset(storage.join(root, "v=0000000000000001"))
+    info = {"run_id": "r1", "dataset": {"hash": trained.manifest.dataset_hash}}
+    for name, data in {
+        "predictions/p.parquet": parquet({"id": ["d0-train-0", "d0-train-1"], "text": ["a", "b"]}),
+        "predictions/p.csv": b'id,text\nd1-test-1,"a\nb"\nd1-test-0,c\n',
+        "predictions/p.jsonl": b'{"id": "gone-1"}\n{"id": "x"}\n',
+        "rank-0.log": b"row d0-train-0: too long\nother\n",
+        "export/howdah.json": json.dumps(info).encode(),
+    }.items():
+        storage.make_dirs(storage.parent(f"{run}/{name}"))
+        storage.write_whole(f"{run}/{name}", data)
+    places = {"datasets": [root], "runs": [f"{place}/runs"]}
+    before, listed = ids_of(load_dataset(root)), sorted(storage.find(f"{root}/*/*"))
+    found = forget.survey(ids, **places)
+    assert sorted(storage.find(f"{root}/*/*")) == listed  # a survey changes nothing
+    assert len(found.versions) == 3 and found.models[0]["run_id"] == "r1"
+    assert {p.rpartition(".")[2] for p in found.files} >= {"parquet", "csv", "jsonl", "log"}
+    with pytest.raises(DataError) as caught:
+        forget.refuse_left(found)
+    assert caught.value.exit_code == 3
+    changed = forget.apply(ids, found, **places, progress=quiet)
+    left = forget.survey(ids, **places)
+    forget.refuse_left(left)
+    assert left.models == found.models  # its version is gone, and it is still listed
+    after = load_dataset(root)
+    assert after.path in changed and versions(root) == 1
+    got = ids_of(after)
+    for split in SPLITS:
+        assert set(before[split]) - set(got[split]) == ids & set(before[split])
+    ledger = after.manifest.ledger.files
+    assert sum(f.rows for f in ledger if f.kind == "bands") == 31
+    assert [p.name for p in after.manifest.parts] == ["day-0", "day-1", "day-2"]
+    assert storage.read_text(f"{run}/predictions/p.csv") == "id,text\nd1-test-0,c\n"
+    assert storage.read_text(f"{run}/rank-0.log") == "row [forgotten]: too long\nother\n"
+    with storage.open_read(f"{run}/predictions/p.parquet") as file:
+        assert pq.read_table(pa.PythonFile(file, "r")).num_rows == 1
+    # What is left is a mark without an id or a text, and it is known again.
+    [mark] = [path for path in changed if "/forgotten/" in path]
+    text = storage.read_text(mark)
+    assert not any(row_id in text for row_id in ids) and "train" not in text
+    marks = forgotten.load(root)
+    assert all(marks.when(row_id) for row_id in ids) and marks.when("d0-train-1") is None
+    assert set(marks.versions) == {f"{day:016x}" for day in range(3)}
+
+
+def test_parts_and_quality_count_the_rows_that_are_left_out(root):
+    ids = {"d0-train-0", "d0-train-1", "d1-test-0", "d2-validation-0", "gone-2"}
+    before = load_dataset(root).manifest
+    found = forget.survey(ids, datasets=[root])
+    forget.apply(ids, found, datasets=[root], progress=quiet)
+    after = load_dataset(root).manifest
+    for old, new, gone in zip(
+        before.parts, after.parts, ({"train": 2}, {"test": 1}, {"validation": 1}), strict=True
+    ):
+        assert new.rows == {split: n - gone.get(split, 0) for split, n in old.rows.items()}
+        assert new.drops == {**old.drops, "forgotten": sum(gone.values())}
+    # as the manifest's `quality` is that of the newest part
+    assert after.quality["kept"] == before.quality["kept"] - 1
+    assert after.quality["drops"] == {"near_duplicate": 1, "forgotten": 1}
+    assert after.quality["forgotten"] == 4
+
+
+def parquet(table: dict) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(table), buffer)
+    return buffer.getvalue()
+
+
+def test_rows_of_a_scored_table_go_by_their_number(tmp_path):
+    path = str(tmp_path / "part-0.parquet")
+    table = {"id": [7, 8, 9], "rank": [8, 1, 1], "label": ["cat", "dog", "dog"]}
+    storage.write_whole(path, parquet(table))
+    found = forget.survey({"8"}, files=[str(tmp_path)])
+    assert found.files == {path: 1}
+    forget.apply({"8"}, found, files=[str(tmp_path)], progress=quiet)
+    assert pq.read_table(path)["id"].to_pylist() == [7, 9]
+
+
+def test_what_has_none_of_the_rows_stays_as_it_is(root):
+    listed = sorted(storage.find(f"{root}/*/*"))
+    found = forget.survey({"no-such-id"}, datasets=[root])
+    assert found.files == {} == forget.survey({"train-0"}, datasets=[root]).files
+    [mark] = forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet)
+    kept = [path for path in storage.find(f"{root}/*/*") if "/forgotten/" not in path]
+    assert sorted(kept) == listed
+    assert storage.read_json(mark)["versions"] == []
+    # ... and a second time not even a mark
+    assert forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet) == []
+
+
+def test_a_list_without_ids_and_a_single_version_are_refused(root, tmp_path):
+    (tmp_path / "ids").write_text("\n \n")
+    with pytest.raises(DataError):
+        forget.read_ids(str(tmp_path / "ids"))
+    with pytest.raises(DataError) as caught:
+        forget.survey({"a"}, datasets=[load_dataset(root).path])
+    assert root in str(caught.value)
+
+
+def test_the_commands_say_what_they_find_and_change_nothing_unasked(root, tmp_path, capsys):
+    (tmp_path / "ids").write_text("d0-train-0\n")
+    words = ["forget", "--ids", str(tmp_path / "ids"), "--dataset", root, "--json"]
+    assert howdah(words) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert not said["applied"] and len(said["versions"]) == 3 and versions(root) == 3
+    assert howdah([*words, "--apply"]) == 0
+    assert json.loads(capsys.readouterr().out)["applied"] and versions(root) == 1
+    assert howdah(["forget", "--ids", str(tmp_path / "ids")]) == 2
+    capsys.readouterr()
+    assert howdah(["etl", "--compact", "--set", f"data.dataset={root}", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["shards"] < said["shards_before"]
+
+
+def howdah(words: list[str]) -> int:
+    return cli.run(lambda: cli.app(words, standalone_mode=False), as_json="--json" in words)

@@ -1,0 +1,300 @@
+"""`howdah forget` with ids that are small numbers: each kind of file by its structure, no words."""
+
+import gzip
+import io
+import json
+from importlib.resources import files
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.history import forget, in_dataset
+from etl.workspace.staging import Lease
+from howdah import cli, storage
+from howdah.data.manifest import commit, load_dataset
+from howdah.lineage.rows import rows_of
+from tests.support.rows.appended import build_appended, ids_of
+
+CARD = '<div class="id">test · <code>{}</code> · 9 tokens</div>'
+STAYS = {
+    "run.json": json.dumps({"run_id": "r1", "step": 5, "attempts": [{"attempt": 5, "pid": 120}]}),
+    "metrics.jsonl": '{"step": 5, "loss": 5.0}\n{"step": 120, "loss": 1}\n',
+    "config.yaml": "seed: 5\n",
+    "report.html": f"<td>5</td><pre>1</pre>{CARD.format(7)}<td>120</td>",
+    "export/vocab.txt": "1\n5\n12\n120\n",
+    "logs/rank-0.log": "step 5 of 120: loss 1, 12 rows\n",
+}
+
+
+def test_a_card_is_what_the_report_writes():
+    made = files("training.evaluation").joinpath("report.html.j2").read_text("utf-8")
+    [line] = [one for one in made.splitlines() if 'class="id"' in one]
+    assert line.startswith(CARD.split("test")[0])
+    assert "{{ row.split }} · <code>{{ row.id }}</code>{% if" in line
+
+
+def howdah(words: list[str]) -> int:
+    return cli.run(lambda: cli.app(words, standalone_mode=False), as_json="--json" in words)
+
+
+def parquet(table: dict) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.table(table), buffer)
+    return buffer.getvalue()
+
+
+def put(directory, files: dict[str, str | bytes]) -> None:
+    for name, data in files.items():
+        path = f"{directory}/{name}"
+        storage.make_dirs(storage.parent(path))
+        storage.write_whole(path, data.encode() if isinstance(data, str) else data)
+
+
+@pytest.mark.parametrize("row_id", ["1", "5", "12", "120"])
+def test_ids_that_are_small_numbers(row_id, tmp_path, tiny_model_dir, capsys):
+    root, run = str(tmp_path / "data"), str(tmp_path / "runs/one")
+    made = build_appended(root, model_dir=tiny_model_dir, days=2, numbered=True)
+    info = {"run_id": "r1", "dataset": {"hash": made.manifest.dataset_hash}}
+    put(run, STAYS | {"export/howdah.json": json.dumps(info)})
+    other = f"row {row_id}, and {row_id} again"
+    put(run, {
+        "predictions/test.parquet": parquet({"id": [row_id, "7"], "text": ["gone", other]}),
+        "predictions/p.csv": f'id,text\n{row_id},"gone\nx"\n7,"{other}"\r\n',
+        "predictions/p.tsv": f"text\tid\ngone\t{row_id}\n{other}\t7\n",
+        "predictions/p.jsonl": f'{{"id": "{row_id}", "text": "gone"}}\n'
+                               f'{{"id":   7, "text": "{other}"}}\n{{"id": {row_id}}}\n',
+        "predictions/p.csv.gz": gzip.compress(f"id,text\n{row_id},gone\n7,{row_id}\n".encode()),
+    })  # fmt: skip
+    put(f"{tmp_path}/runs/two", STAYS | {"report.html": f"<td>5</td>{CARD.format(row_id)}"})
+    (tmp_path / "ids").write_text(f"{row_id}\n")
+    words = ["forget", "--ids", str(tmp_path / "ids"), "--dataset", root,
+             "--runs", str(tmp_path / "runs"), "--json"]  # fmt: skip
+    before = ids_of(made)
+    there = any(row_id in rows for rows in before.values())
+    assert howdah(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    outside = {path.rpartition("/")[2]: n for path, n in found["files"].items() if run in path}
+    assert outside == {"test.parquet": 1, "p.csv": 1, "p.tsv": 1, "p.jsonl": 2, "p.csv.gz": 1}
+    assert bool(found["versions"]) == there == bool(found["models"])
+    assert howdah([*words, "--apply"]) == 0
+    capsys.readouterr()
+    for name, text in STAYS.items():
+        assert storage.read_text(f"{run}/{name}") == text
+    assert not storage.exists(f"{tmp_path}/runs/two/report.html")
+    assert storage.read_text(f"{run}/predictions/p.csv") == f'id,text\n7,"{other}"\r\n'
+    assert storage.read_text(f"{run}/predictions/p.tsv") == f"text\tid\n{other}\t7\n"
+    assert storage.read_text(f"{run}/predictions/p.jsonl") == f'{{"id":   7, "text": "{other}"}}\n'
+    assert pq.read_table(f"{run}/predictions/test.parquet").to_pylist() == [
+        {"id": "7", "text": other}
+    ]
+    rest = gzip.decompress(storage.read_bytes(f"{run}/predictions/p.csv.gz"))
+    assert rest == f"id,text\n7,{row_id}\n".encode()
+    after = ids_of(load_dataset(root))
+    for split, rows in before.items():
+        assert after[split] == [one for one in rows if one != row_id]
+    # a second run finds none, and changes nothing
+    for more in ([], ["--apply"]):
+        assert howdah([*words, *more]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said["files"] == {} and said["versions"] == [] and said["changed"] == []
+
+
+def answer(words: list[str], capsys, code: int = 0) -> dict:
+    assert howdah([*words, "--json"]) == code
+    out = capsys.readouterr()
+    return json.loads(out.out or out.err)
+
+
+def words_for(tmp_path, *ids: str) -> list[str]:
+    (tmp_path / "ids").write_text("".join(f"{one}\n" for one in ids))
+    return ["forget", "--ids", str(tmp_path / "ids")]
+
+
+def test_ids_are_found_as_each_format_writes_them(tmp_path, capsys):
+    row_id = 'say "5" & <6>'
+    put(tmp_path / "p", {
+        "a.csv": 'id,text\n"say ""5"" & <6>",gone\n8,"one, two"\n',
+        "b.csv": "text;id\nstays;7\n5 5;8\n",
+        "c.json": json.dumps([{"id": row_id, "text": "gone"}, {"id": 8, "text": "5"}]),
+        "part-00000-x-c000.json": json.dumps({"id": row_id}) + "\n" + '{"id":"8"}\n',
+        "report.html": CARD.format("say &#34;5&#34; &amp; &lt;6&gt;"),
+        "000000_0": parquet({"id": [5.0, 8.0], "key": [1, 5]}),
+        "ds=5/.part.csv.crc": b"\0\xff", "ds=5/part.csv": "id\n5\n7\n",
+    })  # fmt: skip
+    words = [*words_for(tmp_path, row_id, "5"), "--files", str(tmp_path / "p")]
+    assert len(answer(words, capsys)["files"]) == 6
+    assert answer([*words, "--apply"], capsys)["applied"]
+    assert storage.read_text(f"{tmp_path}/p/a.csv") == 'id,text\n8,"one, two"\n'
+    assert storage.read_text(f"{tmp_path}/p/b.csv") == "text;id\nstays;7\n5 5;8\n"
+    assert storage.read_json(f"{tmp_path}/p/c.json") == [{"id": 8, "text": "5"}]
+    assert storage.read_text(f"{tmp_path}/p/part-00000-x-c000.json") == '{"id":"8"}\n'
+    assert pq.read_table(f"{tmp_path}/p/000000_0").to_pylist() == [{"id": 8.0, "key": 5}]
+    assert not storage.exists(f"{tmp_path}/p/report.html")
+    assert storage.read_text(f"{tmp_path}/p/ds=5/part.csv") == "id\n7\n"
+    assert not storage.exists(f"{tmp_path}/p/ds=5/.part.csv.crc")  # of the old file
+    assert answer(words, capsys)["files"] == {}
+
+
+def test_an_id_that_can_be_nothing_else_goes_from_texts_and_leaves_whole_json(tmp_path, capsys):
+    row_id = "article-4711"
+    put(tmp_path / "one", STAYS | {
+        "run.json": json.dumps({"run_id": "r1", "error": f"row={row_id} failed", "step": 4711}),
+        "logs/a.log.gz": gzip.compress(f"?id={row_id}&n=1\n".encode()),
+        "predictions/p.csv": f'id,text\n7,"see {row_id}, ""5"""\n',
+        "predictions/p.jsonl": json.dumps({"id": "7", "text": f"see {row_id}"}) + "\n",
+    })  # fmt: skip
+    words = [*words_for(tmp_path, row_id), "--runs", str(tmp_path)]
+    assert answer([*words, "--apply"], capsys)["applied"]
+    read = lambda name: storage.read_text(f"{tmp_path}/one/{name}")  # noqa: E731
+    run = json.loads(read("run.json"))
+    assert run == {"run_id": "r1", "error": "row=[forgotten] failed", "step": 4711}
+    log = gzip.decompress(storage.read_bytes(f"{tmp_path}/one/logs/a.log.gz"))
+    assert log == b"?id=[forgotten]&n=1\n"
+    assert read("predictions/p.csv") == 'id,text\n7,"see [forgotten], ""5"""\n'
+    assert json.loads(read("predictions/p.jsonl")) == {"id": "7", "text": "see [forgotten]"}
+    assert read("report.html") == STAYS["report.html"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("p.csv", "text,key\na,5\n", "--id-column"),
+        ("p.csv", "id,text\n5,a,b\n", "no CSV"),
+        ("p.avro", b"Obj\x01rest", "Avro"),
+        ("p.parquet", b"PAR1 and nothing", "Parquet"),
+        ("p.jsonl", '{"id": 5}\n{"id"\n', "line 2"),
+        ("p.csv", "id,text\n5,caf\xe9\n".encode("latin-1"), "UTF-8"),
+        ("p.csv.gz", b"\x1f\x8b\x08 cut", "unpacked"),
+    ],
+)
+def test_what_cannot_be_rewritten_is_named_before_anything_is_changed(name, data, said, tmp_path,
+                                                                     capsys):  # fmt: skip
+    put(tmp_path / "p", {"a.csv": "id\n5\n", name: data})
+    words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p")]
+    [unread] = answer(words, capsys)["unread"]
+    assert unread["path"].endswith(name) and unread["stops"]
+    assert said in f"{unread['why']} {unread['remedy']}"
+    error = answer([*words, "--apply"], capsys, code=3)
+    assert name in json.dumps(error)
+    assert storage.read_text(f"{tmp_path}/p/a.csv") == "id\n5\n"
+
+
+def test_a_column_of_ids_can_be_named(tmp_path, capsys):
+    put(tmp_path / "p", {"p.csv": "text,key\n5,5\n5,6\n"})
+    words = [*words_for(tmp_path, "5"), "--files", str(tmp_path / "p"), "--id-column", "key"]
+    assert answer([*words, "--apply"], capsys)["applied"]
+    assert storage.read_text(f"{tmp_path}/p/p.csv") == "text,key\n5,6\n"
+
+
+def test_logs_are_named_where_ids_can_be_numbers_in_them(tmp_path, capsys):
+    put(tmp_path / "one", STAYS)
+    [unread] = answer([*words_for(tmp_path, "5"), "--runs", str(tmp_path / "one")], capsys)[
+        "unread"
+    ]
+    assert unread["path"].endswith("rank-0.log") and not unread["stops"]
+
+
+def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_model_dir, capsys):
+    roots = [str(tmp_path / name) for name in ("a", "b")]
+    more = {"model_dir": tiny_model_dir, "numbered": True, "indexed": True}
+    made = [build_appended(root, **more) for root in roots]
+    put(tmp_path / "p", {"a.csv": "id\n5\n"})
+    entry = made[1].manifest.splits["validation"][0]
+    data = storage.read_bytes(made[1].shard_path(entry))
+    storage.write_whole(made[1].shard_path(entry), data[:-1])
+    listed = [storage.find(f"{root}/v=*/**/*.*") for root in roots]
+    words = [*words_for(tmp_path, "5"), "--dataset", roots[0], "--dataset", roots[1],
+             "--files", str(tmp_path / "p"), "--apply"]  # fmt: skip
+    answer(words, capsys, code=3)
+    for root, old, count in zip(roots, listed, (3, 2), strict=True):
+        assert set(old) <= set(storage.find(f"{root}/v=*/**/*.*"))  # though `a` has its new version
+        assert len(storage.find(f"{root}/v=*/manifest.json")) == count
+    assert storage.read_text(f"{tmp_path}/p/a.csv") == "id\n5\n"
+    storage.write_whole(made[1].shard_path(entry), data)  # restored: it goes on
+    assert answer(words, capsys)["applied"]
+    for root, old in zip(roots, listed, strict=True):
+        assert not set(old) & set(storage.find(f"{root}/v=*/**/*.*"))
+
+
+def test_shards_are_asked_by_their_indexes_and_once(tmp_path, tiny_model_dir, monkeypatch):
+    root, read = str(tmp_path / "data"), []
+    build_appended(root, model_dir=tiny_model_dir, days=4, numbered=True, indexed=True)
+
+    def counted(version, entry):
+        read.append(version.shard_path(entry))
+        return rows_of(version, entry)
+
+    monkeypatch.setattr(in_dataset, "rows_of", counted)
+    assert forget.survey({"no-such-id"}, datasets=[root]).files == {} and read == []
+    found = forget.survey({"5", "14"}, datasets=[root])
+    assert len(found.versions) == 4 and len(read) == len(set(read)) == 2
+
+
+def test_what_a_killed_etl_has_left_is_found_and_removed(tmp_path, tiny_model_dir, capsys):
+    root = str(tmp_path / "data")
+    build_appended(root, model_dir=tiny_model_dir, days=1, numbered=True)
+    rows = {"id": ["500", "501"], "text": ["a text", "b"]}
+    put(f"{root}/v=00000000000000ff", {
+        "scratch-0badcafe/rows-1/final/part-0.parquet": parquet(rows),
+        "rejects/part-00000.0badcafe-1.parquet": parquet(rows),
+    })  # fmt: skip
+    words = [*words_for(tmp_path, "500"), "--dataset", root]
+    found = answer(words, capsys)
+    assert sorted(found["leftovers"].values()) == [1, 1] and found["versions"] == []
+    assert answer([*words, "--apply"], capsys)["applied"]
+    assert not storage.exists(f"{root}/v=00000000000000ff")
+    assert answer(words, capsys)["leftovers"] == {}
+    assert ids_of(load_dataset(root))["train"][0] == "1"  # no version was made or removed
+
+
+def test_a_run_of_the_etl_under_way_is_waited_for(tmp_path, tiny_model_dir, capsys):
+    root = str(tmp_path / "data")
+    build_appended(root, model_dir=tiny_model_dir, days=1, numbered=True)
+    words = [*words_for(tmp_path, "5"), "--dataset", root]
+    with Lease(f"{root}/v=00000000000000ff"):
+        answer([*words, "--apply"], capsys, code=3)
+        assert "5" in ids_of(load_dataset(root))["train"]
+    assert answer([*words, "--apply"], capsys)["applied"]
+
+
+def test_rows_that_the_manifest_names_are_taken_out(tmp_path, tiny_model_dir, capsys):
+    root = str(tmp_path / "data")
+    made = build_appended(root, model_dir=tiny_model_dir, days=1, numbered=True)
+    pairs = [{"split": "test", "id": one, "near": two, "similarity": 0.9}
+             for one, two in (("10", "500"), ("11", "501"), ("5", "6"))]  # fmt: skip
+    splits = {"test": {"sampled": 500, "found": 3}}
+    quality = made.manifest.quality | {
+        "leakage": {"similarity": 0.5, "splits": splits, "examples": pairs},
+    }  # fmt: skip
+    source = {"kind": "image", "name": "/i", "files": [["/i/cat/500", 1, 2], ["/i/cat/1500", 1, 2]]}
+    storage.remove(f"{made.path}/manifest.json")
+    commit(made.path, made.manifest.model_copy(update={"quality": quality, "source": source}))
+    words = [*words_for(tmp_path, "500", "cat/500"), "--dataset", root]
+    assert answer(words, capsys)["files"] == {f"{made.path}/manifest.json": 2}
+    assert answer([*words, "--apply"], capsys)["applied"]
+    after = load_dataset(root).manifest
+    assert after.quality["leakage"]["examples"] == pairs[1:]
+    assert after.source["files"] == [["/i/cat/1500", 1, 2]]
+    assert after.quality["leakage"]["splits"] == splits  # counts are no ids
+
+
+def test_a_dataset_inside_a_run_is_named(tmp_path, tiny_model_dir, capsys):
+    inside = f"{tmp_path}/runs/one/crossval-2/data"
+    build_appended(inside, model_dir=tiny_model_dir, days=1, numbered=True)
+    words = [*words_for(tmp_path, "5"), "--runs", str(tmp_path / "runs")]
+    [unread] = answer(words, capsys)["unread"]
+    assert unread["stops"] and f"--dataset {inside}" in unread["remedy"]
+    assert answer([*words, "--dataset", inside, "--apply"], capsys)["applied"]
+
+
+def test_the_marker_of_a_scored_partition_names_no_row_any_more(tmp_path, capsys):
+    marker = {"rows": 5, "reasons": [{"error": "the text is null", "rows": 5, "example": "5"}]}
+    put(tmp_path / "models/news", {
+        "v=1/manifest.json": json.dumps({"version": 1}),
+        "scored/shop.scored/ds=5/done.json": json.dumps(marker),
+    })  # fmt: skip
+    words = [*words_for(tmp_path, "5"), "--models", str(tmp_path / "models")]
+    assert answer([*words, "--apply"], capsys)["applied"]
+    after = storage.read_json(f"{tmp_path}/models/news/scored/shop.scored/ds=5/done.json")
+    assert after == {"rows": 5, "reasons": [{**marker["reasons"][0], "example": "[forgotten]"}]}

@@ -1,0 +1,1 @@
+"""Jobs as they are submitted, and parts of them without a cluster."""

@@ -1,0 +1,1 @@
+"""Ranks and hosts that are joined by hand."""

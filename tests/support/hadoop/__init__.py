@@ -1,0 +1,1 @@
+"""Daemons, users and secrets of the mini cluster."""

@@ -1,0 +1,1 @@
+"""Rows and datasets that are made without Spark."""

@@ -1,0 +1,1 @@
+"""Training without a framework or a launcher: loops, losses, ranks."""
