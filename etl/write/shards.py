@@ -412,7 +412,11 @@ def _labels(rows: pa.RecordBatch, task: Task) -> Sequence:
     if task == "single_label":
         return rows.column("label").to_numpy()
     targets = rows.column("targets").to_pylist()
-    return targets if task == "multi_label" else [one for (one,) in targets]
+    if task == "multi_label":
+        return targets
+    if task != "regression":
+        assert_never(task)
+    return [one for (one,) in targets]
 
 
 def _by_shard(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
@@ -344,10 +344,13 @@ def _counts(frame: DataFrame, outputs: Outputs) -> dict:
     name, failed = outputs.name, F.count("error").alias("failed")
     if outputs.task != "single_label":
         rows, wrong = frame.agg(F.count("*"), failed).first()
-        labels = {}
         if outputs.task == "multi_label":
             each = frame.select(F.explode(name).alias("label"))
             labels = {row["label"]: row["count"] for row in each.groupBy("label").count().collect()}
+        elif outputs.task == "regression":
+            labels = {}
+        else:
+            assert_never(outputs.task)
         return {"rows": rows, "errors": wrong, "rejected": 0, "labels": labels}
     counted = frame.groupBy("label").agg(F.count("*").alias("rows"), failed).collect()
     labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
