@@ -12,7 +12,7 @@ from howdah.core import machine
 from howdah.errors import ConfigError
 from howdah.hadoop import conf as hadoop_conf
 from howdah.packaging import cluster_paths
-from howdah.spark import connectors, shipping
+from howdah.spark import connectors, shipping, sizing
 from howdah.storage import is_local, local_path
 
 __all__ = [
@@ -122,8 +122,9 @@ def _on_yarn(config: Config) -> None:
 
 def _fits(config: Config) -> None:
     """A local Spark has as many slots as its master says; more workers would wait for ever."""
-    cores, needed = _slots(config.data.spark.master), config.job.fewest * config.job.worker.vcores
-    if cores is not None and needed > cores:
+    cores = sizing.local_cores(config.data.spark.master)
+    needed = config.job.fewest * config.job.worker.vcores
+    if needed > cores:
         raise ConfigError(
             "the session has fewer cores than the job's workers need", where="data.spark.master",
             expected=f"at least {needed}: {config.job.fewest} workers of"
@@ -131,16 +132,6 @@ def _fits(config: Config) -> None:
             got=f"{config.data.spark.master} ({cores})",
             remedy=f"data.spark.master=local[{config.job.most * config.job.worker.vcores}]",
         )  # fmt: skip
-
-
-def _slots(master: str) -> int | None:
-    inside = master.partition("[")[2].rstrip("]")
-    if not inside:
-        return 1
-    parts = [part.strip() for part in inside.split(",")]
-    if master.startswith("local-cluster"):
-        return int(parts[0]) * int(parts[1])
-    return machine.cores() if parts[0] == "*" else int(parts[0])
 
 
 def spark_is_here(master: str) -> bool:

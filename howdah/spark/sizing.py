@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from howdah.config.data import SparkOptions
+from howdah.core import machine
 
 _OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
 _JVM_MIB = 384
@@ -30,6 +31,24 @@ _BATCH_ROWS = 2_000
 """10,000 rows, Spark's own, of long pages would be hundreds of MB in a worker before the gate cuts
 them."""
 _UNITS = {"": 1.0, "k": 2**-10, "m": 1.0, "g": 2**10, "t": 2**20}
+
+_LOCAL = re.compile(r"local(-cluster)?\[\s*(\d+|\*)(?:\s*,\s*(\d+))?")
+
+
+def local_cores(master: str) -> int:
+    """Tasks that a local session of this master runs at once; `*` is what this process may use.
+
+    The second number of local[N, F] is that of failures that a task may have.
+
+    >>> local_cores("local"), local_cores("local[2, 4]"), local_cores("local-cluster[2,3,1024]")
+    (1, 2, 6)
+    """
+    given = _LOCAL.match(master)
+    if given is None:
+        return 1
+    cluster, first, second = given.groups()
+    number = machine.cores() if first == "*" else int(first)
+    return number * int(second or 1) if cluster else number
 
 
 def executor_overhead(options: SparkOptions) -> dict[str, str]:
