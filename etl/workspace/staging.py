@@ -26,7 +26,7 @@ from types import TracebackType
 
 from howdah import storage
 from howdah.core import threads
-from howdah.core.processes import stat_fields
+from howdah.core.processes import boot_id, pid_space, stat_fields
 from howdah.data.id_index import name_of
 from howdah.data.manifest import MANIFEST, DatasetManifest
 from howdah.errors import (
@@ -142,8 +142,7 @@ def _process(pid: int | None = None) -> list[str] | None:
     None where /proc does not say; without `pid` only boot and namespace.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            found = [file.read().strip(), os.readlink("/proc/self/ns/pid")]
+        found = [boot_id(), pid_space()]
     except OSError:
         return None
     if pid is not None:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator, Mapping
 
 __all__ = [
-    "adopt_orphans", "descendants", "die_with_parent", "environ", "marked", "process_start",
-    "session_members", "stat_fields", "yield_to_other_threads",
+    "adopt_orphans", "boot_id", "descendants", "die_with_parent", "environ", "marked", "pid_space",
+    "process_start", "reap", "session_members", "stat_fields", "yield_to_other_threads",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
@@ -120,6 +120,34 @@ def process_start(pid: int) -> int | None:
     """
     fields = stat_fields(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def boot_id() -> str:
+    """The machine's current boot: random(4)'s boot_id.
+
+    Raises:
+        OSError: /proc does not say.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def pid_space() -> str:
+    """This process's namespace of process ids (namespaces(7)): containers of one machine have
+    their own.
+
+    Raises:
+        OSError: /proc does not say.
+    """
+    return os.readlink("/proc/self/ns/pid")
+
+
+def reap() -> None:
+    """Wait for all children that have ended, orphans that were adopted among them; none is waited
+    for that still runs."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 @contextlib.contextmanager

@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 from howdah import __version__
 from howdah.core import threads
 from howdah.core.cache import cache_root
-from howdah.core.processes import adopt_orphans, descendants, die_with_parent
+from howdah.core.processes import adopt_orphans, descendants, die_with_parent, reap
 from howdah.errors import UsageError
 
 __all__ = ["HELLO", "supervise"]
@@ -290,11 +290,11 @@ class _Command:
         """End what the command has left running: orphans are this process's children."""
         until = time.monotonic() + (_EXIT_GRACE_SECONDS if gently else _POLL_SECONDS)
         while descendants(os.getpid()):
-            _reap()
+            reap()
             if time.monotonic() > until:
                 _kill_all()
             time.sleep(0.02)
-        _reap()
+        reap()
 
 
 def _unlinked_file(text: str) -> Any:
@@ -309,13 +309,6 @@ def _kill_all() -> None:
     for pid in descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _reap() -> None:
-    """Reap exited orphans."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _relay(stream: BinaryIO, out: int) -> None:
