@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
 import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -28,6 +26,7 @@ from howdah.config.model import Config
 from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection, check_url
 from howdah.core import shorten, threads
 from howdah.core.processes import session_members
+from howdah.core.user import user_and_host
 from howdah.errors import (
     AlreadyExists,
     CheckFailed,
@@ -184,7 +183,7 @@ def _alert(
         "run": run,
         "model": config.model_directory,
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "by": _by(),
+        "by": user_and_host(),
         **about,
     }
     return shorten.message(redact.plain(alert), _MOST_BYTES)
@@ -196,14 +195,6 @@ def _run_json(directory: str) -> dict[str, Any]:
     except (HowdahError, OSError):
         return {}
     return run if isinstance(run, dict) else {}
-
-
-def _by() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:
