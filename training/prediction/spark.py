@@ -7,7 +7,6 @@ truncation and scoring are `training/prediction/classify.py`, as on one machine.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, assert_never
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config
-from howdah.config.options.source import LAKES
+from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.config.tasks import task_of
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
@@ -44,7 +43,6 @@ _BY_SPARK = ("orc", "avro", *LAKES)
 """Values of data.format by which a path without a known suffix is read."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
-_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
 
 Progress = Callable[[str], None]
 
@@ -200,7 +198,7 @@ def _is_file(source: str) -> bool:
 
 def _output_form(output: str, overwrite: bool) -> str:
     if output.startswith(TABLE):
-        if not _NAME.fullmatch(output.removeprefix(TABLE)):
+        if not TABLE_NAME.fullmatch(output.removeprefix(TABLE)):
             raise UsageError(
                 "the output is no table name", where=output, expected=f"{TABLE}database.table"
             )

@@ -7,7 +7,6 @@ its old rows in one step, and its marker is written after that.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.config.options.source import TABLE_NAME
 from howdah.config.tasks import Task, task_of
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
@@ -34,7 +34,6 @@ __all__ = ["MODEL", "Request", "score"]
 
 MODEL = "model"
 """The output's last partition column: the model's name."""
-_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _KINDS = ("hive", "parquet", "orc")
 _NO_TEXT = ("array", "map", "struct", "binary", "variant")
@@ -72,7 +71,7 @@ class Request:
             ClusterError: Spark is not installed.
         """
         for option, name in (("--source", self.source), ("--output", self.output)):
-            if not _NAME.fullmatch(name):
+            if not TABLE_NAME.fullmatch(name):
                 raise UsageError(
                     "that is not a table's name", where=option, expected="database.table", got=name
                 )
