@@ -18,6 +18,7 @@ from howdah.config.options.source import TABLE_NAME
 from howdah.config.tasks import Task, task_of
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
+from howdah.models.scored import MARKER
 from howdah.spark import shipping
 from howdah.spark.errors import translated
 from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadable, text_of
@@ -320,7 +321,7 @@ def _answer(made: markers.Marker, directory: str, state: str, reason: str | None
         "reasons": made.reasons,
         "scored_at": made.scored_at,
         "seconds": made.seconds,
-        "marker": storage.join(directory, markers.MARKER),
+        "marker": storage.join(directory, MARKER),
         "profile": None if made.profile is None else storage.join(directory, made.profile),
     }
 
