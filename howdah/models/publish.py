@@ -26,7 +26,7 @@ from howdah.core.user import user_and_host
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.lineage import forgotten
 from howdah.models.gate import Evaluate, Run, finished_run, judge
-from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published
+from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, VERSION, Published
 from howdah.storage import Entry, commit
 
 __all__ = ["publish", "republish", "roll_back"]
@@ -34,7 +34,6 @@ __all__ = ["publish", "republish", "roll_back"]
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 _STAGING = re.compile(r"staging-[0-9a-f]{12}")
-_VERSION = re.compile(r"v=[1-9][0-9]*")
 _STALE_SECONDS = 24 * 3600.0
 
 Progress = Callable[[str], None]
@@ -214,7 +213,7 @@ def _began_from(base: dict | None) -> Iterator[str]:
             if (
                 not isinstance(path, str)
                 or path in seen
-                or not _VERSION.fullmatch(storage.name(path))
+                or not VERSION.fullmatch(storage.name(path))
             ):
                 continue
             seen.add(path)
