@@ -182,7 +182,7 @@ def _executors(config: Config) -> dict[str, str]:
     return {
         "spark.executor.instances": str(instances),
         "spark.executor.cores": str(job.worker.vcores),
-        "spark.executor.memoryOverhead": f"{job.worker.memory // 2**20}m",
+        sizing.OVERHEAD[0]: f"{job.worker.memory // 2**20}m",
         # By default two for each executor: how many may fail is job.max_restarts' to say.
         "spark.executor.maxNumFailures": str((job.max_restarts + job.attempts) * instances),
     }

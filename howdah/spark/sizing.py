@@ -14,8 +14,9 @@ from typing import Any
 from howdah.config.data import SparkOptions
 from howdah.core import machine
 
-_OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
-_JVM_MIB = 384
+OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
+"""Keys of an executor's memory outside the JVM's heap: the first in MiB, the second a share."""
+JVM_MIB = 384
 """Spark's least overhead: the JVM's memory outside its heap."""
 _WORKER_MIB = 400
 """A Python worker of the ETL: 216 MB at its peak with 320,000 rows of 300 bytes, and 85 MB more
@@ -57,7 +58,7 @@ def executor_overhead(options: SparkOptions) -> dict[str, str]:
     >>> executor_overhead(SparkOptions(executor_memory="4g", executor_cores=2))
     {'spark.executor.memoryOverhead': '1184m'}
     """
-    if any(key in options.conf for key in _OVERHEAD):
+    if any(key in options.conf for key in OVERHEAD):
         return {}
     cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
     tasks = max(1, cores // int(options.conf.get("spark.task.cpus", "1")))
@@ -66,7 +67,7 @@ def executor_overhead(options: SparkOptions) -> dict[str, str]:
         options.conf.get("spark.executor.memory", options.executor_memory).lower(),
     )
     tenth = int(heap[1]) * _UNITS[heap[2]] / 10 if heap else 0.0  # Spark refuses other spellings
-    return {_OVERHEAD[0]: f"{math.ceil(max(tenth, _JVM_MIB + tasks * _WORKER_MIB))}m"}
+    return {OVERHEAD[0]: f"{math.ceil(max(tenth, JVM_MIB + tasks * _WORKER_MIB))}m"}
 
 
 def for_source(options: SparkOptions, size: int | None) -> dict[str, str]:

@@ -12,6 +12,7 @@ from howdah.config.loader import Config
 from howdah.errors import ClusterError, ConfigError
 from howdah.spark import applications, shipping
 from howdah.spark.session import Application, is_local_master, session
+from howdah.spark.sizing import OVERHEAD
 from training.prediction.cluster import Model, environment_kind, memory_overhead_mib
 from training.prediction.executor import ModelLocation
 
@@ -138,10 +139,10 @@ def _shipped(
     conf[_DIST_FILES] = ",".join(files)
     overhead = memory_overhead_mib(options, framework, model)
     if overhead is not None:
-        conf["spark.executor.memoryOverhead"] = f"{overhead}m"
+        conf[OVERHEAD[0]] = f"{overhead}m"
         progress(
             f"an executor: {options.executor_memory} for the JVM and {overhead:,} MiB for Python"
-            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; spark.executor.memoryOverhead"
+            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; {OVERHEAD[0]}"
             " in data.spark.conf overrides it)"
         )
     return options, conf
