@@ -9,7 +9,7 @@ from howdah.errors import UsageError
 from training.prediction.cluster import Model, find_model
 from training.serving import variants
 
-__all__ = ["Scorer", "find_scorer"]
+__all__ = ["Scorer", "find_scorer", "root_of"]
 
 _RUN = "run.json"
 
@@ -73,12 +73,14 @@ def find_scorer(model: str, publish_directory: str, framework: str | None = None
         version=found.version,
         run_id=found.run_id,
         weights=str(found.info.get("weights_sha256") or files.key),
-        root=_root(found),
+        root=root_of(found),
         model=files,
     )
 
 
-def _root(found: variants.Variant) -> str:
+def root_of(found: variants.Variant) -> str:
+    """The directory below which `howdah score` puts markers: of the published model, the run, or
+    the export itself."""
     above = storage.parent(found.path)
     if found.version is not None or storage.exists(storage.join(above, _RUN)):
         return above
