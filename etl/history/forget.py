@@ -21,7 +21,7 @@ from etl.workspace import staging
 from howdah import redact, storage
 from howdah.core.user import user_and_host
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
-from howdah.errors import DataError, HowdahError, NotFound
+from howdah.errors import DataError, NotFound
 from howdah.lineage import forgotten as marks
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
@@ -341,7 +341,7 @@ def _trained(places: Sequence[str]) -> Iterator[dict]:
     """{path, dataset: its hash, run_id} of the exports below run directories."""
     for path in _all(places):
         if storage.name(path) == EXPORT_INFO:
-            info = _json(path)
+            info = storage.read_fields(path)
             dataset = info.get("dataset") or {}
             yield {
                 "path": storage.parent(path), "dataset": dataset.get("hash"),
@@ -377,14 +377,6 @@ def _markers(places: Sequence[str]) -> list[str]:
         for model in _models(places)
         for one in scored.markers(model.root)
     ]
-
-
-def _json(path: str) -> dict:
-    try:
-        value = storage.read_json(path)
-    except HowdahError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 # ---------------------------------------------------------------------------------------- files
