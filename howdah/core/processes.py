@@ -1,18 +1,22 @@
-"""Processes on Linux: parents, descendants, sessions and environments, by /proc and prctl(2)."""
+"""Processes on Linux: parents, descendants, sessions and environments, by /proc and prctl(2); their
+locks on files."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from typing import IO
 
 __all__ = [
-    "adopt_orphans", "boot_id", "descendants", "die_with_parent", "environ", "marked", "pid_space",
-    "process_start", "reap", "session_members", "stat_fields", "yield_to_other_threads",
+    "adopt_orphans", "boot_id", "descendants", "die_with_parent", "environ", "is_named", "locked",
+    "marked", "pid_space", "process_start", "reap", "session_members", "stat_fields",
+    "yield_to_other_threads",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
@@ -148,6 +152,24 @@ def reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
+
+
+def locked(file: IO) -> bool:
+    """Lock an open file for this process alone, by flock(2), which ends with the process; False:
+    another one has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_named(file: IO, path: str) -> bool:
+    """Whether `path` still names the open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager
