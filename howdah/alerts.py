@@ -38,6 +38,7 @@ from howdah.errors import (
     Terminated,
     UsageError,
 )
+from howdah.runs import RUN_JSON
 
 __all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send"]
 
@@ -191,7 +192,7 @@ def _alert(
 
 def _run_json(directory: str) -> dict[str, Any]:
     try:
-        run = storage.read_json(storage.join(directory, "run.json"))
+        run = storage.read_json(storage.join(directory, RUN_JSON))
     except (HowdahError, OSError):
         return {}
     return run if isinstance(run, dict) else {}

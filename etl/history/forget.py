@@ -25,11 +25,11 @@ from howdah.errors import DataError, NotFound
 from howdah.lineage import forgotten as marks
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
+from howdah.runs import RUN_JSON
 
 Progress = Callable[[str], None]
 _NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
 """Directories of a run: weights, tokenizers, plots. A number or word in them is none of a row."""
-_RUN = "run.json"
 _MOST_LISTED = 20
 
 
@@ -419,7 +419,7 @@ def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iter
                 why, remedy = "it is a version of a dataset", f"give its root too: --dataset {root}"
                 _unread(place, artefacts.Unread(why=why, remedy=remedy, stops=True), found)
             continue
-        run = any(entry.name == _RUN for entry in entries)
+        run = any(entry.name == RUN_JSON for entry in entries)
         for entry in entries:
             if not entry.is_dir:
                 yield entry.path

@@ -19,12 +19,12 @@ from howdah.errors import ModelError, NotFound
 from howdah.lineage import forgotten, shards
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, MLFLOW, Published, located
+from howdah.runs import RUN_JSON
 
 __all__ = ["Places", "of_dataset", "of_model", "of_row", "version_of"]
 
 _DEEPEST = 4
 """Directories below a root of runs in which run directories are looked for."""
-_RUN = "run.json"
 _NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "yarn", "attempts")
 
 
@@ -124,7 +124,7 @@ def of_model(wanted: str, places: Places) -> dict[str, Any]:
     manifest, path = model.version(number), model.path_of(number)
     kept = manifest.get("lineage") or {}
     run_directory = str(manifest.get("run_directory") or "")
-    run = storage.read_fields(storage.join(run_directory, _RUN)) if run_directory else {}
+    run = storage.read_fields(storage.join(run_directory, RUN_JSON)) if run_directory else {}
     said = run if run.get("run_id") == manifest.get("run_id") else {}
     info = storage.read_fields(storage.join(path, EXPORT_INFO))
     entries = [one for one in model.history() if one["version"] == number]
@@ -253,8 +253,8 @@ def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
         entries = storage.list_dir(directory)
     except NotFound:
         return
-    if any(entry.name == _RUN for entry in entries):
-        run = storage.read_fields(storage.join(directory, _RUN))
+    if any(entry.name == RUN_JSON for entry in entries):
+        run = storage.read_fields(storage.join(directory, RUN_JSON))
         base = run.get("base") or {}
         yield {
             "path": directory, "run_id": run.get("run_id"), "status": run.get("status"),

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from howdah import storage
 from howdah.errors import UsageError
+from howdah.runs import RUN_JSON
 from training.prediction.cluster import Model, find_model
 from training.serving import variants
 
 __all__ = ["Scorer", "find_scorer", "root_of"]
-
-_RUN = "run.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +81,6 @@ def root_of(found: variants.Variant) -> str:
     """The directory below which `howdah score` puts markers: of the published model, the run, or
     the export itself."""
     above = storage.parent(found.path)
-    if found.version is not None or storage.exists(storage.join(above, _RUN)):
+    if found.version is not None or storage.exists(storage.join(above, RUN_JSON)):
         return above
     return found.path

@@ -20,6 +20,7 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.errors import DataError, HowdahError, ModelError, NotFound, UsageError
 from howdah.models.registry import MANIFEST, resolve
+from howdah.runs import RUN_JSON
 from training.evaluation.decision import (
     LABEL_METRICS,
     Decision,
@@ -252,7 +253,7 @@ def _predictions(
 def _is_of(run: str, info: dict[str, Any]) -> bool:
     """A run's predictions are of the exported weights."""
     try:
-        values = storage.read_json(storage.join(run, "run.json"))
+        values = storage.read_json(storage.join(run, RUN_JSON))
     except HowdahError:
         return False
     step = values.get("steps") if values.get("best_step") is None else values["best_step"]
