@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 from howdah.config.model import Config
 from howdah.core import machine
+from howdah.core.activity import Progress
 from howdah.errors import ConfigError
 from howdah.hadoop import conf as hadoop_conf
 from howdah.packaging import cluster_paths
@@ -27,8 +28,6 @@ ETL = "--etl"
 _AUTHENTICATED = ("spark.authenticate", "spark.network.crypto.enabled")
 _NO_ROWS_MEMORY = "512m"
 """Of an executor's JVM that holds a rank alone: no row passes through it."""
-
-Progress = Callable[[str], None]
 
 
 def _local(config: Config, etl: bool, progress: Progress) -> None:

@@ -23,6 +23,7 @@ from howdah import redact, storage
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.config.types import named_by
+from howdah.core.activity import Progress
 from howdah.core.processes import boot_id, process_start
 from howdah.data.manifest import content_hash
 from howdah.errors import ClusterError, ConfigError, HowdahError, TrainingError
@@ -46,7 +47,6 @@ from places.settings import (
 
 __all__ = ["Submitted", "dry_run", "start_seconds", "submit", "wait_for_status"]
 
-Progress = Callable[[str], None]
 _START_SECONDS = 300.0
 """How long a Spark session or a Ray may take to start, besides what a queue takes."""
 _END_SECONDS = 120.0

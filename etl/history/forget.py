@@ -12,13 +12,14 @@ removes cannot be brought back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from etl.history import artefacts, in_dataset, rewrite
 from etl.history.mentions import NOTHING, Wanted
 from etl.workspace import staging
 from howdah import redact, storage
+from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
 from howdah.errors import DataError, NotFound
@@ -27,7 +28,6 @@ from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
 from howdah.runs import RUN_JSON
 
-Progress = Callable[[str], None]
 _NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
 """Directories of a run: weights, tokenizers, plots. A number or word in them is none of a row."""
 _MOST_LISTED = 20

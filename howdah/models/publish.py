@@ -17,11 +17,12 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.lineage import forgotten
@@ -35,8 +36,6 @@ FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 _STAGING = re.compile(r"staging-[0-9a-f]{12}")
 _STALE_SECONDS = 24 * 3600.0
-
-Progress = Callable[[str], None]
 
 
 def publish(

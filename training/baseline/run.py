@@ -11,11 +11,11 @@ import datetime
 import importlib.metadata
 import json
 import time
-from collections.abc import Callable
 
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
+from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import ConfigError
 from howdah.models import baseline as results
@@ -26,8 +26,6 @@ from training.baseline.measured import options
 from training.evaluation import report, tally
 
 __all__ = ["measure_baseline"]
-
-Progress = Callable[[str], None]
 
 
 def measure_baseline(

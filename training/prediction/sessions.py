@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from howdah.config.data import SparkOptions
 from howdah.config.loader import Config
+from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ConfigError
 from howdah.spark import applications, shipping
 from howdah.spark.session import Application, is_local_master, session
@@ -28,8 +29,6 @@ _BATCHES = {
 }
 """Size of the batches that a Python worker gets."""
 _DIST_FILES = "spark.yarn.dist.files"
-
-Progress = Callable[[str], None]
 
 
 def refuse_other_spark(options: SparkOptions) -> None:

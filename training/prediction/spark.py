@@ -7,7 +7,7 @@ truncation and scoring are `training/prediction/classify.py`, as on one machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, assert_never
 
@@ -16,6 +16,7 @@ from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config
 from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.config.tasks import task_of
+from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
@@ -43,8 +44,6 @@ _BY_SPARK = ("orc", "avro", *LAKES)
 """Values of data.format by which a path without a known suffix is read."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
-
-Progress = Callable[[str], None]
 
 
 def predict_spark(

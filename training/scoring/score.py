@@ -8,7 +8,7 @@ its old rows in one step, and its marker is written after that.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.options.source import TABLE_NAME
 from howdah.config.tasks import Task, task_of
+from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.models.scored import MARKER
@@ -38,8 +39,6 @@ MODEL = "model"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _KINDS = ("hive", "parquet", "orc")
 _NO_TEXT = ("array", "map", "struct", "binary", "variant")
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,13 +13,13 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
 from howdah.config import loader
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.errors import ClusterError, HowdahError, NotFound, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
@@ -32,7 +32,6 @@ from yarn.submit import write_private, zip_settings
 
 __all__ = ["Served", "start", "status", "stop"]
 
-Progress = Callable[[str], None]
 
 START_SECONDS = 300.0
 """From the application's start to the first answer: a node may have to fetch the environment."""
