@@ -22,6 +22,7 @@ from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_u
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.options.source import LAKES
+from howdah.core.activity import Progress
 from howdah.data.inputs import ENCODERS, AnyEncoder
 from howdah.data.manifest import (
     MANIFEST,
@@ -76,8 +77,6 @@ _NOT_HASHED = frozenset(
 
 _DISCARD_SECONDS = 60.0
 """How long a run that has failed waits for storage to remove what it has written."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from howdah.data.manifest import DatasetManifest, ShardEntry
 
 JSON = "report.json"
 HTML = "report.html"
+FILES = (JSON, HTML)
 _MOST_CLASSES = 40
 
 

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import getpass
 import hashlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import urllib.error
 import urllib.parse
@@ -28,6 +26,7 @@ from howdah.config.model import Config
 from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection, check_url
 from howdah.core import shorten, threads
 from howdah.core.processes import session_members
+from howdah.core.user import user_and_host
 from howdah.errors import (
     AlreadyExists,
     CheckFailed,
@@ -39,6 +38,7 @@ from howdah.errors import (
     Terminated,
     UsageError,
 )
+from howdah.runs import RUN_JSON
 
 __all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send"]
 
@@ -184,7 +184,7 @@ def _alert(
         "run": run,
         "model": config.model_directory,
         "at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "by": _by(),
+        "by": user_and_host(),
         **about,
     }
     return shorten.message(redact.plain(alert), _MOST_BYTES)
@@ -192,18 +192,10 @@ def _alert(
 
 def _run_json(directory: str) -> dict[str, Any]:
     try:
-        run = storage.read_json(storage.join(directory, "run.json"))
+        run = storage.read_json(storage.join(directory, RUN_JSON))
     except (HowdahError, OSError):
         return {}
     return run if isinstance(run, dict) else {}
-
-
-def _by() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.splits import TRAIN
+from howdah.core.activity import Progress
 from howdah.data.family import FAMILIES, IMAGE_FILES, ModelFamily, family_of
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.modelfiles import base_config
@@ -31,7 +32,6 @@ from howdah.errors import (
 __all__ = ["base_config", "batch", "carrier", "dataset", "free_space", "gathered", "model",
            "parallel", "raise_all"]  # fmt: skip
 
-Progress = Callable[[str], None]
 _TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
 
 

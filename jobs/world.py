@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from howdah.config.launchers import LAUNCHERS
+
 __all__ = ["Candidate", "Slot", "assign", "variables"]
 
 
@@ -110,11 +112,12 @@ def variables(
         elastic: other worlds may follow in the same process.
         controller: gloo or mpi, which has the ranks' numbers from mpirun (the same).
     """
+    names = LAUNCHERS["horovodrun"].variables
     found = {
-        "HOROVOD_RANK": slot.rank,
-        "HOROVOD_SIZE": slot.size,
-        "HOROVOD_LOCAL_RANK": slot.local_rank,
-        "HOROVOD_LOCAL_SIZE": slot.local_size,
+        names.rank: slot.rank,
+        names.size: slot.size,
+        names.local_rank: slot.local_rank,
+        names.local_size: slot.local_size,
         "HOROVOD_CROSS_RANK": slot.cross_rank,
         "HOROVOD_CROSS_SIZE": slot.cross_size,
         # Only a name that ranks of one node share; Horovod puts it into the rendezvous' paths.

@@ -14,6 +14,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.core.terminal import as_cell
 from howdah.errors import (
     ClusterError,
@@ -39,7 +40,6 @@ __all__ = [
     "status_lines",
 ]  # fmt: skip
 
-Progress = Callable[[str], None]
 _POLL_SECONDS = 0.5
 _STOP_SECONDS = 20.0
 """How long a driver has to read the request to stop and to end its workers."""

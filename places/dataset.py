@@ -10,12 +10,12 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from howdah import storage
 from howdah.config import loader
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.errors import ConfigError, HowdahError, Interrupted, Terminated
 from howdah.spark.interrupts import interrupts
 from jobs import checks
@@ -28,8 +28,6 @@ STATE = "etl"
 """The job's state while its dataset is made."""
 _EVENTS = 50
 _LAST_STATUS_SECONDS = 30.0
-
-Progress = Callable[[str], None]
 
 
 def needs_hive(config: Config) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.core.cache import cache_root
-from howdah.core.processes import process_start
+from howdah.core.processes import boot_id, process_start
 from howdah.errors import ClusterError, NotFound, StorageError
 from jobs.status import status_file
 from jobs.status.status_file import directory, status_path
@@ -167,12 +167,6 @@ def in_use(record: Record) -> ClusterError:
         remedy="give run.directory another value, or end it: howdah kill"
         f" {record.run_directory}",
     )  # fmt: skip
-
-
-def boot_id() -> str:
-    """The machine's current boot."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return file.read().strip()
 
 
 def _path(run_directory: str) -> str:

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 
 from howdah.config.model import Config
 from howdah.core import machine
+from howdah.core.activity import Progress
 from howdah.errors import ConfigError
 from howdah.hadoop import conf as hadoop_conf
 from howdah.packaging import cluster_paths
-from howdah.spark import connectors, shipping
+from howdah.spark import connectors, shipping, sizing
 from howdah.storage import is_local, local_path
 
 __all__ = [
@@ -27,8 +28,6 @@ ETL = "--etl"
 _AUTHENTICATED = ("spark.authenticate", "spark.network.crypto.enabled")
 _NO_ROWS_MEMORY = "512m"
 """Of an executor's JVM that holds a rank alone: no row passes through it."""
-
-Progress = Callable[[str], None]
 
 
 def _local(config: Config, etl: bool, progress: Progress) -> None:
@@ -122,8 +121,9 @@ def _on_yarn(config: Config) -> None:
 
 def _fits(config: Config) -> None:
     """A local Spark has as many slots as its master says; more workers would wait for ever."""
-    cores, needed = _slots(config.data.spark.master), config.job.fewest * config.job.worker.vcores
-    if cores is not None and needed > cores:
+    cores = sizing.local_cores(config.data.spark.master)
+    needed = config.job.fewest * config.job.worker.vcores
+    if needed > cores:
         raise ConfigError(
             "the session has fewer cores than the job's workers need", where="data.spark.master",
             expected=f"at least {needed}: {config.job.fewest} workers of"
@@ -131,16 +131,6 @@ def _fits(config: Config) -> None:
             got=f"{config.data.spark.master} ({cores})",
             remedy=f"data.spark.master=local[{config.job.most * config.job.worker.vcores}]",
         )  # fmt: skip
-
-
-def _slots(master: str) -> int | None:
-    inside = master.partition("[")[2].rstrip("]")
-    if not inside:
-        return 1
-    parts = [part.strip() for part in inside.split(",")]
-    if master.startswith("local-cluster"):
-        return int(parts[0]) * int(parts[1])
-    return machine.cores() if parts[0] == "*" else int(parts[0])
 
 
 def spark_is_here(master: str) -> bool:
@@ -191,7 +181,7 @@ def _executors(config: Config) -> dict[str, str]:
     return {
         "spark.executor.instances": str(instances),
         "spark.executor.cores": str(job.worker.vcores),
-        "spark.executor.memoryOverhead": f"{job.worker.memory // 2**20}m",
+        sizing.OVERHEAD[0]: f"{job.worker.memory // 2**20}m",
         # By default two for each executor: how many may fail is job.max_restarts' to say.
         "spark.executor.maxNumFailures": str((job.max_restarts + job.attempts) * instances),
     }

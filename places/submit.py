@@ -23,7 +23,8 @@ from howdah import redact, storage
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.config.types import named_by
-from howdah.core.processes import process_start
+from howdah.core.activity import Progress
+from howdah.core.processes import boot_id, process_start
 from howdah.data.manifest import content_hash
 from howdah.errors import ClusterError, ConfigError, HowdahError, TrainingError
 from howdah.spark import shipping
@@ -46,7 +47,6 @@ from places.settings import (
 
 __all__ = ["Submitted", "dry_run", "start_seconds", "submit", "wait_for_status"]
 
-Progress = Callable[[str], None]
 _START_SECONDS = 300.0
 """How long a Spark session or a Ray may take to start, besides what a queue takes."""
 _END_SECONDS = 120.0
@@ -256,7 +256,7 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record
         made = Record(
             application=application, on=on, run_directory=config.run.directory,
             directory=directory, fingerprint=digest, submitted=submitted,
-            host=socket.gethostname(), boot=record.boot_id(), pid=process.pid,
+            host=socket.gethostname(), boot=boot_id(), pid=process.pid,
             start=process_start(process.pid) or 0,
         )  # fmt: skip
         made.write()

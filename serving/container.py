@@ -15,17 +15,14 @@ from howdah import redact, storage
 from howdah.config import loader
 from howdah.errors import HowdahError, Terminated, UsageError, render
 from howdah.models import server_file
+from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from serving.http import access
 from serving.server import Started, serve
 
-__all__ = ["CONFIG", "MODEL", "TOKENS", "main"]
+__all__ = ["CONFIG", "main"]
 
 CONFIG = "run.yaml"
-TOKENS = ".howdah.tokens"
-MODEL = "HOWDAH_SERVE_MODEL"
-"""Variable: the model's path."""
-FILE = "HOWDAH_SERVE_FILE"
-"""Variable: where the address is written."""
+"""As yarn/spec.py names it; a test compares them."""
 
 _PAUSE_SECONDS = 10.0
 """After an error: another container is started at once, and would fail in the same way."""
@@ -42,7 +39,7 @@ def main() -> int:
         config = loader.load(CONFIG)
         storage.configure(retry_seconds=config.run.storage_retry_seconds)
         storage.be_patient()
-        model, path = _variable(MODEL), _variable(FILE)
+        model, path = _variable(MODEL_VARIABLE), _variable(ADDRESS_VARIABLE)
         container = _variable("CONTAINER_ID")
         token_file = os.path.abspath(TOKENS) if os.path.exists(TOKENS) else None
         settings = config.serve.model_copy(

@@ -23,7 +23,7 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.core import threads
-from howdah.core.processes import process_start
+from howdah.core.processes import boot_id, pid_space, process_start
 from howdah.errors import AlreadyExists, DataError, HowdahError, NotFound
 
 __all__ = ["Lease", "Leases", "Watch", "expired", "here"]
@@ -83,8 +83,7 @@ class Watch:
 
 def here() -> str:
     """This boot of this machine and this process's space of process ids."""
-    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return f"{boot_id()} {pid_space()}"
 
 
 class Leases:

@@ -7,10 +7,10 @@ localised once on each node by YARN.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.errors import ConfigError
 from howdah.packaging import package
 from howdah.packaging.cluster_paths import staging
@@ -19,8 +19,6 @@ from howdah.packaging.staging import PACKAGES, ready
 from yarn.spec import Shipment, Source, file_names
 
 __all__ = ["plan", "upload"]
-
-Progress = Callable[[str], None]
 
 
 def plan(

@@ -13,13 +13,13 @@ import secrets
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from howdah import redact, storage
 from howdah.config import loader as config_module
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.data.manifest import content_hash
 from howdah.errors import (
     ClusterError,
@@ -45,7 +45,6 @@ from yarn.preflight import locality, preflight
 
 __all__ = ["Submitted", "dry_run", "submit", "write_private", "zip_settings"]
 
-Progress = Callable[[str], None]
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.5

@@ -12,24 +12,24 @@ removes cannot be brought back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from etl.history import artefacts, in_dataset, rewrite
 from etl.history.mentions import NOTHING, Wanted
 from etl.workspace import staging
 from howdah import redact, storage
+from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
-from howdah.errors import DataError, HowdahError, NotFound
+from howdah.errors import DataError, NotFound
 from howdah.lineage import forgotten as marks
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, Published
+from howdah.runs import RUN_JSON
 
-Progress = Callable[[str], None]
 _NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
 """Directories of a run: weights, tokenizers, plots. A number or word in them is none of a row."""
-_RUN = "run.json"
 _MOST_LISTED = 20
 
 
@@ -341,7 +341,7 @@ def _trained(places: Sequence[str]) -> Iterator[dict]:
     """{path, dataset: its hash, run_id} of the exports below run directories."""
     for path in _all(places):
         if storage.name(path) == EXPORT_INFO:
-            info = _json(path)
+            info = storage.read_fields(path)
             dataset = info.get("dataset") or {}
             yield {
                 "path": storage.parent(path), "dataset": dataset.get("hash"),
@@ -377,14 +377,6 @@ def _markers(places: Sequence[str]) -> list[str]:
         for model in _models(places)
         for one in scored.markers(model.root)
     ]
-
-
-def _json(path: str) -> dict:
-    try:
-        value = storage.read_json(path)
-    except HowdahError:
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 # ---------------------------------------------------------------------------------------- files
@@ -427,7 +419,7 @@ def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iter
                 why, remedy = "it is a version of a dataset", f"give its root too: --dataset {root}"
                 _unread(place, artefacts.Unread(why=why, remedy=remedy, stops=True), found)
             continue
-        run = any(entry.name == _RUN for entry in entries)
+        run = any(entry.name == RUN_JSON for entry in entries)
         for entry in entries:
             if not entry.is_dir:
                 yield entry.path

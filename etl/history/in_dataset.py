@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from etl import report
 from etl.history.artefacts import judge, without_rejected
 from etl.history.mentions import Wanted, original
 from etl.history.rewrite import without_said
@@ -27,8 +28,6 @@ from howdah.errors import DataError, NotFound
 from howdah.lineage.rows import rows_of
 
 __all__ = ["Directory", "directory", "in_files", "in_records", "in_shards", "text_id"]
-
-_REPORTS = ("report.json", "report.html")
 
 
 def text_id(row_id: bytes) -> str:
@@ -145,7 +144,7 @@ def directory(path: str, manifest: DatasetManifest | None, wanted: Wanted) -> Di
             found.live = found.live or staging.is_live(path, lease.group(1))
         elif relative in named:
             continue
-        elif staging.is_ours(relative) or (manifest is None and relative in _REPORTS):
+        elif staging.is_ours(relative) or (manifest is None and relative in report.FILES):
             rows = 0
             if entry.name.endswith(".parquet"):
                 rows = judge(entry.path, wanted, ("id",), given=False).count
@@ -158,7 +157,7 @@ def directory(path: str, manifest: DatasetManifest | None, wanted: Wanted) -> Di
 def _named(manifest: DatasetManifest | None) -> set[str]:
     if manifest is None:
         return set()
-    names = {MANIFEST, *_REPORTS, *manifest.quality.get("reject_files", [])}
+    names = {MANIFEST, *report.FILES, *manifest.quality.get("reject_files", [])}
     for entries in manifest.splits.values():
         for entry in entries:
             names |= {entry.name, entry.index_name, id_index.name_of(entry.name)}

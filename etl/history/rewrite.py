@@ -32,6 +32,7 @@ from etl.workspace.staging import (
     sweep,
 )
 from howdah import storage
+from howdah.core.activity import Progress
 from howdah.data.id_index import name_of
 from howdah.data.manifest import (
     MANIFEST,
@@ -50,7 +51,6 @@ from howdah.data.targets import Label
 from howdah.errors import StorageError
 from howdah.lineage.rows import layout_of, rows_of
 
-Progress = Callable[[str], None]
 _ROWS = 2_000
 _DISCARD_SECONDS = 60.0
 _VALUE = {"rows": "node", "bands": "band"}

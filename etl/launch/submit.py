@@ -12,7 +12,7 @@ import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import howdah
@@ -23,6 +23,7 @@ from etl.workspace.staging import sweep_until_quiet
 from howdah import storage
 from howdah.config import loader as config_module
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.core.child import Child
 from howdah.data.inputs import AnyEncoder
 from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound, StorageError
@@ -34,8 +35,6 @@ from howdah.spark.applications import Hadoop
 from howdah.spark.errors import not_started
 from howdah.spark.interrupts import interrupts
 from howdah.spark.session import QUIET_LOG, require_java
-
-Progress = Callable[[str], None]
 
 _POLL_SECONDS = 1.0
 _END_SECONDS = 60.0  # for a driver to stop Spark and remove its files

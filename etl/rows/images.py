@@ -10,14 +10,13 @@ from pyspark import Broadcast
 
 from etl.rows.gate import DETAIL_CHARACTERS
 from howdah.config.data import ImageOptions
-from howdah.data.images import ImageEncoder, UnusableImage
+from howdah.data.images import UnusableImage
+from howdah.data.inputs import encoder_of_files
 
 SCHEMA = (
     "id string, text string, label string, reason string, detail string, key string, pixels binary"
 )
 """`pixels` (uint8) and `key`, a hash of them, of the rows that pass."""
-
-_encoders: dict[str, ImageEncoder] = {}
 
 
 def decode_batches(
@@ -32,7 +31,7 @@ def decode_batches(
         files: (ImageEncoder.files, .source, .hash).
         labels: {value in the source: label name}, or None where every value is a label.
     """
-    encoder = _encoder(*files.value)
+    encoder = encoder_of_files("image", *files.value)
     for batch in batches:
         columns = batch.to_pydict()
         out: dict[str, list] = {name: [] for name in ("label", "reason", "detail", "key", "pixels")}
@@ -64,11 +63,3 @@ def decode_batches(
 def pixel_key(pixels: bytes) -> str:
     """Key of an image's pixels: equal keys are exact duplicates (SHA-256, 128 bits)."""
     return sha256(pixels).hexdigest()[:32]
-
-
-def _encoder(files: dict[str, bytes], source: str, key: str) -> ImageEncoder:
-    """The encoder made from broadcast files, made once a worker process."""
-    if key not in _encoders:
-        _encoders.clear()
-        _encoders[key] = ImageEncoder(files, source)
-    return _encoders[key]

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from etl.sources.source import Source
 from howdah import storage
 from howdah.config.data import DataSection
-from howdah.config.options.source import LAKES, TABLE, moment_of
+from howdah.config.options.source import LAKES, TABLE_NAME, moment_of
 from howdah.errors import DataError
 from howdah.spark.errors import translated
 
@@ -64,7 +64,7 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
 
 
 def _is_table(source: Source) -> bool:
-    return TABLE.fullmatch(source.name) is not None
+    return TABLE_NAME.fullmatch(source.name) is not None
 
 
 def _name(source: Source) -> str:

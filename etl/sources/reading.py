@@ -6,6 +6,7 @@ import codecs
 import difflib
 import functools
 from collections.abc import Callable, Sequence
+from typing import assert_never
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -309,6 +310,8 @@ def _label(table: DataFrame, source: Source, data: DataSection) -> Column:
         if not text:
             raise _wrong_type(source, where, "array<string>, or a text with separators", kind)
         return column.cast("string")
+    if task != "regression":
+        assert_never(task)
     if isinstance(kind, IntegralType | DecimalType | FloatType | DoubleType):
         return column.cast("double").cast("string")
     if not text:

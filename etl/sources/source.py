@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.data import DataSection
-from howdah.config.options.source import LAKES, TABLE
+from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.data.files.listing import below, ending
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
@@ -118,7 +118,7 @@ def resolve(data: DataSection) -> Source:
 
 def is_table(name: str) -> bool:
     """True for table, database.table and catalog.database.table."""
-    return bool(TABLE.fullmatch(name))
+    return bool(TABLE_NAME.fullmatch(name))
 
 
 def identity_of(files: list[Entry]) -> dict[str, Any]:

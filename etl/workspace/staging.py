@@ -24,9 +24,10 @@ from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
+from etl import report
 from howdah import storage
 from howdah.core import threads
-from howdah.core.processes import stat_fields
+from howdah.core.processes import boot_id, pid_space, stat_fields
 from howdah.data.id_index import name_of
 from howdah.data.manifest import MANIFEST, DatasetManifest
 from howdah.errors import (
@@ -56,7 +57,6 @@ LEASE = re.compile(r"_run-([0-9a-f]{8})\.json$")
 """A lease's name; group 1 is the run's token."""
 _OURS = re.compile(r"\.([0-9a-f]{8})-\d+\.(tfrecord|tfrecord\.index|tfrecord\.ids|parquet)$")
 _SCRATCH = re.compile(r"scratch-([0-9a-f]{8})$")
-_REPORTS = ("report.json", "report.html")
 
 
 def attempt_name(stem: str, token: str, attempt: int, suffix: str) -> str:
@@ -142,8 +142,7 @@ def _process(pid: int | None = None) -> list[str] | None:
     None where /proc does not say; without `pid` only boot and namespace.
     """
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            found = [file.read().strip(), os.readlink("/proc/self/ns/pid")]
+        found = [boot_id(), pid_space()]
     except OSError:
         return None
     if pid is not None:
@@ -210,7 +209,7 @@ def _named(version: str) -> set[str] | None:
     if not storage.exists(path):
         return None
     value = storage.read_json(path)
-    names = {MANIFEST, *_REPORTS}
+    names = {MANIFEST, *report.FILES}
     for shards in value.get("splits", {}).values():
         for shard in shards:
             names |= {shard["name"], shard["index_name"], name_of(shard["name"])}
@@ -315,7 +314,7 @@ def _sweep_version(version: str, own_token: str | None, over: Collection[str]) -
         if owner is not None:
             return owner not in live
         unfinished = entry.name.startswith(storage.TEMP_PREFIX)
-        return not live and (unfinished or (named is None and entry.name in _REPORTS))
+        return not live and (unfinished or (named is None and entry.name in report.FILES))
 
     removed = commit.sweep([*scratch, *entries], dead)
     if named is None and not live:

@@ -28,6 +28,7 @@ from howdah.config.tasks import Task
 from howdah.data.clean import PAIR
 from howdah.data.encode import Encoder
 from howdah.data.id_index import name_of
+from howdah.data.inputs import encoder_of_files
 from howdah.data.manifest import ShardEntry
 from howdah.data.record import RecordLayout, ShardWriter, ids_dtype_for
 from howdah.errors import DataError
@@ -40,16 +41,6 @@ _ROWS_PER_BUCKET = 50_000
 _RECORD_OVERHEAD_BYTES = 110
 _WRITE_ROWS = 2_000
 _REJECT_TEXT_CHARACTERS = 2_000
-
-_encoders: dict[str, Encoder] = {}
-
-
-def encoder_of(files: dict[str, bytes], source: str, key: str) -> Encoder:
-    """The encoder made from broadcast files, made once a worker process."""
-    if key not in _encoders:
-        _encoders.clear()
-        _encoders[key] = Encoder(files, source)
-    return _encoders[key]
 
 
 # ------------------------------------------------------------------------------------- encode
@@ -95,7 +86,7 @@ def _encode_batches(
     task: Task,
     pairs: bool,
 ) -> Iterator[pa.RecordBatch]:
-    encoder = encoder_of(*files.value)
+    encoder = encoder_of_files("text", *files.value)
     dtype = ids_type(encoder.vocab_size)
     for batch in batches:
         texts = batch.column("text").to_pylist()
@@ -412,7 +403,11 @@ def _labels(rows: pa.RecordBatch, task: Task) -> Sequence:
     if task == "single_label":
         return rows.column("label").to_numpy()
     targets = rows.column("targets").to_pylist()
-    return targets if task == "multi_label" else [one for (one,) in targets]
+    if task == "multi_label":
+        return targets
+    if task != "regression":
+        assert_never(task)
+    return [one for (one,) in targets]
 
 
 def _by_shard(

@@ -15,7 +15,7 @@ from howdah.errors import HowdahError, render  # noqa: E402
 
 __all__ = ["HowdahCommandFailed", "HowdahCommandRefused", "failed", "of_error"]
 
-_HOPELESS = {1, 2, 3, 4}
+_PERMANENT = {1, 2, 3, 4}
 """Exit codes that a retry would repeat: the gate, configuration, data, model."""
 
 
@@ -40,8 +40,8 @@ class HowdahCommandRefused(HowdahCommandFailed, AirflowFailException):
 def failed(error: Mapping[str, Any], code: int) -> HowdahCommandFailed:
     """The exception to raise for an error object and exit code of a command."""
     # A crash exits with 1 too, but without an error object: a retry may succeed.
-    hopeless = code in _HOPELESS and (code != 1 or "error" in error)
-    return (HowdahCommandRefused if hopeless else HowdahCommandFailed)(error, code)
+    permanent = code in _PERMANENT and (code != 1 or "error" in error)
+    return (HowdahCommandRefused if permanent else HowdahCommandFailed)(error, code)
 
 
 def of_error(error: HowdahError) -> HowdahCommandFailed:

@@ -23,6 +23,7 @@ from howdah.airflow.local_training import scalars  # noqa: E402
 from howdah.config import launchers  # noqa: E402
 from howdah.config.splits import TEST  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
+from howdah.hadoop.resourcemanager import APPLICATION  # noqa: E402
 
 __all__ = [
     "CheckOperator",
@@ -42,7 +43,6 @@ __all__ = [
 
 _NAME_CHARACTERS = 200
 """Most characters of a run's id (up to 250) in a file's name (up to 255)."""
-_APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
 
 
 def task_key(context: Context) -> str:
@@ -138,7 +138,7 @@ class HowdahOperator(ReportsLineage, BaseOperator):
         def on_line(line: str) -> None:
             nonlocal shown
             self.log.info("%s", line)
-            found = None if shown else _APPLICATION.search(line)
+            found = None if shown else APPLICATION.search(line)
             if found is not None:
                 shown = True
                 if manager := self.manager():

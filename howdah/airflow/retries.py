@@ -1,10 +1,15 @@
-"""How often a DAG's tasks are retried, and after which pauses. Imports nothing of Airflow."""
+"""How often a DAG's tasks are retried, after which pauses, and when no try follows. Imports nothing
+of Airflow."""
 
 from __future__ import annotations
 
 from datetime import timedelta
 
-__all__ = ["RETRIES", "TRAINING_RETRIES"]
+__all__ = ["ENDED", "RETRIES", "TRAINING_RETRIES"]
+
+ENDED = frozenset({"success", "failed", "skipped", "removed", "upstream_failed"})
+"""Airflow's states of a task that no try follows; with None, scheduled... it was cleared: a try
+follows."""
 
 RETRIES = {
     "retries": 4,

@@ -34,6 +34,7 @@ from howdah.airflow.application import watching as app  # noqa: E402
 from howdah.airflow.application.ownership import OWNER_KEY, TaskKey  # noqa: E402
 from howdah.airflow.failures import HowdahCommandRefused  # noqa: E402
 from howdah.airflow.hook import HowdahHook, masked  # noqa: E402
+from howdah.airflow.retries import ENDED  # noqa: E402
 from howdah.airflow.runner.settings import ConnectionSettings  # noqa: E402
 from howdah.errors import ConfigError, HowdahError, NotFound  # noqa: E402
 
@@ -41,8 +42,6 @@ __all__ = ["ApplicationTrigger"]
 
 POSITION_KEY = "howdah_told"
 """XCom key of the log position (watching.LogPosition)."""
-_FINAL = {"success", "failed", "skipped", "removed", "upstream_failed"}
-"""States of a task that no try follows; with None, scheduled... it was cleared: a try follows."""
 _TAKE_OVER_SECONDS = 15.0
 """How long the next try may take to claim the application; Airflow gives `on_kill` 30 s in all."""
 _KILL_SECONDS = 10.0
@@ -341,7 +340,7 @@ class ApplicationTrigger(BaseTrigger):
             owner = await self._xcom(OWNER_KEY)
             if isinstance(owner, dict) and owner.get("token") != self.token:
                 return True
-            if await self._task_state() in _FINAL or time.monotonic() > until:
+            if await self._task_state() in ENDED or time.monotonic() > until:
                 return False
             await asyncio.sleep(0.5)
 

@@ -18,6 +18,7 @@ from howdah.cli.common import (
 )
 from howdah.config import launchers
 from howdah.config.data import MOST_FOLDS
+from howdah.config.splits import VALIDATION
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -149,7 +150,7 @@ def threshold(
     reset: Annotated[
         bool, typer.Option("--reset", help="Take the decision out of the export.")
     ] = False,
-    split: Annotated[str, typer.Option(help="What it is fitted on: validation.")] = "validation",
+    split: Annotated[str, typer.Option(help=f"What it is fitted on: {VALIDATION}.")] = VALIDATION,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from howdah.config.options.append import AppendOptions
 from howdah.config.options.dedup import ConflictOptions, DedupOptions
-from howdah.config.options.source import LAKES, TABLE, JdbcOptions, check_as_of
+from howdah.config.options.source import LAKES, TABLE_NAME, JdbcOptions, check_as_of
 from howdah.config.options.split import MOST_FOLDS, SplitOptions
 from howdah.config.tasks import Task, check_data
 from howdah.config.types import (
@@ -404,7 +404,7 @@ class DataSection(Section):
     def names_table(self) -> bool:
         """Whether `source` is a table's name, not files."""
         if self.format in LAKES:
-            return TABLE.fullmatch(self.source or "") is not None
+            return TABLE_NAME.fullmatch(self.source or "") is not None
         return self.format in ("hive", "jdbc")
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.types import Bytes, Section, Variable
+from howdah.config.types import Bytes, Section, Variable, name_of_variable
 
 __all__ = ["JobSection", "Place", "WorkerResources"]
 
@@ -133,17 +133,13 @@ class JobSection(Section):
     @field_validator("env")
     @classmethod
     def _names_of_variables(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if not (name.isascii() and name.isidentifier()):
-                raise ValueError(f"no name of an environment variable: {name!r}")
-        return value
+        return {name_of_variable(name): each for name, each in value.items()}
 
     @field_validator("secret_env")
     @classmethod
     def _names_of_secrets(cls, value: list[str]) -> list[str]:
         for name in value:
-            if not (name.isascii() and name.isidentifier()):
-                raise ValueError(f"no name of an environment variable: {name!r}")
+            name_of_variable(name)
             if name.startswith(_OWN_PREFIXES) or name in _OWN_NAMES:
                 raise ValueError(f"{name} is set in each container by Howdah: it is no secret")
         if len(set(value)) != len(value):

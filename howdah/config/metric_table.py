@@ -8,7 +8,7 @@ import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["METRICS", "SELECTABLE", "SHOWN", "Metric", "metrics_of", "unknown_metric"]
+__all__ = ["METRICS", "SELECTABLE", "SHOWN", "TILES", "Metric", "metrics_of", "unknown_metric"]
 
 _SINGLE, _MULTI, _NUMBER = "single_label", "multi_label", "regression"
 _CLASSES = (_SINGLE, _MULTI)
@@ -22,7 +22,9 @@ class Metric:
     selectable: bool = False
     """`evaluation.metric` may name it: it chooses the best checkpoint and stops training early."""
     shown: bool = False
-    """A log line and the report's first tiles show it."""
+    """A log line and the report's tiles show it."""
+    tile: bool = False
+    """The report's tiles show it too, and no log line."""
     tasks: tuple[str, ...] = (_SINGLE,)
     """The tasks (data.task) that it is computed for."""
 
@@ -51,13 +53,13 @@ METRICS: dict[str, Metric] = {
     "weighted_precision": Metric("higher"),
     "weighted_recall": Metric("higher"),
     "weighted_f1": Metric("higher", selectable=True),
-    "mcc": Metric("higher", selectable=True),
-    "roc_auc": Metric("higher", selectable=True, tasks=_CLASSES),
-    "mean_average_precision": Metric("higher", selectable=True, tasks=_CLASSES),
+    "mcc": Metric("higher", selectable=True, tile=True),
+    "roc_auc": Metric("higher", selectable=True, tile=True, tasks=_CLASSES),
+    "mean_average_precision": Metric("higher", selectable=True, tile=True, tasks=_CLASSES),
     "top_3_accuracy": Metric("higher"),
     "top_5_accuracy": Metric("higher"),
-    "coverage_at_95": Metric("higher"),
-    "ece": Metric("lower"),
+    "coverage_at_95": Metric("higher", tile=True),
+    "ece": Metric("lower", tile=True),
     "mse": Metric("lower", selectable=True, shown=True, tasks=(_NUMBER,)),
     "mae": Metric("lower", selectable=True, tasks=(_NUMBER,)),
     "r2": Metric("higher", selectable=True, tasks=(_NUMBER,)),
@@ -69,6 +71,7 @@ training/evaluation."""
 
 SELECTABLE = tuple(name for name, metric in METRICS.items() if metric.selectable)
 SHOWN = tuple(name for name, metric in METRICS.items() if metric.shown)
+TILES = tuple(name for name, metric in METRICS.items() if metric.shown or metric.tile)
 
 
 def metrics_of(task: str) -> tuple[str, ...]:

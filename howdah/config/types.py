@@ -17,7 +17,7 @@ __all__ = [
     "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Mode", "Model", "Names", "Query",
     "Queue",
     "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
-    "Variable", "named_by",
+    "Variable", "name_of_variable", "named_by",
     "number_as_text", "parse_bytes", "parse_mode", "problem_of",
 ]  # fmt: skip
 
@@ -63,6 +63,17 @@ def number_as_text(value: Any) -> Any:
 
 _Modes = Literal["0700", "0710", "0711", "0750", "0751", "0755", "0770", "0771", "0775"]
 _MODES = {int(mode, 8) for mode in get_args(_Modes)}
+
+
+def name_of_variable(name: str) -> str:
+    """The name of an environment variable, as it is.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not (name.isascii() and name.isidentifier()):
+        raise ValueError(f"no name of an environment variable: {name!r}")
+    return name
 
 
 def _shown(value: Any) -> str:

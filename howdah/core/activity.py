@@ -22,6 +22,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "Activity",
+    "Progress",
     "Snapshot",
     "advanced",
     "at_most",
@@ -31,6 +32,9 @@ __all__ = [
     "note",
     "waiting_for",
 ]
+
+Progress = Callable[[str], None]
+"""Takes a line about work that goes on, for the person who waits for it."""
 
 _thread = threading.local()
 

@@ -1,18 +1,22 @@
-"""Processes on Linux: parents, descendants, sessions and environments, by /proc and prctl(2)."""
+"""Processes on Linux: parents, descendants, sessions and environments, by /proc and prctl(2); their
+locks on files."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
+from typing import IO
 
 __all__ = [
-    "adopt_orphans", "descendants", "die_with_parent", "environ", "marked", "process_start",
-    "session_members", "stat_fields", "yield_to_other_threads",
+    "adopt_orphans", "boot_id", "descendants", "die_with_parent", "environ", "is_named", "locked",
+    "marked", "pid_space", "process_start", "reap", "session_members", "stat_fields",
+    "yield_to_other_threads",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
@@ -120,6 +124,52 @@ def process_start(pid: int) -> int | None:
     """
     fields = stat_fields(pid)
     return None if fields is None or fields[0] in "ZX" else int(fields[19])
+
+
+def boot_id() -> str:
+    """The machine's current boot: random(4)'s boot_id.
+
+    Raises:
+        OSError: /proc does not say.
+    """
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def pid_space() -> str:
+    """This process's namespace of process ids (namespaces(7)): containers of one machine have
+    their own.
+
+    Raises:
+        OSError: /proc does not say.
+    """
+    return os.readlink("/proc/self/ns/pid")
+
+
+def reap() -> None:
+    """Wait for all children that have ended, orphans that were adopted among them; none is waited
+    for that still runs."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def locked(file: IO) -> bool:
+    """Lock an open file for this process alone, by flock(2), which ends with the process; False:
+    another one has locked it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_named(file: IO, path: str) -> bool:
+    """Whether `path` still names the open file."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 @contextlib.contextmanager

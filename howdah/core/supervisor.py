@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 from howdah import __version__
 from howdah.core import threads
 from howdah.core.cache import cache_root
-from howdah.core.processes import adopt_orphans, descendants, die_with_parent
+from howdah.core.processes import adopt_orphans, descendants, die_with_parent, is_named, reap
 from howdah.errors import UsageError
 
 __all__ = ["HELLO", "supervise"]
@@ -188,7 +188,7 @@ def _acquire_lock(key: str | None, caller: _Caller) -> BinaryIO | None:
                 announced = True
             caller.wait(_POLL_SECONDS / 4)
             continue
-        if _is_named(file, path):
+        if is_named(file, path):
             os.utime(file.fileno())
             return file
         file.close()  # swept since it was opened: the next process would lock another file
@@ -208,16 +208,8 @@ def _sweep(directory: str) -> None:
                 with open(entry.path, "rb") as file:
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # A process that has it open and waits notices that its name is gone.
-                    if os.fstat(file.fileno()).st_mtime <= oldest and _is_named(file, entry.path):
+                    if os.fstat(file.fileno()).st_mtime <= oldest and is_named(file, entry.path):
                         os.unlink(entry.path)
-
-
-def _is_named(file: BinaryIO, path: str) -> bool:
-    """Whether `path` still names the open file."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 class _Command:
@@ -290,11 +282,11 @@ class _Command:
         """End what the command has left running: orphans are this process's children."""
         until = time.monotonic() + (_EXIT_GRACE_SECONDS if gently else _POLL_SECONDS)
         while descendants(os.getpid()):
-            _reap()
+            reap()
             if time.monotonic() > until:
                 _kill_all()
             time.sleep(0.02)
-        _reap()
+        reap()
 
 
 def _unlinked_file(text: str) -> Any:
@@ -309,13 +301,6 @@ def _kill_all() -> None:
     for pid in descendants(os.getpid()):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-
-
-def _reap() -> None:
-    """Reap exited orphans."""
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _relay(stream: BinaryIO, out: int) -> None:

@@ -13,7 +13,7 @@ from howdah.data.encode import Encoder
 from howdah.data.family import family_of
 from howdah.data.images import ImageEncoder
 
-__all__ = ["ENCODERS", "AnyEncoder", "encoder_of_model"]
+__all__ = ["ENCODERS", "AnyEncoder", "encoder_of_files", "encoder_of_model"]
 
 AnyEncoder = Encoder | ImageEncoder
 
@@ -22,6 +22,22 @@ ENCODERS: dict[InputKind, type[Encoder] | type[ImageEncoder]] = {
     "image": ImageEncoder,
 }
 """By kind."""
+
+_made: dict[tuple[InputKind, str], AnyEncoder] = {}
+
+
+def encoder_of_files(
+    kind: InputKind, files: Mapping[str, bytes], source: str, key: str
+) -> AnyEncoder:
+    """An encoder from its own `files` and `source`, made once in a process: the last one is kept.
+
+    Args:
+        key: its hash.
+    """
+    if (kind, key) not in _made:
+        _made.clear()
+        _made[kind, key] = ENCODERS[kind](files, source)
+    return _made[kind, key]
 
 
 def encoder_of_model(config: Mapping, files: Mapping[str, bytes], source: str) -> AnyEncoder:

@@ -44,7 +44,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, assert_never
 
 import google_crc32c
 import numpy as np
@@ -61,14 +61,13 @@ from howdah.core.protobuf_wire import (
 )
 from howdah.data import id_index
 from howdah.data.manifest import ImageEntry, ShardStats
-from howdah.data.shard_index import ShardIndex
+from howdah.data.shard_index import ShardIndex, length_histogram
 from howdah.data.targets import Label, labels_as, summary
 from howdah.errors import DataError
 
 IdsDtype = Literal["uint8", "uint16", "uint32", "int64_list"]
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
-HISTOGRAM_BIN = 8
 _MASK_DELTA = 0xA282EAD8
 
 
@@ -327,6 +326,8 @@ def _label_of(features: dict, name: str, task: Task) -> Label:
         return _one_int(features, name)
     if task == "multi_label":
         return tuple(_int64s(_feature(features, name, 3)))
+    if task != "regression":
+        assert_never(task)
     packed = _one_bytes(_feature(features, name, 2))
     if not isinstance(packed, bytes | memoryview) or len(packed) != 4:
         raise ValueError(f"feature {name!r} does not hold one float")
@@ -495,9 +496,3 @@ class ShardWriter:
             index_crc32c=google_crc32c.value(index),
             ids=id_index.to_bytes(self._id_hashes),
         )
-
-
-def length_histogram(lengths: np.ndarray) -> dict[str, int]:
-    """{upper bound of a bin of 8 tokens: rows}: lengths 1..8 are in "8", 9..16 in "16"."""
-    bins, counts = np.unique(-(-lengths // HISTOGRAM_BIN) * HISTOGRAM_BIN, return_counts=True)
-    return {str(int(b)): int(c) for b, c in zip(bins, counts, strict=True)}

@@ -26,6 +26,7 @@ MAGIC = b"HOWDAHIX"
 _ONE, _MANY, _REAL = 1, 2, 3
 _LABELS = {_ONE: "<i4", _MANY: "<i4", _REAL: "<f4"}
 """By version: the type of labels."""
+_HISTOGRAM_BIN = 8
 _HEAD = struct.Struct("<8sIIQ")
 
 
@@ -110,3 +111,9 @@ def _bad(name: str, expected: str, got: str) -> DataError:
         got=got,
         remedy="restore the file from a copy, or remove the dataset version and run `howdah etl`",
     )
+
+
+def length_histogram(lengths: np.ndarray) -> dict[str, int]:
+    """{upper bound of a bin of 8 tokens: rows}: lengths 1..8 are in "8", 9..16 in "16"."""
+    bins, counts = np.unique(-(-lengths // _HISTOGRAM_BIN) * _HISTOGRAM_BIN, return_counts=True)
+    return {str(int(b)): int(c) for b, c in zip(bins, counts, strict=True)}

@@ -11,6 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable
+from typing import assert_never
 
 import numpy as np
 
@@ -71,6 +72,8 @@ def labels_as(task: Task, labels: Iterable) -> list[Label]:
         return [tuple(int(number) for number in row) for row in labels]
     if task == "regression":
         return [float(value) for value in labels]
+    if task != "single_label":
+        assert_never(task)
     return [int(number) for number in labels]
 
 
@@ -92,4 +95,6 @@ def summary(
         flat = [number for row in labels for number in row]
         starts = np.cumsum([0, *map(len, labels)], dtype=np.int64)
         return np.array(flat, np.int32), starts, Counter(flat), None
+    if task != "single_label":
+        assert_never(task)
     return np.array(labels, dtype=np.int32), None, Counter(labels), None

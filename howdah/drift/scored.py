@@ -16,10 +16,10 @@ from howdah.drift import profile as profiles
 from howdah.drift.profile import PROFILE, Profile
 from howdah.errors import ModelError, NotFound, UsageError
 from howdah.models.registry import Published
+from howdah.models.scored import DIRECTORY, MARKER
 
 __all__ = ["Partition", "find", "history"]
 
-_MARKER = "done.json"
 _MOST_COLUMNS = 8
 
 
@@ -48,14 +48,14 @@ def find(root: str, table: str, partition: str) -> Partition:
     """
     spec = parse_spec(partition, "--partition")
     below = [f"{column}={quote(value, safe=' ')}" for column, value in spec.items()]
-    directory = storage.join(root, "scored", table, *below)
+    directory = storage.join(root, DIRECTORY, table, *below)
     found = _read(directory, _shown(below))
     if found is not None:
         return found
     there = [
-        _shown(name.split("/")) for name, _ in _walk(storage.join(root, "scored", table), "", 0)
+        _shown(name.split("/")) for name, _ in _walk(storage.join(root, DIRECTORY, table), "", 0)
     ]
-    scored = storage.exists(storage.join(directory, _MARKER))
+    scored = storage.exists(storage.join(directory, MARKER))
     raise UsageError(
         "the partition was scored without a profile" if scored else "the partition is not scored",
         where=directory,
@@ -72,7 +72,7 @@ def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
     """
     names = sorted(
         (_shown(name.split("/")), directory)
-        for name, directory in _walk(storage.join(root, "scored", table), "", 0)
+        for name, directory in _walk(storage.join(root, DIRECTORY, table), "", 0)
     )
     found: list[Partition] = []
     for name, directory in reversed([each for each in names if each[0] <= until]):
@@ -125,7 +125,7 @@ def _read(directory: str, name: str) -> Partition | None:
     except NotFound:
         return None
     try:
-        marker = storage.read_json(storage.join(directory, _MARKER))
+        marker = storage.read_json(storage.join(directory, MARKER))
     except NotFound:  # killed between the two files: the next `howdah score` replaces both
         return None
     model = marker.get("model") if isinstance(marker, dict) else None

@@ -7,6 +7,7 @@ environment are ignored.
 
 from __future__ import annotations
 
+import re
 import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable, Mapping, Sequence
@@ -21,6 +22,8 @@ from howdah.hadoop.conf import HadoopConf
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 PATIENCE_SECONDS = 30.0
 """How long to retry while a ResourceManager restarts or fails over."""
+APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
+"""An application's id, also within a line."""
 OVER = ("FINISHED", "FAILED", "KILLED")
 """States of an application that has ended."""
 LIVE = "NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING"

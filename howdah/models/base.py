@@ -12,6 +12,7 @@ from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import DataError, NotFound
 from howdah.models.registry import located
+from howdah.runs import RUN_JSON
 
 __all__ = ["with_pinned_base"]
 
@@ -42,7 +43,7 @@ def with_pinned_base(config: Config) -> Config:
 def _begun_with(run_directory: str) -> dict[str, str]:
     """{base, init_from: directory} that the run in this directory has begun with."""
     try:
-        run = storage.read_json(storage.join(run_directory, "run.json"))
+        run = storage.read_json(storage.join(run_directory, RUN_JSON))
     except (NotFound, DataError):
         return {}
     base = run.get("base") if isinstance(run, dict) else None

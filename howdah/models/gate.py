@@ -22,6 +22,7 @@ from howdah.data.manifest import content_hash
 from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
 from howdah.models import baseline
 from howdah.models.registry import DECISION_KEYS, EXPORT_INFO, Published
+from howdah.runs import RUN_JSON
 
 __all__ = [
     "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
@@ -187,7 +188,7 @@ def finished_run(directory: str) -> Run:
     """
     train = "let `howdah train` (or `howdah submit`) of this configuration finish first"
     try:
-        run = storage.read_json(storage.join(directory, "run.json"))
+        run = storage.read_json(storage.join(directory, RUN_JSON))
     except NotFound:
         raise ModelError("there is no run", where=directory, remedy=train) from None
     if run.get("status") != "finished":
@@ -293,7 +294,7 @@ def _judged(
         have = ", ".join(run.metrics()) or "none"
         raise ModelError(
             f"the run was not measured on {gate.split}",
-            where=storage.join(run.directory, "run.json"),
+            where=storage.join(run.directory, RUN_JSON),
             expected=f"metrics.{gate.split}",
             got=f"metrics of {have}",
             remedy="name a measured split as gate.split; a split is measured if evaluation.splits"

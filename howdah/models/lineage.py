@@ -15,16 +15,16 @@ from typing import Any
 from howdah import storage
 from howdah.config.splits import TRAIN
 from howdah.data.manifest import Dataset, described
-from howdah.errors import HowdahError, ModelError, NotFound
+from howdah.errors import ModelError, NotFound
 from howdah.lineage import forgotten, shards
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, MLFLOW, Published, located
+from howdah.runs import RUN_JSON
 
 __all__ = ["Places", "of_dataset", "of_model", "of_row", "version_of"]
 
 _DEEPEST = 4
 """Directories below a root of runs in which run directories are looked for."""
-_RUN = "run.json"
 _NOT_RUNS = ("checkpoints", "export", "logs", "predictions", "tensorboard", "yarn", "attempts")
 
 
@@ -124,9 +124,9 @@ def of_model(wanted: str, places: Places) -> dict[str, Any]:
     manifest, path = model.version(number), model.path_of(number)
     kept = manifest.get("lineage") or {}
     run_directory = str(manifest.get("run_directory") or "")
-    run = _json(storage.join(run_directory, _RUN)) if run_directory else {}
+    run = storage.read_fields(storage.join(run_directory, RUN_JSON)) if run_directory else {}
     said = run if run.get("run_id") == manifest.get("run_id") else {}
-    info = _json(storage.join(path, EXPORT_INFO))
+    info = storage.read_fields(storage.join(path, EXPORT_INFO))
     entries = [one for one in model.history() if one["version"] == number]
     published = next((one for one in entries if one["action"] == "publish"), None)
     attempts = said.get("attempts") or [{}]
@@ -253,8 +253,8 @@ def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
         entries = storage.list_dir(directory)
     except NotFound:
         return
-    if any(entry.name == _RUN for entry in entries):
-        run = _json(storage.join(directory, _RUN))
+    if any(entry.name == RUN_JSON for entry in entries):
+        run = storage.read_fields(storage.join(directory, RUN_JSON))
         base = run.get("base") or {}
         yield {
             "path": directory, "run_id": run.get("run_id"), "status": run.get("status"),
@@ -322,16 +322,8 @@ def _dataset_of(dataset: Mapping[str, Any], source: Any) -> dict[str, Any]:
 
 def _mlflow(root: str) -> dict[str, Any]:
     """{version: {uri, name, version}} of a model's versions in MLflow's registry."""
-    found = _json(storage.join(root, MLFLOW)).get("versions")
+    found = storage.read_fields(storage.join(root, MLFLOW)).get("versions")
     return found if isinstance(found, dict) else {}
-
-
-def _json(path: str) -> dict[str, Any]:
-    try:
-        value = storage.read_json(path)
-    except HowdahError:  # not there, not readable: nothing is known
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _brief(dataset: Dataset) -> dict[str, Any]:

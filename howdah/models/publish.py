@@ -17,16 +17,17 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.lineage import forgotten
 from howdah.models.gate import Evaluate, Run, finished_run, judge
-from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, Published
+from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, VERSION, Published
 from howdah.storage import Entry, commit
 
 __all__ = ["publish", "republish", "roll_back"]
@@ -34,10 +35,7 @@ __all__ = ["publish", "republish", "roll_back"]
 FORMAT_VERSION = 1
 _CHUNK = 8 * 2**20
 _STAGING = re.compile(r"staging-[0-9a-f]{12}")
-_VERSION = re.compile(r"v=[1-9][0-9]*")
 _STALE_SECONDS = 24 * 3600.0
-
-Progress = Callable[[str], None]
 
 
 def publish(
@@ -214,7 +212,7 @@ def _began_from(base: dict | None) -> Iterator[str]:
             if (
                 not isinstance(path, str)
                 or path in seen
-                or not _VERSION.fullmatch(storage.name(path))
+                or not VERSION.fullmatch(storage.name(path))
             ):
                 continue
             seen.add(path)

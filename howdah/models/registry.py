@@ -48,7 +48,8 @@ POINTER = "current.json"
 CHALLENGER = "challenger.json"
 MLFLOW = "mlflow.json"
 HISTORY = "history"
-_VERSION = re.compile(r"v=([1-9][0-9]*)")
+VERSION = re.compile(r"v=([1-9][0-9]*)")
+"""Name of a version's directory."""
 _PINNED = re.compile(r"(.+)@([1-9][0-9]*)")
 _ENTRY = re.compile(r"([0-9]{6,})\.json")
 
@@ -108,7 +109,7 @@ class Published:
 
     def numbers(self) -> list[int]:
         """Numbers of all version directories, also of one without a manifest."""
-        found = [_VERSION.fullmatch(name) for name in self._names("")]
+        found = [VERSION.fullmatch(name) for name in self._names("")]
         return sorted(int(match[1]) for match in found if match)
 
     def version(self, number: int) -> dict:
@@ -168,7 +169,7 @@ def profile_path(directory: str, name: str) -> str:
         name: the file's name in an export.
     """
     root, version = storage.parent(directory), storage.name(directory)
-    if _VERSION.fullmatch(version) and storage.exists(storage.join(directory, MANIFEST)):
+    if VERSION.fullmatch(version) and storage.exists(storage.join(directory, MANIFEST)):
         return storage.join(root, "profiles", f"{version}.json")
     return storage.join(directory, name)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from howdah import storage
-from howdah.errors import HowdahError, NotFound
+from howdah.errors import NotFound
 
 __all__ = ["DIRECTORY", "MARKER", "markers", "tables"]
 
@@ -28,11 +28,7 @@ def markers(root: str) -> Iterator[dict[str, Any]]:
     for path in sorted(_files(top)):
         where = storage.parent(path)
         words = where[len(top) :].strip("/").split("/", 1)
-        try:
-            found = storage.read_json(path)
-        except HowdahError:
-            found = {}
-        found = found if isinstance(found, dict) else {}
+        found = storage.read_fields(path)
         yield {
             "table": found.get("output") or words[0],
             "partition": found.get("partition") or (words[1] if len(words) > 1 else ""),

@@ -17,9 +17,16 @@ from dataclasses import asdict, dataclass
 from howdah import storage
 from howdah.errors import ModelError
 
-__all__ = ["FILE", "ServerAddress", "path_of", "read", "write"]
+__all__ = ["ADDRESS_VARIABLE", "FILE", "MODEL_VARIABLE", "TOKENS", "ServerAddress", "path_of",
+           "read", "write"]  # fmt: skip
 
 FILE = "server.json"
+TOKENS = ".howdah.tokens"
+"""Name of the file with the server's tokens in its container's working directory."""
+MODEL_VARIABLE = "HOWDAH_SERVE_MODEL"
+"""Variable of the container: the model's path."""
+ADDRESS_VARIABLE = "HOWDAH_SERVE_FILE"
+"""Variable of the container: where the address is written."""
 _SUBJECT = b"howdah server address\n"
 
 

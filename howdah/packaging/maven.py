@@ -7,9 +7,10 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from howdah.core.activity import Progress
 from howdah.core.cache import cache_root
 from howdah.core.child import Child
 from howdah.errors import ClusterError
@@ -18,8 +19,6 @@ __all__ = ["Jar", "copy_dependencies", "fetch"]
 
 _GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
 _SAY_EVERY = 5.0  # seconds
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)

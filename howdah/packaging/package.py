@@ -21,6 +21,7 @@ from typing import BinaryIO
 
 import howdah
 from howdah import __version__, storage
+from howdah.core.activity import Progress
 from howdah.core.cache import cache_root
 from howdah.errors import StorageError
 from howdah.packaging.environment import DESCRIPTION, kind_of, parts
@@ -28,8 +29,6 @@ from howdah.packaging.hashes import FileHashes
 from howdah.packaging.horovod import provide
 from howdah.packaging.part import Part
 from howdah.storage import commit
-
-Progress = Callable[[str], None]
 
 PACKAGES = (
     "howdah",

@@ -10,6 +10,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config import loader as configs
+from howdah.config.options.source import TABLE_NAME
 from howdah.config.types import named_by
 from howdah.errors import ConfigError, HowdahError
 from howdah.hadoop import conf as hadoop
@@ -30,7 +31,6 @@ DECIDED = frozenset(
 _OUR_TAG = re.compile(r"airflow-(config-)?[0-9a-f]{16}")
 """Tags that Airflow's tasks add (howdah/airflow/application/ownership.py)."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
-_TABLE = re.compile(r"[A-Za-z_0-9]+(\.[A-Za-z_0-9]+){0,2}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
 _PUNCTUATION = frozenset(
@@ -233,14 +233,14 @@ class Judge:
             yield self._no(name, "hub_models", why, ["a commit, a tag or a branch"], value)
 
     def _table(self, name: str, value: str) -> Iterator[HowdahError]:
-        if not _TABLE.fullmatch(value) or not any(
+        if not TABLE_NAME.fullmatch(value) or not any(
             _table_match(value, each) for each in self.policy.tables
         ):
             yield self._no(name, "tables", "it is none of them", self.policy.tables, value)
 
     def _rows(self, name: str, value: str) -> Iterator[HowdahError]:
         """`howdah predict` takes a bare name that is not a local file for a table."""
-        table = _TABLE.fullmatch(value) and not (
+        table = TABLE_NAME.fullmatch(value) and not (
             self._paths and os.path.lexists(self._roots.directory_of(value))
         )
         yield from self._table(name, value) if table else self._path(name, value)

@@ -1,1 +1,7 @@
 """What is known of a run besides its metrics: which command began it, what it has used."""
+
+__all__ = ["RUN_JSON"]
+
+RUN_JSON = "run.json"
+"""A run's record in its directory: its identity, attempts, metrics and hours. The run itself writes
+it (training/run/run_json.py)."""

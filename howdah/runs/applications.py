@@ -19,7 +19,7 @@ from howdah import storage
 from howdah.core.user import user
 from howdah.errors import HowdahError, NotFound
 from howdah.hadoop.resourcemanager import OVER
-from howdah.runs import hours
+from howdah.runs import RUN_JSON, hours
 from howdah.runs.command import began_by
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["complete", "note_submission"]
 
 _DIRECTORY = ("yarn", "applications")
-_RUN = "run.json"
 _PAUSE_SECONDS = 0.5
 _SETTLED_SECONDS = 10.0
 """After its end YARN still adds what its last containers have used."""
@@ -90,7 +89,7 @@ def _put(
     newest = (run.get("attempts") or [{}])[-1].get("submission")
     live = run.get("status") == "running" and not figures.get(newest, {}).get("final")
     if after != before and not live and _run(run_directory) == before:
-        storage.write_whole(storage.join(run_directory, _RUN), after)
+        storage.write_whole(storage.join(run_directory, RUN_JSON), after)
     return run["hours"]
 
 
@@ -123,7 +122,7 @@ def _noted(run_directory: str) -> Iterator[dict[str, Any]]:
 
 def _run(run_directory: str) -> bytes | None:
     try:
-        return storage.read_bytes(storage.join(run_directory, _RUN))
+        return storage.read_bytes(storage.join(run_directory, RUN_JSON))
     except NotFound:
         return None
 

@@ -15,9 +15,10 @@ import datetime
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["of_application", "of_run", "shown", "tags_of"]
+__all__ = ["GPU", "of_application", "of_run", "shown", "tags_of"]
 
-_GPU = "yarn.io/gpu"
+GPU = "yarn.io/gpu"
+"""YARN's name of GPUs among a node's or an application's resources."""
 _DIGITS = 6
 
 
@@ -90,10 +91,10 @@ def of_application(report: Mapping[str, Any], *, final: bool) -> dict[str, Any]:
         "wall": _hours((report.get("elapsedTime") or 0) / 1000),
         "vcore": _hours(report.get("vcoreSeconds")),
         "gib": _hours(_mib(report.get("memorySeconds"))),
-        "gpu": _hours(float(entries.get(_GPU) or 0)),
+        "gpu": _hours(float(entries.get(GPU) or 0)),
         "vcore_seconds": report.get("vcoreSeconds"),
         "mib_seconds": report.get("memorySeconds"),
-        "gpu_seconds": int(entries.get(_GPU) or 0),
+        "gpu_seconds": int(entries.get(GPU) or 0),
         "state": report.get("state"),
         "user": report.get("user"),
         "final": final,

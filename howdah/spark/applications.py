@@ -15,11 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from howdah.errors import ClusterError
+from howdah.hadoop.resourcemanager import APPLICATION, OVER
 
-APPLICATION = re.compile(r"\bapplication_\d+_\d+\b")
 _CONTAINER = re.compile(r"\bcontainer_(?:e\d+_)?\d+_\d+_\d+_\d+\b")
 _CLI = "org.apache.hadoop.yarn.client.cli.ApplicationCLI"
-_OVER = ("FINISHED", "FAILED", "KILLED")
 _LOG_BYTES = 262_144  # of each container's end
 _CAUSE_CHARACTERS = 500
 _CALL_SECONDS = 60.0
@@ -90,7 +89,7 @@ def live(listing: str, owner: str | None) -> list[str]:
         columns = [column.strip() for column in line.split("\t")]
         if len(columns) < 6 or not APPLICATION.fullmatch(columns[0]):
             continue
-        if columns[5] not in _OVER and owner in (None, columns[3]):
+        if columns[5] not in OVER and owner in (None, columns[3]):
             found.append(columns[0])
     return found
 

@@ -22,7 +22,7 @@ from howdah.core.processes import environ
 from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
-from howdah.spark import connectors, properties
+from howdah.spark import connectors, properties, sizing
 from howdah.spark.errors import not_started
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
@@ -289,7 +289,7 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
     if in_container():
         return connectors.joined(settings, options.conf)
     if is_local_master(options.master):
-        cores = _cores(options.master)
+        cores = sizing.local_cores(options.master)
         settings |= {
             "spark.ui.enabled": "false",
             "spark.driver.host": "127.0.0.1",
@@ -311,13 +311,6 @@ def _settings(options: SparkOptions, hive: bool, shipped: Mapping[str, str]) -> 
                 f"-Dderby.stream.error.file={warehouse}/derby.log"
             )
     return connectors.joined(settings, options.conf)
-
-
-def _cores(master: str) -> int:
-    inside = re.search(r"\[(\d+|\*)", master)
-    if inside is None:
-        return 1
-    return (os.cpu_count() or 1) if inside.group(1) == "*" else int(inside.group(1))
 
 
 def _hive_site() -> bool:

@@ -13,18 +13,17 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from howdah import storage
 from howdah.config.data import SparkOptions
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ConfigError
 from howdah.hadoop.conf import load as hadoop_settings
 from howdah.packaging import cluster_paths, package
 from howdah.packaging.staging import Staging, ready
-
-Progress = Callable[[str], None]
 
 ENVIRONMENT = "environment"
 """Name of the unpacked Python environment in a container's working directory."""

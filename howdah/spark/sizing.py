@@ -12,9 +12,11 @@ import re
 from typing import Any
 
 from howdah.config.data import SparkOptions
+from howdah.core import machine
 
-_OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
-_JVM_MIB = 384
+OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
+"""Keys of an executor's memory outside the JVM's heap: the first in MiB, the second a share."""
+JVM_MIB = 384
 """Spark's least overhead: the JVM's memory outside its heap."""
 _WORKER_MIB = 400
 """A Python worker of the ETL: 216 MB at its peak with 320,000 rows of 300 bytes, and 85 MB more
@@ -31,6 +33,24 @@ _BATCH_ROWS = 2_000
 them."""
 _UNITS = {"": 1.0, "k": 2**-10, "m": 1.0, "g": 2**10, "t": 2**20}
 
+_LOCAL = re.compile(r"local(-cluster)?\[\s*(\d+|\*)(?:\s*,\s*(\d+))?")
+
+
+def local_cores(master: str) -> int:
+    """Tasks that a local session of this master runs at once; `*` is what this process may use.
+
+    The second number of local[N, F] is that of failures that a task may have.
+
+    >>> local_cores("local"), local_cores("local[2, 4]"), local_cores("local-cluster[2,3,1024]")
+    (1, 2, 6)
+    """
+    given = _LOCAL.match(master)
+    if given is None:
+        return 1
+    cluster, first, second = given.groups()
+    number = machine.cores() if first == "*" else int(first)
+    return number * int(second or 1) if cluster else number
+
 
 def executor_overhead(options: SparkOptions) -> dict[str, str]:
     """{setting: MiB} of an executor's memory outside the JVM's heap, or {} where it is given.
@@ -38,7 +58,7 @@ def executor_overhead(options: SparkOptions) -> dict[str, str]:
     >>> executor_overhead(SparkOptions(executor_memory="4g", executor_cores=2))
     {'spark.executor.memoryOverhead': '1184m'}
     """
-    if any(key in options.conf for key in _OVERHEAD):
+    if any(key in options.conf for key in OVERHEAD):
         return {}
     cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
     tasks = max(1, cores // int(options.conf.get("spark.task.cpus", "1")))
@@ -47,7 +67,7 @@ def executor_overhead(options: SparkOptions) -> dict[str, str]:
         options.conf.get("spark.executor.memory", options.executor_memory).lower(),
     )
     tenth = int(heap[1]) * _UNITS[heap[2]] / 10 if heap else 0.0  # Spark refuses other spellings
-    return {_OVERHEAD[0]: f"{math.ceil(max(tenth, _JVM_MIB + tasks * _WORKER_MIB))}m"}
+    return {OVERHEAD[0]: f"{math.ceil(max(tenth, JVM_MIB + tasks * _WORKER_MIB))}m"}
 
 
 def for_source(options: SparkOptions, size: int | None) -> dict[str, str]:

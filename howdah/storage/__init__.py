@@ -35,7 +35,7 @@ from howdah.core.paths import (
     scheme,
     temp_beside,
 )
-from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
+from howdah.errors import AlreadyExists, DataError, HowdahError, NotFound, StorageError
 from howdah.faults import Replaced, typed
 from howdah.storage import retry
 from howdah.storage.backends import backend_of
@@ -47,8 +47,9 @@ __all__ = [
     "parent", "name",
     "configure", "be_patient", "patient_environment", "waiting_at_most", "retry_seconds",
     "exists", "is_dir", "entry", "size", "modified", "free_bytes", "list_dir", "find",
-    "open_read", "read_bytes", "read_text", "read_json", "make_dirs", "open_write", "write_whole",
-    "write_stream", "create_exclusive", "rename_dir", "remove", "download", "upload", "set_mode",
+    "open_read", "read_bytes", "read_text", "read_json", "read_fields", "make_dirs", "open_write",
+    "write_whole", "write_stream", "create_exclusive", "rename_dir", "remove", "download", "upload",
+    "set_mode",
 ]  # fmt: skip
 
 _COPY_BYTES = 8 * 2**20
@@ -239,6 +240,15 @@ def read_json(path: str) -> Any:
         raise DataError(
             "the file is not JSON", where=f"{path}, line {error.lineno}", got=error.msg
         ) from None
+
+
+def read_fields(path: str) -> dict[str, Any]:
+    """The file's JSON object; {} where there is none that can be read, so that nothing is known."""
+    try:
+        value = read_json(path)
+    except HowdahError:
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 # ------------------------------------------------------------------------------------ writing

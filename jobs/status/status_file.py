@@ -26,6 +26,7 @@ from howdah.errors import (
     StorageError,
     StorageUnavailable,
 )
+from howdah.runs import RUN_JSON
 from jobs.status.claim import Claim, Superseded
 
 __all__ = [
@@ -133,7 +134,7 @@ class StatusFile:
         self._directory = run_directory
         self._status_path = status_path(run_directory)
         self._requests = storage.join(directory(run_directory), "requests")
-        self._run_file = storage.join(run_directory, "run.json")
+        self._run_file = storage.join(run_directory, RUN_JSON)
         self._claim = claim
         self._status, self._on_request, self._say = status, on_request, say
         self._on_superseded = superseded

@@ -7,6 +7,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.errors import NotFound, PermissionDenied
+from howdah.runs import RUN_JSON
 
 __all__ = ["duration", "job_lines", "run_summary"]
 
@@ -16,7 +17,7 @@ def run_summary(directory: str | None) -> dict[str, Any] | None:
     if directory is None:
         return None
     try:
-        record = storage.read_json(storage.join(directory, "run.json"))
+        record = storage.read_json(storage.join(directory, RUN_JSON))
     except (NotFound, PermissionDenied):
         return None
     ids = {key: record.get(key) for key in ("run_id", "status", "mlflow_run_id")}

@@ -261,7 +261,7 @@ def test_a_rank_that_dies_is_reported_with_its_last_lines_and_the_retry_resumes(
 
 @pytest.mark.full
 def test_an_error_that_a_retry_would_repeat_is_not_retried(tasks):
-    task = tasks.start("hopeless", "retries", data={"dataset": f"{tasks.data}/no-such-set"})
+    task = tasks.start("permanent", "retries", data={"dataset": f"{tasks.data}/no-such-set"})
     task.ends("failed")
     assert task.task["try_number"] == 1
     assert "no-such-set" in task.log()

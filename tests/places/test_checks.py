@@ -14,7 +14,7 @@ import pytest
 
 from howdah.cli import app, run
 from howdah.config import loader
-from howdah.core.processes import process_start
+from howdah.core.processes import boot_id, process_start
 from howdah.errors import ClusterError, ConfigError, NotFound
 from jobs import checks
 from places import control, record, settings
@@ -212,7 +212,7 @@ def kept(tmp_path, **values):
     fields = {
         "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
         "directory": str(directory), "fingerprint": "f", "submitted": time.time(),
-        "host": socket.gethostname(), "boot": record.boot_id(), "pid": os.getpid(),
+        "host": socket.gethostname(), "boot": boot_id(), "pid": os.getpid(),
         "start": process_start(os.getpid()),
     }  # fmt: skip
     one = record.Record(**{**fields, **values})

@@ -8,8 +8,7 @@ from howdah import storage
 from howdah.errors import HowdahError, ModelError, NotFound
 from howdah.models.server_file import ServerAddress, path_of, read, write
 from serving import container
-from serving.container import FILE, MODEL, TOKENS
-from yarn.serving import control
+from yarn import spec
 
 TOKEN, NEXT, OTHER = b"0123456789abcdef", b"0123456789abcdeg", b"fedcba9876543210"
 HERE = ServerAddress(
@@ -44,6 +43,5 @@ def test_another_file_is_an_error_that_names_it(tmp_path, data):
     assert "server.json" in str(caught.value)
 
 
-def test_both_sides_of_a_container_agree_on_their_names():
-    assert (TOKENS, MODEL, FILE) == (control.TOKENS, control.MODEL, control.FILE)
-    assert container.CONFIG == "run.yaml"
+def test_both_sides_of_a_container_agree_on_the_name_of_the_configuration():
+    assert container.CONFIG == spec.CONFIG

@@ -44,6 +44,11 @@ def test_partitions_follow_cores_and_bytes():
     }
 
 
+def test_a_local_master_of_all_cores_has_those_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(sizing.machine, "cores", lambda: 3)
+    assert sizing.local_cores("local[*]") == sizing.local_cores("local[*, 4]") == 3
+
+
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("options", "shown"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from howdah.config.loader import Config
 from howdah.config.metric_table import METRICS
 from howdah.config.splits import TRAIN, VALIDATION
+from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset
 from howdah.errors import ClusterError, ConfigError
 from training.baseline import linear, ngrams
@@ -19,8 +19,6 @@ from training.data.shards import ShardSet, node_cache
 from training.evaluation import metrics
 
 __all__ = ["measure"]
-
-Progress = Callable[[str], None]
 
 
 def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:

@@ -7,7 +7,6 @@ driver holds coefficients, and logits of the splits that are evaluated.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import numpy as np
 
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
+from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset
 from howdah.errors import ConfigError, DataError
 from howdah.hadoop.kerberos import logged_in
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["measure"]
 
-Progress = Callable[[str], None]
 
 _FOLDS = 3
 """Of Spark's CrossValidator, over rows of the training split."""

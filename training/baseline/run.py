@@ -11,23 +11,21 @@ import datetime
 import importlib.metadata
 import json
 import time
-from collections.abc import Callable
 
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
+from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import ConfigError
 from howdah.models import baseline as results
+from howdah.runs import RUN_JSON
 from howdah.storage import directories
 from training.baseline import local, mllib
 from training.baseline.measured import options
 from training.evaluation import report, tally
-from training.run.run_json import FILE_NAME as RUN_FILE
 
 __all__ = ["measure_baseline"]
-
-Progress = Callable[[str], None]
 
 
 def measure_baseline(
@@ -104,7 +102,7 @@ def _dataset(config: Config) -> Dataset:
     The ETL may have made a newer one since, and metrics of two datasets cannot be compared.
     """
     root = config.data.dataset
-    run_file = storage.join(config.run.directory, RUN_FILE)
+    run_file = storage.join(config.run.directory, RUN_JSON)
     if storage.exists(run_file):
         attempts = storage.read_json(run_file).get("attempts") or [{}]
         own = attempts[-1].get("dataset")
@@ -115,7 +113,7 @@ def _dataset(config: Config) -> Dataset:
 
 def _renew_report(directory: str, progress: Progress) -> None:
     """Write the report of a finished run again; a run that goes on writes it at its end."""
-    run_file = storage.join(directory, RUN_FILE)
+    run_file = storage.join(directory, RUN_JSON)
     if not storage.exists(run_file):
         return
     if storage.read_json(run_file).get("status") == "finished":

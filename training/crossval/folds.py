@@ -20,7 +20,6 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +27,7 @@ import training
 from howdah import storage
 from howdah.config.loader import Config, from_dict, require_secrets
 from howdah.config.splits import TEST
+from howdah.core.activity import Progress
 from howdah.core.child import Child
 from howdah.data.manifest import load_dataset
 from howdah.errors import (
@@ -42,6 +42,7 @@ from howdah.errors import (
 )
 from howdah.models import baseline as baselines
 from howdah.models.gate import scalars
+from howdah.runs import RUN_JSON
 from howdah.storage import directories
 from training.baseline.measured import options
 from training.crossval.summary import summarize
@@ -49,7 +50,6 @@ from training.run.run_json import config_hash, readable_config
 
 __all__ = ["cross_validate", "fold_config"]
 
-Progress = Callable[[str], None]
 
 _GRACE_SECONDS = 30.0
 """Longer than `checkpoint.grace_seconds`: `howdah train` ends its own processes."""
@@ -228,7 +228,7 @@ def _finished(config: Config, path: str, hash_: str, job: _Job) -> dict[str, Any
         _require_same(given, (found.about.get("options"), found.dataset_hash), directory)
         return found.metrics.get(TEST)
     try:
-        run = storage.read_json(storage.join(directory, "run.json"))
+        run = storage.read_json(storage.join(directory, RUN_JSON))
     except NotFound:
         return None
     if run.get("status") != "finished":

@@ -39,6 +39,7 @@ from typing import BinaryIO
 from howdah import storage
 from howdah.core import activity
 from howdah.core.cache import cache_root
+from howdah.core.processes import is_named, locked
 from howdah.errors import HowdahError, PermissionDenied, StorageError, StorageFull
 from training.data.leases import ShardLeases, is_leased
 
@@ -221,7 +222,7 @@ class ShardCache:
             try:
                 # Once renamed, the file's lock is held by its readers: do not wait for them.
                 _lock(file, path + _PART)
-                if not _is_named(file, path + _PART):
+                if not is_named(file, path + _PART):
                     # The process that held the lock has finished the file, or given up.
                     if os.path.exists(path):
                         yield None
@@ -329,7 +330,7 @@ class ShardCache:
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             with open(guard, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if guard != path or _is_named(file, path):
+                if guard != path or is_named(file, path):
                     os.unlink(path)
                     return True
         return False
@@ -385,37 +386,20 @@ def _lock(file: BinaryIO, name: str | None = None) -> None:
             into the file, and each of its attempts to reach a storage that is away, counts as
             progress here.
     """
-    if _locked(file):
+    if locked(file):
         return
     what = "waiting for the shard cache"
     if name is not None:
         what = f"waiting for {os.path.basename(name)}, which another process or thread fetches"
     written = 0
     with activity.doing("cache", what):
-        while not _locked(file):
-            if name is not None and not _is_named(file, name):
+        while not locked(file):
+            if name is not None and not is_named(file, name):
                 return
             if (now := os.fstat(file.fileno()).st_mtime_ns) != written:
                 written = now
                 activity.advanced()
             time.sleep(_POLL_SECONDS)
-
-
-def _locked(file: BinaryIO) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _is_named(file: BinaryIO, path: str) -> bool:
-    """Whether `path` still names the open file."""
-    try:
-        named = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(file.fileno()), named)
 
 
 def _mib(size: int) -> str:

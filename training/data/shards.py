@@ -17,6 +17,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.model import TrainingSection
+from howdah.config.tasks import Task
 from howdah.core import activity
 from howdah.data.manifest import Dataset
 from howdah.data.record import (
@@ -38,6 +39,10 @@ _KEEP_READS = 4
 """A shard that so many reads in a row did not need is released to the cache."""
 _ROOM_SECONDS = 300.0
 """How long a read waits for other readers on this machine to release shards."""
+_LABEL_DTYPES: dict[Task, type[np.generic]] = {
+    "single_label": np.int32, "multi_label": np.float32, "regression": np.float32,
+}  # fmt: skip
+"""Of what rows are to be predicted as, in a batch."""
 
 
 def layout_of(dataset: Dataset) -> RecordLayout:
@@ -282,7 +287,7 @@ class ShardSet:
         task = self.layout.task
         several = task == "multi_label"
         shape = (len(shard), len(self.dataset.manifest.labels)) if several else (len(shard),)
-        out = np.zeros(shape, np.int32 if task == "single_label" else np.float32)
+        out = np.zeros(shape, _LABEL_DTYPES[task])
         for number in np.unique(shard).tolist():
             if number < 0:
                 continue

@@ -114,17 +114,11 @@ def _end(others: set[int]) -> None:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            _reap()
+            processes.reap()
             if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
-        _reap()
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        processes.reap()
 
 
 def _directory() -> str:

@@ -16,7 +16,8 @@ from howdah.errors import DataError, ModelError
 __all__ = [
     "ACCURACY_OF_COVERAGE", "TOP", "areas", "areas_of_rows", "assembled", "calibration",
     "calibration_bins", "class_scores", "classification_metrics", "counted", "coverage_at",
-    "label_ranks", "log_softmax", "pair_metrics", "ratio", "refuse", "scores_of", "softmax",
+    "label_ranks", "log_softmax", "no_labels", "pair_metrics", "ratio", "refuse", "scores_of",
+    "softmax",
 ]  # fmt: skip
 
 ECE_BINS = 15
@@ -53,6 +54,18 @@ def scores_of(task: Task, logits_NC: np.ndarray) -> np.ndarray:
         assert_never(task)
     small = np.exp(-np.abs(logits))  # no overflow
     return np.where(logits >= 0, 1.0, small) / (1.0 + small)
+
+
+def no_labels(task: Task, classes: int) -> np.ndarray:
+    """The labels of no rows, in the type in which an evaluation keeps them: int64 [0] class
+    numbers; of several labels float32 [0, C]; of a regression float32 [0]."""
+    if task == "single_label":
+        return np.zeros(0, np.int64)
+    if task == "multi_label":
+        return np.zeros((0, classes), np.float32)
+    if task != "regression":
+        assert_never(task)
+    return np.zeros(0, np.float32)
 
 
 def classification_metrics(

@@ -16,12 +16,11 @@ from typing import Any
 from howdah import storage
 from howdah.core.terminal import shown
 from howdah.errors import DataError, NotFound
-from howdah.runs import hours
+from howdah.runs import RUN_JSON, hours
 from training.evaluation import view
 from training.evaluation.findings.material import Material, figures, gather
 from training.run.metrics_log import read_metrics
 from training.run.run_json import CONFIG, REPORT
-from training.run.run_json import FILE_NAME as RUN_FILE
 
 __all__ = ["number", "read_run", "render", "template", "write"]
 
@@ -59,12 +58,12 @@ def read_run(run_directory: str) -> dict[str, Any]:
         DataError: not a run directory.
     """
     try:
-        return storage.read_json(storage.join(run_directory, RUN_FILE))
+        return storage.read_json(storage.join(run_directory, RUN_JSON))
     except NotFound:
         raise DataError(
             "this is no run directory",
             where=run_directory,
-            expected=RUN_FILE,
+            expected=RUN_JSON,
             remedy="give run.directory of a run that has begun",
         ) from None
 

@@ -43,9 +43,7 @@ class Tally:
         self.names = list(label_names)
         classes = len(self.names)
         self._of_rows, self._sums_of = MEASURES[task]
-        self._dtype = np.int64 if task == "single_label" else np.float32
-        shape = (0, classes) if task == "multi_label" else (0,)
-        self.labels = [np.zeros(shape, self._dtype)]
+        self.labels = [metrics.no_labels(task, classes)]
         self.logits = [np.zeros((0, classes), np.float32)]
         self.kept = 0
         self.sums: _Sums | LabelSums | TargetSums | None = None
@@ -53,7 +51,7 @@ class Tally:
 
     def add(self, labels_B: np.ndarray, logits_BC: np.ndarray) -> None:
         """Take in a batch's rows."""
-        self.labels.append(np.asarray(labels_B, self._dtype))
+        self.labels.append(np.asarray(labels_B, self.labels[0].dtype))
         self.logits.append(np.asarray(logits_BC, np.float32))
         self.kept += len(labels_B)
         # Once there are sums, rows are kept for a while still: sums of many at once cost less.

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from howdah.config.metric_table import METRICS, SHOWN
+from howdah.config.metric_table import METRICS, SHOWN, TILES
 from howdah.config.splits import TRAIN, VALIDATION
 from howdah.data.clean import PAIR
 from howdah.data.manifest import DatasetManifest
@@ -144,10 +144,9 @@ def _counted(metrics: Metrics, kind: Mapping[str, Any]) -> tuple:
 
 def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[str, str]]:
     """(name, value) of the figures beside the main one."""
-    names = [*SHOWN, "mcc", "roc_auc", "mean_average_precision", "coverage_at_95", "ece"]
     tiles = [
         (name, f"{metrics[name]:.4f}")
-        for name in dict.fromkeys(names)
+        for name in TILES
         if name not in ("loss", main) and metrics.get(name) is not None
     ]
     for key, name, shape in (

@@ -35,6 +35,7 @@ from howdah.errors import (
     TrainingError,
     UsageError,
 )
+from howdah.runs import RUN_JSON
 from howdah.storage import directories, growing
 from training.checkpoint.fence import FencedOff
 from training.checkpoint.manager import Checkpoints
@@ -450,7 +451,7 @@ def _write_outcome(config: Config, local: str, error: HowdahError | None, *, beg
     directory = config.run.directory
     if begun:  # this process has waited for all ranks of this machine
         RunFile(directory).used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
-    if error is not None and storage.exists(storage.join(directory, "run.json")):
+    if error is not None and storage.exists(storage.join(directory, RUN_JSON)):
         file = RunFile(directory)
         stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
         status = "interrupted" if stopped else "failed"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import statistics
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy as np
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
 from howdah.core import machine
+from howdah.core.activity import Progress
 from howdah.data.manifest import load_dataset
 from howdah.errors import DataError
 from training.comm.base import split_evenly
@@ -42,8 +43,6 @@ _LINK_HOP = 50e-6
 
 _PAYLOAD = 1448 / 1514
 """Share of payload in an Ethernet frame of 1,500 bytes: without TCP, IP and Ethernet headers."""
-
-Progress = Callable[[str], None]
 
 
 class Sizes:

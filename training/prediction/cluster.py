@@ -18,6 +18,7 @@ from howdah.data import modelfiles
 from howdah.data.family import family_of
 from howdah.data.manifest import content_hash
 from howdah.errors import ConfigError, ModelError, UsageError
+from howdah.spark.sizing import JVM_MIB, OVERHEAD
 from training.checkpoint.tensors import read_header
 from training.prediction.executor import ModelLocation
 from training.serving.export import INFO, resolve_export
@@ -26,9 +27,6 @@ from training.serving.serve import patterns_of
 
 __all__ = ["Model", "environment_kind", "find_model", "memory_overhead_mib"]
 
-_OVERHEAD = ("spark.executor.memoryOverhead", "spark.executor.memoryOverheadFactor")
-_JVM_MIB = 384
-"""Spark's minimum overhead: the JVM's memory outside its heap."""
 _FRAMEWORK_MIB = {"torch": 545, "tensorflow": 640}
 """Resident memory of a Python worker before it opens a model: NumPy, Arrow, the framework."""
 _FRAMEWORK_MIB |= dict.fromkeys(ONNX_FILES, 105)
@@ -179,11 +177,11 @@ def memory_overhead_mib(options: SparkOptions, framework: str, model: Model) -> 
     Args:
         framework: tensorflow, torch, or a format of ONNX.
     """
-    if any(key in options.conf for key in _OVERHEAD):
+    if any(key in options.conf for key in OVERHEAD):
         return None
     cores = int(options.conf.get("spark.executor.cores", options.executor_cores))
     tasks = max(1, cores // int(options.conf.get("spark.task.cpus", "1")))
     batch = _HIDDEN[framework] * _BATCH_TOKENS * model.hidden_dim * 4
     worker = _FRAMEWORK_MIB[framework] + _ROOM_MIB
     worker += (_WEIGHTS * model.decoded_bytes + batch) / 2**20
-    return math.ceil(_JVM_MIB + tasks * worker)
+    return math.ceil(JVM_MIB + tasks * worker)

@@ -1,7 +1,7 @@
 """Reads rows from files: CSV, JSON lines and Parquet, streamed, on any storage.
 
 Spark's workers read the same files by the same functions (training/prediction/files.py), so that a
-row has one text, and one error, whoever classifies it.
+row has one text, and one error, whichever process classifies it.
 
 A row that cannot be read does not stop the others: its prediction has a null label and an error.
 pyarrow's CSV and JSON readers are not used: they stop at the first such row (a broken line, another

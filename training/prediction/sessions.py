@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from howdah.config.data import SparkOptions
 from howdah.config.loader import Config
+from howdah.core.activity import Progress
 from howdah.errors import ClusterError, ConfigError
 from howdah.spark import applications, shipping
 from howdah.spark.session import Application, is_local_master, session
+from howdah.spark.sizing import OVERHEAD
 from training.prediction.cluster import Model, environment_kind, memory_overhead_mib
 from training.prediction.executor import ModelLocation
 
@@ -27,8 +29,6 @@ _BATCHES = {
 }
 """Size of the batches that a Python worker gets."""
 _DIST_FILES = "spark.yarn.dist.files"
-
-Progress = Callable[[str], None]
 
 
 def refuse_other_spark(options: SparkOptions) -> None:
@@ -138,10 +138,10 @@ def _shipped(
     conf[_DIST_FILES] = ",".join(files)
     overhead = memory_overhead_mib(options, framework, model)
     if overhead is not None:
-        conf["spark.executor.memoryOverhead"] = f"{overhead}m"
+        conf[OVERHEAD[0]] = f"{overhead}m"
         progress(
             f"an executor: {options.executor_memory} for the JVM and {overhead:,} MiB for Python"
-            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; spark.executor.memoryOverhead"
+            f" (weights of {model.decoded_bytes / 2**20:,.0f} MiB; {OVERHEAD[0]}"
             " in data.spark.conf overrides it)"
         )
     return options, conf

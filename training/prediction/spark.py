@@ -7,16 +7,16 @@ truncation and scoring are `training/prediction/classify.py`, as on one machine.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
 from howdah import storage
 from howdah.config.data import Columns, CsvOptions
 from howdah.config.loader import Config
-from howdah.config.options.source import LAKES
+from howdah.config.options.source import LAKES, TABLE_NAME
 from howdah.config.tasks import task_of
+from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
@@ -44,9 +44,6 @@ _BY_SPARK = ("orc", "avro", *LAKES)
 """Values of data.format by which a path without a known suffix is read."""
 TABLE = "table:"
 """Prefix of an output that is a Hive table."""
-_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
-
-Progress = Callable[[str], None]
 
 
 def predict_spark(
@@ -200,7 +197,7 @@ def _is_file(source: str) -> bool:
 
 def _output_form(output: str, overwrite: bool) -> str:
     if output.startswith(TABLE):
-        if not _NAME.fullmatch(output.removeprefix(TABLE)):
+        if not TABLE_NAME.fullmatch(output.removeprefix(TABLE)):
             raise UsageError(
                 "the output is no table name", where=output, expected=f"{TABLE}database.table"
             )
@@ -344,10 +341,13 @@ def _counts(frame: DataFrame, outputs: Outputs) -> dict:
     name, failed = outputs.name, F.count("error").alias("failed")
     if outputs.task != "single_label":
         rows, wrong = frame.agg(F.count("*"), failed).first()
-        labels = {}
         if outputs.task == "multi_label":
             each = frame.select(F.explode(name).alias("label"))
             labels = {row["label"]: row["count"] for row in each.groupBy("label").count().collect()}
+        elif outputs.task == "regression":
+            labels = {}
+        else:
+            assert_never(outputs.task)
         return {"rows": rows, "errors": wrong, "rejected": 0, "labels": labels}
     counted = frame.groupBy("label").agg(F.count("*").alias("rows"), failed).collect()
     labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from howdah import storage
-from howdah.core.processes import process_start
+from howdah.core.processes import locked, process_start
 from howdah.errors import HowdahError, PermissionDenied, UsageError
 
 __all__ = ["RankRecord", "RunLock", "job_age", "local_directory", "process_age"]
@@ -215,7 +215,7 @@ class RunLock:
         """
         file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lives with it
         deadline = time.monotonic() + patience
-        while not self._locked(file):
+        while not locked(file):
             if time.monotonic() < deadline:
                 time.sleep(0.05)
                 continue
@@ -232,14 +232,6 @@ class RunLock:
         file.write(f"pid {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
         file.flush()
         self._file = file
-
-    @staticmethod
-    def _locked(file: TextIO) -> bool:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
 
     def fileno(self) -> int:
         """Of the lock that is held. A child that inherits it holds the lock as long as it lives."""

@@ -24,16 +24,15 @@ from howdah import __version__, redact, storage
 from howdah.config.loader import Config, dump_yaml
 from howdah.core.user import user
 from howdah.errors import DataError, NotFound, StorageError
-from howdah.runs import hours
+from howdah.runs import RUN_JSON, hours
 from howdah.runs.command import began_by
 from training.checkpoint.identity import Identity
 
 __all__ = [
-    "CONFIG", "FILE_NAME", "NEEDED", "REPORT", "UNHASHED_TRAINING", "RunFile", "config_hash",
+    "CONFIG", "NEEDED", "REPORT", "UNHASHED_TRAINING", "RunFile", "config_hash",
     "cpu_seconds", "freeze_config", "git_state", "readable_config", "versions",
 ]  # fmt: skip
 
-FILE_NAME = "run.json"
 REPORT = "report.html"
 """The run's page, beside it (training/evaluation/report.py)."""
 CONFIG = "config.yaml"
@@ -65,7 +64,7 @@ class RunFile:
     """
 
     def __init__(self, directory: str, check: Callable[[], None] = lambda: None) -> None:
-        self._path = storage.join(directory, FILE_NAME)
+        self._path = storage.join(directory, RUN_JSON)
         self._check = check
         self._lock = threading.RLock()
         self._late = False

@@ -21,12 +21,12 @@ from training.prediction.classify import classify, count_failed, no_profile
 from training.prediction.reading import choose_columns, read_rows, source_files
 from training.prediction.rows import Prediction, Row, format_of
 from training.scoring.labels import joined_file, joined_table
+from training.scoring.target import root_of
 from training.serving import variants
 
 __all__ = ["of_source", "of_table", "words_of"]
 
 _CHUNK_ROWS = 2048
-_RUN = "run.json"
 
 
 def of_table(
@@ -55,7 +55,7 @@ def of_table(
         UsageError: the partition is not scored.
     """
     found = variants.find(model, config.publish.directory)
-    root = _root(found)
+    root = root_of(found)
     this = scored.find(root, table, partition)
     reference = scored.reference_for(root, this, found.path)
     if reference is None:
@@ -164,15 +164,6 @@ def words_of(model_directory: str) -> dict[int, str]:
     except Exception:  # noqa: BLE001
         return {}
     return dict(enumerate(lines))
-
-
-def _root(found: variants.Variant) -> str:
-    """The directory below which `howdah score` puts markers: of the published model, the run, or
-    the export itself."""
-    above = storage.parent(found.path)
-    if found.version is not None or storage.exists(storage.join(above, _RUN)):
-        return above
-    return found.path
 
 
 def _classified(

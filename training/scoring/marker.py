@@ -16,13 +16,13 @@ from urllib.parse import quote
 from howdah import storage
 from howdah.data.manifest import content_hash
 from howdah.errors import NotFound
+from howdah.models.scored import DIRECTORY, MARKER
 
 __all__ = [
-    "MARKER", "Files", "Marker", "Wanted", "directory_of", "files_of", "read", "reason",
+    "Files", "Marker", "Wanted", "directory_of", "files_of", "read", "reason",
     "remove", "write",
 ]  # fmt: skip
 
-MARKER = "done.json"
 FORMAT_VERSION = 1
 
 
@@ -99,7 +99,7 @@ def directory_of(root: str, table: str, partition: Mapping[str, str]) -> str:
     'models/m/scored/shop.scored/ds=2026-11-01/path=a%2Fb'
     """
     below = [f"{column}={quote(value, safe=' ')}" for column, value in partition.items()]
-    return storage.join(root, "scored", table, *below)
+    return storage.join(root, DIRECTORY, table, *below)
 
 
 def read(directory: str) -> Marker | None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import getpass
 import posixpath
 import re
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.tasks import Task
+from howdah.core.user import user_and_host
 from howdah.data.hive_table import replace_partition
 from howdah.drift import profile
 from howdah.drift.profile import Profile
@@ -124,7 +123,7 @@ class Job:
             partition=text_of(spec), **counts, profile=self._profile(found, directory),
             framework=self.framework, scored_at=now.isoformat(),
             seconds=round(time.monotonic() - started, 1), application=self.application,
-            by=_by(),
+            by=user_and_host(),
         )  # fmt: skip
         markers.write(directory, made)
         if output.location is not None:
@@ -254,11 +253,3 @@ def _counts(written: DataFrame) -> dict[str, Any]:
             for row in failed[:_EXAMPLES]
         ],
     }
-
-
-def _by() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # a container's user without a name
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"

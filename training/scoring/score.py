@@ -7,17 +7,19 @@ its old rows in one step, and its marker is written after that.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.config.options.source import TABLE_NAME
 from howdah.config.tasks import Task, task_of
+from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
+from howdah.models.scored import MARKER
 from howdah.spark import shipping
 from howdah.spark.errors import translated
 from howdah.spark.hive_catalog import Catalogue, Table, reading, refuse_unreadable, text_of
@@ -34,12 +36,9 @@ __all__ = ["MODEL", "Request", "score"]
 
 MODEL = "model"
 """The output's last partition column: the model's name."""
-_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _KINDS = ("hive", "parquet", "orc")
 _NO_TEXT = ("array", "map", "struct", "binary", "variant")
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +71,7 @@ class Request:
             ClusterError: Spark is not installed.
         """
         for option, name in (("--source", self.source), ("--output", self.output)):
-            if not _NAME.fullmatch(name):
+            if not TABLE_NAME.fullmatch(name):
                 raise UsageError(
                     "that is not a table's name", where=option, expected="database.table", got=name
                 )
@@ -321,7 +320,7 @@ def _answer(made: markers.Marker, directory: str, state: str, reason: str | None
         "reasons": made.reasons,
         "scored_at": made.scored_at,
         "seconds": made.seconds,
-        "marker": storage.join(directory, markers.MARKER),
+        "marker": storage.join(directory, MARKER),
         "profile": None if made.profile is None else storage.join(directory, made.profile),
     }
 

@@ -6,12 +6,11 @@ from dataclasses import dataclass
 
 from howdah import storage
 from howdah.errors import UsageError
+from howdah.runs import RUN_JSON
 from training.prediction.cluster import Model, find_model
 from training.serving import variants
 
-__all__ = ["Scorer", "find_scorer"]
-
-_RUN = "run.json"
+__all__ = ["Scorer", "find_scorer", "root_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +72,15 @@ def find_scorer(model: str, publish_directory: str, framework: str | None = None
         version=found.version,
         run_id=found.run_id,
         weights=str(found.info.get("weights_sha256") or files.key),
-        root=_root(found),
+        root=root_of(found),
         model=files,
     )
 
 
-def _root(found: variants.Variant) -> str:
+def root_of(found: variants.Variant) -> str:
+    """The directory below which `howdah score` puts markers: of the published model, the run, or
+    the export itself."""
     above = storage.parent(found.path)
-    if found.version is not None or storage.exists(storage.join(above, _RUN)):
+    if found.version is not None or storage.exists(storage.join(above, RUN_JSON)):
         return above
     return found.path

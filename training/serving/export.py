@@ -30,6 +30,7 @@ from howdah.data.manifest import MANIFEST, Dataset, load_dataset
 from howdah.drift.profile import PROFILE
 from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
 from howdah.models import registry as models
+from howdah.runs import RUN_JSON
 from howdah.storage import commit
 from training.checkpoint.manager import Checkpoints
 from training.checkpoint.manager import load as load_checkpoint
@@ -411,7 +412,7 @@ def export_run(
 
 def _run_json(directory: str) -> dict:
     try:
-        return storage.read_json(storage.join(directory, "run.json"))
+        return storage.read_json(storage.join(directory, RUN_JSON))
     except NotFound:  # the run was killed before it wrote one: a checkpoint suffices
         return {}
 

@@ -25,7 +25,7 @@ from howdah.errors import DataError, ModelError, NotFound, UsageError
 from howdah.models import registry
 from training.comm.base import Comm
 from training.data.shards import ShardSet
-from training.evaluation.metrics import scores_of
+from training.evaluation.metrics import no_labels, scores_of
 
 if TYPE_CHECKING:
     from howdah.data.encode import Encoder
@@ -72,9 +72,8 @@ class Kept:
     def gathered(self, comm: Comm, classes: int) -> tuple[np.ndarray, np.ndarray]:
         """(labels, logits float32 [N, C]) of all ranks, on every rank. Every rank enters, also one
         that has no row."""
-        dtype = np.int64 if self.task == "single_label" else np.float32
-        shape = (0, classes) if self.task == "multi_label" else (0,)
-        labels = np.concatenate([np.zeros(shape, dtype), *(a.astype(dtype) for a in self.labels)])
+        none = no_labels(self.task, classes)
+        labels = np.concatenate([none, *(given.astype(none.dtype) for given in self.labels)])
         logits = np.concatenate([np.zeros((0, classes), np.float32), *self.logits])
         return comm.gather(labels), comm.gather(logits)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,8 +18,10 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
+from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, ModelError, NotFound, UsageError
 from howdah.models.registry import MANIFEST, resolve
+from howdah.runs import RUN_JSON
 from training.evaluation.decision import (
     LABEL_METRICS,
     Decision,
@@ -37,8 +39,6 @@ __all__ = ["Asked", "decide", "lines"]
 
 _MOST_VALUES = 2**25
 """Scores that are fitted on at most: an even sample of more rows; 128 MiB."""
-
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ def _predictions(
 def _is_of(run: str, info: dict[str, Any]) -> bool:
     """A run's predictions are of the exported weights."""
     try:
-        values = storage.read_json(storage.join(run, "run.json"))
+        values = storage.read_json(storage.join(run, RUN_JSON))
     except HowdahError:
         return False
     step = values.get("steps") if values.get("best_step") is None else values["best_step"]

@@ -5,19 +5,16 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import re
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from howdah import storage
 from howdah.errors import ModelError, NotFound, UsageError
-from howdah.models.registry import EXPORT_INFO, Published
+from howdah.models.registry import EXPORT_INFO, VERSION, Published
 from training.model.pretrained import label_names_of
 from training.serving.export import resolve_export
 
 __all__ = ["Variant", "choose", "find", "published", "require_comparable"]
-
-_VERSION = re.compile(r"v=([1-9][0-9]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +102,7 @@ def published(directory: str) -> tuple[str | None, int | None]:
     Raises:
         ModelError: a version without its manifest, which does not exist.
     """
-    found = _VERSION.fullmatch(storage.name(directory))
+    found = VERSION.fullmatch(storage.name(directory))
     root = storage.parent(directory)
     if not found or not Published(root).entries():
         return None, None

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
 from typing import Any
 
+from howdah.core.activity import Progress
 from howdah.errors import ClusterError, HowdahError, JobLost, TrainingError, UsageError
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.job_log import Position, new_lines
@@ -19,7 +19,6 @@ from yarn.client.status import Job, job_status
 
 __all__ = ["kill", "scale", "scale_arguments", "wait"]
 
-Progress = Callable[[str], None]
 
 KILL_SECONDS = 30.0
 """How long YARN may take to confirm a kill."""

@@ -6,16 +6,15 @@ YARN does not keep it (a tag is too short for a path), and `howdah status APP` h
 from __future__ import annotations
 
 import json
-import re
 
 from howdah import storage
 from howdah.config.model import Config
 from howdah.errors import ConfigError, NotFound, PermissionDenied, UsageError
+from howdah.hadoop.resourcemanager import APPLICATION
 from howdah.packaging import cluster_paths
 
 __all__ = ["announce", "register", "run_directory"]
 
-_APPLICATION = re.compile(r"application_\d+_\d+")
 _KEPT = 1000
 
 
@@ -51,7 +50,7 @@ def run_directory(staging: str, application: str) -> str | None:
 
 
 def _path(staging: str, application: str) -> str:
-    if not _APPLICATION.fullmatch(application):
+    if not APPLICATION.fullmatch(application):
         raise UsageError(
             "no application's id", expected="application_<number>_<number>", got=application
         )

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.core.processes import boot_id
 from howdah.errors import AlreadyExists, ClusterError, HowdahError, NotFound
 from howdah.hadoop import conf as settings
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
@@ -225,7 +226,6 @@ def _read(path: str) -> Claim | None:
 
 def _boot() -> str:
     try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip()
+        return boot_id()
     except OSError:
         return ""

@@ -13,10 +13,10 @@ from typing import Any
 
 from howdah.config.model import Config
 from howdah.errors import ClusterError
+from howdah.runs.hours import GPU
 
 __all__ = ["find_queue", "problems", "slots_by_host"]
 
-_GPU = "yarn.io/gpu"
 _MIB = 2**20
 
 
@@ -294,7 +294,7 @@ def _queue_limit(queue: Mapping[str, Any], total: int) -> tuple[int | None, str]
 def _node(node: Mapping[str, Any]) -> Size:
     total = node.get("totalResource") or {}
     known = (total.get("resourceInformations") or {}).get("resourceInformation") or []
-    gpus = sum(int(r.get("value") or 0) for r in known if r.get("name") == _GPU)
+    gpus = sum(int(r.get("value") or 0) for r in known if r.get("name") == GPU)
     memory = int(total.get("memory") or node.get("usedMemoryMB", 0) + node.get("availMemoryMB", 0))
     vcores = int(
         total.get("vCores")

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.data.manifest import load_dataset
 from howdah.errors import (
     ClusterError,
@@ -29,7 +30,6 @@ from yarn.preflight import capacity, isolation, ports, worker_memory
 
 __all__ = ["check"]
 
-Progress = Callable[[str], None]
 
 _SKEW_SECONDS = 300.0
 """What Kerberos allows by default; YARN's tokens expire by the clock as well."""

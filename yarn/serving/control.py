@@ -13,17 +13,18 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
 from howdah.config import loader
 from howdah.config.model import Config
+from howdah.core.activity import Progress
 from howdah.errors import ClusterError, HowdahError, NotFound, UsageError
 from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import OVER, ResourceManager
 from howdah.models import server_file
+from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.packaging import cluster_paths
 from yarn import shipping, spec
 from yarn.client.status import own_user
@@ -31,7 +32,6 @@ from yarn.submit import write_private, zip_settings
 
 __all__ = ["Served", "start", "status", "stop"]
 
-Progress = Callable[[str], None]
 
 START_SECONDS = 300.0
 """From the application's start to the first answer: a node may have to fetch the environment."""
@@ -39,9 +39,6 @@ KILL_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 ATTEMPTS = 10
 """Of skein's master; the cluster's own limit holds as well."""
-TOKENS = ".howdah.tokens"
-MODEL, FILE = "HOWDAH_SERVE_MODEL", "HOWDAH_SERVE_FILE"
-"""As in serving/container.py; a test compares them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +260,10 @@ def application(
             script="mkdir -p tmp\n" + spec.preamble(shipment)
             + f"exec {spec.python(config)} -m serving\n",
             files=files,
-            env={MODEL: model_directory, FILE: server_file.path_of(model_directory)},
+            env={
+                MODEL_VARIABLE: model_directory,
+                ADDRESS_VARIABLE: server_file.path_of(model_directory),
+            },
         ),
     )  # fmt: skip
 

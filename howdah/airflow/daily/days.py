@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from howdah.airflow.retries import ENDED
 from howdah.config.options.partition import parse, text_of
 from howdah.errors import ConfigError
 
 __all__ = ["PARTITIONS", "Day", "ahead", "cooling", "merged", "of_date", "of_events"]
-
-_OVER = {"success", "failed", "skipped", "removed", "upstream_failed"}
-"""States of a task that no try follows."""
 
 PARTITIONS = "data.partitions"
 """Key of an event's extra "howdah" that names the day."""
@@ -117,7 +115,7 @@ def ahead(states: Mapping[str, Mapping[str, Any]], me: str, *, turn: str, last: 
     """
     found = []
     for run, tasks in states.items():
-        began, ended = (str(tasks.get(name) or "") in _OVER for name in (turn, last))
+        began, ended = (str(tasks.get(name) or "") in ENDED for name in (turn, last))
         if run != me and not ended and (began or run < me):
             found.append(run)
     return sorted(found)

@@ -22,6 +22,7 @@ from howdah.airflow.hook import refusals  # noqa: E402
 from howdah.airflow.operators import CheckOperator, task_key  # noqa: E402
 from howdah.config import loader as configs  # noqa: E402
 from howdah.config.options.partition import expanded, is_files  # noqa: E402
+from howdah.config.splits import TEST  # noqa: E402
 from howdah.errors import ConfigError  # noqa: E402
 
 __all__ = ["CheckRetrainOperator", "TurnSensor"]
@@ -104,7 +105,7 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         if fixed.retrain.dataset and "data.dataset" not in sent:
             made["data.dataset"] = fixed.retrain.dataset
         if not installed.data.append.frozen:
-            made["data.append.frozen"] = ["test"]
+            made["data.append.frozen"] = [TEST]
         if "better_than_published" not in (defaults.get("gate") or {}) and _BETTER not in sent:
             made[_BETTER] = True
         began = self._begin(context, trigger_form.sections(defaults))

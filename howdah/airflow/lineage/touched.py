@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from howdah.config.options.partition import is_files, parse
+from howdah.config.options.source import LAKES
 
 __all__ = [
     "Item", "Places", "Touched", "etl", "judged", "places_of", "published", "scored", "trained",
@@ -25,7 +26,6 @@ __all__ = [
 _VERSION = re.compile(r"v=([0-9A-Za-z]+)/?$")
 _METASTORE = ("spark.hadoop.hive.metastore.uris", "spark.hive.metastore.uris",
               "hive.metastore.uris")  # fmt: skip
-_LAKES = ("iceberg", "delta")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def etl(places: Places, config: Any, made: Mapping[str, Any] | None) -> Touched:
         more: dict[str, Any] = {"partitions": tuple(rows) if given else ()}
         if data.get("as_of") is not None:
             more["version"] = str(data["as_of"])
-        table = data.get("format") in ("hive", "jdbc", *_LAKES) and not is_files(source)
+        table = data.get("format") in ("hive", "jdbc", *LAKES) and not is_files(source)
         inputs = ((places.table if table else places.of)(source, **more),)
     path = str((made or {}).get("dataset") or data["dataset"])
     rows_made = (made or {}).get("rows") or {}

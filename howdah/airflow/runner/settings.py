@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from howdah.config.types import Section, problem_of
+from howdah.config.types import Section, name_of_variable, problem_of
 from howdah.errors import ConfigError
 
 __all__ = ["ConnectionSettings", "NotifierSettings", "form_fields", "from_extra"]
@@ -93,10 +93,7 @@ class ConnectionSettings(Section):
     @field_validator("environment")
     @classmethod
     def _names(cls, value: dict[str, str]) -> dict[str, str]:
-        for name in value:
-            if not (name.isascii() and name.isidentifier()):
-                raise ValueError(f"no name of an environment variable: {name!r}")
-        return value
+        return {name_of_variable(name): each for name, each in value.items()}
 
     @model_validator(mode="after")
     def _together(self) -> ConnectionSettings:

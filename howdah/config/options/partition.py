@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from howdah.config.options.source import TABLE
+from howdah.config.options.source import TABLE_NAME
 from howdah.errors import ConfigError, UsageError
 
 __all__ = ["expanded", "is_files", "parse", "parse_spec", "text_of"]
@@ -78,7 +78,7 @@ def is_files(source: str) -> bool:
     >>> is_files("news.texts"), is_files("texts.csv"), is_files("hdfs:///in/{ds}")
     (False, True, True)
     """
-    return TABLE.fullmatch(source) is None or source.lower().endswith(_FILE_ENDINGS)
+    return TABLE_NAME.fullmatch(source) is None or source.lower().endswith(_FILE_ENDINGS)
 
 
 def expanded(pattern: str, partition: str) -> str:

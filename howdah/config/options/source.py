@@ -10,12 +10,12 @@ from pydantic import Field, model_validator
 
 from howdah.config.types import AnyPath, Query, Section
 
-__all__ = ["LAKES", "TABLE", "JdbcOptions", "check_as_of", "moment_of"]
+__all__ = ["LAKES", "TABLE_NAME", "JdbcOptions", "check_as_of", "moment_of"]
 
 LAKES = ("iceberg", "delta")
 """Values of `data.format` whose tables keep snapshots."""
 
-TABLE = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
+TABLE_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+){0,2}")
 """table, database.table, catalog.database.table"""
 
 

@@ -10,7 +10,8 @@ import pytest
 import sklearn.metrics as peer
 
 from howdah.config.metric_table import METRICS, SELECTABLE, SHOWN, Metric, metrics_of
-from howdah.config.model import EvaluationSection, GateSection
+from howdah.config.model import EvaluationSection
+from howdah.config.options.publish import GateSection
 from howdah.errors import ConfigError, DataError, ModelError
 from training.checkpoint.state import score_of
 from training.evaluation import tally

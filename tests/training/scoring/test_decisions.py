@@ -12,6 +12,7 @@ import pytest
 
 from howdah.config.options.partition import parse_spec
 from howdah.errors import DataError, UsageError
+from howdah.models.scored import MARKER
 from training.scoring import marker as markers
 from training.scoring.executor import _batch, columns_of, profiles
 from training.scoring.partition import sweep
@@ -123,7 +124,7 @@ def test_a_marker_is_read_as_it_was_written_and_another_format_is_none(tmp_path)
     assert markers.read(directory) is None
     markers.write(directory, DONE)
     assert markers.read(directory) == DONE
-    path = tmp_path / "ds=1" / markers.MARKER
+    path = tmp_path / "ds=1" / MARKER
     path.write_text(path.read_text().replace('"format_version": 1', '"format_version": 2'))
     assert markers.read(directory) is None
     path.write_text('{"format_version": 1}')

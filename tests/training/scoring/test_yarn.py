@@ -12,8 +12,8 @@ import pytest
 
 from howdah import storage
 from howdah.config import loader as config_module
+from howdah.hadoop.resourcemanager import APPLICATION
 from howdah.packaging.staging import PACKAGES
-from howdah.spark.applications import APPLICATION
 from tests.fixtures.etl_yarn import SPARK
 from tests.support.hadoop.kerberos_users import become_alice, ticket
 from tests.support.waiting import wait_until
