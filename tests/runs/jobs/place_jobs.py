@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import yaml
 
+from howdah.core.processes import marked
 from howdah.errors import NotFound
 from howdah.storage import is_local, read_json
 from tests import ROOT
@@ -126,6 +127,8 @@ class PlaceJob(LocalJob):
                         kill(process.pid)
         for pid in self.processes():
             kill(pid)
+        for pid in marked("HOWDAH_CACHE", self.env["HOWDAH_CACHE"]):
+            kill(pid)  # of another job, which a test that failed had not taken note of
         wait_until(lambda: not self.processes())
 
 
