@@ -11,10 +11,10 @@ from howdah.config.loader import Config, require_secrets
 from howdah.errors import ConfigError, HowdahError, TrainingError
 from howdah.models import publish as publishing
 from howdah.models.gate import Evaluate
+from howdah.runs import RUN_JSON
 from howdah.storage import directories
 from training.run.local_dir import RunLock, local_directory
 from training.run.run_json import CONFIG, NEEDED, freeze_config
-from training.run.run_json import FILE_NAME as RUN_FILE
 from tuning import page, space
 from tuning import study as studies
 from tuning.summary import Study, summarise
@@ -60,11 +60,11 @@ def tune(
     studies.library()
     way = way_of(config, np=np, launcher=launcher)
     directory = config.run.directory
-    if storage.exists(storage.join(directory, RUN_FILE)):
+    if storage.exists(storage.join(directory, RUN_JSON)):
         raise ConfigError(
             "the directory is that of a training run", where=f"run.directory: {directory}",
             expected="a directory for the study: trials get run directories in it",
-            got=RUN_FILE, remedy="give the study a run.directory of its own",
+            got=RUN_JSON, remedy="give the study a run.directory of its own",
         )  # fmt: skip
     require_secrets(config, *NEEDED)
     datasets = space.check(config, np=way.ranks, refused=refused)

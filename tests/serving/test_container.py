@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from howdah.models import server_file
+from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
 from howdah.packaging import package
-from serving.container import FILE, MODEL, TOKENS
 from tests import ROOT
 from tests.runs.servers import LIMIT, publish_version
 from tests.support.waiting import wait_until
@@ -33,7 +33,7 @@ def container(place, base: str) -> dict[str, str]:
     os.chmod(work / TOKENS, 0o500)
     model = f"{place}/models/zoo"
     return {
-        MODEL: model, FILE: server_file.path_of(model), "NM_HOST": "127.0.0.1",
+        MODEL_VARIABLE: model, ADDRESS_VARIABLE: server_file.path_of(model), "NM_HOST": "127.0.0.1",
         "CONTAINER_ID": "container_e17_1410901177871_0001_02_000005", "HOME": str(work),
         "HOWDAH_CACHE": str(work / "cache"), "PATH": "/usr/bin:/bin",
     }  # fmt: skip
@@ -46,9 +46,11 @@ def serve_and_end(python: str, code: str, place, env: dict[str, str]) -> None:
             [python, "-m", "serving"], cwd=work, env={**env, "PYTHONPATH": code}, stderr=log,
         )  # fmt: skip
     try:
-        wait_until(lambda: os.path.exists(env[FILE]) or process.poll() is not None, LIMIT)
+        wait_until(
+            lambda: os.path.exists(env[ADDRESS_VARIABLE]) or process.poll() is not None, LIMIT
+        )
         assert process.poll() is None, (work / "log").read_text()
-        address = server_file.read(env[FILE], [TOKEN.encode()])
+        address = server_file.read(env[ADDRESS_VARIABLE], [TOKEN.encode()])
         assert address.application == "application_1410901177871_0001"
         assert address.container == env["CONTAINER_ID"]
         request = urllib.request.Request(
