@@ -198,6 +198,10 @@ class TrainingSection(Section):
     its label's weight. (With label smoothing torch's cross_entropy differs: it weights each class's
     term by that class.) With data.task multi_label: weights of the rows that have the label, as
     torch's pos_weight; balanced: rows without it / rows with it."""
+    length_window: int = Field(default=50, ge=1)
+    """Global batches whose rows are sorted by length together, so that a batch has rows of like
+    length and little padding. 1: batches of random rows, which learn better where a row's labels go
+    with its length, at more padding."""
     gradient_checkpointing: bool = False
     """Recompute activations to save memory (torch only)."""
     sparse_embeddings: Literal["auto", "dense", "sparse"] = "auto"

@@ -297,6 +297,7 @@ def training_planner(config: Config, shards: ShardSet) -> Planner:
             split=shards.split,
             seed=config.training.seed,
             global_batch_size=config.training.global_batch_size,
+            window_batches=config.training.length_window,
         ),
     )
 

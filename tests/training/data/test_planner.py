@@ -125,6 +125,24 @@ def test_padding_is_at_most_five_percent(world):
     assert padded / real <= 1.05
 
 
+def spread_of_means(planner: Planner) -> float:
+    """How much the mean lengths of an epoch's batches differ, in what those of as many random rows
+    would."""
+    batches = [planner.batch(0, step).length for step in range(planner.steps_per_epoch)]
+    rows = np.concatenate(batches)
+    means = [batch.mean() for batch in batches]
+    return float(np.std(means) / (rows.std() / np.sqrt(len(batches[0]))))
+
+
+def test_a_window_of_one_batch_makes_batches_of_random_rows():
+    spec = replace(SPEC, global_batch_size=32)
+    shards = lengths(3200, 3200)
+    assert 0.8 < spread_of_means(Planner(shards, replace(spec, window_batches=1))) < 1.2
+    assert spread_of_means(Planner(shards, replace(spec, window_batches=50))) > 4
+    batch = Planner(shards, replace(spec, window_batches=1)).batch(0, 0)
+    assert (np.diff(batch.length) <= 0).all()  # its micro-batches are of like lengths still
+
+
 def sentences(rows: int) -> list[np.ndarray]:
     """Token counts like SST-2's: 25 on the average, from 4 to 66."""
     counts = np.round(np.random.default_rng(0).gamma(4.7, 5.3, rows))

@@ -59,6 +59,15 @@ def begun(job) -> TrainState:
     return state
 
 
+def test_batches_of_random_rows_are_another_plan(tiny_dataset, tiny_model_dir):
+    like, random = (
+        job(tiny_dataset.path, tiny_model_dir, training={"length_window": window}).planner
+        for window in (50, 1)
+    )
+    assert random.spec.window_batches == 1
+    assert random.plan_hash != like.plan_hash
+
+
 def test_a_job_has_all_that_a_loop_needs(tiny_dataset, tiny_model_dir):
     got = job(tiny_dataset.path, tiny_model_dir, training={"num_train_epochs": 2.0,
                                                            "global_batch_size": 16})  # fmt: skip
@@ -68,6 +77,7 @@ def test_a_job_has_all_that_a_loop_needs(tiny_dataset, tiny_model_dir):
     assert np.ptp(got.weights["classifier.weight"]) > 0
     assert got.class_weights is None
     assert got.identity.plan == got.planner.plan_hash
+    assert got.planner.spec.window_batches == 50
     rows = [b.real_tokens for b in got.train_source(SoloComm(), begun(got))]
     assert sum(rows) == 2 * sum(shard.tokens for shard in tiny_dataset.manifest.splits["train"])
 
