@@ -7,7 +7,6 @@ counts wherever it is there: a submission to YARN removes it, once it is no live
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,7 +18,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.core.cache import cache_root
-from howdah.core.processes import boot_id, process_start
+from howdah.core.processes import boot_id, locked, process_start
 from howdah.errors import ClusterError, NotFound, StorageError
 from jobs.status import status_file
 from jobs.status.status_file import directory, status_path
@@ -119,13 +118,11 @@ def submitting(run_directory: str) -> Iterator[None]:
     os.makedirs(root, mode=0o700, exist_ok=True)
     name = hashlib.sha256(run_directory.encode()).hexdigest()[:16]
     with open(os.path.join(root, f"{name}.lock"), "w", encoding="ascii") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(file):
             raise ClusterError(
                 "this run is being submitted at this moment", where=run_directory,
                 remedy="wait for that submission",
-            ) from None  # fmt: skip
+            )  # fmt: skip
         yield
 
 

@@ -16,7 +16,6 @@ The first line on stderr begins with `HELLO`; all else on stdout and stderr is t
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -33,7 +32,14 @@ from typing import Any, BinaryIO
 from howdah import __version__
 from howdah.core import threads
 from howdah.core.cache import cache_root
-from howdah.core.processes import adopt_orphans, descendants, die_with_parent, is_named, reap
+from howdah.core.processes import (
+    adopt_orphans,
+    descendants,
+    die_with_parent,
+    is_named,
+    locked,
+    reap,
+)
 from howdah.errors import UsageError
 
 __all__ = ["HELLO", "supervise"]
@@ -180,9 +186,7 @@ def _acquire_lock(key: str | None, caller: _Caller) -> BinaryIO | None:
     file = open(path, "ab", buffering=0)  # noqa: SIM115 - held until the command has ended
     announced = False
     while not caller.stopped:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locked(file):
             if not announced:
                 _say("the same command of an earlier try is still ending: waiting for it")
                 announced = True
@@ -202,13 +206,13 @@ def _sweep(directory: str) -> None:
     oldest = time.time() - _LOCK_MAX_AGE_SECONDS
     with contextlib.suppress(OSError):
         for entry in os.scandir(directory):
-            with contextlib.suppress(OSError):  # swept by another process, or a lock that is held
+            with contextlib.suppress(OSError):  # swept by another process
                 if entry.stat(follow_symlinks=False).st_mtime > oldest:
                     continue
                 with open(entry.path, "rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     # A process that has it open and waits notices that its name is gone.
-                    if os.fstat(file.fileno()).st_mtime <= oldest and is_named(file, entry.path):
+                    unused = locked(file) and os.fstat(file.fileno()).st_mtime <= oldest
+                    if unused and is_named(file, entry.path):
                         os.unlink(entry.path)
 
 

@@ -256,7 +256,7 @@ def test_a_lock_file_that_is_swept_while_it_is_opened_is_opened_again(tmp_path, 
         if not swept:  # between its opening and its lock another supervisor sweeps it
             swept.append(os.unlink(path))
 
-    monkeypatch.setattr(supervisor.fcntl, "flock", flock)
+    monkeypatch.setattr(fcntl, "flock", flock)
     caller = types.SimpleNamespace(stopped="")
     lock = supervisor._acquire_lock("key", caller)
     assert swept and os.path.samestat(os.fstat(lock.fileno()), os.stat(path))

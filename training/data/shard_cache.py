@@ -254,12 +254,9 @@ class ShardCache:
         """
         try:
             with open(os.path.join(self.directory, _ROOM_REQUESTS), "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return not locked(file)
         except FileNotFoundError:
             return False
-        except BlockingIOError:
-            return True
-        return False
 
     @contextlib.contextmanager
     def _space(self) -> Iterator[None]:
@@ -327,12 +324,10 @@ class ShardCache:
         guard = path  # its lock tells whether the file is in use
         if path.endswith(_KEPT):
             guard = os.path.join(os.path.dirname(path), "in-use")
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            with open(guard, "rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if guard != path or is_named(file, path):
-                    os.unlink(path)
-                    return True
+        with contextlib.suppress(FileNotFoundError), open(guard, "rb") as file:
+            if locked(file) and (guard != path or is_named(file, path)):
+                os.unlink(path)
+                return True
         return False
 
     def _disk_full(self, size: int) -> StorageFull:

@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import yaml
 
-from howdah.core.processes import marked
 from howdah.errors import NotFound
 from howdah.storage import is_local, read_json
 from tests import ROOT
@@ -114,22 +113,25 @@ class PlaceJob(LocalJob):
         return psutil.Process(self.driver.pid).children(recursive=True)
 
     def __exit__(self, *_):
-        if self.driver.poll() is None:
-            found = self.descendants()
-            kill(self.driver.pid, signal.SIGTERM)  # it removes its own directories
-            try:
-                wait_until(lambda: self.driver.poll() is not None)
-                gone(found)
-            finally:
-                self.driver.kill()
-                for process in found:
-                    if process.is_running():
-                        kill(process.pid)
-        for pid in self.processes():
-            kill(pid)
-        for pid in marked("HOWDAH_CACHE", self.env["HOWDAH_CACHE"]):
-            kill(pid)  # of another job, which a test that failed had not taken note of
+        try:
+            if self.driver.poll() is None:
+                self._end_driver()
+        finally:  # also of another job, which a test that failed had not taken note of
+            for pid in self.processes():
+                kill(pid)
         wait_until(lambda: not self.processes())
+
+    def _end_driver(self):
+        found = self.descendants()
+        kill(self.driver.pid, signal.SIGTERM)  # it removes its own directories
+        try:
+            wait_until(lambda: self.driver.poll() is not None)
+            gone(found)
+        finally:
+            self.driver.kill()
+            for process in found:
+                if process.is_running():
+                    kill(process.pid)
 
 
 def gone(processes, seconds=30):
