@@ -1,10 +1,12 @@
 """Hugging Face Trainer on the rows of a dataset of ours: the peer of the training benches.
 
     python -m bench.peers.hf_trainer --dataset D --base B --out O.json [--seed 1 --epochs 2 ...]
+    python -m bench.peers.hf_trainer --dataset D --base B --start-only S [--seed 1]
     torchrun --nproc-per-node 2 -m bench.peers.hf_trainer ...
 
 The rows, their ids, the base weights, batch size, schedule and epochs are those of our runs; the
-rest is as the Trainer comes, or its best settings here (--bf16 --group-by-length).
+rest is as the Trainer comes, or its best settings here (--bf16 --group-by-length). `--start-only`
+writes what a run of this seed starts from, its new classifier included, as a base model.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import tempfile
 import time
 
@@ -114,12 +117,13 @@ def main() -> None:
     """Train, evaluate on test, write the figures as JSON."""
     parser = argparse.ArgumentParser()
     for name, kind, default in (
-        ("dataset", str, None), ("base", str, None), ("out", str, None), ("seed", int, 1),
+        ("dataset", str, None), ("base", str, None), ("out", str, ""), ("seed", int, 1),
         ("epochs", float, 2.0), ("max-steps", int, -1), ("batch", int, 32),
         ("learning-rate", float, 5e-5), ("warmup-ratio", float, 0.1), ("pad-to", int, 0),
         ("threads", int, 2), ("save-steps", int, 0),
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=kind, default=default, required=default is None)
+    parser.add_argument("--start-only", metavar="FOLDER")
     parser.add_argument("--progress", help="folder for the steps' times")
     parser.add_argument("--keep", help="folder for checkpoints; a later start goes on from them")
     parser.add_argument("--warm-up", action="store_true", help="some steps before the first one")
@@ -136,6 +140,13 @@ def main() -> None:
         num_labels=len(dataset.manifest.labels),
         problem_type="multi_label_classification" if several else None,
     )
+    if options.start_only:
+        shutil.copytree(options.base, options.start_only)  # the tokenizer
+        # Ours takes a base's classifier only where it is for the dataset's labels.
+        model.config.id2label = dict(enumerate(dataset.manifest.labels))
+        model.config.label2id = {label: n for n, label in model.config.id2label.items()}
+        model.save_pretrained(options.start_only)
+        return
     rank, world = (int(os.environ.get(name, n)) for name, n in (("RANK", 0), ("WORLD_SIZE", 1)))
     times, tokens = StepTimes(Progress(options.progress, rank)), []
     if options.warm_up:
