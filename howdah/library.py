@@ -39,6 +39,7 @@ from howdah.config import loader as _loader
 from howdah.config.model import Config
 from howdah.core.child import Child
 from howdah.errors import ClusterError, HowdahError, NotFound, UsageError
+from howdah.runs import REPORT
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,7 +50,6 @@ _SHOW_SECONDS = 0.1
 _GIVEN_UP_SECONDS = 5.0
 """For a command that was interrupted three times, between SIGTERM and SIGKILL."""
 _KEPT_LINES = 20
-_PAGE = "report.html"
 
 Say = Callable[[str], None]
 
@@ -271,7 +271,7 @@ def report(of: Config | str) -> Report:
     Raises:
         NotFound: there is none: it is written at the end of training, or of the ETL.
     """
-    path = storage.join(_run_directory(of), _PAGE)
+    path = storage.join(_run_directory(of), REPORT)
     return Report(path, storage.read_text(path))
 
 

@@ -32,7 +32,11 @@ from training.run.local_dir import RankRecord
 from training.run.metrics_log import read_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
-RANKS, ROWS, LENGTH = 2, 16, 64
+SIZE = os.environ.get("BENCH_SIZE", "base")
+RANKS = 2
+ROWS, LENGTH = {"base": (16, 64), "large": (4, 32)}[SIZE]
+"""Of a step. What divides the model divides no activations: large has few of them, since a core
+computes its step of 1,024 tokens for minutes."""
 SAVED, STEPS, MORE = 8, 10, 12
 """A checkpoint after step 8, the run's end after 10; a second start goes on to 12."""
 LAYOUTS: dict[str, dict] = {
@@ -139,13 +143,13 @@ def _mib(values: list[int] | None) -> str:
 
 def main() -> None:
     """Measure all layouts in turn; print the table."""
-    size, rounds = os.environ.get("BENCH_SIZE", "base"), int(os.environ.get("BENCH_ROUNDS", "1"))
+    rounds = int(os.environ.get("BENCH_ROUNDS", "1"))
     kept = Rounds(
-        "parallel", sources=["training", "bench/benches/parallel.py", "bench/peers"], size=size
+        "parallel", sources=["training", "bench/benches/parallel.py", "bench/peers"], size=SIZE
     )
     found: dict[str, list[dict]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        base = write_base(f"{folder}/{size}", size)
+        base = write_base(f"{folder}/{SIZE}", SIZE)
         dataset = write_dataset(f"{folder}/data", base, LENGTH)
         shape = json.loads(Path(base, "config.json").read_text(encoding="utf-8"))
         weights = DISTILBERT.parameters(shape, LABELS)
@@ -158,21 +162,24 @@ def main() -> None:
             for name, run in ((name, runs[name]) for name in chosen):
                 found[name] = kept.up_to(number, name, run)
     states = {
-        name: sum(rank_state(shape, LABELS, ModelSection(), ParallelSection(**own), RANKS).values())
+        name: rank_state(shape, LABELS, ModelSection(), ParallelSection(**own), RANKS)
         for name, own in LAYOUTS.items()
     }
-    theory = {name: states["whole"] - own for name, own in states.items()}
+    whole = sum(states["whole"].values())
+    theory = {name: whole - sum(own.values()) for name, own in states.items()}
     theory["DeepSpeed ZeRO-1"] = theory["optimizer"]
-    print(f"\n{size}: {weights / 1e6:,.1f} M weights, {states['whole'] / 2**20:,.0f} MiB a rank\n")
+    divided_gradients = states["whole"]["gradients"] * (RANKS - 1) // RANKS
+    theory["DeepSpeed ZeRO-2"] = theory["optimizer"] + divided_gradients
+    print(f"\n{SIZE}: {weights / 1e6:,.1f} M weights, {whole / 2**20:,.0f} MiB a rank\n")
     print("MiB of ranks 0 / 1 | loading | steps | whole run | resuming | ms a step | ms for a save")
     for name, values in found.items():
         cells = [_mib(_median(values, key)) for key in ("loading", "steps", "run", "resuming")]
         times = [_median(values, key) for key in ("step_ms", "save_ms")]
         cells += ["" if time is None else f"{time:,.0f}" for time in times]
         print(" | ".join([name, *cells]))
-    whole = dict.fromkeys(LAYOUTS, "whole") | dict.fromkeys(STAGES, next(iter(STAGES)))
+    undivided = dict.fromkeys(LAYOUTS, "whole") | dict.fromkeys(STAGES, next(iter(STAGES)))
     for name in found:
-        one = whole[name]
+        one = undivided[name]
         if name == one or one not in found:
             continue
         pairs = zip(_median(found[one], "steps"), _median(found[name], "steps"), strict=True)
@@ -181,7 +188,7 @@ def main() -> None:
             f"{name} saves {said} of {theory[name] / 2**20:,.0f} MiB in theory"
             f" against {one} (bar for ours: 0.9)"
         )
-    report("parallel", [], size=size, weights=weights, theory=theory, found=found)
+    report("parallel", [], size=SIZE, weights=weights, theory=theory, found=found)
 
 
 def _median(values: list[dict], key: str) -> list[int] | float | None:

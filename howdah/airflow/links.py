@@ -13,6 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from howdah.airflow import require
 from howdah.core.paths import HDFS_SCHEMES
+from howdah.runs import REPORT
 
 require()
 
@@ -141,7 +142,7 @@ def run_page(
         report: the report is written: link to it where a browser can show it.
     """
     if page := file_page(settings, run_root, directory):
-        return f"{page}/report.html" if report else f"{page}/"
+        return f"{page}/{REPORT}" if report else f"{page}/"
     return directory_page(conf, directory) if conf is not None else None
 
 

@@ -120,6 +120,33 @@ def return_free_memory() -> None:
         trim(0)
 
 
+def map_blocks_from(size: int) -> None:
+    """Give each later block of at least `size` bytes a mapping of its own, whose memory the kernel
+    has again as soon as the block is freed; nothing without glibc.
+
+    Smaller blocks lie in glibc's heap, and larger ones that find room there. What is freed in the
+    heap between two blocks in use stays the process's, and no block fits into it that is larger.
+
+    Source: mallopt(3), M_MMAP_THRESHOLD.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, size)
+
+
+def keep_free_memory(top: int) -> None:
+    """Do not give the end of glibc's heap back where it is free, and let it grow by `top` bytes at
+    a time; nothing without glibc.
+
+    Source: mallopt(3), M_TRIM_THRESHOLD and M_TOP_PAD.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_TOP_PAD, top)
+
+
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
 _V2 = ""
 """The name of cgroup v2's only hierarchy in /proc/<pid>/cgroup; v1 has one per controller."""
 

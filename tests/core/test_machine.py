@@ -189,3 +189,28 @@ def test_an_unknown_processor_does_not_gain_by_bf16(tmp_path):
     assert machine.cpu_gains_by_bf16(str(tmp_path / "none")) is False
     assert machine.cpu_has_amx(str(tmp_path / "none")) is False
     assert machine.cpu_emulates_bf16(str(tmp_path / "none")) is False
+
+
+_FREED = """
+import os, sys
+from bench.processes import anonymous
+from howdah.core import machine
+machine.keep_free_memory(0)
+machine.map_blocks_from(int(sys.argv[1]))
+blocks, between = [], []
+for _ in range(64):
+    blocks.append(bytearray(4 * 2**20))
+    between.append(bytearray(2**16))  # in the heap: it keeps what lies before it
+used = anonymous(os.getpid())
+blocks.clear()
+print((used - anonymous(os.getpid())) / 2**20)
+"""
+
+
+@pytest.mark.parametrize(("size", "given_back"), [(2**20, 256), (2**25, 0)])
+def test_mapped_blocks_return_to_the_kernel_when_they_are_freed(size, given_back):
+    """And smaller ones stay in the process, for the next ones."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FREED, str(size)], capture_output=True, text=True, check=True
+    )
+    assert float(done.stdout) == pytest.approx(given_back, abs=16)

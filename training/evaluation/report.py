@@ -16,11 +16,11 @@ from typing import Any
 from howdah import storage
 from howdah.core.terminal import shown
 from howdah.errors import DataError, NotFound
-from howdah.runs import RUN_JSON, hours
+from howdah.runs import REPORT, RUN_JSON, hours
 from training.evaluation import view
 from training.evaluation.findings.material import Material, figures, gather
 from training.run.metrics_log import read_metrics
-from training.run.run_json import CONFIG, REPORT
+from training.run.run_json import CONFIG
 
 __all__ = ["number", "read_run", "render", "template", "write"]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 import os
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,6 +13,7 @@ from typing import TextIO
 from howdah import storage
 from howdah.config.data import CsvOptions
 from howdah.config.loader import Config, require_secrets
+from howdah.config.options.source import TABLE_NAME
 from howdah.data.clean import joined
 from howdah.drift.judge import judge
 from howdah.drift.profile import Profile, reference_of
@@ -37,7 +37,6 @@ __all__ = ["predict", "predict_lines"]
 
 _CHUNK_ROWS = 2048
 _PROGRESS_SECONDS = 5.0
-_TABLE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*){0,2}")
 
 
 def predict(
@@ -224,7 +223,7 @@ def _one_column(columns: Sequence[str] | None) -> str | None:
 def _is_table(source: str) -> bool:
     """Whether it is a table: no directory part, no known suffix, no such file."""
     known = format_of(source) or spark_format_of(source)
-    bare = _TABLE.fullmatch(source) is not None and known is None
+    bare = TABLE_NAME.fullmatch(source) is not None and known is None
     return bare and not storage.exists(source)
 
 

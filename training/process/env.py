@@ -7,7 +7,6 @@ framework has started, so that all of it happens here, first, under any launcher
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import sys
@@ -129,23 +128,15 @@ def _choose_gpu(here: RankEnv) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = devices[here.local_rank]
 
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
-
-
 def _tune_allocator() -> None:
     """Keep freed activations in the process instead of giving them back to the kernel each step.
 
     Every step allocates and frees the same large blocks; with glibc's defaults each of them is
-    mapped, zeroed page by page, and unmapped again. `mallopt` does at run time what the
-    MALLOC_..._ variables do at start, so that it holds under every launcher.
+    mapped, zeroed page by page, and unmapped again. It is done at run time and not by MALLOC_...
+    variables, so that it holds under every launcher.
     """
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):  # not glibc: its own allocator's defaults stay
-        return
-    mallopt(_M_MMAP_THRESHOLD, 2**25)  # 32 MiB: the greatest that glibc takes
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 2**26)
+    machine.map_blocks_from(2**25)  # 32 MiB: the greatest that glibc takes
+    machine.keep_free_memory(2**26)
 
 
 def _allow_open_files() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.errors import CheckpointError, StorageError, render
+from howdah.runs import REPORT
 from howdah.runs.hours import tags_of
 from howdah.storage import directories
 from training.checkpoint.fence import Fence
@@ -19,7 +20,7 @@ from training.run.metrics_log import FILE_NAME as METRICS_FILE
 from training.run.metrics_log import MetricsLog
 from training.run.metrics_logger import MetricsLogger
 from training.run.mirror import Mirror
-from training.run.run_json import REPORT, RunFile, freeze_config
+from training.run.run_json import RunFile, freeze_config
 from training.run.tracking import MlflowTracker, Provenance, TensorBoard
 
 __all__ = ["RunDirectory"]

@@ -29,12 +29,10 @@ from howdah.runs.command import began_by
 from training.checkpoint.identity import Identity
 
 __all__ = [
-    "CONFIG", "NEEDED", "REPORT", "UNHASHED_TRAINING", "RunFile", "config_hash",
+    "CONFIG", "NEEDED", "UNHASHED_TRAINING", "RunFile", "config_hash",
     "cpu_seconds", "freeze_config", "git_state", "readable_config", "versions",
 ]  # fmt: skip
 
-REPORT = "report.html"
-"""The run's page, beside it (training/evaluation/report.py)."""
 CONFIG = "config.yaml"
 NEEDED = ("run", "data.dataset", "model", "training", "checkpoint", "evaluation", "tracking")
 """Of a configuration that was written down without its secrets, these must be whole to train."""

@@ -136,15 +136,18 @@ def test_predictions_become_a_partition_of_a_hive_table(model, tmp_path):
                 file.write(json.dumps({"key": str(number), "words": text}) + "\n")
             file.write('{"key": 1.10, "words": "a number as its text"}\n')
         # without Hive's settings the metastore is in the working directory
-        done = run(model, source, "table:predicted", "local[1]", "words", cwd=str(tmp_path))
+        done = run(model, source, "table:2026_predicted", "local[1]", "words", cwd=str(tmp_path))
         assert done.returncode == 0, done.stderr[-3000:]
         summary = json.loads(done.stdout.splitlines()[-1])
         assert summary["rows"] == len(texts) + 1 and summary["run_id"] == "run-5"
-    rows = pq.read_table(str(tmp_path / "spark-warehouse" / "predicted")).to_pylist()
+    rows = pq.read_table(str(tmp_path / "spark-warehouse" / "2026_predicted")).to_pylist()
     assert sorted(row["id"] for row in rows) == ["0", "1", "1.10"]
     assert {row["run_id"] for row in rows} == {"run-5"}
     found = {row["id"]: row["error"] is None for row in rows}
     assert found == {"0": True, "1": False, "1.10": True}
+    # and such a name is read as a table, not as a file that is missing
+    done = run(model, "2026_predicted", str(tmp_path / "out"), "-", "words", cwd=str(tmp_path))
+    assert "the source has no column 'words'" in done.stderr
 
 
 # ------------------------------------------------------------------ what is there, and failures
