@@ -137,6 +137,20 @@ def measure_peer(base: str, dataset: str, stage: int) -> dict:
     }
 
 
+def theoretical(shape: dict) -> tuple[int, dict[str, int]]:
+    """(bytes of a rank's whole state, bytes that a rank saves by each layout or stage)."""
+    states = {
+        name: rank_state(shape, LABELS, ModelSection(), ParallelSection(**own), RANKS)
+        for name, own in LAYOUTS.items()
+    }
+    whole = sum(states["whole"].values())
+    saved = {name: whole - sum(own.values()) for name, own in states.items()}
+    saved["DeepSpeed ZeRO-1"] = saved["optimizer"]
+    divided_gradients = states["whole"]["gradients"] * (RANKS - 1) // RANKS
+    saved["DeepSpeed ZeRO-2"] = saved["optimizer"] + divided_gradients
+    return whole, saved
+
+
 def _mib(values: list[int] | None) -> str:
     return "" if values is None else " / ".join(f"{value / 2**20:,.0f}" for value in values)
 
@@ -161,15 +175,7 @@ def main() -> None:
         for number in range(1, rounds + 1):
             for name, run in ((name, runs[name]) for name in chosen):
                 found[name] = kept.up_to(number, name, run)
-    states = {
-        name: rank_state(shape, LABELS, ModelSection(), ParallelSection(**own), RANKS)
-        for name, own in LAYOUTS.items()
-    }
-    whole = sum(states["whole"].values())
-    theory = {name: whole - sum(own.values()) for name, own in states.items()}
-    theory["DeepSpeed ZeRO-1"] = theory["optimizer"]
-    divided_gradients = states["whole"]["gradients"] * (RANKS - 1) // RANKS
-    theory["DeepSpeed ZeRO-2"] = theory["optimizer"] + divided_gradients
+    whole, theory = theoretical(shape)
     print(f"\n{SIZE}: {weights / 1e6:,.1f} M weights, {whole / 2**20:,.0f} MiB a rank\n")
     print("MiB of ranks 0 / 1 | loading | steps | whole run | resuming | ms a step | ms for a save")
     for name, values in found.items():

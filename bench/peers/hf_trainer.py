@@ -130,6 +130,8 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--group-by-length", action="store_true")
     options = parser.parse_args()
+    if not (options.out or options.start_only):
+        parser.error("--out is needed, or --start-only")
 
     torch.set_num_threads(options.threads)
     set_seed(options.seed)

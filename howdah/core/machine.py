@@ -120,6 +120,9 @@ def return_free_memory() -> None:
         trim(0)
 
 
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
+
+
 def map_blocks_from(size: int) -> None:
     """Give each later block of at least `size` bytes a mapping of its own, whose memory the kernel
     has again as soon as the block is freed; nothing without glibc.
@@ -129,9 +132,7 @@ def map_blocks_from(size: int) -> None:
 
     Source: mallopt(3), M_MMAP_THRESHOLD.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, size)
+    _set_allocator(_M_MMAP_THRESHOLD, size)
 
 
 def keep_free_memory(top: int) -> None:
@@ -140,13 +141,16 @@ def keep_free_memory(top: int) -> None:
 
     Source: mallopt(3), M_TRIM_THRESHOLD and M_TOP_PAD.
     """
+    _set_allocator(_M_TRIM_THRESHOLD, 2**31 - 1)
+    _set_allocator(_M_TOP_PAD, top)
+
+
+def _set_allocator(parameter: int, value: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-        mallopt(_M_TOP_PAD, top)
+        mallopt(parameter, value)
 
 
-_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # <malloc.h>
 _V2 = ""
 """The name of cgroup v2's only hierarchy in /proc/<pid>/cgroup; v1 has one per controller."""
 
