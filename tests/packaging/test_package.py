@@ -54,7 +54,7 @@ def test_a_wheel_of_other_sources_has_another_name(tmp_path, monkeypatch):
 
 
 # glibc, a shell and nothing else: what the environment brings is all that there is
-_GLIBC = ("libc", "libm", "libpthread", "libdl", "librt", "libutil", "libresolv")
+_GLIBC = ("libc", "libm", "libpthread", "libdl", "librt", "libutil", "libresolv", "libanl")
 _PROBE = """
 import bz2, ctypes, json, lzma, sqlite3, ssl, subprocess, sys, zlib
 import fsspec, google_crc32c, hdfs, hdfs_native, jinja2, numpy, pandas, pyarrow.parquet
@@ -81,7 +81,7 @@ def test_the_environment_runs_with_glibc_alone(environment, tmp_path):
         archive.extractall(place, filter="data")
     shutil.copy(package.wheel(str(tmp_path)).path, root / "howdah.whl")
     (root / "probe.py").write_text(_PROBE)
-    inside, argv = _bare_root(root)
+    inside, argv = bare_root(root)
     argv += [f"{inside}/somewhere/else/bin/python", f"{inside}/probe.py", f"{inside}/"]
     path = os.pathsep.join(filter(None, os.environ.get("PATH", "").split(os.pathsep)))
     answer = subprocess.run(
@@ -109,18 +109,25 @@ print(json.dumps({"framework": chosen, "scores": scores.tolist(), "foreign": for
 """
 
 
-def _bare_root(root: Path) -> tuple[str, list[str]]:
-    """(where `root` is for a program in it, what goes before its command): chroot needs root."""
+def bare_root(root: Path) -> tuple[str, list[str]]:
+    """Fill in glibc and a shell.
+
+    Returns:
+        where `root` is for a program in it; what goes before a program to run it in there, with
+        /proc (onnxruntime opens a model's tensors by it), /dev and /sys. chroot needs root.
+    """
     if os.geteuid() != 0:
         return str(root), []
-    for library in ("lib64", "lib/x86_64-linux-gnu", "bin", "tmp"):
-        (root / library).mkdir(parents=True)
+    for folder in ("lib64", "lib/x86_64-linux-gnu", "bin", "tmp", "proc", "dev", "sys"):
+        (root / folder).mkdir(parents=True)
     shutil.copy("/lib64/ld-linux-x86-64.so.2", root / "lib64")
     for name in _GLIBC:
         for path in Path("/lib/x86_64-linux-gnu").glob(f"{name}.so.*"):
             shutil.copy(path, root / "lib/x86_64-linux-gnu")
     shutil.copy(os.path.realpath("/bin/dash"), root / "bin" / "sh")
-    return "", ["chroot", str(root)]
+    mounts = " && ".join(f'mount --rbind /{name} "$0/{name}"' for name in ("proc", "dev", "sys"))
+    script = f'{mounts} && exec chroot "$0" "$@"'
+    return "", ["unshare", "--mount", "sh", "-c", script, str(root)]
 
 
 @pytest.mark.full
@@ -139,7 +146,7 @@ def test_a_prediction_by_the_environment_score_alone(tmp_path):
     export = write_export(root / "export", base)
     here = open_model(export, framework="onnx", threads=1).scores(texts)
     (root / "predict.py").write_text(_PREDICTION)
-    inside, argv = _bare_root(root)
+    inside, argv = bare_root(root)
     argv += [f"{inside}/env/bin/python", f"{inside}/predict.py", f"{inside}/", f"{inside}/export"]
     path = os.environ.get("PATH", "")
     answer = subprocess.run(

@@ -8,11 +8,11 @@ import shutil
 import sysconfig
 import tarfile
 import time
-from pathlib import Path
 
 import pytest
 
 from howdah.packaging import package
+from tests.packaging.test_package import bare_root
 from tests.runs.network import gloo_ranks
 
 # Gigabytes each; and where no Horovod without MPI is kept yet, it is compiled first.
@@ -63,7 +63,6 @@ comm.barrier()
 comm.shutdown()
 """
 _PYTHON = os.path.basename(sysconfig.get_path("stdlib"))  # python3.11
-_GLIBC = ("libc", "libm", "libpthread", "libdl", "librt", "libutil", "libresolv", "libanl")
 
 
 @pytest.fixture
@@ -92,9 +91,7 @@ def test_two_ranks_reduce_with_glibc_alone(framework, emptied, tmp_path):
     assert framework in names and other not in names and "triton" not in names
     shutil.copy(package.wheel(str(tmp_path)).path, emptied / "howdah.whl")
     (emptied / "rank.py").write_text(_RANK)
-    inside, front = str(emptied), []
-    if os.geteuid() == 0:
-        inside, front = "", _bare(emptied)
+    inside, front = bare_root(emptied)
     argv = [*front, f"{inside}/env/bin/python", f"{inside}/rank.py", framework, f"{inside}/"]
     env = {"PYTHONPATH": f"{inside}/howdah.whl", "CUDA_VISIBLE_DEVICES": "",
            "PYTHONFAULTHANDLER": "1", "PATH": os.environ["PATH"]}  # fmt: skip
@@ -112,17 +109,3 @@ def test_two_ranks_reduce_with_glibc_alone(framework, emptied, tmp_path):
         assert found["kind"] == framework and found["both"] == [framework]
         assert found["foreign"] == [] and found["mpi"] == []
         assert found["glibc"][0] == made.glibc
-
-
-def _bare(root: Path) -> list[str]:
-    """Fill in glibc and a shell; what goes before a program to run it in there, with /proc."""
-    for library in ("lib64", "lib/x86_64-linux-gnu", "bin", "tmp", "proc", "dev", "sys"):
-        (root / library).mkdir(parents=True, exist_ok=True)
-    shutil.copy("/lib64/ld-linux-x86-64.so.2", root / "lib64")
-    for name in _GLIBC:
-        for path in Path("/lib/x86_64-linux-gnu").glob(f"{name}.so.*"):
-            shutil.copy(path, root / "lib/x86_64-linux-gnu")
-    shutil.copy(os.path.realpath("/bin/dash"), root / "bin" / "sh")
-    mounts = " && ".join(f'mount --rbind /{name} "$0/{name}"' for name in ("proc", "dev", "sys"))
-    script = f'{mounts} && exec chroot "$0" "$@"'
-    return ["unshare", "--mount", "sh", "-c", script, str(root)]
