@@ -161,6 +161,8 @@ BASELINE = Versus(name="the baseline", value=0.8)
         (0.9, (0.88, 0.92), [TRIVIAL], [("accuracy", 0.85, 0.9)], "good", "keeps the gate's bound"),
         (0.9, (0.88, 0.92), [BASELINE], [("loss", 0.2, 0.4)], "bad", "at most 0.2"),
         (0.9, (0.78, 0.95), [BASELINE], [("accuracy", 0.85, 0.9)], "good", "chance alone"),
+        (0.9, (0.88, 0.92), [], [("accuracy", 0.85, 0.9)], "good", "keeps the gate's bound."),
+        (0.9, (0.88, 0.92), [], [], "unknown", "There is nothing else to compare"),
         (None, None, [], [], "unknown", "undefined"),
     ],
 )

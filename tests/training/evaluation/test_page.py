@@ -1,11 +1,14 @@
 """report.html in a real Chromium: no network, dark, narrow, from the confusion to its rows."""
 
 import os
+import re
 
 import numpy as np
 import pytest
+import yaml
 
 from howdah import storage
+from howdah.config.metric_table import SELECTABLE, metrics_of
 from tests.fixtures.airflow import browser  # noqa: F401
 from tests.support.models.finished_run import make_run
 from tests.support.models.tiny_model import words
@@ -125,7 +128,8 @@ def test_without_a_dataset_predictions_or_texts(tmp_path):
     assert "no predictions" in page and "Confusion" in page
 
 
-def test_other_tasks_have_their_pages(tmp_path):
+def other_tasks(directory):
+    """{task: run directory} of several labels and of a number a row."""
     random = np.random.default_rng(3)
     texts = [" ".join(random.choice(words(), 9)) for _ in range(200)]
     several, numbers = {}, {}
@@ -134,11 +138,26 @@ def test_other_tasks_have_their_pages(tmp_path):
         several[split] = (texts, own, random.standard_normal((200, 3)) + 3 * (own - 0.5))
         target = random.normal(3, 2, 200)
         numbers[split] = (texts, target.tolist(), (target + random.normal(0, 1, 200))[:, None])
-    page = storage.read_text(
-        write(make_run(f"{tmp_path}/m", ["a", "b", "c"], several, task="multi_label"))
-    )
+    return {
+        "multi_label": make_run(f"{directory}/m", ["a", "b", "c"], several, task="multi_label"),
+        "regression": make_run(f"{directory}/r", ["score"], numbers, task="regression"),
+    }
+
+
+def test_other_tasks_have_their_pages(tmp_path):
+    runs = other_tasks(tmp_path)
+    page = storage.read_text(write(runs["multi_label"]))
     assert "<h3>Thresholds</h3>" in page and "Precision and recall" in page and "with a" in page
-    page = storage.read_text(
-        write(make_run(f"{tmp_path}/r", ["score"], numbers, task="regression"))
-    )
+    page = storage.read_text(write(runs["regression"]))
     assert "Residuals" in page and "off by" in page and "mean absolute error" in page
+
+
+def test_each_metric_that_can_be_the_main_one_has_its_page(tmp_path):
+    runs = {**other_tasks(tmp_path), "single_label": made(f"{tmp_path}/s", ["a", "b", "c"])}
+    for task, run in runs.items():
+        for name in set(metrics_of(task)) & set(SELECTABLE):
+            keys = yaml.safe_load(storage.read_text(f"{run}/config.yaml"))
+            keys["evaluation"] = {"metric": name}
+            storage.write_whole(f"{run}/config.yaml", yaml.safe_dump(keys).encode())
+            page = storage.read_text(write(run))
+            assert re.search(r"Cannot say|Not good|Good", page) and name in page

@@ -98,12 +98,15 @@ def judge(
         return _said(
             "unknown", f"The difference from {names} is within what chance explains.{more}"
         )
-    names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
+    better = ""
+    if ahead:
+        names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
+        better = f"is better than {names}"
     if bounds:
-        return _said("good", f"{kept}, and is better than {names}." if ahead else f"{kept}.")
+        return _said("good", f"{kept}, and {better}." if ahead else f"{kept}.")
     if [one for one in ahead if not one.trivial]:
-        return _said("good", f"It is better than {names}, beyond what chance explains.")
-    better = f"It is better than {names}, but t" if ahead else "T"
+        return _said("good", f"It {better}, beyond what chance explains.")
+    better = f"It {better}, but t" if ahead else "T"
     return _said(
         "unknown",
         f"{better}here is nothing else to compare it with: no bound in gate.minimum, no baseline"

@@ -88,10 +88,14 @@ class Worker:
 
     def ask(self, method, path, body=None):
         port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-        connection.request(method, path, body)
-        response = connection.getresponse()
-        return response.status, response.read()
+        for _ in range(3):  # a driver that is away: Horovod too tries again twice
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+            connection.request(method, path, body)
+            response = connection.getresponse()
+            status, answer = response.status, response.read()
+            if status != 503:
+                break
+        return status, answer
 
     def wait_for(self, key):
         self.enter("wait")
