@@ -153,10 +153,11 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for the save under way; raise its error."""
-        if self._thread is not None:
+        thread = self._thread  # another thread may wait for it too
+        if thread is not None:
             self._throttle.hurry()
             with activity.waiting_for(self._activity):
-                self._thread.join()
+                thread.join()
             self._thread = None
         if self._failure is not None:
             failure, self._failure = self._failure, None

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from howdah.errors import StorageError, render
+from howdah.errors import HowdahError, StorageError, render
 from training.comm.base import Comm
 from training.hooks.resumable import ResumableState
 from training.preparation.job import Job
@@ -283,7 +283,15 @@ class CheckpointSaver:
 
     def _fall_back(self) -> None:
         """In the place of `_save_last_completed`: moments, or weights too, are divided among ranks
-        that can no longer be asked for them."""
+        that can no longer be asked for them. Without `_lock`: the loop may hold it and wait in a
+        collective for a rank that is lost."""
+        owned = self._owned
+        if owned is not None and owned.checkpoints.busy:
+            self._run.say(f"step {owned.saves.pending} is being saved: waiting for it")
+            try:
+                owned.checkpoints.wait()
+            except HowdahError as error:
+                self._run.say(f"warning: {render(error)}")
         self._run.say(
             f"step {self._state.step}, the last one completed, cannot be saved: the"
             " state is divided among ranks that are not all here (training.parallel.shard);"

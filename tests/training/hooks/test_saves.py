@@ -15,6 +15,7 @@ from howdah.errors import HowdahError, StorageUnavailable
 from tests.support.training.numpy_loop import AMPLITUDES, fixture_begin, settled_step  # noqa: F401 - a fixture
 from tests.support.waiting import wait_until
 from training.checkpoint import manager as checkpoint_module
+from training.hooks.saver import CheckpointSaver
 
 
 @pytest.fixture
@@ -228,6 +229,26 @@ def test_a_save_that_makes_progress_is_not_waited_for(begin, now, blocked_save):
     blocked_save.go_on.set()
     done.leave()
     assert sorted(done.saved()) == [1]
+
+
+def test_a_divided_run_that_lost_a_rank_waits_for_the_save_under_way(
+    begin, monkeypatch, blocked_save
+):
+    """The process ends next, so the checkpoint that is nearly whole would be lost."""
+    done = begin(checkpoint={"every_steps": 1})
+    done.step()
+    assert blocked_save.began.wait(60)
+    monkeypatch.setattr(type(done.resumable), "divided", True)
+    CheckpointSaver(done.job, done.comm, done.run, done.resumable)
+    ends = threading.Thread(target=done.run.last_save.save)
+    ends.start()
+    wait_until(lambda: "step 1 is being saved: waiting for it" in done.console.getvalue(), 60)
+    assert ends.is_alive() and "falls back" not in done.console.getvalue()
+    blocked_save.go_on.set()
+    ends.join(60)
+    assert "falls back on the newest checkpoint, step-1" in done.console.getvalue()
+    monkeypatch.undo()
+    done.leave()
 
 
 def test_a_note_in_run_json_does_not_wait_for_storage_and_is_not_lost(begin, monkeypatch):
