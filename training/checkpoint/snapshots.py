@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,18 +36,26 @@ class Snapshots:
             self._warming = None
         return self._take(arrays)
 
-    def warm(self, arrays: Callable[[], Arrays]) -> None:
-        """Touch the memory for the first snapshot, once, in another thread."""
+    def warm(self, arrays: Arrays) -> None:
+        """Touch the memory for the first snapshot of such arrays, once, in another thread.
+
+        That thread sees their sizes alone: TensorFlow has ended with SIGSEGV where it read a
+        variable while the main thread began its first step.
+        """
         if self._free:
             return
+        sizes = [array.nbytes for _, array in arrays]
         # Without this thread the first snapshot touches its memory itself.
         self._warming = threads.start(
-            self._touch, arrays, name="snapshot memory", failed=threads.REPORT
+            self._touch, sizes, name="snapshot memory", failed=threads.REPORT
         )
 
-    def _touch(self, arrays: Callable[[], Arrays]) -> None:
+    def _touch(self, sizes: Sequence[int]) -> None:
         processes.yield_to_other_threads()
-        self._take(arrays())  # its memory is free again at once
+        for size in sizes:
+            memory = np.empty(size, np.uint8)
+            memory.fill(0)
+            self._free.setdefault(size, []).append(memory)
 
     def _take(self, arrays: Arrays) -> dict[str, np.ndarray]:
         return {name: self._copy(array) for name, array in arrays}

@@ -81,7 +81,7 @@ class ResumableState:
     def warm(self) -> None:
         """Allocate the memory of the first snapshot in the background."""
         if not self.divided:
-            self._snapshots.warm(self._arrays)
+            self._snapshots.warm(self._arrays())
 
     def tensors(self) -> dict[str, np.ndarray] | None:
         """Copies of all tensors, or those in memory where they are of this step.

@@ -54,17 +54,29 @@ def test_a_transposed_source_is_copied_in_its_own_shape():
     assert taken.flags.c_contiguous and (taken == source).all()
 
 
-def test_memory_is_warmed_once_and_the_first_snapshot_waits_for_it():
+def test_memory_is_warmed_once_by_a_thread_that_reads_no_array(monkeypatch):
     snapshots, asked, may_go = Snapshots(), [], threading.Event()
+    touch = snapshots._touch
+
+    def touch_later(sizes):
+        may_go.wait(30)
+        touch(sizes)
+
+    monkeypatch.setattr(snapshots, "_touch", touch_later)
 
     def arrays():
-        asked.append(threading.current_thread().name)
-        may_go.wait(30)
-        return model(1).items()
+        asked.append(threading.current_thread())
+        yield from model(1).items()
 
-    snapshots.warm(arrays)
+    snapshots.warm(arrays())
+    assert asked == [threading.current_thread()]
+    waits = threading.Thread(target=lambda: snapshots.take(model(0).items()))
+    waits.start()
     may_go.set()
+    waits.join(30)
+    ((weights,), (numbers,)) = snapshots._free[64 * 32 * 4], snapshots._free[8]
     taken = snapshots.take(model(2).items())
-    assert asked == ["snapshot memory"] and (taken["weight"] == 2).all()
-    snapshots.warm(arrays)
+    assert (taken["weight"] == 2).all()
+    assert (place(taken["weight"]), place(taken["step"])) == (place(weights), place(numbers))
+    snapshots.warm(arrays())
     assert len(asked) == 1
