@@ -98,15 +98,12 @@ def judge(
         return _said(
             "unknown", f"The difference from {names} is within what chance explains.{more}"
         )
-    better = ""
-    if ahead:
-        names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
-        better = f"is better than {names}"
+    names = _list([f"{one.name} ({one.value:.4f})" for one in ahead])
     if bounds:
-        return _said("good", f"{kept}, and {better}." if ahead else f"{kept}.")
+        return _said("good", f"{kept}, and is better than {names}." if ahead else f"{kept}.")
     if [one for one in ahead if not one.trivial]:
-        return _said("good", f"It {better}, beyond what chance explains.")
-    better = f"It {better}, but t" if ahead else "T"
+        return _said("good", f"It is better than {names}, beyond what chance explains.")
+    better = f"It is better than {names}, but t" if ahead else "T"
     return _said(
         "unknown",
         f"{better}here is nothing else to compare it with: no bound in gate.minimum, no baseline"
@@ -140,4 +137,4 @@ def _said(state: State, sentence: str) -> Verdict:
 
 
 def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else ", ".join(names[:-1]) + f" and {names[-1]}"
+    return ", ".join(names[:-1]) + f" and {names[-1]}" if len(names) > 1 else "".join(names)
