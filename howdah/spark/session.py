@@ -24,6 +24,7 @@ from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
 from howdah.spark import connectors, properties, sizing
 from howdah.spark.errors import not_started
+from howdah.spark.interrupts import sigint_kept
 from howdah.spark.shipping import PYTHON, RUN, spark_home
 
 _END_SECONDS = 60.0  # for an interrupted session to be killed and stopped
@@ -122,7 +123,8 @@ def session(
             with environ(_acting_for(options, user)):
                 if not in_container():
                     _launch(options, settings, name)
-                spark = builder.getOrCreate()
+                with sigint_kept():
+                    spark = builder.getOrCreate()
         except Exception as error:
             raise not_started(options, user, error) from error
         over = False
