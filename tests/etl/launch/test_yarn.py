@@ -60,6 +60,7 @@ def cluster_mode(yarn_etl, source):
 
 
 @marked(pytest.mark.full)
+@pytest.mark.timeout(900)  # three ETLs
 def test_client_mode_makes_the_same_dataset(yarn_etl):
     source = yarn_etl.put_rows(60)
     answer = cluster_mode(yarn_etl, source)
