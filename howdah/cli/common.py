@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as _json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -44,8 +45,17 @@ _JUDGES: list[Judge] = []
 
 
 def say(line: str) -> None:
-    """Print a line for the user on stderr, masked and escaped; stdout is only for results."""
-    print(shown(redact.text(line)), file=sys.stderr, flush=True)
+    """Print a line for the user on stderr, masked and escaped; stdout is only for results.
+
+    Where the process that reads stderr has ended, this line and all later ones are dropped: the
+    command still ends its job, which it says first.
+    """
+    try:
+        print(shown(redact.text(line)), file=sys.stderr, flush=True)
+    except BrokenPipeError:
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stderr.fileno())  # also for what the buffer keeps of the line
+        os.close(nothing)
 
 
 def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:

@@ -1,7 +1,10 @@
 """Other users' texts on a terminal."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -118,3 +121,15 @@ def test_relayed_lines_and_errors_are_escaped(application, monkeypatch, capsys):
     out, err = capsys.readouterr()
     _nothing_acts(out + err)
     assert "step 1\\u001b[2J" in err and "\\u001b]0;owned" in out and "\\u001b]0;owned" in err
+
+
+def test_a_command_outlives_the_process_that_reads_its_lines():
+    reader, writer = os.pipe()
+    os.close(reader)
+    program = "from howdah.cli.common import say; say('one'); say('two'); print('went on')"
+    done = subprocess.run(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (done.returncode, done.stdout) == (0, "went on\n")
