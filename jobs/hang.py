@@ -13,7 +13,7 @@ import bisect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Pace", "Verdict", "View", "blocked", "hanging", "stragglers"]
+__all__ = ["Pace", "Verdict", "View", "blocked", "hanging", "held_up", "stragglers"]
 
 _OTHERS = ("join", "cache")
 """Phases in which a rank waits for others: to form a world with it (join; Horovod ends that wait
@@ -93,19 +93,33 @@ def blocked(views: Sequence[View], hang_seconds: float) -> float | None:
     return shortest if shortest >= hang_seconds else None
 
 
+def held_up(view: View, seconds: float) -> str | None:
+    """How a rank has stood still while others waited for it in vain, which may be for less than
+    `hang_seconds`; None: it waited in a collective itself, or got on.
+
+    Args:
+        view: of a rank that still runs.
+        seconds: for which it must have stood still.
+    """
+    return _stands_still(view, seconds, seconds)
+
+
 def _standstill(view: View, hang_seconds: float) -> str | None:
     """Why a rank is taken to hang; None if it is not."""
-    how = "stopped by a signal" if view.stopped else "silent"
-    if view.silent_seconds >= hang_seconds and not view.awake:
-        return f"{how} for {view.silent_seconds:.0f} s, last in phase {view.phase}"
-    if view.phase == "wait":
-        return None
     limit = hang_seconds
     if view.busy or view.phase in _OTHERS:
         limit *= _BUSY_FACTOR
     if view.phase == "compute":
         limit = max(limit, view.step_seconds * _STEP_FACTOR)
-    if view.idle_seconds < limit:
+    return _stands_still(view, hang_seconds, limit)
+
+
+def _stands_still(view: View, silent_seconds: float, idle_seconds: float) -> str | None:
+    """How a rank has been silent, or without progress, for so long; None: it has not been."""
+    if view.silent_seconds >= silent_seconds and not view.awake:
+        how = "stopped by a signal" if view.stopped else "silent"
+        return f"{how} for {view.silent_seconds:.0f} s, last in phase {view.phase}"
+    if view.phase == "wait" or view.idle_seconds < idle_seconds:
         return None
     stopped = "stopped by a signal, " if view.stopped else ""
     return f"{stopped}no progress for {view.idle_seconds:.0f} s in phase {view.phase}"

@@ -97,6 +97,7 @@ def limits(config: Config) -> Limits:
         gang_attempts=job.gang_attempts,
         node_failures=job.node_failures,
         hang_seconds=job.hang_seconds,
+        gloo_timeout_seconds=job.gloo_timeout,
         contact_seconds=job.contact_seconds,
         grace_seconds=config.checkpoint.grace_seconds,
         threads=job.worker.vcores,

@@ -124,6 +124,11 @@ class FailureBudget:
 
     # ------------------------------------------------------------------------------- decisions
     @property
+    def has_cause(self) -> bool:
+        """Some loss of the present try was not another one's consequence."""
+        return any(not loss.consequence for loss in self._losses)
+
+    @property
     def waiting(self) -> bool:
         """The cluster has still to say why some container has ended."""
         return bool(self._unexplained)

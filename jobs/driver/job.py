@@ -296,12 +296,12 @@ class Job:
         """Wait for the other ranks of a static job that has lost one, then try again or fail."""
         left = self.workers.running()
         if left:
+            self.workers.end_hanging(self.workers.placed(), now)
             limit = _END_SECONDS
             if any(member.view(now).phase == "save" for member in left):
                 limit = max(limit, self.limits.grace_seconds)
             if now - self._since > limit:
-                for member in left:
-                    self.workers.kill(member, "another rank was lost", follows=True)
+                self.workers.end_left(now, self._since, has_cause=self.budget.has_cause)
             return
         if self.budget.waiting:
             return  # the cluster will say soon why a container has ended
@@ -476,7 +476,7 @@ class Job:
     def _lost(self, loss: Loss, now: float) -> None:
         """A process or a container has ended before its time."""
         self.budget.add(loss)
-        self._actions.event(f"{loss.who} was lost: {loss.why}")
+        self._actions.event(loss.what)
         other_node = self.nodes.met_elsewhere(loss)
         if loss.fatal:
             self.fail(loss.error(), now)

@@ -186,6 +186,13 @@ class Loss:
         rank = "a worker without a rank" if self.rank is None else f"rank {self.rank}"
         return f"{rank} on {self.node} ({self.member})"
 
+    @property
+    def what(self) -> str:
+        """Who was lost and why, for messages."""
+        vain = self.failure and self.failure.get("consequence")
+        after = ", as another rank was lost or did not come to a collective" if vain else ""
+        return f"{self.who} was lost: {self.why}{after}"
+
     def error(self) -> HowdahError:
         """The process's own error, or that it was lost."""
         error = (self.failure or {}).get("error")
@@ -194,7 +201,7 @@ class Loss:
             where = "; ".join(filter(None, (error.get("where"), self.who)))
             return TrainingError.from_dict({**error, "where": where})
         return WorkersLost(
-            f"{self.who} was lost: {self.why}",
+            self.what,
             where=f"node {self.node}, container {self.member}",
             expected="its training process to run to the end",
             got="the last lines of its log:\n" + lines if lines else None,

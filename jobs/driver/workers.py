@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from jobs import hang
 from jobs.driver.members import Member
 
 __all__ = ["DriverActions", "Limits", "Workers"]
@@ -29,6 +31,8 @@ class Limits:
     gang_seconds: float
     gang_attempts: int
     hang_seconds: float
+    gloo_timeout_seconds: float
+    """How long a rank waits for another one in a collective."""
     contact_seconds: float
     """Silence of an agent after which its container is given up."""
     grace_seconds: float
@@ -138,6 +142,38 @@ class Workers:
         if member.kill_reason is None:
             member.kill_reason, member.kill_follows = why, follows
             self.send(member, {"type": "kill", "why": why})
+
+    def end_hanging(self, members: Iterable[Member], now: float) -> None:
+        """Name those that hang, and kill them. Nothing is known of a process whose agent is silent:
+        it is judged when it is heard again."""
+        views = [member.view(now) for member in members if member.heard(now)]
+        for verdict in hang.hanging(views, self.limits.hang_seconds):
+            member = self.members[verdict.member]
+            if member.kill_reason is None:
+                self.actions.event(
+                    f"rank {verdict.rank} on {member.node} ({member.id}) hangs: {verdict.why}"
+                )
+                self.kill(member, f"it hangs: {verdict.why}")
+
+    def end_left(self, now: float, since: float, *, has_cause: bool) -> None:
+        """Kill the ranks of a static job that have not ended by themselves after a loss.
+
+        Args:
+            since: when the first one was lost.
+            has_cause: one of the lost has ended by itself. Otherwise all of them have waited for
+                another rank in vain (Gloo's limit is shorter than hang_seconds): for one of those
+                that are left, whose end then is the loss that counts.
+        """
+        for member in self.running():
+            why = None
+            if member.rank is not None and member.heard(now) and not has_cause:
+                # The others had waited that long, in a part of which it may still have got on.
+                before = self.limits.gloo_timeout_seconds / 2
+                why = hang.held_up(member.view(now), now - since + before)
+            if why is None:
+                self.kill(member, "another rank was lost", follows=True)
+            else:
+                self.kill(member, f"the other ranks waited for it in vain: {why}")
 
     def leave(self, member: Member, why: str, *, exit_code: int) -> None:
         """Have an agent end its training process and itself."""

@@ -324,13 +324,7 @@ class Worlds:
                 for member in placed:
                     self._workers.kill(member, why)
             return
-        for verdict in hang.hanging(views, self._limits.hang_seconds):
-            member = self._workers.members[verdict.member]
-            if member.kill_reason is None:
-                self._actions.event(
-                    f"rank {verdict.rank} on {member.node} ({member.id}) hangs: {verdict.why}"
-                )
-                self._workers.kill(member, f"it hangs: {verdict.why}")
+        self._workers.end_hanging(placed, now)
 
     def _give_back(self, present: int, now: float) -> HowdahError | None:
         """Not all workers came in time: give all containers back. An error after the last try."""

@@ -144,3 +144,21 @@ def test_a_rank_that_stops_inside_a_phase_is_found(job, tmp_path, framework, ela
     assert (code, verdict["status"]) == (0, "SUCCEEDED"), what
     assert what.count(") hangs: ") == 1, what  # and no other
     wait_until(lambda: not one.processes())
+
+
+@pytest.mark.parametrize("framework", ["torch", pytest.param("tensorflow", marks=full)])
+def test_a_stopped_rank_that_the_others_gave_up_before_hang_seconds_is_named(job, framework):
+    """Gloo's limit is shorter: the rank that waited ends first. (Where only the main thread hangs,
+    Horovod's own still answers, and hang_seconds finds it.)"""
+    stop = {"phase": "evaluate", "how": "SIGSTOP", "rank": 0}
+    limits = {"job.attempts": 2, "job.gloo_timeout_seconds": 3}
+    one = job(framework, elastic=False, stop=stop, hang=120, **limits)
+    code, verdict, status = one.end(LIMIT)
+    events = [event["what"] for event in status["events"]]
+    what = "\n".join(events)
+    assert (code, verdict["status"]) == (0, "SUCCEEDED"), what
+    [waited, stopped] = [event for event in events if " was lost: " in event]
+    assert waited.startswith("rank 1 ") and "did not come to a collective" in waited, what
+    assert stopped.startswith("rank 0 "), what
+    assert "the other ranks waited for it in vain: stopped by a signal for" in stopped, what
+    wait_until(lambda: not one.processes())

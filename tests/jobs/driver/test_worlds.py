@@ -217,3 +217,61 @@ def test_a_rank_that_does_not_end_when_another_was_lost_is_killed_at_once():
     w.does("a", "wait")
     w.pass_time(15)
     assert w.actions.take("kill") == ["a"]
+
+
+CONSEQUENCE = {"consequence": True, "exit_code": 6, "error": {"error": "RankLost", "what": "x"}}
+
+
+def gives_up(w, name):
+    """Gloo's limit, two thirds of hang_seconds, ends a rank that waits for another one."""
+    w.die(name, 6, CONSEQUENCE)
+
+
+@pytest.mark.parametrize("phase", ["compute", "evaluate", "save", "input"])
+def test_the_rank_that_others_waited_for_in_vain_is_named_and_is_the_loss(phase):
+    w = World(grace_seconds=12.0)
+    w.train("a", "b")
+    w.does("a", phase, gets_on=False)
+    w.does("b", "wait")
+    w.pass_time(30)
+    gives_up(w, "b")
+    w.pass_time(13)
+    assert w.actions.take("kill") == ["a"]
+    w.die("a")
+    w.pass_time(1)
+    [first, second] = [what for what in w.actions.events if what.startswith("rank ")]
+    assert "did not come to a collective" in first
+    assert f"waited for it in vain: no progress for 43 s in phase {phase}" in second
+    assert "rank 0 on n (a) was lost" in w.job.error.what  # the last try's error
+
+
+def test_a_rank_that_reaches_hang_seconds_while_a_static_job_fails_is_found():
+    w = World(grace_seconds=90.0)
+    w.train("a", "b")
+    w.does("a", "save", gets_on=False)
+    w.pass_time(30)
+    gives_up(w, "b")
+    w.pass_time(14)
+    assert w.actions.take("kill") == []  # it saves
+    w.pass_time(3)
+    assert w.actions.take("kill") == ["a"]
+    [found] = [what for what in w.actions.events if "hangs: " in what]
+    assert found == "rank 0 on n (a) hangs: no progress for 45 s in phase save"
+
+
+@pytest.mark.parametrize("cause", ["another", "none"])
+def test_a_rank_that_was_not_waited_for_is_not_blamed(cause):
+    w = World(grace_seconds=12.0)
+    w.train("a", "b")
+    w.does("a", "compute", gets_on=cause == "none")
+    w.pass_time(20)
+    if cause == "another":  # b was killed; a has been in a long step for longer than that
+        w.die("b")
+    else:  # a got on until then, and cannot end
+        gives_up(w, "b")
+        w.does("a", "compute", gets_on=False)
+    w.pass_time(13)
+    assert w.actions.take("kill") == ["a"]
+    w.die("a")
+    [_, second] = [what for what in w.actions.events if what.startswith("rank ")]
+    assert "killed by Howdah: another rank was lost" in second

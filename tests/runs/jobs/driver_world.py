@@ -35,6 +35,7 @@ class Recorder:
 LIMITS = {
     "workers": 2, "fewest": 2, "most": 2, "elastic": False, "tries": 1, "max_restarts": 10,
     "gang_seconds": 60.0, "gang_attempts": 3, "hang_seconds": 45.0, "grace_seconds": 60.0,
+    "gloo_timeout_seconds": 30.0,
     "threads": 1, "gpus": 0, "contact_seconds": 60.0, "node_failures": 3,
 }  # fmt: skip
 
