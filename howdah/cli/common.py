@@ -47,12 +47,12 @@ _JUDGES: list[Judge] = []
 def say(line: str) -> None:
     """Print a line for the user on stderr, masked and escaped; stdout is only for results.
 
-    Where the process that reads stderr has ended, this line and all later ones are dropped: the
-    command still ends its job, which it says first.
+    Where the process that reads stderr has ended, or its terminal is gone (EIO), this line and all
+    later ones are dropped: the command still ends its job, which it says first.
     """
     try:
         print(shown(redact.text(line)), file=sys.stderr, flush=True)
-    except BrokenPipeError:
+    except OSError:
         nothing = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nothing, sys.stderr.fileno())  # also for what the buffer keeps of the line
         os.close(nothing)

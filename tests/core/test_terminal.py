@@ -123,8 +123,9 @@ def test_relayed_lines_and_errors_are_escaped(application, monkeypatch, capsys):
     assert "step 1\\u001b[2J" in err and "\\u001b]0;owned" in out and "\\u001b]0;owned" in err
 
 
-def test_a_command_outlives_the_process_that_reads_its_lines():
-    reader, writer = os.pipe()
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_command_outlives_the_process_that_reads_its_lines(kind):
+    reader, writer = os.pipe() if kind == "pipe" else os.openpty()
     os.close(reader)
     program = "from howdah.cli.common import say; say('one'); say('two'); print('went on')"
     done = subprocess.run(
