@@ -124,6 +124,7 @@ def submit(config: Config, progress: Progress, *, etl: bool = False) -> Submitte
     Raises:
         ConfigError, DataError, ModelError, StorageError: a check failed.
         ClusterError: another job holds the run directory; the driver did not start.
+        Interrupted, Terminated: after ending what was started by then.
     """
     began = time.monotonic()
     secret_file.values(config, os.environ)
@@ -138,12 +139,12 @@ def submit(config: Config, progress: Progress, *, etl: bool = False) -> Submitte
             if there.fingerprint != digest or there.on != config.job.on:
                 raise record.in_use(there)
             progress(f"this run is submitted already: {there.application}")
+            page = record.driver_status(there).get("page")
         else:
             record.refuse_live_on_yarn(config.run.directory)
             if config.job.on == "spark":  # what is built and uploaded here, the driver finds
                 shipped_for_spark(config, etl=etl, progress=progress)
-            there = _start(config, digest, etl, progress)
-    page = record.driver_status(there).get("page")
+            there, page = _start(config, digest, etl, progress)
     seconds = time.monotonic() - began
     return Submitted(record=there, page=page, attached=attached, seconds=seconds)
 
@@ -234,8 +235,11 @@ def _writable(config: Config) -> None:
 
 
 # ---------------------------------------------------------------------------------- the driver
-def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record:
-    """Start the driver and wait for its first status; a failure ends it."""
+def _start(config: Config, digest: str, etl: bool, progress: Progress) -> tuple[Record, str | None]:
+    """Start the driver and wait for its first status; the job's record and its page.
+
+    A failure and an interrupt end the driver.
+    """
     on = config.job.on
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     application = f"{on}-{stamp}-{secrets.token_hex(3)}"
@@ -262,6 +266,7 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record
         made.write()
         progress(f"{application}: {log}")
         wait_for_status(made, process, config, progress)
+        return made, record.driver_status(made).get("page")
     except BaseException:
         process.send_signal(signal.SIGTERM)
         try:
@@ -269,7 +274,6 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> Record
         except subprocess.TimeoutExpired:
             process.kill()
         raise
-    return made
 
 
 def start_seconds(config: Config, own_seconds: float = _START_SECONDS) -> float:

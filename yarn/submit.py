@@ -13,6 +13,7 @@ import secrets
 import tempfile
 import time
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ __all__ = ["Submitted", "dry_run", "submit", "write_private", "zip_settings"]
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.5
+_INTERRUPTS = (KeyboardInterrupt, Interrupted, Terminated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,10 +139,10 @@ def submit(config: Config, progress: Progress) -> Submitted:
             application = _attach(lock, claim, digest)
             progress(f"this run is submitted already: {application}")
             attached = True
+            tracking = _page(manager, application, progress)
         else:
-            application = _new(config, manager, lock, claim, secret_env, progress)
+            application, tracking = _new(config, manager, lock, claim, secret_env, progress)
             attached = False
-        tracking = manager.job_page(manager.application(application))
         return Submitted(
             application=application, tracking_url=tracking, attached=attached,
             run_directory=config.run.directory, seconds=time.monotonic() - started,
@@ -197,8 +199,12 @@ def _new(
     claim: Claim,
     secret_env: dict[str, str],
     progress: Progress,
-) -> str:
-    """Upload and submit; the application's id. A failure kills it and releases the lock."""
+) -> tuple[str, str]:
+    """Upload and submit; the application's id and its job's page.
+
+    A failure and an interrupt kill it and release the lock, to the last of its questions to YARN:
+    the application is known to nobody before this command has told its id.
+    """
     from yarn import skein_backend
 
     try:
@@ -224,12 +230,15 @@ def _new(
         not_registered = announce(config, application)
         if not_registered is not None:
             progress(not_registered)
+        if config.yarn.priority is not None:
+            _set_priority(manager, application, config.yarn.priority, progress)
+        return application, _page(manager, application, progress)
     except BaseException:
-        _undo(manager, lock, claim, progress)
+        try:
+            _undo(manager, lock, claim, progress)
+        except _INTERRUPTS:  # a second one does not leave what the first one was to end
+            _undo(manager, lock, claim, progress)
         raise
-    if config.yarn.priority is not None:
-        _set_priority(manager, application, config.yarn.priority, progress)
-    return application
 
 
 def _shipped(config: Config) -> str:
@@ -258,11 +267,28 @@ def zip_settings(directory: str, conf: HadoopConf) -> str:
 
 def _undo(manager: ResourceManager, lock: SubmissionLock, claim: Claim, progress: Progress) -> None:
     """Kill this submission's application, if YARN has accepted it, and release the lock."""
-    with contextlib.suppress(HowdahError):
+    try:
         for app in manager.applications(applicationTags=claim_tag(claim.token), user=claim.user):
             manager.kill(app["id"], "its submission was interrupted")
             progress(f"killed {app['id']}")
+    except HowdahError as error:
+        progress(
+            f"the application may run on: {error.what} ({error.got}); `howdah ps` shows its id,"
+            " `howdah kill APPLICATION` ends it"
+        )
+        return  # the lock finds the application by its tag
+    with contextlib.suppress(HowdahError):
         lock.release(claim)
+
+
+def _page(manager: ResourceManager, application: str, progress: Progress) -> str:
+    """The URL of its job's page; while YARN does not say where its proxy is, the usual one."""
+    try:
+        report = manager.application(application)
+    except (ClusterError, StorageError) as error:
+        progress(f"{application} is submitted; of its state: {error.what} ({error.got})")
+        report = {"id": application, "state": "SUBMITTED"}
+    return manager.job_page(report)
 
 
 def _set_priority(
@@ -285,22 +311,30 @@ def follow(config: Config, submitted: Submitted, progress: Progress) -> dict[str
         TrainingError, ClusterError...: the job's own error.
         Interrupted, Terminated: after the job was killed.
     """
-    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
-        # The job goes on while the ResourceManager is away.
-        patience = max(PATIENCE_SECONDS, storage.retry_seconds())
-        manager = ResourceManager(user=config.run.user, patience=patience)
-        job = Job(submitted.application, config.run.directory)
-        try:
+    job = Job(submitted.application, config.run.directory)
+    try:
+        progress(f"submitted {submitted.application}: {submitted.tracking_url}")
+        with _patient(config) as manager:
             return control.wait(manager, job, progress)
-        except (KeyboardInterrupt, Interrupted, Terminated):
-            progress("ending the job; once more to end it at once")
-            seconds = config.checkpoint.grace_seconds
-            try:
+    except _INTERRUPTS:
+        progress("ending the job; once more to end it at once")
+        seconds = config.checkpoint.grace_seconds
+        try:
+            with _patient(config) as manager:
                 control.kill(manager, job, save=True, save_seconds=seconds, progress=progress)
-            except (KeyboardInterrupt, Interrupted, Terminated):
+        except _INTERRUPTS:
+            with _patient(config) as manager:
                 control.kill(manager, job, save=False, save_seconds=0, progress=progress)
-            progress(f"{job.application} is over")
-            raise
+        progress(f"{job.application} is over")
+        raise
+
+
+@contextlib.contextmanager
+def _patient(config: Config) -> Iterator[ResourceManager]:
+    """A ResourceManager that may be away for a while: the job goes on meanwhile."""
+    patience = max(PATIENCE_SECONDS, storage.retry_seconds())
+    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
+        yield ResourceManager(user=config.run.user, patience=patience)
 
 
 def lines(result: dict[str, Any]) -> list[str]:

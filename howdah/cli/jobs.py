@@ -131,7 +131,6 @@ def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None
         record.free_for_yarn(checked.run.directory)
     found = submission.submit(checked, say)
     if wait:
-        say(f"submitted {found.application}: {found.tracking_url}")
         final = submission.follow(checked, found, say)
         answer({**found.as_dict(), "status": final}, json, [f"{found.application} succeeded"])
         return

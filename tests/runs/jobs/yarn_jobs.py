@@ -79,8 +79,15 @@ class Jobs:
 
     def start(self, *arguments: str, **more) -> subprocess.Popen:
         """Start `howdah ARGUMENTS`."""
+        return self._start(["-m", "howdah.cli", *arguments], **more)
+
+    def start_program(self, program: str, *arguments: str, **more) -> subprocess.Popen:
+        """Start Python's `program`, which runs `howdah ARGUMENTS`."""
+        return self._start(["-c", program, *arguments], **more)
+
+    def _start(self, words: list[str], **more) -> subprocess.Popen:
         return subprocess.Popen(
-            [sys.executable, "-m", "howdah.cli", *arguments], env={**self.env, **more},
+            [sys.executable, *words], env={**self.env, **more},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.directory,
         )  # fmt: skip
 
