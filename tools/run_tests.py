@@ -478,4 +478,8 @@ def has_gpu() -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("stopped; with --all the next call leaves out what has passed", file=sys.stderr)
+        sys.exit(130)
