@@ -208,6 +208,18 @@ class Terminated(HowdahError):
     exit_code = 143
 
 
+class TerminationSignal(BaseException):
+    """SIGTERM, raised in a command's main thread wherever it is.
+
+    Not an Exception, as KeyboardInterrupt is none: code that goes on after a failure would take it
+    for one, and the command would not end. It becomes `Terminated` where the command ends.
+    """
+
+
+INTERRUPTS = (KeyboardInterrupt, TerminationSignal, Interrupted, Terminated)
+"""How a command learns that it is to end; the last two come from blocks that have cleaned up."""
+
+
 _FIELDS = ("where", "expected", "got", "remedy")
 
 

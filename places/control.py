@@ -17,12 +17,11 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.core.terminal import as_cell
 from howdah.errors import (
+    INTERRUPTS,
     ClusterError,
     HowdahError,
-    Interrupted,
     JobLost,
     NotFound,
-    Terminated,
     TrainingError,
 )
 from howdah.job_log import Position, new_lines
@@ -275,11 +274,11 @@ def follow(submitted: Submitted, save_seconds: float, progress: Progress) -> dic
     job = submitted.record
     try:
         return _follow(job, progress)
-    except (KeyboardInterrupt, Interrupted, Terminated):
-        progress("ending the job; once more to end it at once")
+    except INTERRUPTS:
         try:
+            progress("ending the job; once more to end it at once")
             kill(job, save=True, save_seconds=save_seconds, progress=progress)
-        except (KeyboardInterrupt, Interrupted, Terminated):
+        except INTERRUPTS:
             kill(job, save=False, save_seconds=0, progress=progress)
         progress(f"{job.application} is over")
         raise

@@ -26,7 +26,7 @@ from howdah.config.types import named_by
 from howdah.core.activity import Progress
 from howdah.core.processes import boot_id, process_start
 from howdah.data.manifest import content_hash
-from howdah.errors import ClusterError, ConfigError, HowdahError, TrainingError
+from howdah.errors import INTERRUPTS, ClusterError, ConfigError, HowdahError, TrainingError
 from howdah.spark import shipping
 from howdah.storage import directories
 from jobs import checks, secret_file
@@ -271,7 +271,7 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> tuple[
         process.send_signal(signal.SIGTERM)
         try:
             process.wait(30)
-        except subprocess.TimeoutExpired:
+        except (subprocess.TimeoutExpired, *INTERRUPTS):
             process.kill()
         raise
 

@@ -23,11 +23,10 @@ from howdah.config.model import Config
 from howdah.core.activity import Progress
 from howdah.data.manifest import content_hash
 from howdah.errors import (
+    INTERRUPTS,
     ClusterError,
     HowdahError,
-    Interrupted,
     StorageError,
-    Terminated,
 )
 from howdah.hadoop.conf import HadoopConf, as_xml
 from howdah.hadoop.kerberos import logged_in
@@ -49,7 +48,6 @@ __all__ = ["Submitted", "dry_run", "submit", "write_private", "zip_settings"]
 _END_SECONDS = 120.0
 """What a job that is being stopped may need to end besides its ranks' grace period."""
 _POLL_SECONDS = 0.5
-_INTERRUPTS = (KeyboardInterrupt, Interrupted, Terminated)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +205,7 @@ def _new(
     """
     from yarn import skein_backend
 
+    application = None
     try:
         shipment, packages = shipping.plan(config, progress)
         shipping.upload(config, packages, progress)
@@ -235,9 +234,9 @@ def _new(
         return application, _page(manager, application, progress)
     except BaseException:
         try:
-            _undo(manager, lock, claim, progress)
-        except _INTERRUPTS:  # a second one does not leave what the first one was to end
-            _undo(manager, lock, claim, progress)
+            _undo(manager, lock, claim, application, progress)
+        except INTERRUPTS:  # a second one does not leave what the first one was to end
+            _undo(manager, lock, claim, application, progress)
         raise
 
 
@@ -265,18 +264,34 @@ def zip_settings(directory: str, conf: HadoopConf) -> str:
     return path
 
 
-def _undo(manager: ResourceManager, lock: SubmissionLock, claim: Claim, progress: Progress) -> None:
-    """Kill this submission's application, if YARN has accepted it, and release the lock."""
+def _undo(
+    manager: ResourceManager,
+    lock: SubmissionLock,
+    claim: Claim,
+    application: str | None,
+    progress: Progress,
+) -> None:
+    """Kill this submission's application, if YARN has accepted it, and release the lock.
+
+    Args:
+        application: its id; None: not known, and it is looked for by its tag.
+    """
     try:
-        for app in manager.applications(applicationTags=claim_tag(claim.token), user=claim.user):
-            manager.kill(app["id"], "its submission was interrupted")
-            progress(f"killed {app['id']}")
+        if application is None:
+            tagged = manager.applications(applicationTags=claim_tag(claim.token), user=claim.user)
+            found = [app["id"] for app in tagged]
+        else:
+            found = [application]
+        for one in found:
+            manager.kill(one, "its submission was interrupted")
+            progress(f"killed {one}")
     except HowdahError as error:
+        name = application or "an application, if YARN has accepted one,"
         progress(
-            f"the application may run on: {error.what} ({error.got}); `howdah ps` shows its id,"
-            " `howdah kill APPLICATION` ends it"
+            f"{name} may run on: {error.what}{f' ({error.got})' if error.got else ''};"
+            f" `howdah kill {application or 'APPLICATION'}` ends it, `howdah ps` shows all"
         )
-        return  # the lock finds the application by its tag
+        return  # the lock finds the application
     with contextlib.suppress(HowdahError):
         lock.release(claim)
 
@@ -312,21 +327,23 @@ def follow(config: Config, submitted: Submitted, progress: Progress) -> dict[str
         Interrupted, Terminated: after the job was killed.
     """
     job = Job(submitted.application, config.run.directory)
-    try:
-        progress(f"submitted {submitted.application}: {submitted.tracking_url}")
-        with _patient(config) as manager:
-            return control.wait(manager, job, progress)
-    except _INTERRUPTS:
-        progress("ending the job; once more to end it at once")
-        seconds = config.checkpoint.grace_seconds
+    manager = None
+    with contextlib.ExitStack() as stack:
         try:
-            with _patient(config) as manager:
+            progress(f"submitted {submitted.application}: {submitted.tracking_url}")
+            manager = stack.enter_context(_patient(config))
+            return control.wait(manager, job, progress)
+        except INTERRUPTS:
+            try:
+                progress("ending the job; once more to end it at once")
+                manager = manager or stack.enter_context(_patient(config))
+                seconds = config.checkpoint.grace_seconds
                 control.kill(manager, job, save=True, save_seconds=seconds, progress=progress)
-        except _INTERRUPTS:
-            with _patient(config) as manager:
+            except INTERRUPTS:
+                manager = manager or stack.enter_context(_patient(config))
                 control.kill(manager, job, save=False, save_seconds=0, progress=progress)
-        progress(f"{job.application} is over")
-        raise
+            progress(f"{job.application} is over")
+            raise
 
 
 @contextlib.contextmanager

@@ -31,7 +31,14 @@ from howdah.cli import (
 )  # fmt: skip
 from howdah.cli.common import say, under
 from howdah.core.terminal import shown
-from howdah.errors import HowdahError, Interrupted, Terminated, UsageError, render
+from howdah.errors import (
+    HowdahError,
+    Interrupted,
+    Terminated,
+    TerminationSignal,
+    UsageError,
+    render,
+)
 
 __all__ = ["app", "main", "run"]
 
@@ -93,7 +100,7 @@ def _top(
 
 
 def _terminate(signum: int, frame: object) -> None:
-    raise Terminated("asked to end (SIGTERM)")
+    raise TerminationSignal
 
 
 def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
@@ -105,6 +112,8 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
         return code
     except KeyboardInterrupt:
         error: HowdahError = Interrupted("interrupted")
+    except TerminationSignal:
+        error = Terminated("asked to end (SIGTERM)")
     except HowdahError as caught:
         error = caught
     except Exception as defect:

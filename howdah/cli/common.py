@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json as _json
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -37,6 +38,8 @@ RunWith = Annotated[
 ]
 
 
+_NOTHING_READS = (errno.EPIPE, errno.EIO)
+"""Of a pipe, and of a terminal that is gone."""
 _LOADED: list[Config] = []
 """The configuration that this command has loaded last."""
 _POLICIES: list[str] = []
@@ -47,24 +50,28 @@ _JUDGES: list[Judge] = []
 def say(line: str) -> None:
     """Print a line for the user on stderr, masked and escaped; stdout is only for results.
 
-    Where the process that reads stderr has ended, or its terminal is gone (EIO), this line and all
-    later ones are dropped: the command still ends its job, which it says first.
+    Where the process that reads stderr has ended, or its terminal is gone, this line and all later
+    ones are dropped: the command still ends its job, which it says first.
     """
-    try:
-        print(shown(redact.text(line)), file=sys.stderr, flush=True)
-    except OSError:
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, sys.stderr.fileno())  # also for what the buffer keeps of the line
-        os.close(nothing)
+    _print(redact.text(line), sys.stderr)
 
 
 def answer(value: dict[str, Any], as_json: bool, lines: Sequence[str]) -> None:
     """Print the command's result: one JSON object, or lines of text."""
-    if as_json:
-        print(shown(_json.dumps(value, ensure_ascii=False)))
-    else:
-        for line in lines:
-            print(shown(line))
+    for line in [_json.dumps(value, ensure_ascii=False)] if as_json else lines:
+        _print(line, sys.stdout)
+
+
+def _print(line: str, stream: TextIO) -> None:
+    """Print a line, escaped; where nothing reads the stream any more, drop it and what follows."""
+    try:
+        print(shown(line), file=stream, flush=True)
+    except OSError as error:
+        if error.errno not in _NOTHING_READS:
+            raise
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, stream.fileno())  # also for what the buffer keeps of the line
+        os.close(nothing)
 
 
 def under(paths: Sequence[str]) -> None:

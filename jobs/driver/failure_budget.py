@@ -126,7 +126,12 @@ class FailureBudget:
     @property
     def has_cause(self) -> bool:
         """Some loss of the present try was not another one's consequence."""
-        return any(not loss.consequence for loss in self._losses)
+        return bool(self._causes())
+
+    def _causes(self) -> list[Loss]:
+        """The losses of the present try that ended it; a container that was lost before it had a
+        rank has not."""
+        return [loss for loss in self._losses if not loss.consequence and loss.of_a_world]
 
     @property
     def waiting(self) -> bool:
@@ -148,7 +153,7 @@ class FailureBudget:
 
     def next_try(self) -> HowdahError | None:
         """Begin a static job's next try, or give the error that ends the job."""
-        causes = [loss for loss in self._losses if not loss.consequence] or self._losses
+        causes = self._causes() or self._losses
         cause = next((loss for loss in causes if loss.fatal), causes[0])
         if not cause.preempted:
             if cause.fatal or self.tries >= self._most_tries:

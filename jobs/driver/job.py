@@ -484,7 +484,7 @@ class Job:
             self.fail(errors.on_two_nodes(loss.error(), loss.step or 0, other_node), now)
         elif self.limits.elastic:
             self.worlds.lost(loss, now)
-        elif self._stage != "failing" and (loss.rank is not None or loss.exit_code is not None):
+        elif self._stage != "failing" and loss.of_a_world:
             self._turn("failing", now)
             self.worlds.halt()
             self._actions.begin(self.worlds.generation + 1)  # ends waiting in the rendezvous

@@ -189,9 +189,16 @@ class Loss:
     @property
     def what(self) -> str:
         """Who was lost and why, for messages."""
-        vain = self.failure and self.failure.get("consequence")
+        failure = self.failure or {}
+        asked = (failure.get("error") or {}).get("error") in ("Interrupted", "Terminated")
+        vain = failure.get("consequence") and not asked  # it was not ended by a signal
         after = ", as another rank was lost or did not come to a collective" if vain else ""
         return f"{self.who} was lost: {self.why}{after}"
+
+    @property
+    def of_a_world(self) -> bool:
+        """It had a rank, or its process has ended: no container that was lost before that."""
+        return self.rank is not None or self.exit_code is not None
 
     def error(self) -> HowdahError:
         """The process's own error, or that it was lost."""

@@ -124,13 +124,18 @@ def test_relayed_lines_and_errors_are_escaped(application, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("kind", ["pipe", "terminal"])
-def test_a_command_outlives_the_process_that_reads_its_lines(kind):
+def test_a_command_outlives_the_process_that_reads_its_lines(kind, tmp_path):
     reader, writer = os.pipe() if kind == "pipe" else os.openpty()
     os.close(reader)
-    program = "from howdah.cli.common import say; say('one'); say('two'); print('went on')"
+    program = (
+        "import sys\n"
+        "from howdah.cli.common import answer, say\n"
+        "say('one'); say('two'); answer({}, False, ['three'] * 2)\n"
+        "sys.stdout.flush(); open(sys.argv[1], 'w').write('went on')"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=writer, text=True,
-        timeout=60, check=False,
+        [sys.executable, "-c", program, tmp_path / "file"], stdout=writer, stderr=writer,
+        timeout=60, check=False, env={**os.environ, "PYTHONUNBUFFERED": ""},
     )  # fmt: skip
     os.close(writer)
-    assert (done.returncode, done.stdout) == (0, "went on\n")
+    assert (done.returncode, (tmp_path / "file").read_text()) == (0, "went on")

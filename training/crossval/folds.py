@@ -31,6 +31,7 @@ from howdah.core.activity import Progress
 from howdah.core.child import Child
 from howdah.data.manifest import load_dataset
 from howdah.errors import (
+    INTERRUPTS,
     ClusterError,
     ConfigError,
     DataError,
@@ -39,6 +40,7 @@ from howdah.errors import (
     ModelError,
     NotFound,
     Terminated,
+    TerminationSignal,
 )
 from howdah.models import baseline as baselines
 from howdah.models.gate import scalars
@@ -105,8 +107,9 @@ def cross_validate(
         name = f"fold {number} of {folds}"
         try:
             each.append(_fold(own, number, name, job, progress))
-        except (KeyboardInterrupt, Interrupted, Terminated) as error:
-            kind = Terminated if isinstance(error, Terminated) else Interrupted
+        except INTERRUPTS as error:
+            by_sigterm = isinstance(error, TerminationSignal | Terminated)
+            kind = Terminated if by_sigterm else Interrupted
             raise kind(
                 f"{name} was stopped",
                 where=own.run.directory,

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 
 from howdah.core import processes
-from howdah.errors import ClusterError, HowdahError, Terminated, UsageError
+from howdah.errors import ClusterError, Terminated, UsageError
 
 __all__ = ["own_ray", "require_ray"]
 
@@ -86,8 +86,6 @@ def _start(root: str, cores: int) -> None:
             logging_level=logging.ERROR, object_store_memory=_STORE_BYTES, _temp_dir=root,
             _node_ip_address="127.0.0.1",
         )  # fmt: skip
-    except HowdahError:  # of a signal
-        raise
     except Exception as error:  # noqa: BLE001 - a start of more than 30 s is just that
         raise ClusterError(
             "Ray does not start on this machine",

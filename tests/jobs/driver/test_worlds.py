@@ -2,6 +2,7 @@
 
 import pytest
 
+from jobs.backend import Container
 from tests.runs.jobs.driver_world import World, elastic
 
 LONG = 30 * 45.0  # seconds, of hang_seconds 45
@@ -275,3 +276,30 @@ def test_a_rank_that_was_not_waited_for_is_not_blamed(cause):
     w.die("a")
     [_, second] = [what for what in w.actions.events if what.startswith("rank ")]
     assert "killed by Howdah: another rank was lost" in second
+
+
+def test_a_container_that_was_lost_before_the_world_is_no_cause_of_its_end():
+    w = World(grace_seconds=12.0)
+    w.come("a", "x")
+    w.job.listed([Container("x", "n", "ended", None, "preempted")], w.now)
+    w.train("b")
+    w.report("a", "ready")
+    w.pass_time(1)
+    w.join()
+    w.does("a", "compute", gets_on=False)
+    w.does("b", "wait")
+    w.pass_time(30)
+    gives_up(w, "b")
+    w.pass_time(13)
+    assert w.actions.take("kill") == ["a"]
+    w.die("a")
+    w.pass_time(1)
+    assert "rank 0 on n (a) was lost: killed by Howdah: the other ranks waited" in w.job.error.what
+
+
+def test_a_rank_that_was_ended_by_a_signal_was_not_waiting_in_vain():
+    w = World()
+    w.train("a", "b")
+    asked = {"error": "Terminated", "what": "training was asked to end"}
+    w.die("b", 143, {"consequence": True, "exit_code": 143, "error": asked})
+    assert w.actions.events[-1] == "rank 1 on n (b) was lost: its process ended with exit code 143"
