@@ -122,7 +122,7 @@ def test_workers_that_do_not_all_come_are_given_back_and_asked_for_again(job):
 
 @full
 def test_a_job_that_never_gets_its_workers_says_what_it_got(job):
-    one = job(gang_seconds=1, gang_attempts=2)
+    one = job(gang_seconds=10, gang_attempts=2)
     one.capacity(1)
     code, verdict, status = one.end()
     assert (code, verdict["status"]) == (5, "FAILED")
