@@ -6,7 +6,7 @@ import errno
 import json as _json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -38,6 +38,8 @@ RunWith = Annotated[
 ]
 
 
+Keytab = tuple[str | None, str | None, str]
+"""What kerberos.logged_in takes: keytab (None: no login), principal, the keytab's key."""
 _NOTHING_READS = (errno.EPIPE, errno.EIO)
 """Of a pipe, and of a terminal that is gone."""
 _LOADED: list[Config] = []
@@ -136,6 +138,11 @@ def load(path: str | None, overrides: list[str] | None):
     return checked
 
 
+def yarn_keytab(config: Config) -> Keytab:
+    """The keytab of a command that submits to YARN or asks it."""
+    return config.yarn.keytab, config.yarn.principal, "yarn.keytab"
+
+
 def note_command() -> None:
     """Let run.json say which command began the run: the ranks are processes of other commands."""
     import os
@@ -145,12 +152,23 @@ def note_command() -> None:
     os.environ[VARIABLE] = shown_command(sys.argv)
 
 
-def load_to_begin(path: str | None, overrides: list[str] | None):
-    """As `load`, for commands that begin a run: a published model as base is one version of it."""
+def load_to_begin(
+    path: str | None,
+    overrides: list[str] | None,
+    keytab: Callable[[Config], Keytab] = lambda config: (None, None, ""),
+):
+    """As `load`, for commands that begin a run: a published model as base is one version of it.
+
+    Args:
+        keytab: the one that the command logs in with, by its configuration: the model may lie on a
+            cluster with Kerberos.
+    """
+    from howdah.hadoop.kerberos import logged_in
     from howdah.models.base import with_pinned_base
 
     checked = load(path, overrides)
-    pinned = with_pinned_base(checked)
+    with logged_in(*keytab(checked)):
+        pinned = with_pinned_base(checked)
     for key in ("base", "init_from"):
         asked, found = getattr(checked.model, key), getattr(pinned.model, key)
         if asked != found:

@@ -6,12 +6,26 @@ from typing import Annotated, Any
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, answer, load_to_begin, refused, say
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    Keytab,
+    Overrides,
+    answer,
+    load_to_begin,
+    refused,
+    say,
+    yarn_keytab,
+)
 from howdah.cli.models import evaluator
 from howdah.config import launchers
 from howdah.errors import UsageError
 
 app = typer.Typer()
+
+
+def _keytab(config: Any) -> Keytab:
+    return yarn_keytab(config) if config.tune.on == "yarn" else (None, None, "")
 
 
 @app.command()
@@ -41,17 +55,20 @@ def tune(
         launchers.require(launcher, where="--launcher")
     if join and status:
         raise UsageError("give --join or --status, not both")
-    checked = load_to_begin(config, [*(set or []), *([] if on is None else [f"tune.on={on}"])])
+    asked = [*(set or []), *([] if on is None else [f"tune.on={on}"])]
+    checked = load_to_begin(config, asked, _keytab)
+    from howdah.hadoop.kerberos import logged_in
     from tuning import tune as studies
 
-    if status:
-        found = studies.status(checked)
-        answer(found, json, _lines(found, found["all"]))
-        return
-    made = studies.tune(
-        checked, join=join, np=np, launcher=launcher, evaluate=evaluator(checked), refused=refused,
-        say=say,
-    )  # fmt: skip
+    with logged_in(*_keytab(checked)):  # the trials' files are read while they train
+        if status:
+            found = studies.status(checked)
+            answer(found, json, _lines(found, found["all"]))
+            return
+        made = studies.tune(
+            checked, join=join, np=np, launcher=launcher, evaluate=evaluator(checked),
+            refused=refused, say=say,
+        )  # fmt: skip
     lines = [*_lines(made, []), f"page: {made['page']}"]
     if made["published"] is not None:
         lines.append(f"published: {made['published']['path']}")

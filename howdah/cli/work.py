@@ -13,6 +13,7 @@ from howdah.cli import alerting
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
+    Keytab,
     Overrides,
     RunWith,
     allowed,
@@ -164,7 +165,7 @@ def etl(
         overrides.append(f"data.spark.master={_json.dumps(master)}")
     if deploy_mode is not None:
         overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
-    checked = load_to_begin(config, overrides)
+    checked = load_to_begin(config, overrides, _spark_keytab)
     if compact:
         _compact(checked, json)
         return
@@ -184,6 +185,11 @@ def etl(
             f"report: {result.report_path}",
         ],
     )
+
+
+def _spark_keytab(config) -> Keytab:
+    spark = config.data.spark
+    return spark.keytab, spark.principal, "data.spark.keytab"
 
 
 def _compact(config, json: bool) -> None:

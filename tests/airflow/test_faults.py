@@ -18,6 +18,7 @@ from howdah.hadoop.resourcemanager import OVER
 from tests.runs.jobs.airflow_jobs import ROWS, TASK, TrainingTasks
 from tests.runs.jobs.yarn_jobs import place_data
 from tests.support.hadoop.planted import MARK
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.airflow, pytest.mark.hadoop]
 
@@ -226,7 +227,8 @@ def test_a_time_limit_ends_the_application(tasks):
 def test_a_trigger_that_cannot_run_leaves_no_application_unattended(tasks):
     task = tasks.start("unwatched", "loses", **LONG)
     task.ends("failed")
-    assert [a["state"] for a in task.applications()] == ["KILLED"]
+    # YARN takes a moment to carry a kill out.
+    wait_until(lambda: [a["state"] for a in task.applications()] == ["KILLED"])
     assert "its trigger could not run" in task.log()
 
 

@@ -38,6 +38,7 @@ def test_without_a_ticket_the_error_says_kinit(jobs):
     assert "kinit" in answer["remedy"]
 
 
+@pytest.mark.full
 def test_a_ticket_is_enough_and_the_job_reads_by_its_tokens(jobs):
     env = ticket(jobs.cluster, jobs.directory, "alice", "alice")
     answer = finished(jobs, jobs.config(settings(jobs.url, "ticket")), **env)
@@ -45,7 +46,6 @@ def test_a_ticket_is_enough_and_the_job_reads_by_its_tokens(jobs):
     assert jobs.json("kill", answer["application"], **env)["state"] == "FINISHED"
 
 
-@pytest.mark.full
 def test_a_keytab_is_all_it_takes(jobs):
     yarn = {
         "keytab": str(jobs.cluster.keytab("alice")),
