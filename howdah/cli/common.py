@@ -143,6 +143,12 @@ def yarn_keytab(config: Config) -> Keytab:
     return config.yarn.keytab, config.yarn.principal, "yarn.keytab"
 
 
+def spark_keytab(config: Config) -> Keytab:
+    """The keytab of a command that runs Spark."""
+    spark = config.data.spark
+    return spark.keytab, spark.principal, "data.spark.keytab"
+
+
 def note_command() -> None:
     """Let run.json say which command began the run: the ranks are processes of other commands."""
     import os

@@ -13,7 +13,6 @@ from howdah.cli import alerting
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
-    Keytab,
     Overrides,
     RunWith,
     allowed,
@@ -23,6 +22,7 @@ from howdah.cli.common import (
     note_command,
     policies,
     say,
+    spark_keytab,
 )
 from howdah.config import launchers
 from howdah.config.options.export import ExportFormat
@@ -165,7 +165,7 @@ def etl(
         overrides.append(f"data.spark.master={_json.dumps(master)}")
     if deploy_mode is not None:
         overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
-    checked = load_to_begin(config, overrides, _spark_keytab)
+    checked = load_to_begin(config, overrides, spark_keytab)
     if compact:
         _compact(checked, json)
         return
@@ -174,22 +174,16 @@ def etl(
     alerting.begun("etl")
     result = run(checked, progress=say)
     made = result.as_dict()
-    splits = made["rows"]
     state = "unchanged" if result.unchanged else "written"
     answer(
         made,
         json,
         [
             f"dataset {state}: {result.path}",
-            "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in splits.items()),
+            "rows: " + ", ".join(f"{split} {rows:,}" for split, rows in made["rows"].items()),
             f"report: {result.report_path}",
         ],
     )
-
-
-def _spark_keytab(config) -> Keytab:
-    spark = config.data.spark
-    return spark.keytab, spark.principal, "data.spark.keytab"
 
 
 def _compact(config, json: bool) -> None:
