@@ -299,7 +299,7 @@ def test_gpus_priority_and_access_lists_are_what_was_asked(special_cluster, tmp_
     blind = settings(home, "blind", job={"worker": worker})
     application = jobs.json("submit", "--config", jobs.config(blind), **alice)["application"]
     status = jobs.wait_for_end(application)
-    assert status["state"] == "FAILED"
+    assert status["final_status"] == "FAILED", status
     assert "has asked for a GPU and finds none that it may use" in json.dumps(status)
 
 
