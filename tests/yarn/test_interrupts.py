@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from howdah import storage
-from tests.runs.jobs.yarn_jobs import LIMIT, Jobs, place_data, settings
+from tests.runs.jobs.yarn_jobs import LIMIT, settings
 
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
 
@@ -42,23 +41,6 @@ from howdah.cli import main
 sys.argv[0] = "howdah"
 main()
 """
-
-
-@pytest.fixture(scope="module")
-def home(cluster, tiny_model_dir):
-    """A directory on HDFS with the data."""
-    url = f"{cluster.hdfs_url}/test/interrupts"
-    place_data(url, tiny_model_dir)
-    yield url
-    storage.remove(url, recursive=True)
-
-
-@pytest.fixture
-def jobs(healthy_cluster, home, tmp_path, monkeypatch):
-    """The command line; applications that a test leaves behind are ended."""
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(healthy_cluster.conf_dir))
-    yield Jobs(healthy_cluster, tmp_path)
-    healthy_cluster.end_applications()
 
 
 def interrupted(jobs, home, name, number, slow, *options):

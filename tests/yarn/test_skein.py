@@ -19,23 +19,6 @@ from tests.runs.jobs.yarn_jobs import LIMIT, ROOT, Jobs, access_lists, place_dat
 pytestmark = [pytest.mark.hadoop, pytest.mark.mpi]
 
 
-@pytest.fixture(scope="module")
-def home(cluster, tiny_model_dir):
-    """A directory on HDFS with the data."""
-    url = f"{cluster.hdfs_url}/test/skein"
-    place_data(url, tiny_model_dir)
-    yield url
-    storage.remove(url, recursive=True)
-
-
-@pytest.fixture
-def jobs(healthy_cluster, home, tmp_path, monkeypatch):
-    """The command line; applications that a test leaves behind are ended."""
-    monkeypatch.setenv("HADOOP_CONF_DIR", str(healthy_cluster.conf_dir))
-    yield Jobs(healthy_cluster, tmp_path)
-    healthy_cluster.end_applications()
-
-
 def test_a_static_job_from_submission_to_its_end(jobs, home):
     config = jobs.config(settings(home, "static", yarn={"priority": 3, "tags": ["team-a"]}))
     started = jobs.start("submit", "--config", config, "--wait", "--json")

@@ -228,10 +228,8 @@ def gives_up(w, name):
     w.die(name, 6, CONSEQUENCE)
 
 
-@pytest.mark.parametrize("phase", ["compute", "evaluate", "save", "input"])
-def test_the_rank_that_others_waited_for_in_vain_is_named_and_is_the_loss(phase):
-    w = World(grace_seconds=12.0)
-    w.train("a", "b")
+def b_waits_for_a_in_vain(w, phase):
+    """a stands still in this phase, b gives up first, and a is killed."""
     w.does("a", phase, gets_on=False)
     w.does("b", "wait")
     w.pass_time(30)
@@ -240,6 +238,13 @@ def test_the_rank_that_others_waited_for_in_vain_is_named_and_is_the_loss(phase)
     assert w.actions.take("kill") == ["a"]
     w.die("a")
     w.pass_time(1)
+
+
+@pytest.mark.parametrize("phase", ["compute", "evaluate", "save", "input"])
+def test_the_rank_that_others_waited_for_in_vain_is_named_and_is_the_loss(phase):
+    w = World(grace_seconds=12.0)
+    w.train("a", "b")
+    b_waits_for_a_in_vain(w, phase)
     [first, second] = [what for what in w.actions.events if what.startswith("rank ")]
     assert "did not come to a collective" in first
     assert f"waited for it in vain: no progress for 43 s in phase {phase}" in second
@@ -286,14 +291,7 @@ def test_a_container_that_was_lost_before_the_world_is_no_cause_of_its_end():
     w.report("a", "ready")
     w.pass_time(1)
     w.join()
-    w.does("a", "compute", gets_on=False)
-    w.does("b", "wait")
-    w.pass_time(30)
-    gives_up(w, "b")
-    w.pass_time(13)
-    assert w.actions.take("kill") == ["a"]
-    w.die("a")
-    w.pass_time(1)
+    b_waits_for_a_in_vain(w, "compute")
     assert "rank 0 on n (a) was lost: killed by Howdah: the other ranks waited" in w.job.error.what
 
 
