@@ -296,7 +296,7 @@ class Job:
         """Wait for the other ranks of a static job that has lost one, then try again or fail."""
         left = self.workers.running()
         if left:
-            self.workers.end_hanging(self.workers.placed(), now)
+            self.workers.end_hanging(self.workers.views(self.workers.placed(), now))
             limit = _END_SECONDS
             if any(member.view(now).phase == "save" for member in left):
                 limit = max(limit, self.limits.grace_seconds)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -143,10 +143,13 @@ class Workers:
             member.kill_reason, member.kill_follows = why, follows
             self.send(member, {"type": "kill", "why": why})
 
-    def end_hanging(self, members: Iterable[Member], now: float) -> None:
-        """Name those that hang, and kill them. Nothing is known of a process whose agent is silent:
-        it is judged when it is heard again."""
-        views = [member.view(now) for member in members if member.heard(now)]
+    def views(self, members: Iterable[Member], now: float) -> list[hang.View]:
+        """What is known of them. Nothing is known of a process whose agent is silent: it is judged
+        when it is heard again."""
+        return [member.view(now) for member in members if member.heard(now)]
+
+    def end_hanging(self, views: Sequence[hang.View]) -> None:
+        """Name those that hang, and kill them."""
         for verdict in hang.hanging(views, self.limits.hang_seconds):
             member = self.members[verdict.member]
             if member.kill_reason is None:

@@ -306,8 +306,7 @@ class Worlds:
             self._workers.send(member, order)
 
     def _end_hanging(self, placed: list[Member], now: float) -> None:
-        # Nothing is known of a process whose agent is silent: wait until it is heard again.
-        views = [member.view(now) for member in placed if member.heard(now)]
+        views = self._workers.views(placed, now)
         all_heard = len(views) == len(placed)
         blocked = hang.blocked(views, self._limits.hang_seconds) if all_heard else None
         if blocked is not None and self._loss_since is None:
@@ -324,7 +323,7 @@ class Worlds:
                 for member in placed:
                     self._workers.kill(member, why)
             return
-        self._workers.end_hanging(placed, now)
+        self._workers.end_hanging(views)
 
     def _give_back(self, present: int, now: float) -> HowdahError | None:
         """Not all workers came in time: give all containers back. An error after the last try."""
