@@ -87,7 +87,7 @@ def fingerprint(config: Config) -> str:
 def dry_run(config: Config, progress: Progress) -> dict[str, Any]:
     """What `submit` would ask of YARN and upload, after the same checks; nothing is written."""
     secret_file.values(config, os.environ)
-    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
+    with logged_in(*config.yarn.login):
         manager = ResourceManager(user=config.run.user)
         _check(config, manager, progress)
         shipment, packages = shipping.plan(config, progress)
@@ -122,7 +122,7 @@ def submit(config: Config, progress: Progress) -> Submitted:
     """
     started = time.monotonic()
     secret_env = secret_file.values(config, os.environ)
-    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
+    with logged_in(*config.yarn.login):
         manager = ResourceManager(user=config.run.user)
         _check(config, manager, progress)
         lock = SubmissionLock(config.run.directory, spec.tag(config.run.directory), manager)
@@ -200,8 +200,8 @@ def _new(
 ) -> tuple[str, str]:
     """Upload and submit; the application's id and its job's page.
 
-    A failure and an interrupt kill it and release the lock, to the last of its questions to YARN:
-    the application is known to nobody before this command has told its id.
+    A failure and an interrupt kill it and release the lock, up to the last question to YARN: the
+    user cannot end an application whose id this command has not printed.
     """
     from yarn import skein_backend
 
@@ -350,7 +350,7 @@ def follow(config: Config, submitted: Submitted, progress: Progress) -> dict[str
 def _patient(config: Config) -> Iterator[ResourceManager]:
     """A ResourceManager that may be away for a while: the job goes on meanwhile."""
     patience = max(PATIENCE_SECONDS, storage.retry_seconds())
-    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
+    with logged_in(*config.yarn.login):
         yield ResourceManager(user=config.run.user, patience=patience)
 
 

@@ -67,7 +67,7 @@ def run(config: Config, *, progress: Progress) -> EtlResult:
     own = options.home is None or os.path.samefile(
         home, shipping.spark_home(options.model_copy(update={"home": None}))
     )
-    with logged_in(options.keytab, options.principal, "data.spark.keytab"):
+    with logged_in(*options.login):
         try:
             return _run(config, home, own, cluster, progress)
         except ClusterError as error:

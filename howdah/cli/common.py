@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json as _json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -15,7 +17,9 @@ from howdah import redact
 from howdah.core.terminal import shown
 
 if TYPE_CHECKING:
+    from howdah.config.data import SparkOptions
     from howdah.config.model import Config
+    from howdah.config.yarn import YarnSection
     from howdah.errors import HowdahError
     from howdah.policy.check import Judge
 
@@ -38,8 +42,6 @@ RunWith = Annotated[
 ]
 
 
-Keytab = tuple[str | None, str | None, str]
-"""What kerberos.logged_in takes: keytab (None: no login), principal, the keytab's key."""
 _NOTHING_READS = (errno.EPIPE, errno.EIO)
 """Of a pipe, and of a terminal that is gone."""
 _LOADED: list[Config] = []
@@ -138,17 +140,6 @@ def load(path: str | None, overrides: list[str] | None):
     return checked
 
 
-def yarn_keytab(config: Config) -> Keytab:
-    """The keytab of a command that submits to YARN or asks it."""
-    return config.yarn.keytab, config.yarn.principal, "yarn.keytab"
-
-
-def spark_keytab(config: Config) -> Keytab:
-    """The keytab of a command that runs Spark."""
-    spark = config.data.spark
-    return spark.keytab, spark.principal, "data.spark.keytab"
-
-
 def note_command() -> None:
     """Let run.json say which command began the run: the ranks are processes of other commands."""
     import os
@@ -158,22 +149,28 @@ def note_command() -> None:
     os.environ[VARIABLE] = shown_command(sys.argv)
 
 
+def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[None]:
+    """Inside, commands have the ticket of this section's keytab, if there is one."""
+    from howdah.hadoop.kerberos import logged_in
+
+    return contextlib.nullcontext() if section is None else logged_in(*section.login)
+
+
 def load_to_begin(
     path: str | None,
     overrides: list[str] | None,
-    keytab: Callable[[Config], Keytab] = lambda config: (None, None, ""),
+    section: Callable[[Config], YarnSection | SparkOptions | None] = lambda config: None,
 ):
     """As `load`, for commands that begin a run: a published model as base is one version of it.
 
     Args:
-        keytab: the one that the command logs in with, by its configuration: the model may lie on a
-            cluster with Kerberos.
+        section: whose keytab the command logs in with, by its configuration (None: with none): the
+            model may lie on a cluster with Kerberos.
     """
-    from howdah.hadoop.kerberos import logged_in
     from howdah.models.base import with_pinned_base
 
     checked = load(path, overrides)
-    with logged_in(*keytab(checked)):
+    with login(section(checked)):
         pinned = with_pinned_base(checked)
     for key in ("base", "init_from"):
         asked, found = getattr(checked.model, key), getattr(pinned.model, key)

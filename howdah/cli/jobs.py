@@ -11,7 +11,6 @@ import typer
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
-    Keytab,
     Overrides,
     allowed,
     answer,
@@ -19,7 +18,6 @@ from howdah.cli.common import (
     load_to_begin,
     note_command,
     say,
-    yarn_keytab,
 )
 from howdah.core.terminal import shown
 from howdah.errors import NotFound, UsageError
@@ -107,7 +105,7 @@ def submit(
 ) -> None:
     """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
     asked = [*(set or []), *([] if on is None else [f"job.on={on}"])]
-    checked = load_to_begin(config, asked, _keytab)
+    checked = load_to_begin(config, asked, lambda c: c.yarn if c.job.on == "yarn" else None)
     note_command()
     if checked.job.on == "yarn":
         if etl:
@@ -121,10 +119,6 @@ def submit(
         _submit_elsewhere(checked, wait, dry_run, etl, json)
 
 
-def _keytab(config: Any) -> Keytab:
-    return yarn_keytab(config) if config.job.on == "yarn" else (None, None, "")
-
-
 def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None:
     from howdah.hadoop.kerberos import logged_in
     from places import record
@@ -134,7 +128,7 @@ def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None
         plan = submission.dry_run(checked, say)
         answer(plan, json, submission.lines(plan))
         return
-    with logged_in(*yarn_keytab(checked)):
+    with logged_in(*checked.yarn.login):
         record.free_for_yarn(checked.run.directory)
     found = submission.submit(checked, say)
     if wait:

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
-    Keytab,
     Overrides,
     answer,
     load_to_begin,
+    login,
     refused,
     say,
-    yarn_keytab,
 )
 from howdah.cli.models import evaluator
 from howdah.config import launchers
 from howdah.errors import UsageError
 
+if TYPE_CHECKING:
+    from howdah.config.model import Config
+    from howdah.config.yarn import YarnSection
+
 app = typer.Typer()
 
 
-def _keytab(config: Any) -> Keytab:
-    return yarn_keytab(config) if config.tune.on == "yarn" else (None, None, "")
+def _section(config: Config) -> YarnSection | None:
+    """Whose keytab the study uses."""
+    return config.yarn if config.tune.on == "yarn" else None
 
 
 @app.command()
@@ -56,11 +60,10 @@ def tune(
     if join and status:
         raise UsageError("give --join or --status, not both")
     asked = [*(set or []), *([] if on is None else [f"tune.on={on}"])]
-    checked = load_to_begin(config, asked, _keytab)
-    from howdah.hadoop.kerberos import logged_in
+    checked = load_to_begin(config, asked, _section)
     from tuning import tune as studies
 
-    with logged_in(*_keytab(checked)):  # the trials' files are read while they train
+    with login(_section(checked)):  # the trials' files are read while they train
         if status:
             found = studies.status(checked)
             answer(found, json, _lines(found, found["all"]))

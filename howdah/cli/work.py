@@ -22,7 +22,6 @@ from howdah.cli.common import (
     note_command,
     policies,
     say,
-    spark_keytab,
 )
 from howdah.config import launchers
 from howdah.config.options.export import ExportFormat
@@ -165,7 +164,7 @@ def etl(
         overrides.append(f"data.spark.master={_json.dumps(master)}")
     if deploy_mode is not None:
         overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
-    checked = load_to_begin(config, overrides, spark_keytab)
+    checked = load_to_begin(config, overrides, lambda config: config.data.spark)
     if compact:
         _compact(checked, json)
         return

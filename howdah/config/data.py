@@ -252,6 +252,11 @@ class SparkOptions(Section):
     conf: dict[Setting, str] = {}
     """Additional Spark settings; they override those above."""
 
+    @property
+    def login(self) -> tuple[str | None, str | None, str]:
+        """What howdah/hadoop/kerberos.py `logged_in` takes."""
+        return self.keytab, self.principal, "data.spark.keytab"
+
     @model_validator(mode="after")
     def _both_of_a_keytab(self) -> SparkOptions:
         if (self.keytab is None) != (self.principal is None):

@@ -51,6 +51,11 @@ class YarnSection(Section):
     principal: User | None = None
     """Principal of the keytab."""
 
+    @property
+    def login(self) -> tuple[str | None, str | None, str]:
+        """What howdah/hadoop/kerberos.py `logged_in` takes."""
+        return self.keytab, self.principal, "yarn.keytab"
+
     @field_validator("tags")
     @classmethod
     def _tags_of_yarn(cls, value: list[str]) -> list[str]:

@@ -34,7 +34,7 @@ class Search:
             DataError: there is no such table, or it has other partition columns.
         """
         options = self.config.data.spark
-        with logged_in(options.keytab, options.principal, "data.spark.keytab"):
+        with logged_in(*options.login):
             if self.paths:
                 return [name for name, path in self.paths.items() if not _is_there(path)]
             return self._not_in_metastore()

@@ -57,8 +57,7 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
     splits = wanted_splits(config, dataset)
     train = ShardSet(dataset, TRAIN, cache=node_cache(config.training))
     weights_C = class_weights(config.training, train)
-    keytab = (options.keytab, options.principal, "data.spark.keytab")
-    with interrupts("the baseline"), logged_in(*keytab):
+    with interrupts("the baseline"), logged_in(*options.login):
         shipped = shipping.ship(config, "etl", progress).conf if shipping.on_yarn(options) else {}
         started: list[Application] = []
         progress(f"starting Spark on {options.master}")

@@ -84,8 +84,7 @@ def predict_spark(
     options = config.data.spark
     _check(config, source, output)
     form = _output_form(output, overwrite)
-    keytab = (options.keytab, options.principal, "data.spark.keytab")
-    with interrupts("the prediction"), logged_in(*keytab):
+    with interrupts("the prediction"), logged_in(*options.login):
         request = _Request(
             model=find_model(model, framework), source=source, output=output, form=form,
             text_columns=text_columns, id_column=id_column, csv_options=csv_options,

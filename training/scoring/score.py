@@ -131,11 +131,10 @@ def score(request: Request, config: Config, *, progress: Progress = lambda line:
     """
     request.check(config)
     spark = config.data.spark
-    keytab = (spark.keytab, spark.principal, "data.spark.keytab")
     stopped = interrupts(
         "scoring", remedy="run it again: it goes on with what has no marker; partitions are whole"
     )
-    with stopped, logged_in(*keytab):
+    with stopped, logged_in(*spark.login):
         scorer = find_scorer(request.model, config.publish.directory, request.framework)
         progress(f"model: {scorer.title}, run {scorer.run_id or 'unknown'}, {scorer.model.path}")
         framework = serving_framework(scorer.model.path, request.framework)

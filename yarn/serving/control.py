@@ -94,7 +94,7 @@ def start(config: Config, model_directory: str, tokens: list[bytes], progress: P
     """
     _require_tokens(config, tokens)
     cluster_paths.refuse_local({"--model": model_directory})
-    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
+    with logged_in(*config.yarn.login):
         manager = ResourceManager(user=config.run.user)
         live = _live(manager, model_directory)
         if live is not None:
@@ -124,7 +124,7 @@ def _require_tokens(config: Config, tokens: list[bytes]) -> None:
 
 def status(config: Config, model_directory: str, tokens: list[bytes]) -> Served:
     """The model's server."""
-    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
+    with logged_in(*config.yarn.login):
         manager = ResourceManager(user=config.run.user)
         return _look(_live(manager, model_directory), model_directory, tokens)
 
@@ -136,7 +136,7 @@ def stop(config: Config, model_directory: str, progress: Progress) -> Served:
         NotFound: there is none.
         ClusterError: YARN does not confirm.
     """
-    with logged_in(config.yarn.keytab, config.yarn.principal, "yarn.keytab"):
+    with logged_in(*config.yarn.login):
         manager = ResourceManager(user=config.run.user)
         live = _live(manager, model_directory)
         if live is None:
