@@ -232,6 +232,7 @@ class _Job:
                     deadline = time.monotonic() + self._ask_to_stop(self._signals[0])
                 else:
                     deadline = 0.0  # asked again: at once
+                # Up to here it is one request: `timeout` and a closing terminal send theirs twice.
                 handled = len(self._signals)
             self._look_for_lost_ranks()
             if deadline == float("inf") and self._broken():

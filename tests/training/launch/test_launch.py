@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from typing import get_args
 
@@ -429,23 +430,51 @@ def test_where_it_is_killed_the_kernel_asks_its_launcher_to_end(tmp_path):
 
 
 def test_asked_twice_it_does_not_wait(tmp_path):
-    script = f"""
-    def note(number, frame): open({str(tmp_path / "asked")!r}, "w").close()
-    signal.signal(signal.SIGUSR1, note)
+    script = """
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     rank(0)
     while True: time.sleep(600)
     """
     process = outer(tmp_path, script, grace=3600)
     record = wait_for_rank(tmp_path)
     process.send_signal(2)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "asked").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    assert "(once more: kill)" in process.stderr.readline()
     process.send_signal(2)
     out, err = process.communicate(timeout=120)
     assert json.loads(out.splitlines()[-1])[1:] == [2, True], err
     assert not record.alive
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(tmp_path):
+    """`timeout` signals its child and then the child's group; a terminal that closes likewise."""
+    script = f"""
+    def stop(number, frame):
+        time.sleep(0.5)  # the checkpoint
+        open({str(tmp_path / "saved")!r}, "w").close()
+        sys.exit(143)
+    signal.signal(signal.SIGUSR2, stop)
+    rank(0)
+    while True: time.sleep(600)
+    """
+    job = job_of(script, tmp_path, grace=60)
+    ask = job._ask_to_stop
+
+    def asked_again_meanwhile(number):
+        seconds = ask(number)
+        job._signals.append(number)
+        return seconds
+
+    def send_once_it_runs():
+        wait_for_rank(tmp_path)
+        job._signals.append(15)
+
+    job._ask_to_stop = asked_again_meanwhile
+    sender = threading.Thread(target=send_once_it_runs)
+    sender.start()
+    job.run()
+    sender.join()
+    assert (job.exit_code, job.asked_by, job.killed) == (143, 15, False)
+    assert (tmp_path / "saved").exists()
 
 
 def test_the_books_of_killed_ranks_are_closed(tmp_path):
