@@ -44,6 +44,7 @@ EXTRAS = {
                 "training/prediction/", "training/scoring/"),
     "ray": ("places/ray_place.py", "training/deployment/"),
     "optuna": ("tuning/",),
+    "matplotlib": ("tuning/",),
     "deepspeed": (),
 }  # fmt: skip
 """Packages of an extra, or of a peer alone: who may import them. Everything else works without."""

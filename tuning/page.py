@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah.config.metric_table import METRICS
-from training.evaluation import plots
 from training.evaluation.report import number, template
+from tuning import plots
 from tuning.summary import Study, Trial
 
 __all__ = ["PAGE", "render"]

@@ -1,4 +1,4 @@
-"""One commit at a time upon a version: the part of a run that is outrun would be lost.
+"""One commit at a time on top of a version: the part of a run that is outrun would be lost.
 
 Right before its commit a run creates `<data.dataset>/_turn-<version>.<n>.json`, exclusively, and
 removes it when it has committed. Only then it looks whether another version has come: who comes
@@ -22,7 +22,7 @@ __all__ = ["turn"]
 
 @contextlib.contextmanager
 def turn(dataset: str, began: Dataset | None, lease: Lease) -> Iterator[None]:
-    """Inside, no other run commits a version upon the one that was the newest when this run began.
+    """Inside, no other run commits a version on top of the one that was newest as this run began.
 
     Args:
         dataset: data.dataset.

@@ -19,4 +19,4 @@ MODEL = Asset(name="howdah_model", uri="x-howdah://model", group="howdah")
 
 DRIFT = Asset(name="howdah_drift", uri="x-howdah://drift", group="howdah")
 """An alarm: a day's rows have drifted from those that the model was made of. The event's extra
-says which: model, version, partitions, columns (what has drifted), page."""
+says which: model, version, table, partitions, columns (what has drifted), page; and "howdah"."""

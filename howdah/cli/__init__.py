@@ -1,8 +1,8 @@
 """`howdah ...`: the command line.
 
-One of the two composition roots: it imports etl, training and yarn, lazily and inside functions,
-so that `howdah --help` starts without a framework. Progress goes to stderr; with --json exactly
-one JSON object goes to stdout.
+One of the two composition roots: it imports the rooms of the work, lazily and inside functions, so
+that `howdah --help` starts without a framework. Progress goes to stderr; with --json exactly one
+JSON object goes to stdout.
 """
 
 from __future__ import annotations

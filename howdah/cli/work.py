@@ -27,6 +27,7 @@ from howdah.config import launchers
 from howdah.config.options.export import ExportFormat
 from howdah.config.splits import SPLITS, TEST
 from howdah.errors import UsageError
+from howdah.packaging.kinds import KINDS
 
 app = typer.Typer()
 config_app = typer.Typer(
@@ -261,10 +262,7 @@ def forget(
 
 @app.command()
 def package(
-    kind: Annotated[
-        str,
-        typer.Option(help="etl, tensorflow, torch, score, predict-tensorflow or predict-torch."),
-    ] = "etl",
+    kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "etl",
     output: Annotated[
         str | None, typer.Option(help="Directory (any storage); none: the local cache.")
     ] = None,

@@ -1,9 +1,9 @@
 """Model families: a record of each, for loading, training, export, serving and checks. Pure data.
 
-A new family is a record in FAMILIES and a forward pass in training/model/forward_torch.py and in
-training/model/forward_tf.py. Tensors have the names of Hugging Face's torch classifiers
-(`...ForSequenceClassification`, `...ForImageClassification`). It is in the core because ETL,
-training and yarn read it.
+A new family is a record in FAMILIES; where its arithmetic is another than its fields say, also a
+forward pass in training/model/ (forward_torch, forward_tf, forward_onnx). Tensors have the names of
+Hugging Face's torch classifiers (`...ForSequenceClassification`, `...ForImageClassification`). It
+is in the core because ETL, training and yarn read it.
 """
 
 from __future__ import annotations

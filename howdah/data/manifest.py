@@ -40,7 +40,7 @@ _HEAD = re.compile(
     rb'\s*"created":\s*"([^"\\]+)"(?:,\s*"parent":\s*"([^"\\]*)")?'
 )
 """How a manifest begins (`commit` writes the fields in this order): which version it is, when it
-was made, and upon which other one. Older versions of Howdah wrote the parent further down."""
+was made, and from which other one. Older versions of Howdah wrote the parent further down."""
 _THREADS = 16
 """That ask storage when versions were made: each answer is a round trip."""
 
@@ -376,7 +376,7 @@ def load_dataset(path: str) -> Dataset:
 
 def newest(root: str) -> Dataset | None:
     """The newest version below a dataset's root, if there is any: of a version and one that was
-    made upon it always the latter, whatever their clocks said."""
+    made from it always the latter, whatever their clocks said."""
     versions = _versions(storage.list_dir(root)) if storage.exists(root) else []
     return _load_version(_latest(versions).path) if versions else None
 
@@ -410,7 +410,7 @@ class _Version(NamedTuple):
 
 
 def _latest(versions: list[_Version]) -> _Version:
-    """The one that was made last, or the last one that was made upon it."""
+    """The one that was made last, or the last one that was made from it."""
     latest = max(versions)
     left = {version.path: version for version in versions}
     while children := [version for version in left.values() if version.parent == latest.hash]:

@@ -14,7 +14,7 @@ CORE = (
     "fsspec", "google-crc32c", "hdfs", "hdfs-native", "jinja2", "numpy", "pydantic", "pyyaml",
     "safetensors", "tokenizers",
 )  # fmt: skip
-_JOB = (*CORE, "horovod", "matplotlib", "packaging", "pyarrow", "rich", "skein", "typer")
+_JOB = (*CORE, "horovod", "packaging", "pyarrow", "rich", "skein", "typer")
 _EXPORT = ("onnx", "onnxruntime")
 """Writes model.onnx at a run's end, and checks further formats; without them the run says so."""
 
@@ -62,7 +62,7 @@ KINDS: dict[str, Kind] = {
         compressed=False,
     ),
     "torch": Kind(
-        roots=(*_JOB, "torch"),
+        roots=(*_JOB, "pillow", "torch"),
         optional=_EXPORT,
         framework="torch",
         without=_WITHOUT["torch"],

@@ -27,6 +27,7 @@ standalone Spark and a Ray of two nodes, all daemons on loopback; on Spark on YA
 cluster. There the seconds of a killed driver include the end of its workers and the command that
 submits the job again after it, those of a lost node the start of another one, once the survivor
 trains. A row that is missing was not measured: TensorFlow on Spark on YARN has a test and no row.
+What faults leave of `howdah score`: [scoring.md](scoring.md#once-and-what-says-so).
 
 | framework | fault | repeated steps | training again, s | all again, s | went on from | left |
 |---|---|---|---|---|---|---|
