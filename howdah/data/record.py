@@ -104,11 +104,6 @@ class RecordLayout:
         """Bytes of one id (0 for int64_list, whose ids have no fixed size)."""
         return {"uint8": 1, "uint16": 2, "uint32": 4, "int64_list": 0}[self.ids_dtype]
 
-    @property
-    def row_values(self) -> int | None:
-        """Values of each row; None: as many as it has tokens."""
-        return None if self.image is None else self.image.values
-
 
 @dataclass(frozen=True, kw_only=True)
 class Example:

@@ -67,11 +67,6 @@ class Decision:
             thresholds=dict(given.get("thresholds") or {}),
         )
 
-    @property
-    def is_default(self) -> bool:
-        """Nothing is changed by it."""
-        return self == Decision()
-
     def scores(self, task: Task, logits_NC: np.ndarray) -> np.ndarray:
         """`scores_of` the task with the temperature, float64 [N, C]."""
         if self.temperature == 1.0 or task == "regression":

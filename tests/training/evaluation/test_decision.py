@@ -116,4 +116,4 @@ def test_a_decision_is_read_back():
     kept = Decision(temperature=1.5, thresholds={"a": 0.25})
     info = {"decision": {**kept.as_dict(), "asked": {}, "rows": 3}}
     assert Decision.of(info, ["a", "b"], "single_label", "here") == kept
-    assert Decision.of({}, ["a"], "single_label", "here").is_default
+    assert Decision.of({}, ["a"], "single_label", "here") == Decision()
