@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 import types
 
 import numpy as np
@@ -15,7 +17,7 @@ from howdah.config.loader import from_dict
 from howdah.config.model import CheckpointSection, TrainingSection
 from howdah.errors import CheckpointError, Terminated
 from tests.fixtures.dataset import build_dataset
-from tests.runs.training_runs import Finished, train
+from tests.runs.training_runs import ROOT, Finished, train
 from tests.support.training.numpy_loop import Training, fixture_begin  # noqa: F401 - a fixture
 from tests.training.run.test_possession import signals_as_they_were  # noqa: F401 - a fixture
 from tests.training.test_loops import either
@@ -27,6 +29,7 @@ from training.optim.schedule import Schedule
 from training.process.env import RankEnv
 from training.run.metrics_log import read_metrics
 from training.run.run import Run
+from training.run.run_json import RunFile
 from training.serving.export import export_run
 
 IDENTITY = Identity(base_model="b", dataset="d", tokenizer="t", labels=("x",), plan="p")
@@ -428,3 +431,62 @@ def test_a_save_that_did_not_become_whole_changes_nothing(monkeypatch):
     assert not timed.due(70, busy=False)
     now.seconds += 2
     assert timed.due(70, busy=False)
+
+
+# --------------------------------------------------- a finished run, and what is refused after it
+@pytest.mark.parametrize("command", [pytest.param("rank", marks=pytest.mark.full), "howdah train"])
+def test_a_refused_start_leaves_a_finished_run_as_it_was(
+    tmp_path, tiny_dataset, tiny_model_dir, command
+):
+    where = str(tmp_path / "run")
+    given = {"dataset": tiny_dataset.path, "base": tiny_model_dir}
+    done = train(where, **given, settings={"training.max_steps": 4})
+    before, config = done.run_json(), storage.read_text(f"{where}/config.yaml")
+    exported = storage.read_text(f"{where}/export/howdah.json")
+    refused = [{"data.dataset": str(tmp_path / "none")}, {"model.base": str(tmp_path / "none")},
+               {"checkpoint.resume": str(tmp_path / "none")}]  # fmt: skip
+    for changed in refused:
+        settings = {"training.max_steps": 4} | changed
+        if command == "rank":
+            failed = train(where, **given, settings=settings, check=False)
+            code, said = failed.returncode, failed.output
+        else:
+            words = [f"--set={key}={json.dumps(value)}" for key, value in settings.items()]
+            ended = subprocess.run(
+                [sys.executable, "-m", "howdah.cli", "train", "-c", f"{where}/given.yaml", *words],
+                capture_output=True, text=True, cwd=ROOT, env=os.environ | {"PYTHONPATH": ROOT},
+                timeout=240,
+            )  # fmt: skip
+            code, said = ended.returncode, ended.stderr
+        assert code in (3, 4), said
+        now = done.run_json()
+        assert now["attempts"][-1]["status"] == "failed" and now["attempts"][-1]["error"]
+        assert now["attempts"][:1] == before["attempts"]
+        changing = {"attempts", "hours"}
+        assert {k: v for k, v in now.items() if k not in changing} == {
+            k: v for k, v in before.items() if k not in changing
+        }
+        assert storage.read_text(f"{where}/config.yaml") == config
+    assert len(done.run_json()["attempts"]) == 4
+    again = train(where, **given, settings={"training.max_steps": 6})
+    now = again.run_json()
+    assert (now["status"], now["steps"], now["run_id"]) == ("finished", 6, before["run_id"])
+    assert "max_steps: 6" in storage.read_text(f"{where}/config.yaml")
+    assert storage.read_text(f"{where}/export/howdah.json") != exported
+
+
+def test_an_attempt_that_is_killed_before_it_is_admitted_costs_no_result(
+    tmp_path, tiny_dataset, tiny_model_dir
+):
+    where = str(tmp_path / "run")
+    done = train(where, dataset=tiny_dataset.path, base=tiny_model_dir,
+                 settings={"training.max_steps": 4})  # fmt: skip
+    before = done.run_json()
+    config = from_dict({"run": {"directory": where}})
+    for attempt in (2, 3):  # neither has an end
+        RunFile(where).begin(config, world_size=1, attempt=attempt)
+        assert done.run_json()["metrics"] == before["metrics"]
+    RunFile(where).end("failed", "lost")  # the launcher, of the last one
+    now = done.run_json()
+    assert (now["status"], now["metrics"]) == ("finished", before["metrics"])
+    assert now["config_hash"] == before["config_hash"]

@@ -35,7 +35,6 @@ from howdah.errors import (
     TrainingError,
     UsageError,
 )
-from howdah.runs import RUN_JSON
 from howdah.storage import directories, growing
 from training.checkpoint.fence import FencedOff
 from training.checkpoint.manager import Checkpoints
@@ -452,8 +451,9 @@ def _write_outcome(config: Config, local: str, error: HowdahError | None, *, beg
     directory = config.run.directory
     if begun:  # this process has waited for all ranks of this machine
         RunFile(directory).used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
-    if error is not None and storage.exists(storage.join(directory, RUN_JSON)):
-        file = RunFile(directory)
+    file = RunFile(directory)
+    # A refusal before an attempt began is no end of an earlier one, which has written its own.
+    if error is not None and (begun or file.values.get("status") == "running"):
         stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
         status = "interrupted" if stopped else "failed"
         file.end(status, redact.text(error.what))

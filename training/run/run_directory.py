@@ -60,8 +60,9 @@ class RunDirectory:
         self.fence = fence = Fence.take(self._path)
         self.attempt = fence.attempt
         fence.check()
-        freeze_config(config, self._path)
         self.file = RunFile(self._path, check=fence.check)
+        if not self.file.is_of_finished:  # else its configuration stays until `_admit`
+            freeze_config(config, self._path)
         mirror.check = fence.check
         self._submission = os.environ.get("HOWDAH_APPLICATION")
         self.file.begin(
@@ -173,6 +174,7 @@ class RunDirectory:
 
     def _note_resumed(self, found: Checkpoint | None) -> None:
         """Say where the run resumes from; None: from the base model."""
+        self._admit()
         self.file.update_attempt(
             resumed_from=None if found is None else found.path,
             resumed_at_step=0 if found is None else found.step,
@@ -185,7 +187,14 @@ class RunDirectory:
     def resumed_from_memory(self, step: int) -> None:
         """All ranks resume from some rank's memory of this step."""
         if "resumed_at_step" not in self.file.values["attempts"][-1]:
+            self._admit()
             self.file.note(resumed_from="memory", resumed_at_step=step)
+
+    def _admit(self) -> None:
+        """Dataset, base model and checkpoint are found: a finished run's record gives way."""
+        if self.file.is_of_finished:
+            self.file.admit()
+            freeze_config(self._config, self._path)
 
     def _set_aside(self, after_step: int) -> None:
         moved = self.checkpoints.set_aside(after_step)

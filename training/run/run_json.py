@@ -56,6 +56,9 @@ class RunFile:
     however long storage is waited for. What only informs is noted (`world`, `note`): while storage
     does not answer it is kept, and written with the next change. Any thread may call.
 
+    The record of a finished run stays until an attempt is admitted, that is until its dataset, base
+    model and checkpoint are found: an attempt that is refused before loses no result.
+
     Args:
         directory: run directory.
         check: called before each write; raises where this process may not write any more.
@@ -74,6 +77,13 @@ class RunFile:
         except (NotFound, DataError):  # none yet, or none that can be read: begin one
             found = {}
         self.values: dict[str, Any] = found if isinstance(found, dict) else {}
+        self._until_admitted: dict[str, Any] | None = None
+        """This attempt's own top-level fields, while those of a finished run stand in `values`."""
+
+    @property
+    def is_of_finished(self) -> bool:
+        """The run's results are those of an attempt that has finished."""
+        return "finished" in self.values
 
     def begin(
         self, config: Config, *, world_size: int, attempt: int, submission: str | None = None
@@ -99,7 +109,7 @@ class RunFile:
                 "command": began_by(),
             }
         )
-        self.values = {
+        fresh = {
             "run_id": old.get("run_id") or f"{config.run.name}-{secrets.token_hex(6)}",
             "name": config.run.name,
             "status": "running",
@@ -116,7 +126,19 @@ class RunFile:
             "attempts": history,
             "hours": {**(old.get("hours") or {}), "prices": config.cost.prices},
         }
+        if self.is_of_finished:
+            self._until_admitted = fresh
+            self.values = {**old, "status": "running", "attempts": history}
+        else:
+            self.values = fresh
         self.write()
+
+    def admit(self) -> None:
+        """The attempt can train: what a finished run has had gives way, with the next write."""
+        with self._lock:
+            if self._until_admitted is not None:
+                fresh, self._until_admitted = self._until_admitted, None
+                self.values = {**fresh, "attempts": self.values["attempts"]}
 
     def of(self, identity: Identity) -> None:
         """Note what the run learns from: dataset and base model, by their hashes."""
@@ -129,6 +151,7 @@ class RunFile:
         """Write how and when the newest attempt ended: finished, interrupted or failed.
 
         Called again (by the launcher, of a rank that has written its own end), it changes no time.
+        The end of an attempt that was not admitted is its own: the run stays finished.
         """
         with self._lock:
             if attempts := self.values.get("attempts"):
@@ -139,6 +162,14 @@ class RunFile:
                 newest["status"] = status
                 if newest.get("pid") == os.getpid():
                     self._measure(newest)
+                admitted = "resumed_at_step" in newest or status == "finished"
+                if self.is_of_finished and not admitted:
+                    newest["error"] = error
+                    self.values["status"] = "finished"
+                    self.write()
+                    return
+            self.admit()
+            self.values.pop("finished", None)
             finished = {"finished": attempts[-1]["ended"]} if status == "finished" else {}
             self.update(status=status, error=error, **finished)
 
@@ -188,7 +219,7 @@ class RunFile:
             attempt = self.values["attempts"][-1]
             began = {"world": number, "size": size, "started": _now()}
             attempt["worlds"] = [*attempt.get("worlds", []), began][-_WORLDS:]
-            self.values["world_size"] = size
+            self._fields["world_size"] = size
             self._try_to_write()
 
     def note(self, **fields: Any) -> None:
@@ -207,11 +238,16 @@ class RunFile:
         """Set top-level fields and write; mappings are merged one level deep."""
         with self._lock:
             for key, value in fields.items():
-                there = self.values.get(key)
+                there = self._fields.get(key)
                 if isinstance(there, dict) and isinstance(value, dict):
                     value = there | value
-                self.values[key] = value
+                self._fields[key] = value
             self.write()
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        """The top-level fields of the newest attempt."""
+        return self.values if self._until_admitted is None else self._until_admitted
 
     def update_attempt(self, **fields: Any) -> None:
         """Set fields of the newest attempt, and write."""
@@ -276,17 +312,19 @@ def readable_config(config: Config, directory: str, *, shared: bool) -> Iterator
 
     That is config.yaml, written here.
 
-    If it has secrets, a private copy (0600) beside it has them, on this machine's own disk.
+    If it has secrets, a private copy (0600) beside it has them, on this machine's own disk. So it
+    is for a finished run, whose config.yaml rank 0 replaces once its attempt is admitted.
 
     Args:
         shared: ranks on other machines read it too: the copy lies in the run directory, as long as
             they run.
     """
-    path = freeze_config(config, directory)
+    finished = RunFile(directory).is_of_finished
+    path = storage.join(directory, CONFIG) if finished else freeze_config(config, directory)
     for entry in storage.list_dir(directory):  # of a launcher that was killed
         if _PRIVATE.fullmatch(entry.name):
             storage.remove(entry.path)
-    if not redact.left_out(redact.config(config)):
+    if not (finished or redact.left_out(redact.config(config))):
         yield path
         return
     folder = directory if shared else tempfile.mkdtemp(prefix="howdah-config-")  # 0700

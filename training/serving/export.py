@@ -37,6 +37,7 @@ from training.checkpoint.manager import load as load_checkpoint
 from training.checkpoint.read import model_weights, read_manifest
 from training.model.parameters import with_dropouts
 from training.model.pretrained import BaseModel, load_base
+from training.run.run_json import CONFIG
 from training.serving import onnx_graph
 from training.serving.formats import Source, require, sample_rows
 from training.serving.formats import write as write_formats
@@ -368,9 +369,7 @@ def export_run(
         CheckpointError: no whole checkpoint, or of another model or dataset.
         ModelError: the base model is not the one that was trained.
     """
-    frozen = storage.join(config.run.directory, "config.yaml")
-    if storage.exists(frozen):  # the run's own configuration; the user's file may have changed
-        config = load(frozen)
+    config = _own_config(config)
     named = config.export.formats if formats is None else formats
     require(named, None, where="--format" if formats is not None else "export.formats")
     if checkpoint is None:
@@ -407,6 +406,35 @@ def export_run(
         formats=named,
         samples=sample_rows(dataset, named),
         progress=progress,
+    )
+
+
+def _own_config(config: Config) -> Config:
+    """The run's own configuration: the user's file may have changed since it was trained.
+
+    Its directory is the one that was asked for: the run may have been moved, or be a copy. So is
+    a directory of checkpoints below it.
+    """
+    directory = config.run.directory
+    frozen = storage.join(directory, CONFIG)
+    if not storage.exists(frozen):
+        return config
+    if not storage.read_text(frozen).strip():
+        raise ModelError(
+            "the run's configuration is empty",
+            where=frozen,
+            expected="the keys that the run was trained with",
+            remedy="put a copy back, or remove it: then the given configuration is the run's",
+        )
+    own = load(frozen)
+    below, checkpoints = storage.join(own.run.directory, ""), own.checkpoint.directory
+    if checkpoints is not None and checkpoints.startswith(below):
+        checkpoints = storage.join(directory, checkpoints.removeprefix(below))
+    return own.model_copy(
+        update={
+            "run": own.run.model_copy(update={"directory": directory}),
+            "checkpoint": own.checkpoint.model_copy(update={"directory": checkpoints}),
+        }
     )
 
 

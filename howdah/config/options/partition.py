@@ -12,6 +12,7 @@ __all__ = ["expanded", "is_files", "parse", "parse_spec", "text_of"]
 
 _PAIR = re.compile(r"([A-Za-z_]\w*)=([^/=\s][^/=]*)", re.ASCII)
 _COLUMN = re.compile(r"[A-Za-z0-9_]+")
+_PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}", re.ASCII)
 _FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".orc", ".avro")
 
 
@@ -82,11 +83,24 @@ def is_files(source: str) -> bool:
 
 
 def expanded(pattern: str, partition: str) -> str:
-    """A path for a partition: {column} is replaced by its value; other braces stay.
+    """A path for a partition: {column} is replaced by its value; alternatives ({a,b}) stay.
 
     >>> expanded("/in/{ds}.csv", "ds=2026-11-01")
     '/in/2026-11-01.csv'
+
+    Raises:
+        ConfigError: another {column} is left: no file would ever be there.
     """
-    for column, value in parse(partition).items():
+    values = parse(partition)
+    for column in _PLACEHOLDER.findall(pattern):
+        if column not in values:
+            raise ConfigError(
+                "the path names a column that the partition lacks",
+                where=pattern,
+                expected=" or ".join(f"{{{each}}}" for each in values),
+                got=f"{{{column}}}",
+                remedy="name a column of the partition in braces",
+            )
+    for column, value in values.items():
         pattern = pattern.replace(f"{{{column}}}", value)
     return pattern

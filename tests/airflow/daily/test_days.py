@@ -39,6 +39,9 @@ def test_what_names_no_partition_is_refused_with_what_it_said(bad):
 
 def test_a_path_has_the_values_and_keeps_other_braces():
     assert expanded("hdfs:///in/{ds}/{a,b}-{country}", "country=de/ds=1") == "hdfs:///in/1/{a,b}-de"
+    with pytest.raises(ConfigError, match="a column that the partition lacks") as caught:
+        expanded("hdfs:///in/{dt}/{a,b}", "ds=1")
+    assert (caught.value.expected, caught.value.got) == ("{ds}", "{dt}")
     assert not is_files("news.texts") and not is_files("cat.news.texts")
     assert is_files("/in/x") and is_files("texts.parquet") and is_files("hdfs:///in/{ds}")
 

@@ -21,6 +21,7 @@ from training.checkpoint.fence import Fence
 from training.checkpoint.manager import Checkpoints, Identity
 from training.evaluation.metrics import classification_metrics
 from training.model.pretrained import load_base
+from training.run.run_json import freeze_config
 from training.serving.export import INFO, export, export_run, resolve_export
 from training.serving.run_info import RunInfo, describe_run
 
@@ -339,3 +340,17 @@ def test_export_without_checkpoints(run):
     storage.remove(run.checkpoint_directory, recursive=True)
     with pytest.raises(CheckpointError, match="no checkpoint"):
         export_run(run)
+
+
+def test_export_of_a_moved_run_is_of_the_moved_one(run, base, tmp_path):
+    """Its frozen configuration has the directories that it was trained in."""
+    below = run.checkpoint.model_copy(update={"directory": run.checkpoint_directory})
+    freeze_config(run.model_copy(update={"checkpoint": below}), run.run.directory)
+    moved = str(tmp_path / "moved")
+    os.rename(run.run.directory, moved)
+    asked = run.model_copy(update={"run": run.run.model_copy(update={"directory": moved})})
+    assert export_run(asked) == os.path.join(moved, "export")
+    assert not os.path.exists(run.run.directory)
+    storage.write_whole(os.path.join(moved, "config.yaml"), b"\n")
+    with pytest.raises(ModelError, match="configuration is empty"):
+        export_run(asked)
