@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import re
-import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +12,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from howdah import redact, storage
+from howdah import redact
+from howdah.config import yaml_text
 from howdah.config.job import JobSection
 from howdah.config.model import Config
 from howdah.errors import ConfigError, HowdahError, UsageError
@@ -34,46 +33,6 @@ __all__ = [
     "to_yaml",
     "type_text",
 ]
-
-
-_BOOLEAN = "tag:yaml.org,2002:bool"
-
-
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """Makes a key that is given twice an error: YAML would take the last one. A key is a text:
-    YAML 1.1 reads `on:` (job.on) as true."""
-
-    def construct_mapping(self, node, deep=False):
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value:
-            if key_node.tag == _BOOLEAN:
-                key_node.tag = "tag:yaml.org,2002:str"
-            key = self.construct_object(key_node, deep=deep)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None,
-                    None,
-                    f"key {key!r} is given twice (first on line {seen[key]})",
-                    key_node.start_mark,
-                )
-            seen[key] = key_node.start_mark.line + 1
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes what `_UniqueKeyLoader` reads back: no anchors, and quotes around "1e5"."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-# YAML 1.1 reads 5e-5 as a string; users mean the number.
-for _either in (_UniqueKeyLoader, _Dumper):
-    _either.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
-        list("-+0123456789"),
-    )
 
 
 def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) -> Config:
@@ -101,20 +60,16 @@ def read(path: str) -> dict[str, Any]:
     """The sections in `path`, unchecked; "-" is stdin.
 
     Raises:
-        ConfigError: it is not a YAML mapping.
-        NotFound: no such file.
+        ConfigError: it is not a YAML mapping, or not UTF-8.
+        NotFound: no such file. UsageError: stdin is closed.
     """
-    if path == "-":
-        path, text = "stdin", sys.stdin.read()
-    else:
-        text = storage.read_text(path)
-    raw = _parse(text, path)
+    raw = yaml_text.read(path)
     if raw is None:
         return {}
     if not isinstance(raw, dict):
         raise ConfigError(
             "the configuration is not a mapping of sections",
-            where=path,
+            where="stdin" if path == "-" else path,
             expected=f"sections {', '.join(Config.model_fields)}",
             got=type(raw).__name__,
             remedy="`howdah config init` writes one to start from",
@@ -143,7 +98,7 @@ def dump_yaml(config: Config) -> str:
 
 def to_yaml(sections: Mapping[str, Any]) -> str:
     """Plain sections as YAML that `load` reads back the same: the string "1e5" stays a string."""
-    return yaml.dump(dict(sections), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+    return yaml_text.dump(dict(sections))
 
 
 def require_secrets(given: Config, *below: str) -> None:
@@ -170,29 +125,17 @@ def require_secrets(given: Config, *below: str) -> None:
         )
 
 
-def _parse(text: str, path: str) -> Any:
-    try:
-        return yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - derived from SafeLoader
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(
-            "the configuration is not YAML",
-            where=f"{path}{line}",
-            got=str(getattr(error, "problem", None) or error),
-            remedy="fix that line; a text with ': ' or '#' in it needs quotes",
-        ) from None
-
-
 def _apply(raw: dict, override: str) -> None:
     key, equals, value = override.partition("=")
-    if not equals or not key.strip():
+    parts = [part.strip() for part in key.split(".")]
+    if not equals or not all(parts):
         raise UsageError(
             "an override is not section.key=value",
             where=f"--set {override}",
             expected="for example training.learning_rate=3e-5",
+            got=f"an empty part in the key {key.strip()!r}" if equals and key.strip() else None,
         )
-    *parents, last = key.strip().split(".")
+    *parents, last = parts
     section = raw
     for parent in parents:
         child = section.get(parent)
@@ -201,7 +144,7 @@ def _apply(raw: dict, override: str) -> None:
         if not isinstance(child, dict):
             raise UsageError(f"{parent} holds a value, not a section", where=f"--set {override}")
         section = child
-    section[last] = _parse(value, f"--set {override}")
+    section[last] = yaml_text.parse(value, f"--set {override}")
 
 
 def _merged(problems: list[HowdahError]) -> list[HowdahError]:

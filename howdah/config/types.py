@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic.fields import FieldInfo
 
 from howdah.errors import HowdahError
@@ -125,17 +125,33 @@ class Names:
     kind: Kind
 
 
-AnyPath = Annotated[str, Names("path")]
+def check_path(path: str) -> str:
+    """The path as it is: "" would stand for the root or the working directory, and no storage has
+    names with NUL.
+
+    Raises:
+        ValueError: it is empty or holds NUL.
+    """
+    if not path.strip():
+        raise ValueError("it may not be empty")
+    if "\0" in path:
+        raise ValueError("it may not hold the character NUL")
+    return path
+
+
+_IsPath = AfterValidator(check_path)
+
+AnyPath = Annotated[str, Names("path"), _IsPath]
 """A file or directory on any storage."""
-Source = Annotated[str, Names("source")]
+Source = Annotated[str, Names("source"), _IsPath]
 """A path or a pattern, or with `data.format: hive` a table."""
-Query = Annotated[str, Names("query")]
+Query = Annotated[str, Names("query"), _IsPath]
 """A file of SQL."""
-Model = Annotated[str, Names("model")]
+Model = Annotated[str, Names("model"), _IsPath]
 """A directory on any storage, or a hub name."""
 Revision = Annotated[str, Names("revision")]
 """Branch, tag or commit of a hub name."""
-Checkpoint = Annotated[str, Names("checkpoint")]
+Checkpoint = Annotated[str, Names("checkpoint"), _IsPath]
 """auto, never, or a checkpoint's path."""
 Table = Annotated[str, Names("table")]
 User = Annotated[str, Names("user")]

@@ -10,7 +10,7 @@ import os
 import posixpath
 import secrets
 
-from howdah.errors import StorageError
+from howdah.errors import StorageError, UsageError
 
 TEMP_PREFIX = ".tmp-"
 """Prefix of unfinished files, which `list_dir` and `find` skip."""
@@ -60,7 +60,18 @@ def local_path(path: str) -> str:
 
 
 def join(base: str, *parts: str) -> str:
-    """`join("hdfs://nn/a/", "b", "c")` -> `"hdfs://nn/a/b/c"`; parts stay below base."""
+    """`join("hdfs://nn/a/", "b", "c")` -> `"hdfs://nn/a/b/c"`; parts stay below base.
+
+    Raises:
+        UsageError: base is empty: "" is no directory, least of all the root.
+        StorageError: a part leads out of base.
+    """
+    if not base:
+        raise UsageError(
+            "an empty path names no directory",
+            expected="a path, for example . or hdfs:///data",
+            got=f"'', for {'/'.join(parts)} in it",
+        )
     for part in parts:
         if part.startswith("/") or "://" in part or ".." in part.split("/") or "\0" in part:
             raise StorageError(

@@ -17,6 +17,8 @@ from howdah.errors import ConfigError
 FILES = ("core-site.xml", "hdfs-site.xml")
 YARN_FILES = (*FILES, "yarn-site.xml")
 DEFAULT_RPC_PORT, DEFAULT_HTTP_PORT, DEFAULT_HTTPS_PORT = 8020, 9870, 9871
+_LAST_PORT = 65_535
+_AUTHORITY = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/\[\]]+)(?::(?P<port>[0-9]{1,5}))?")
 _REFERENCE = re.compile(r"\$\{([^${}\s]+)\}")
 _XI_INCLUDE = "{http://www.w3.org/2001/XInclude}include"
 _UMASK = "fs.permissions.umask-mode"
@@ -117,24 +119,28 @@ class HadoopConf:
         return f"dfs.ha.namenodes.{authority}" in self.values
 
     def rpc_addresses(self, authority: str) -> list[str]:
-        """host:port of an authority's NameNodes, in the file's order."""
+        """host:port of an authority's NameNodes, in the file's order.
+
+        Raises:
+            ConfigError: one is no host and port, which no later try would change.
+        """
         if self.is_name_service(authority):
             return self._of_service("dfs.namenode.rpc-address", authority)
-        return [authority if _has_port(authority) else f"{authority}:{DEFAULT_RPC_PORT}"]
+        return [_with_port(authority, DEFAULT_RPC_PORT)]
 
     def web_urls(self, authority: str, *, secure: bool = False) -> list[str]:
         """WebHDFS addresses ("http://host:port") of an authority, in the file's order.
 
         Args:
             secure: https (swebhdfs://).
+        Raises:
+            ConfigError: as of `rpc_addresses`.
         """
         kind = "https" if secure else "http"
         if self.is_name_service(authority):
             found = self._of_service(f"dfs.namenode.{kind}-address", authority)
-        elif _has_port(authority):
-            found = [authority]
         else:
-            found = [f"{authority}:{DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT}"]
+            found = [_with_port(authority, DEFAULT_HTTPS_PORT if secure else DEFAULT_HTTP_PORT)]
         return [f"{kind}://{address}" for address in found]
 
     def _of_service(self, prefix: str, service: str) -> list[str]:
@@ -252,5 +258,14 @@ def _fill(value: str, values: Mapping[str, str]) -> str:
     return value
 
 
-def _has_port(authority: str) -> bool:
-    return authority.rpartition(":")[2].isdigit()
+def _with_port(authority: str, default: int) -> str:
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None or not 1 <= int(found["port"] or default) <= _LAST_PORT:
+        raise ConfigError(
+            "a NameNode's address is no host and port",
+            where=authority or "the address is empty",
+            expected=f"host, host:port with a port of 1 to {_LAST_PORT}, or a name service of"
+            " hdfs-site.xml",
+            remedy="correct the path, or fs.defaultFS where the path names no cluster",
+        )
+    return authority if found["port"] else f"{authority}:{default}"

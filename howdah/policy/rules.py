@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import Field, ValidationError, field_validator
 
 from howdah.config import loader as configs
+from howdah.config import yaml_text
 from howdah.config.form_keys import OPEN, OWN
 from howdah.config.types import Section, problem_of
 from howdah.errors import ConfigError
@@ -157,13 +158,14 @@ def load(path: str) -> Policy:
     Raises:
         ConfigError: with every problem at once. NotFound: no such file.
     """
-    try:
-        raw = configs.read(path)
-    except ConfigError as error:
+    raw = yaml_text.read(path, "the policy")
+    if raw is None:
+        raw = {}
+    if not isinstance(raw, dict):
         raise ConfigError(
-            "the policy is no YAML mapping of its keys", where=error.where or path, got=error.got,
+            "the policy is no YAML mapping of its keys", where=path, got=type(raw).__name__,
             remedy="`howdah config policy` shows its keys",
-        ) from None  # fmt: skip
+        )  # fmt: skip
     return from_dict(raw, where=path)
 
 

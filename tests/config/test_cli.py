@@ -23,6 +23,9 @@ def howdah(*arguments: str, **env: str) -> subprocess.CompletedProcess:
         (["train", "--launcher", "ssh"], 2, "unknown launcher"),
         (["config", "check", "--set", "data.max_lenght=3"], 2, "did you mean data.max_length?"),
         (["config", "check", "--config", "none.yaml"], 5, "no such file"),
+        (["config", "check", "--set", "training.max_steps={{x}}"], 2, "has to be filled in"),
+        (["config", "check", "--set", ".=1"], 2, "not section.key=value"),
+        (["train", "--set", 'run.directory=""'], 2, "run.directory"),
         (["predict", "--model", "m"], 2, "--source and --output"),
     ],
 )
@@ -32,6 +35,13 @@ def test_refusals_have_a_message_an_exit_code_and_no_traceback(arguments, code, 
     assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     assert done.stdout == ""
+
+
+def test_a_closed_stdin_is_a_usage_error():
+    line = f"exec {sys.executable} -m howdah.cli config check -c - <&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and "stdin is closed" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_json_of_an_error_is_one_object():

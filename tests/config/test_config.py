@@ -1,11 +1,14 @@
 """The run configuration: every error at once, nearest key named, overrides, round trip, help."""
 
+import io
+import sys
+
 import pytest
 import yaml
 
 from howdah import storage
-from howdah.config import loader
-from howdah.config.types import parse_bytes
+from howdah.config import loader, yaml_text
+from howdah.config.types import named_by, parse_bytes
 from howdah.errors import ConfigError, NotFound, UsageError
 
 
@@ -117,6 +120,92 @@ def test_duplicate_key_and_bad_yaml_name_the_line(tmp_path):
     assert "line 1" in caught.value.where
 
 
+@pytest.mark.parametrize(
+    ("value", "got", "remedy"),
+    [
+        ("{{ ds }}", "a key is itself a mapping", "{{ ... }}"),
+        ("{? [a] : b}", "a key is itself a mapping", "quotes"),
+        ("2026-13-45", "YAML's timestamp", "quotes"),
+        ("!!timestamp x", "YAML's timestamp", "quotes"),
+        ("9" * 5000, "YAML's int", "quotes"),
+        ("!!int abc", "YAML's int", "quotes"),
+        ("0x_", "YAML's int", "quotes"),
+        ("!!bool x", "YAML's bool", "quotes"),
+        ('"\\UFFFFFFFF"', "out of range", "fix that line"),
+    ],
+)
+def test_a_value_that_yaml_cannot_make_is_refused_with_its_line(tmp_path, value, got, remedy):
+    with pytest.raises(ConfigError) as caught:
+        load_text(tmp_path, f"run:\n  name: a\ndata:\n  source: {value}\n")
+    assert got in caught.value.got and remedy in caught.value.remedy
+    assert caught.value.where.endswith("run.yaml, line 4")
+    with pytest.raises(ConfigError) as caught:
+        loader.load(None, [f"data.source={value}"])
+    assert got in caught.value.got and caught.value.where.startswith("--set data.source=")
+
+
+def test_brackets_too_deep_for_the_stack_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="not YAML") as caught:
+        load_text(tmp_path, "data: " + "[" * 3000 + "]" * 3000)
+    assert "within each other" in caught.value.got
+
+
+def test_mappings_are_merged_as_in_other_yaml(tmp_path):
+    text = """
+data: {dataset: /d, max_length: 64, split: &split {<<: &seeds {seed: 7, test: 0.3}, test: 0.2}}
+tune: {<<: [{trials: 3}, {trials: 5, seed: 9}]}
+training:
+  <<: {seed: 1, logging_steps: 5}
+  seed: 2
+"""
+    found = load_text(tmp_path, text)
+    assert (found.data.split.seed, found.data.split.test) == (7, 0.2)
+    assert (found.tune.trials, found.tune.seed) == (3, 9)
+    assert (found.training.seed, found.training.logging_steps) == (2, 5)
+    # A mapping that is merged before it is built itself still overrides what it has merged.
+    early = "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\n<<: *b\nc: {<<: *b}\n"
+    assert yaml_text.parse(early, "here") == {"x": 2, "a": {"x": 1}, "b": {"x": 2}, "c": {"x": 2}}
+    for twice in ("{<<: {seed: 1}, seed: 2, seed: 3}", "{<<: {a: 1}, <<: {b: 2}}"):
+        with pytest.raises(ConfigError) as caught:
+            load_text(tmp_path, f"training: {twice}")
+        assert "is given twice" in caught.value.got
+
+
+@pytest.mark.parametrize(
+    ("raw", "remedy"),
+    [
+        ("run: {name: é}".encode("latin-1"), "iconv -f ISO-8859-1"),
+        ("run: {name: a}".encode("utf-16"), "iconv -f UTF-16 -t UTF-8"),
+        ("run: {name: a}".encode("utf-16-le"), "iconv -f UTF-16LE -t UTF-8"),
+        (b"\x80\x00\x01", "-t UTF-8"),
+    ],
+)
+def test_what_is_not_utf8_is_a_config_error_from_a_file_and_from_stdin(
+    tmp_path, monkeypatch, raw, remedy
+):
+    path = str(tmp_path / "run.yaml")
+    storage.write_whole(path, raw)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(raw), encoding="ascii"))
+    for given in (path, "-"):
+        with pytest.raises(ConfigError) as caught:
+            loader.load(given)
+        assert caught.value.exit_code == 2 and remedy in caught.value.remedy
+        assert ("stdin" if given == "-" else path) in caught.value.where
+
+
+def test_stdin(monkeypatch):
+    text = "\N{BYTE ORDER MARK}run: {name: r1}\n"
+    for stream in (io.TextIOWrapper(io.BytesIO(text.encode()), "ascii"), io.StringIO(text)):
+        monkeypatch.setattr(sys, "stdin", stream)
+        assert loader.load("-").run.name == "r1"
+        stream.close()
+        with pytest.raises(UsageError, match="stdin is closed"):
+            loader.load("-")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(UsageError, match="stdin is closed"):
+        loader.load("-")
+
+
 @pytest.mark.parametrize("text", ["- a\n- b\n", "just words"])
 def test_not_a_mapping(tmp_path, text):
     with pytest.raises(ConfigError, match="not a mapping"):
@@ -141,6 +230,37 @@ def test_overrides(tmp_path):
     for bad in ("training.seed", "=3", "training.seed.deep=1"):
         with pytest.raises(UsageError):
             load_text(tmp_path, "training: {seed: 1}", [bad])
+
+
+@pytest.mark.parametrize("key", [".", "..", "run..name", "run.", ".name", "run. .name"])
+def test_an_override_with_an_empty_part_of_a_key_is_refused(key):
+    with pytest.raises(UsageError) as caught:
+        loader.load(None, [f"{key}=x"])
+    assert caught.value.got == f"an empty part in the key {key!r}"
+    assert loader.load(None, [" run . name = x"]).run.name == "x"
+
+
+def test_no_path_is_empty_or_holds_nul():
+    """ "" would be the root to one command and the working directory to another."""
+    kinds = {"path", "source", "query", "model", "checkpoint"}
+    paths = {key: field for key, field in loader.keys() if named_by(field) in kinds}  # noqa: SIM118
+    assert {"run.directory", "data.dataset", "model.base", "yarn.files"} <= set(paths)
+    for key, field in paths.items():
+        for bad in ("", " \t", "a\0b"):
+            value = [bad] if "list" in loader.type_text(field.annotation) else bad
+            with pytest.raises(ConfigError) as caught:
+                loader.from_dict(_nested(key, value))
+            found = {problem.where: problem.what for problem in caught.value.problems}
+            said = "hold the character NUL" if bad.strip() else "be empty"
+            assert [what for where, what in found.items() if where.startswith(key)] == [
+                f"it may not {said}"
+            ]
+
+
+def _nested(key: str, value: object) -> dict:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
 
 
 def test_dump_reads_back_the_same():

@@ -143,7 +143,9 @@ def test_the_example_in_the_documentation_is_a_policy():
         ("defaults: {run: {nme: x}}", "did you mean run.name?"),
         ("trusted: perhaps", "bool"),
         ("- keys", "no YAML mapping"),
-        ("keys: [", "no YAML mapping"),
+        ("keys: [", "the policy is not YAML"),
+        ("roots: [{{ root }}]", "a key is itself a mapping"),
+        ("name: 2026-13-45", "YAML's timestamp"),
     ],
 )
 def test_an_invalid_policy_is_refused(tmp_path, text, said):
@@ -153,6 +155,14 @@ def test_an_invalid_policy_is_refused(tmp_path, text, said):
         policies.load(str(path))
     assert said in str(caught.value)
     assert str(path) in str(caught.value)
+
+
+def test_a_policy_that_is_not_utf8_is_refused_as_a_configuration_is(tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_bytes("name: Büro".encode("latin-1"))
+    with pytest.raises(ConfigError, match="the policy is not UTF-8") as caught:
+        policies.load(str(path))
+    assert "iconv" in caught.value.remedy
 
 
 # ------------------------------------------------------------------------------------- paths

@@ -8,6 +8,7 @@ import pytest
 from howdah import storage
 from howdah.errors import ConfigError, NotAuthenticated
 from howdah.hadoop import conf, rpc, tokens
+from howdah.storage import retry
 
 
 def write(directory, name: str, inner: str) -> None:
@@ -46,6 +47,37 @@ def test_settings_includes_finals_and_references(tmp_path, monkeypatch):
     assert found.rpc_addresses("nn.example") == ["nn.example:8020"]
     assert found.web_urls("nn.example") == ["http://nn.example:9870"]
     assert found.web_urls("nn.example", secure=True) == ["https://nn.example:9871"]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "hdfs://127.0.0.1:x/y", "hdfs://127.0.0.1:99999/y", "hdfs://127.0.0.1:0/y", "hdfs://:/y",
+        "hdfs://:8020/y", "hdfs://nn:/y", "webhdfs://[::/y", "webhdfs://nn:1:2/y",
+        "swebhdfs://nn:x/y",
+    ],
+)  # fmt: skip
+def test_an_address_that_cannot_be_one_is_refused_before_the_first_call(monkeypatch, url):
+    monkeypatch.delenv("HADOOP_CONF_DIR", raising=False)
+    monkeypatch.delenv("HADOOP_HOME", raising=False)
+    monkeypatch.setenv(retry.ENVIRONMENT, "60")
+    monkeypatch.setattr(retry.time, "sleep", lambda _: pytest.fail("it tried again"))
+    with pytest.raises(ConfigError, match="no host and port") as caught:
+        storage.exists(url)
+    assert caught.value.where == url.partition("://")[2].rpartition("/")[0]
+
+
+def test_addresses_and_name_services_stay_valid():
+    service = {
+        "dfs.ha.namenodes.my-cluster": "a,b",
+        "dfs.namenode.rpc-address.my-cluster.a": "one:8020",
+        "dfs.namenode.rpc-address.my-cluster.b": "two:8020",
+    }
+    found = conf.HadoopConf(None, service)
+    assert found.rpc_addresses("my-cluster") == ["one:8020", "two:8020"]
+    assert found.rpc_addresses("nn_1.example:65535") == ["nn_1.example:65535"]
+    assert found.rpc_addresses("[::1]") == ["[::1]:8020"]
+    assert found.web_urls("[fe80::1]:9870") == ["http://[fe80::1]:9870"]
 
 
 @pytest.mark.parametrize(

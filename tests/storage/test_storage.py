@@ -15,6 +15,7 @@ from howdah.errors import (
     StorageError,
     StorageFull,
     StorageUnavailable,
+    UsageError,
 )
 from howdah.storage import backends, retry
 
@@ -164,6 +165,13 @@ def test_another_writer_that_was_first_wins(tmp_path, monkeypatch):
 def test_join_refuses_to_leave_the_directory(part):
     with pytest.raises(StorageError, match="leave its directory"):
         storage.join("/data", part)
+
+
+def test_an_empty_path_is_not_the_root():
+    with pytest.raises(UsageError, match="an empty path"):
+        storage.join("", "run.json")
+    assert storage.join("/", "run.json") == "/run.json"
+    assert storage.join(".", "run.json") == "./run.json"
 
 
 def test_join_parent_name():

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
+from howdah.config import yaml_text
 from howdah.config.metric_table import METRICS, SHOWN
 from howdah.config.splits import VALIDATION
-from howdah.errors import DataError, NotFound, UsageError
+from howdah.errors import ConfigError, DataError, NotFound, UsageError
 from training.evaluation import charts, report
 from training.run.metrics_log import read_metrics
 from training.run.run_json import CONFIG
@@ -104,17 +104,14 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
 
 
 def _read(number: int, directory: str) -> _Run:
-    import yaml
-
     values = report.read_run(directory)
     try:
-        text = storage.read_text(storage.join(directory, CONFIG))
-        config = yaml.safe_load(io.StringIO(text)) or {}
+        config = yaml_text.read(storage.join(directory, CONFIG)) or {}
     except NotFound:
         config = {}
-    except yaml.YAMLError:
+    except ConfigError as error:
         raise DataError(
-            "the run's configuration cannot be read", where=storage.join(directory, CONFIG)
+            "the run's configuration cannot be read", where=error.where, got=error.got
         ) from None
     title = f"{number} {values.get('name') or storage.name(directory)}"
     return _Run(title, directory, values, _leaves(config), read_metrics(directory))

@@ -42,7 +42,7 @@ def test_runs_side_by_side(runs, tmp_path):
     path = str(tmp_path / "page.html")
     found = compare(runs, path)
     assert found["same_dataset"]
-    assert found["differing"] == {"training.learning_rate": ["1e-4", "3e-4"]}
+    assert found["differing"] == {"training.learning_rate": [0.0001, 0.0003]}
     assert found["runs"][1]["metrics"]["test"]["accuracy"] == 0.999
     page = storage.read_text(path)
     assert '<td class="best">0.9990</td>' in page
@@ -78,6 +78,11 @@ def test_what_cannot_be_compared(runs, tmp_path):
         compare([runs[0], str(tmp_path)], str(tmp_path / "page.html"))
     with pytest.raises(UsageError, match="so many"):
         compare([runs[0]] * (MOST + 1), str(tmp_path / "page.html"))
+    for text in ("run: {name: 2026-13-45}", "run: {name: {{ x }}}"):  # PyYAML's own ValueError...
+        storage.write_whole(f"{runs[1]}/config.yaml", text.encode())
+        with pytest.raises(DataError, match="configuration cannot be read") as caught:
+            compare(runs, str(tmp_path / "page.html"))
+        assert caught.value.where == f"{runs[1]}/config.yaml, line 1"
     assert not (tmp_path / "page.html").exists()
 
 

@@ -68,6 +68,13 @@ def test_worst_rows_are_the_most_confident_errors_with_their_texts(planted):
             assert (row["label"], row["predicted"]) == (pair["label"], pair["predicted"])
 
 
+@pytest.mark.parametrize("config", ["run: {name: 2026-13-45}", "run: {name: {{ x }}}", "["])
+def test_a_configuration_that_cannot_be_read_costs_no_findings(planted, config):
+    run, _ = planted
+    found = gather(run, storage.read_json(f"{run}/run.json"), config)
+    assert found.findings is not None and found.findings.worst
+
+
 def test_without_texts_ids_are_left(planted):
     run, wrong = planted
     found = gathered(run, texts="none").findings

@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howdah import storage
+from howdah.config import yaml_text
 from howdah.config.metric_table import METRICS
 from howdah.config.splits import TEST
 from howdah.config.tasks import TASKS, Task
 from howdah.core import activity
 from howdah.data.manifest import DatasetManifest, load_dataset
-from howdah.errors import HowdahError, NotFound
+from howdah.errors import ConfigError, HowdahError, NotFound
 from howdah.models import baseline
 from howdah.models.gate import VERDICT
 from howdah.models.registry import EXPORT_INFO, Published
 from training.evaluation.findings.look import Findings, look
 from training.evaluation.findings.texts import Texts
 from training.evaluation.findings.verdict import Versus
+from training.run.run_json import CONFIG
 
 __all__ = ["Material", "figures", "gather"]
 
@@ -118,11 +120,9 @@ def gather(
 
 
 def _keys(config: str) -> dict[str, Any]:
-    import yaml
-
     try:
-        found = yaml.safe_load(config)
-    except yaml.YAMLError:
+        found = yaml_text.parse(config, CONFIG)
+    except ConfigError:
         return {}
     return found if isinstance(found, dict) else {}
 
