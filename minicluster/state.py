@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from howdah.errors import ClusterError, NotFound, UsageError
+from howdah.faults import typed
 from minicluster.daemons import Record
 from minicluster.plan import Plan
 
@@ -40,15 +41,24 @@ class State:
 
         Raises:
             NotFound: no cluster here.
+            ClusterError: the file is damaged, or another version's.
+            StorageError: it cannot be read.
         """
+        with typed(str(self.path), "read the mini cluster's state"):
+            try:
+                text = self.path.read_text(encoding="utf-8", errors="replace")
+            except (FileNotFoundError, NotADirectoryError):
+                raise NotFound(
+                    "there is no mini cluster in this directory",
+                    where=self.directory,
+                    remedy="start one (`howdah minicluster start`), or name its --directory",
+                ) from None
         try:
-            state = json.loads(self.path.read_text())
-        except FileNotFoundError:
-            raise NotFound(
-                "there is no mini cluster in this directory",
-                where=self.directory,
-                remedy="start one (`howdah minicluster start`), or name its --directory",
-            ) from None
+            state = json.loads(text)
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+        if not isinstance(state, dict):
+            raise self._damaged(type(state).__name__)
         if state.get("version") != VERSION:
             raise ClusterError(
                 "the mini cluster in this directory was made by another version",
@@ -57,8 +67,21 @@ class State:
                 got=f"version {state.get('version')}",
                 remedy="stop it with that version, or remove the directory",
             )
-        records = {name: Record(**values) for name, values in state["daemons"].items()}
-        return Plan(**state["plan"]), records
+        try:
+            records = {name: Record(**values) for name, values in state["daemons"].items()}
+            return Plan(**state["plan"]), records
+        except (AttributeError, KeyError, TypeError) as error:
+            raise self._damaged(f"{type(error).__name__}: {error}") from None
+
+    def _damaged(self, got: str) -> ClusterError:
+        return ClusterError(
+            "the state of the mini cluster in this directory is damaged",
+            where=str(self.path),
+            expected="JSON with version, plan and daemons",
+            got=got,
+            remedy="end the daemons that run with this directory in their arguments"
+            " (ps -ef), and remove it",
+        )
 
     def save(self, plan: Plan, records: Mapping[str, Record]) -> None:
         """Write the state, whole."""
@@ -127,6 +150,11 @@ class State:
         directory = Path(self.directory)
         if not directory.exists() or self.exists():
             return
+        if not directory.is_dir():
+            raise UsageError(
+                "a mini cluster's directory is a file", where=self.directory,
+                remedy="name an empty or a new --directory",
+            )  # fmt: skip
         others = [path.name for path in directory.iterdir() if path.name != "lock"]
         if others:
             raise UsageError(

@@ -26,6 +26,7 @@ from howdah.cli import (
     minicluster,
     models,
     serving,
+    streams,
     tune,
     work,
 )  # fmt: skip
@@ -34,6 +35,7 @@ from howdah.core.terminal import shown
 from howdah.errors import (
     HowdahError,
     Interrupted,
+    StorageError,
     Terminated,
     TerminationSignal,
     UsageError,
@@ -107,6 +109,7 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     """Run a command; a HowdahError becomes one message and its exit code."""
     try:
         result = call()
+        sys.stdout.flush()  # what cannot be printed is an error of the command
         code = result if isinstance(result, int) else 0
         alerting.ended(_invoked[0], None, code)
         return code
@@ -119,8 +122,12 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     except Exception as defect:
         alerting.ended(_invoked[0], defect, 1)
         raise
-    if as_json:
-        print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)), flush=True)
+    try:
+        if as_json:
+            print(shown(_json.dumps(error.as_dict(), ensure_ascii=False)))
+        sys.stdout.flush()
+    except StorageError as unprinted:  # of two errors the command's own has the exit code
+        say(f"howdah: {render(unprinted)}")
     say(f"howdah: {render(error)}")
     alerting.ended(_invoked[0], error, error.exit_code)
     return error.exit_code
@@ -128,6 +135,7 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
 
 def main() -> None:
     """Entry point of the `howdah` script."""
+    streams.prepare()
     signal.signal(signal.SIGTERM, _terminate)
 
     def call() -> int:
@@ -145,10 +153,4 @@ def main() -> None:
                 text.strip(), remedy=f"`{command} --help` shows what it takes"
             ) from None
 
-    code = run(call, as_json="--json" in sys.argv)
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # the reader has closed the pipe (| head)
-        sys.stderr.close()
-        code = code or 0
-    sys.exit(code)
+    sys.exit(run(call, as_json="--json" in sys.argv))

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json as _json
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from howdah import redact
+from howdah.cli import streams
 from howdah.core.terminal import shown
 
 if TYPE_CHECKING:
@@ -42,8 +41,6 @@ RunWith = Annotated[
 ]
 
 
-_NOTHING_READS = (errno.EPIPE, errno.EIO)
-"""Of a pipe, and of a terminal that is gone."""
 _LOADED: list[Config] = []
 """The configuration that this command has loaded last."""
 _POLICIES: list[str] = []
@@ -71,11 +68,9 @@ def _print(line: str, stream: TextIO) -> None:
     try:
         print(shown(line), file=stream, flush=True)
     except OSError as error:
-        if error.errno not in _NOTHING_READS:
+        if not streams.read_by_none(error, stream.fileno()):
             raise
-        nothing = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nothing, stream.fileno())  # also for what the buffer keeps of the line
-        os.close(nothing)
+        streams.discard(stream.fileno())
 
 
 def under(paths: Sequence[str]) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from howdah.cli import streams
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
@@ -33,16 +34,34 @@ Job = Annotated[
 
 
 def _find(job: str | None, config: str | None, overrides: list[str] | None = None):
-    """(record, None, configuration) of a job elsewhere; (None, ResourceManager, ...) on YARN."""
+    """(record, None, None) of a job elsewhere; (None, ResourceManager, its job) of one on YARN.
+
+    Raises:
+        NotFound: there is no such job. Said before YARN is asked for one: it may not be configured.
+        UsageError: none is named.
+    """
     from places import control
 
     if job is not None and not _ID.match(job):
         allowed(("JOB", "path", job))
     checked = load(config, overrides) if config is not None or overrides else None
     record = control.find(job, checked)
-    if record is None and job is None and checked is not None:
+    if record is not None:
+        return record, None, None
+    if job is None and checked is None:
+        raise UsageError(
+            "which job?", expected="an application's id, a run directory, or --config",
+            remedy="howdah ps --all lists jobs",
+        )  # fmt: skip
+    if job is None:
         _refuse_missing(checked)
-    return record, None if record else _yarn(checked), checked
+    elif not job.startswith("application_"):
+        found = _of_directory(job)
+        return None, _yarn(checked), found
+    from yarn.client.status import find_job
+
+    manager = _yarn(checked)
+    return None, manager, find_job(manager, job, checked)
 
 
 def _refuse_missing(checked: Any) -> None:
@@ -62,18 +81,15 @@ def _yarn(checked: Any):
     return ResourceManager(user=checked.run.user if checked else None)
 
 
-def _on_yarn(manager: Any, job: str | None, checked: Any):
-    """The job on YARN of an id, of a configuration, or of a run directory that it was submitted to.
+def _of_directory(job: str):
+    """The job on YARN that was submitted to a run directory.
 
     Raises:
-        NotFound: nothing was submitted to that directory.
+        NotFound: none was; it may be an id of another place that is unknown here.
     """
     from yarn.client.status import Job as YarnJob
-    from yarn.client.status import find_job
     from yarn.client.submission_lock import read_claim
 
-    if job is None or job.startswith("application_"):
-        return find_job(manager, job, checked)
     claim = read_claim(job)
     if claim is None or claim.application is None:
         raise NotFound(
@@ -162,7 +178,7 @@ def status(
     job: Job = None, config: ConfigPath = None, set: Overrides = None, json: AsJson = False
 ) -> None:
     """Show a job: state, ranks, step, loss, time left, last checkpoint, restarts."""
-    record, manager, checked = _find(job, config, set)
+    record, manager, of_yarn = _find(job, config, set)
     if record is not None:
         from places import control
 
@@ -171,7 +187,7 @@ def status(
         return
     from yarn.client.status import job_status, status_lines
 
-    found = job_status(manager, _on_yarn(manager, job, checked))
+    found = job_status(manager, of_yarn)
     answer(found, json, status_lines(found))
 
 
@@ -189,7 +205,7 @@ def logs(
     """Show the logs of a job: of all its containers, or of one rank."""
     from yarn.client import logs as joblogs
 
-    record, manager, checked = _find(job, config, set)
+    record, manager, of_yarn = _find(job, config, set)
     of_rank = follow or rank is not None
     if record is not None:
         from places import control
@@ -199,7 +215,6 @@ def logs(
             return
         application, found = record.application, control.container_logs(record)
     else:
-        of_yarn = _on_yarn(manager, job, checked)
         if of_rank:
             joblogs.of_rank(manager, of_yarn, rank or 0, follow=follow, out=_log_line(json))
             return
@@ -211,7 +226,8 @@ def logs(
 def _log_line(as_json: bool) -> Callable[[str], None]:
     if as_json:
         raise UsageError("a rank's log is text", remedy="leave out --json, or --rank and --follow")
-    return lambda line: print(shown(line), flush=True)
+    out = streams.results()
+    return lambda line: print(shown(line), file=out, flush=True)
 
 
 @app.command()
@@ -224,7 +240,7 @@ def kill(
     json: AsJson = False,
 ) -> None:
     """End a job and wait until it has ended."""
-    record, manager, checked = _find(job, config, set)
+    record, manager, found = _find(job, config, set)
     if record is not None:
         from places import control
 
@@ -233,7 +249,6 @@ def kill(
     else:
         from yarn.client import control as of_yarn
 
-        found = _on_yarn(manager, job, checked)
         application = found.application
         state = of_yarn.kill(manager, found, save=save, save_seconds=save_seconds, progress=say)
     answer({"application": application, "state": state}, json, [f"{application} is {state}"])
@@ -252,14 +267,13 @@ def scale(
     from yarn.client import control as of_yarn
 
     job, workers = of_yarn.scale_arguments(arguments)
-    record, manager, checked = _find(job, config, set)
+    record, manager, found = _find(job, config, set)
     if record is not None:
         from places import control
 
         application = record.application
         control.scale(record, workers)
     else:
-        found = _on_yarn(manager, job, checked)
         application = found.application
         of_yarn.scale(manager, found, workers)
     answer(

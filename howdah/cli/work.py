@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json as _json
-import sys
 import time
 from typing import Annotated, get_args
 
 import typer
 
-from howdah.cli import alerting
+from howdah.cli import alerting, streams
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
@@ -479,7 +478,8 @@ def predict(
             raise UsageError(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
-        predictor.predict_lines(model, sys.stdin, sys.stdout, framework=framework)
+        given, out = streams.opened_stdin(), streams.results()
+        predictor.predict_lines(model, given, out, framework=framework)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")

@@ -75,8 +75,13 @@ def supervise(argv: Sequence[str], policies: Sequence[str] = ()) -> int:
         argv: the command's arguments.
         policies: files of this machine's policies, which apply besides the request's.
     Raises:
-        UsageError: the first line of stdin is not a request.
+        UsageError: the first line of stdin is not a request, or stdin is closed.
     """
+    if sys.stdin is None:
+        raise UsageError(
+            "stdin is closed", where="stdin", expected="a pipe with a request in its first line",
+            remedy="`howdah guard` is for programs; run the command itself",
+        )  # fmt: skip
     print(f"{HELLO}{__version__} pid {os.getpid()}", file=sys.stderr, flush=True)
     caller = _Caller(sys.stdin.fileno())
     request = caller.request()

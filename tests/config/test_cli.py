@@ -8,9 +8,9 @@ import sys
 import pytest
 
 
-def howdah(*arguments: str, **env: str) -> subprocess.CompletedProcess:
+def howdah(*arguments: str, cwd=None, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "howdah.cli", *arguments],
+        [sys.executable, "-m", "howdah.cli", *arguments], cwd=cwd,
         capture_output=True, text=True, timeout=120, env={**os.environ, **env},
     )  # fmt: skip
 
@@ -49,6 +49,28 @@ def test_json_of_an_error_is_one_object():
     answer = json.loads(done.stdout)
     assert done.returncode == answer["exit_code"] == 2
     assert answer["problems"][0]["remedy"] == "did you mean training.seed?"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["status", "local-abc123"],
+        ["logs", "spark-2026", "--rank", "0"],
+        ["status", "runs/tiny"],
+        ["kill", "nope"],
+        ["scale", "ray-1", "3"],
+    ],
+)
+def test_a_job_that_nobody_knows_is_not_looked_for_on_a_yarn_that_is_not_there(words, tmp_path):
+    (tmp_path / "runs" / "tiny").mkdir(parents=True)
+    done = howdah(*words, cwd=tmp_path, HADOOP_CONF_DIR="", YARN_CONF_DIR="", HADOOP_HOME="")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert "no job has this id" in done.stderr and "howdah ps --all" in done.stderr
+
+
+def test_a_command_for_a_job_names_one():
+    done = howdah("status", HADOOP_CONF_DIR="", YARN_CONF_DIR="", HADOOP_HOME="")
+    assert done.returncode == 2 and "which job?" in done.stderr
 
 
 def test_config_init_check_and_explain(tmp_path):

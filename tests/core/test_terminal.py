@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 
@@ -139,3 +140,148 @@ def test_a_command_outlives_the_process_that_reads_its_lines(kind, tmp_path):
     )  # fmt: skip
     os.close(writer)
     assert (done.returncode, (tmp_path / "file").read_text()) == (0, "went on")
+
+
+# ------------------------------------------------------------- streams that take nothing, or little
+HOWDAH = f"{shlex.quote(sys.executable)} -m howdah.cli"
+PREDICT = f"{shlex.quote(sys.executable)} -c " + shlex.quote(
+    "from types import SimpleNamespace as Some\n"
+    "from training.prediction import predict\n"
+    "from howdah.cli import main\n"
+    "predict.open_model = lambda *_, **__: Some(kind='text', pairs=False, run_id='r')\n"
+    "predict.outputs_of, predict.classify = lambda model: None, lambda model, rows: rows\n"
+    "predict.as_json = lambda row, *_: row.id\n"
+    "main()"
+)
+"""The command line with a model that answers a line by its number."""
+
+
+def shell(line: str, **env: str) -> subprocess.CompletedProcess:
+    """A line of bash; its exit code is that of the first part of a pipe."""
+    return subprocess.run(
+        ["bash", "-c", f"{line}; exit ${{PIPESTATUS[0]}}"], stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, timeout=60, check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": "", **env},
+    )  # fmt: skip
+
+
+def _ended(done: subprocess.CompletedProcess, code: int) -> None:
+    for sign in ("Traceback", "Exception ignored"):
+        assert sign not in done.stderr + done.stdout, done.stderr
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("config check >&-", 0),
+        ("--version >&-", 0),
+        ("config check --set a.b=1 --json >&-", 2),
+        ("config check --set a.b=1 <&- >&- 2>&-", 2),
+        ("config check <&- >&- 2>&-", 0),
+    ],
+)
+def test_a_command_without_a_standard_stream_has_its_own_exit_code(words, code):
+    _ended(shell(f"{HOWDAH} {words}"), code)
+
+
+def test_files_and_children_do_not_get_the_number_of_a_closed_stream(tmp_path):
+    program = (
+        "import os, subprocess, sys\n"
+        "from howdah.cli import streams\n"
+        "streams.prepare()\n"
+        "made = open('file', 'w')\n"
+        "print('to stdout'); print('to stderr', file=sys.stderr)\n"
+        "child = subprocess.run(['ls', '-l', '/proc/self/fd'], stdout=made)\n"
+        "assert sys.stdin is None and child.returncode == 0 and made.fileno() > 2"
+    )
+    line = f"cd {tmp_path} && {shlex.quote(sys.executable)} -c {shlex.quote(program)} <&- >&- 2>&-"
+    _ended(shell(line, PYTHONPATH=os.pathsep.join(sys.path)), 0)
+    listed = (tmp_path / "file").read_text()
+    assert [n for n in (0, 2) if f" {n} -> /dev/null" in listed] == [0, 2], listed
+    assert "to std" not in listed
+
+
+@pytest.mark.parametrize("words", ["predict --model m --stdin", "guard config check"])
+def test_a_command_that_needs_a_closed_stdin_says_so(words):
+    done = shell(f"{HOWDAH} {words} <&-")
+    _ended(done, 2)
+    assert "stdin is closed" in done.stderr and "remedy:" in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "words", ["config check", "config check --json", "config init", "--version", "--help"]
+)
+def test_a_full_disk_behind_stdout_is_an_error_of_storage(words, unbuffered):
+    done = shell(f"{HOWDAH} {words} >/dev/full", PYTHONUNBUFFERED=unbuffered)
+    _ended(done, StorageError.exit_code)
+    assert done.stderr.count("cannot write to stdout: no space left") == 1
+
+
+def test_an_error_that_cannot_be_printed_keeps_its_exit_code():
+    done = shell(f"{HOWDAH} config check --set a.b=1 --json >/dev/full")
+    _ended(done, 2)
+    assert "cannot write to stdout" in done.stderr and "unknown" in done.stderr
+    _ended(shell(f"{HOWDAH} config check --set a.b=1 2>/dev/full"), 2)
+
+
+def test_predictions_end_where_stdout_takes_no_more():
+    assert shell(f"seq 3 | {PREDICT} predict --model m --stdin").stdout == "0\n1\n2\n"
+    full = shell(f"{PREDICT} predict --model m --stdin >/dev/full < <(seq 3)")
+    _ended(full, StorageError.exit_code)
+    assert "cannot write to stdout: no space left" in full.stderr
+    # There is no end of lines: it ends as nothing reads its answers.
+    _ended(shell(f"{PREDICT} predict --model m --stdin < <(yes) | head -n 1"), 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("config check", 0),
+        ("config init", 0),
+        ("--version", 0),
+        ("--help", 0),
+        ("config check --set a.b=1 --json", 2),
+        ("nope --json", 2),
+    ],
+)
+def test_a_pipe_that_nothing_reads_leaves_the_exit_code(words, code):
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(
+        [sys.executable, "-m", "howdah.cli", *words.split()], stdout=writer,
+        stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr
+    assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_characters_that_stdout_lacks_are_escaped(as_json):
+    done = shell(
+        f"{HOWDAH} config check --set run.directory=d€😀é {'--json' * as_json} | iconv -f latin1",
+        PYTHONUTF8="0", PYTHONIOENCODING="latin-1",
+    )  # fmt: skip
+    _ended(done, 0)
+    if as_json:
+        assert json.loads(done.stdout)["run"]["directory"] == "d€😀é"
+    else:
+        assert "directory: d\\u20ac\\ud83d\\ude00é\n" in done.stdout
+
+
+def test_logs_that_are_followed_end_where_nothing_reads_them():
+    program = (
+        "import itertools\n"
+        "from howdah.cli import jobs, main\n"
+        "from yarn.client import logs, status\n"
+        "def of_rank(*_, follow, out):\n"
+        "    for step in itertools.count(): out(f'step {step}')\n"
+        "jobs._yarn, status.find_job, logs.of_rank = lambda *_: None, lambda *_: None, of_rank\n"
+        "main()"
+    )
+    line = f"{shlex.quote(sys.executable)} -c {shlex.quote(program)} logs application_1_1 -f"
+    done = shell(f"{line} | head -n 2")
+    _ended(done, 0)
+    assert done.stdout == "step 0\nstep 1\n"

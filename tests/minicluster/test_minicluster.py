@@ -260,6 +260,23 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     assert (tmp_path / "thesis.tex").exists()
 
 
+def test_what_is_no_state_of_a_cluster_is_refused(plan, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with pytest.raises(NotFound, match="no mini cluster in this directory"):
+        State(str(file)).load()
+    with pytest.raises(UsageError, match="directory is a file"):
+        State(str(file)).refuse_foreign_directory()
+    state = State(plan.directory)
+    state.path.parent.mkdir()
+    for broken in ("", "{", "[]", '{"version": 1}', '{"version": 1, "daemons": [], "plan": {}}'):
+        state.path.write_text(broken)
+        with pytest.raises(ClusterError, match="is damaged") as refused:
+            state.load()
+        assert refused.value.remedy and refused.value.where == str(state.path)
+    assert file.read_text() == "mine"
+
+
 def test_state_comes_back_and_that_of_another_version_is_refused(plan):
     state = State(plan.directory)
     os.makedirs(plan.directory)

@@ -224,4 +224,5 @@ def test_the_command(run, models, tmp_path, capsys, monkeypatch):
     assert call("publish", "-c", config, "--rollback")[0] == 2
     code, out, err = call("publish", "-c", config, "--version", "7", "--json")
     assert code == 4
-    assert "there is no version 7" in json.loads(out)["what"]
+    refused = json.loads(out)
+    assert "there is no version 7" in refused["what"] and "published" in refused["remedy"]

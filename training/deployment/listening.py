@@ -27,6 +27,7 @@ def listen(host: str, port: int, *, where: str = "--host, --port") -> socket.soc
             where=where,
             expected="an address of this machine and a free port",
             got=f"{host}:{port}: {getattr(error, 'strerror', None) or error}",
+            remedy="port 0 takes a free one; `ss -ltnp` shows who listens on a port",
         ) from None
     # Accepted connections inherit it. asyncio sets it on sockets it has made itself alone; without
     # it a body waits for the acknowledgement of its head, which clients delay by 40 ms.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from howdah import storage
 from howdah.config import yaml_text
 from howdah.config.metric_table import METRICS, SHOWN
 from howdah.config.splits import VALIDATION
-from howdah.errors import ConfigError, DataError, NotFound, UsageError
+from howdah.errors import AlreadyExists, ConfigError, DataError, NotFound, UsageError
 from training.evaluation import charts, report
 from training.run.metrics_log import read_metrics
 from training.run.run_json import CONFIG
@@ -30,6 +31,9 @@ _FIGURES = (
     ("examples_per_second", "examples/s", "{:,.1f}"),
     ("tokens_per_second", "tokens/s", "{:,.0f}"),
 )
+_OWN_PAGE = re.compile(rb"\s*<!DOCTYPE html>.{0,1000}?<title>\d+ runs compared</title>", re.DOTALL)
+"""How a page begins that `compare` has written, by comparison.html.j2."""
+
 _UNDEFINED = "–"
 _POINTS = 300
 """Of a curve, about."""
@@ -59,11 +63,12 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
 
     Args:
         directories: run directories, at least two and at most MOST; the columns have their order.
-        output: the page's path.
+        output: the page's path; a page that was written here before is replaced.
     Returns:
         {path, same_dataset, runs: [{run, run_id, status, metrics}], differing: {key: [value of
         each run]}}.
     Raises:
+        AlreadyExists: the output is there, and no such page.
         DataError: one of them is no run directory.
         UsageError: too many.
     """
@@ -72,6 +77,7 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
             "a page cannot show so many runs", expected=f"at most {MOST}",
             got=f"{len(directories)}", remedy="compare the best ones",
         )  # fmt: skip
+    _refuse_to_replace(output)
     runs = [_read(number, directory) for number, directory in enumerate(directories, 1)]
     differing = _differing(runs)
     known = {run.dataset for run in runs}
@@ -101,6 +107,20 @@ def compare(directories: Sequence[str], output: str) -> dict[str, Any]:
         ],
         "differing": differing,
     }
+
+
+def _refuse_to_replace(output: str) -> None:
+    """Raise AlreadyExists where something else than a page of runs would be replaced."""
+    if not storage.exists(output):
+        return
+    if not storage.is_dir(output):
+        with storage.open_read(output) as file:
+            if _OWN_PAGE.match(file.read(4096)):
+                return
+    raise AlreadyExists(
+        "the output is there already, and is no page of compared runs", where=output,
+        remedy="give another name, or remove it",
+    )  # fmt: skip
 
 
 def _read(number: int, directory: str) -> _Run:

@@ -95,7 +95,8 @@ class Asked:
                expected="--reject-below, --coverage or --accuracy")  # fmt: skip
         for name, value in zip(("--reject-below", "--coverage", "--accuracy"), ways, strict=True):
             if value is not None and not 0.0 < value <= 1.0:
-                no("that is no share", name, expected="above 0, at most 1", got=f"{value:g}")
+                no("that is no share", name, expected="above 0, at most 1", got=f"{value:g}",
+                   remedy=f"for example {name} 0.9")  # fmt: skip
         if self.rejects and self.metric is not None:
             no("a threshold of a label and a rejection are not put into one export: which of them"
                " a row meets first would decide", "--metric", remedy="choose one")  # fmt: skip

@@ -19,5 +19,6 @@ def test_accepted_connections_send_what_is_written_at_once():
 def test_an_address_that_is_taken_is_named():
     with listen("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        with pytest.raises(UsageError, match=f"127.0.0.1:{port}"):
+        with pytest.raises(UsageError, match=f"127.0.0.1:{port}") as refused:
             listen("127.0.0.1", port)
+    assert "port 0 takes a free one" in refused.value.remedy

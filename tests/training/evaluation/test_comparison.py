@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from howdah import storage
-from howdah.errors import DataError, UsageError
+from howdah.errors import AlreadyExists, DataError, UsageError
 from tests.training.evaluation.test_report import edit_run, run_directory, svgs, texts  # noqa: F401
 from training.evaluation.comparison import MOST, compare
 
@@ -84,6 +84,24 @@ def test_what_cannot_be_compared(runs, tmp_path):
             compare(runs, str(tmp_path / "page.html"))
         assert caught.value.where == f"{runs[1]}/config.yaml, line 1"
     assert not (tmp_path / "page.html").exists()
+
+
+def test_only_a_page_of_runs_is_replaced(runs, tmp_path):
+    page = tmp_path / "page.html"
+    compare(runs, str(page))
+    first = page.read_bytes()
+    edit_run(runs[1], name="again")
+    compare(runs, str(page))
+    assert page.read_bytes() != first
+    report = storage.join(runs[0], "report.html")
+    storage.write_whole(report, b"<!DOCTYPE html>\n<html><title>Run zoo</title>")
+    kept = tmp_path / "keep.csv"
+    kept.write_text("text,label\n")
+    for path in (str(kept), report, str(tmp_path)):
+        with pytest.raises(AlreadyExists, match="no page of compared runs") as refused:
+            compare(runs, path)
+        assert (refused.value.where, bool(refused.value.remedy)) == (path, True)
+    assert kept.read_text() == "text,label\n"
 
 
 def test_the_command(runs, tmp_path):

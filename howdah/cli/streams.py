@@ -1,0 +1,147 @@
+"""The standard streams of a command: all three are there, and stdout says what it cannot take.
+
+Without this a command that is started with a closed stdout ends at a stream that is None; a full
+disk behind stdout is a traceback of whatever prints, or of Python's own end; and a pipe that
+nothing reads is an exit code 1 ("a check failed") of the libraries that print help.
+"""
+
+from __future__ import annotations
+
+import codecs
+import errno
+import io
+import json
+import os
+import stat
+import sys
+from typing import TextIO, cast
+
+import typer
+
+from howdah.errors import UsageError
+from howdah.faults import typed
+
+__all__ = ["discard", "opened_stdin", "prepare", "read_by_none", "results"]
+
+_ESCAPED = "howdah.escaped"
+"""How characters that a stream's encoding lacks are printed: as in JSON, which stays JSON so."""
+
+
+def prepare() -> None:
+    """Make the standard streams of this process fit for commands; at its start, once.
+
+    A closed descriptor becomes /dev/null: files that are opened later do not get its number, and
+    children inherit it. sys.stdin stays None then, so that what needs it can refuse; sys.stdout
+    and sys.stderr are never None.
+    """
+    for descriptor in range(3):  # in order: the lowest free number is the one that is missing
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    codecs.register_error(_ESCAPED, _escaped)
+    if sys.stdout is sys.__stdout__:  # Python's own, not a caller's in this process
+        sys.stdout = _stream(sys.stdout, 1, "stdout")
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _stream(sys.stderr, 2, "stderr")
+
+
+def _escaped(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def _stream(old: TextIO | None, descriptor: int, name: str) -> TextIO:
+    """A stream as Python made it, or would have, on `_Descriptor`."""
+    file = _Descriptor(descriptor, name)
+    at_once = isinstance(old, io.TextIOWrapper) and old.write_through  # PYTHONUNBUFFERED
+    return io.TextIOWrapper(
+        file if at_once else io.BufferedWriter(file),
+        encoding="utf-8" if old is None else old.encoding,
+        errors=_ESCAPED,
+        line_buffering=old is None or old.line_buffering,
+        write_through=at_once,
+    )
+
+
+class _Descriptor(io.FileIO):
+    """Takes all that is written: it fails once, with a StorageError, and only as stdout.
+
+    Where nothing reads what is written, that and what follows is dropped, and the command goes on.
+    What stderr cannot take is dropped as well: there is no other place to say so, and the command's
+    exit code is to count.
+    """
+
+    def __init__(self, descriptor: int, name: str) -> None:
+        super().__init__(descriptor, "wb", closefd=False)
+        self.name = f"<{name}>"
+        self._what = name
+        self._failed = False
+        self.unread = False
+        """Whether what reads it has gone."""
+
+    def write(self, data: bytes | memoryview, /) -> int | None:
+        if self._failed:  # said once; Python writes again what a buffer has kept
+            return len(data)
+        with typed(self._what, f"write to {self._what}"):
+            try:
+                return super().write(data)
+            except OSError as error:
+                if read_by_none(error, self.fileno()):
+                    self.unread = True
+                    discard(self.fileno())
+                elif self._what == "stdout":
+                    self._failed = True
+                    raise
+        return len(data)
+
+
+def read_by_none(error: OSError, descriptor: int) -> bool:
+    """Whether writing failed as nothing reads: a pipe without a reader, a terminal that is gone."""
+    if error.errno == errno.EIO:  # of a disk it is a defect
+        return stat.S_ISCHR(os.fstat(descriptor).st_mode)
+    return error.errno in (errno.EPIPE, errno.ECONNRESET)
+
+
+def discard(descriptor: int) -> None:
+    """Let all that is written to it from now on be dropped, also what a buffer keeps."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, descriptor)
+    os.close(nothing)
+
+
+def opened_stdin() -> TextIO:
+    """stdin, for a command that needs it.
+
+    Raises:
+        UsageError: it was closed when the command was started.
+    """
+    if sys.stdin is None:
+        raise UsageError(
+            "stdin is closed", where="stdin", expected="a file, a pipe or a terminal",
+            remedy="leave out <&-; </dev/null is an empty input",
+        )  # fmt: skip
+    return sys.stdin
+
+
+class _Results(io.TextIOBase):
+    """stdout, for commands that print for as long as there is something; see `results`."""
+
+    def write(self, text: str, /) -> int:
+        return sys.stdout.write(text)
+
+    def flush(self) -> None:
+        sys.stdout.flush()
+        buffer = getattr(sys.stdout, "buffer", None)
+        file = getattr(buffer, "raw", buffer)
+        if isinstance(file, _Descriptor) and file.unread:
+            raise typer.Exit(0)
+
+
+def results() -> TextIO:
+    """stdout; the command ends, with exit code 0, at a flush after what reads it has gone (| head).
+
+    Other commands do their work although nothing reads the result; these would print into nothing.
+    """
+    return cast(TextIO, _Results())
