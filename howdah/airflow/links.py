@@ -168,8 +168,8 @@ def directory_page(conf: Any, directory: str) -> str | None:
     if parts.scheme == "hdfs" and not conf.is_name_service(parts.netloc):
         address = conf.get("dfs.namenode.http-address")
         urls = [f"http://{address or f'{parts.hostname}:{_NAMENODE_PORT}'}"]
-    elif parts.scheme in HDFS_SCHEMES:
-        urls = conf.web_urls(parts.netloc, secure=parts.scheme == "swebhdfs")
+    elif parts.scheme in HDFS_SCHEMES and (host := parts.netloc or conf.default_authority()):
+        urls = conf.web_urls(host, secure=parts.scheme == "swebhdfs")
     else:
         return None
     return f"{urls[0]}/explorer.html#{quote(parts.path)}" if urls else None

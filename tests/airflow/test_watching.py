@@ -229,10 +229,13 @@ def test_a_run_directorys_page(monkeypatch):
     assert links.run_page(plain, root, run) is None
     known = hadoop_conf.HadoopConf(None, {"dfs.namenode.http-address": "nn:9871"})
     nowhere = hadoop_conf.HadoopConf(None)
+    default = hadoop_conf.HadoopConf(None, {"fs.defaultFS": "hdfs://nn"})
     for conf, url, page in (
         (known, "hdfs://nn:8020/user/me/r", "http://nn:9871/explorer.html#/user/me/r"),
         (nowhere, "hdfs://nn:8020/r", "http://nn:9870/explorer.html#/r"),
         (nowhere, "webhdfs://nn:99/r", "http://nn:99/explorer.html#/r"),
+        (default, "webhdfs:///r", "http://nn:9870/explorer.html#/r"),
+        (nowhere, "webhdfs:///r", None),  # no host is known: a link would lead nowhere
     ):
         assert links.run_page(plain, root, url, conf=conf) == page
     assert links.run_page(plain, root, "s3://bucket/r", conf=known) is None
