@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from howdah import storage
-from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
+from howdah.errors import AlreadyExists, DataError, ModelError, NotFound, StorageError
 
 ODD_NAMES = [
     "ü ö",
@@ -456,3 +456,50 @@ def test_more_than_two_gigabytes(base, tmp_path):
         assert file.read(5) == b"begin"
         file.seek(-3, io.SEEK_END)
         assert file.read() == b"end"
+
+
+def test_a_path_below_a_file_names_the_file(base):
+    """Not "it is there already": the path that was asked for is not."""
+    if not base.startswith(("/", "file://", "memory://")):
+        pytest.skip("S3's keys may be prefixes of each other; HDFS has its own words")
+    file = storage.join(base, "file")
+    storage.write_whole(file, b"x")
+    said = f"{file.removeprefix('file://')} is a file, not a directory"
+    for below in (storage.join(file, "x"), storage.join(file, "x", "y")):
+        for act in (
+            lambda path: storage.create_exclusive(path, b"y"),
+            lambda path: storage.write_whole(path, b"y"),
+            lambda path: storage.open_write(path).close(),
+            storage.make_dirs,
+            lambda path: storage.make_dirs(path, mode=0o700),
+        ):
+            with pytest.raises(StorageError) as caught:
+                act(below)
+            assert not isinstance(caught.value, AlreadyExists)
+            assert caught.value.where == below and caught.value.remedy
+            assert said in caught.value.what
+    assert storage.read_bytes(file) == b"x" and names(base) == ["file"]
+    with pytest.raises(StorageError, match="is a file, not a directory"):
+        storage.make_dirs(file)
+
+
+def test_json_that_is_no_object(base):
+    path = storage.join(base, "x.json")
+    for body in (b"5", b"[]", b"null", b'"x"', b"NaN"):
+        storage.write_whole(path, body)
+        with pytest.raises(DataError, match="no JSON object") as caught:
+            storage.read_object(path)
+        assert (caught.value.where, caught.value.got) == (path, body.decode())
+        assert caught.value.expected and caught.value.remedy
+        assert storage.read_fields(path) == {}
+        with pytest.raises(ModelError, match="no JSON object"):
+            storage.read_object(path, kind=ModelError)
+    for body in (b"{", b"\xff", b"9" * 5000, b"[" * 100_000):
+        storage.write_whole(path, body)
+        with pytest.raises(DataError) as caught:
+            storage.read_object(path)
+        assert caught.value.where.startswith(path) and caught.value.remedy
+        with pytest.raises(ModelError):
+            storage.read_object(path, kind=ModelError)
+    storage.write_whole(path, b'{"x": 1}')
+    assert storage.read_object(path) == {"x": 1}

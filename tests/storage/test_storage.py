@@ -16,7 +16,7 @@ from howdah.errors import (
     StorageFull,
     StorageUnavailable,
 )
-from howdah.storage import backends, retry
+from howdah.storage import backends, retry, shapes
 
 
 def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
@@ -215,3 +215,44 @@ def test_a_killed_writer_leaves_no_part_under_the_name(tmp_path):
     assert done.returncode == -9
     assert storage.read_bytes(path) == b"old"
     assert [e.name for e in storage.list_dir(str(tmp_path))] == ["file"]
+
+
+def test_a_shape_names_the_first_place_that_has_not_its_type():
+    shape = shapes.Fields(
+        {
+            "run_id": shapes.TEXT,
+            "metrics": shapes.Each(
+                shapes.Fields({"loss": shapes.NUMBER, "labels": shapes.Items(shapes.TEXT)})
+            ),
+        },
+        needed=("run_id",),
+    )
+    whole = {"run_id": "a", "metrics": {"test": {"loss": 1, "labels": ["x"]}}, "more": [1]}
+    assert shapes.fault(whole, shape) is None
+    assert shapes.fault({"run_id": "a", "metrics": None}, shape) is None  # an older version's
+    for value, key, got in (
+        (5, "", "5"),
+        ({}, "run_id", "null"),
+        ({"run_id": "a", "metrics": 5}, "metrics", "5"),
+        ({"run_id": "a", "metrics": {"test": None}}, "metrics.test", "null"),
+        ({"run_id": "a", "metrics": {"test": {"loss": True}}}, "metrics.test.loss", "true"),
+        ({"run_id": "a", "metrics": {"test": {"loss": float("nan")}}}, "metrics.test.loss", "NaN"),
+        ({"run_id": "a", "metrics": {"t": {"labels": ["x", 1]}}}, "metrics.t.labels[1]", "1"),
+    ):
+        found = shapes.fault(value, shape)
+        assert found is not None and (found.key, found.got) == (key, got) and found.expected
+
+
+def test_every_error_of_a_path_says_what_to_do(tmp_path, monkeypatch):
+    for act, what in (
+        (lambda: storage.read_bytes(str(tmp_path)), "it is a directory"),
+        (lambda: storage.list_dir(__file__), "it is a file"),
+        (lambda: storage.exists("foo://x/y"), "no storage speaks foo://"),
+    ):
+        with pytest.raises(StorageError, match=what) as caught:
+            act()
+        assert caught.value.remedy
+    monkeypatch.setenv("HOWDAH_STORAGE_RETRY_SECONDS", "abc")
+    with pytest.raises(ConfigError) as caught:
+        storage.exists(str(tmp_path))
+    assert caught.value.remedy and caught.value.got == "'abc'"
