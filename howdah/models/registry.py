@@ -82,6 +82,8 @@ _ENTRY_SHAPE = Fields(
     {**_PARTS, "version": COUNT, "order": Items(COUNT), "gate": ANY_OBJECT},
     needed=("version", "order"),
 )
+_ANEW = "`howdah publish --version N` writes it anew"
+_UNTRIED = "remove it; `howdah publish --challenger` names the version that is tried again"
 _CHALLENGER = Fields({"version": COUNT}, needed=("version",))
 
 
@@ -121,14 +123,15 @@ class Published:
                 where=self.pointer,
                 expected='{"version": N, ...}',
                 got=repr(number),
-                remedy="`howdah publish --version N` writes it anew",
+                remedy=_ANEW,
             )
-        return current
+        return storage.read_object(self.pointer, Fields(_PARTS), kind=ModelError, remedy=_ANEW)
 
     def challenger(self) -> int | None:
         """The version that is published to be tried, without being current; None: there is none."""
         try:
-            found = storage.read_object(storage.join(self.root, CHALLENGER), _CHALLENGER)
+            path = storage.join(self.root, CHALLENGER)
+            found = storage.read_object(path, _CHALLENGER, remedy=_UNTRIED)
         except NotFound:
             return None
         number = found.get("version")

@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from howdah import storage
-from howdah.errors import AlreadyExists, DataError, ModelError, NotFound, StorageError
+from howdah.errors import AlreadyExists, DataError, NotFound, StorageError
 
 ODD_NAMES = [
     "ü ö",
@@ -481,25 +481,3 @@ def test_a_path_below_a_file_names_the_file(base):
     assert storage.read_bytes(file) == b"x" and names(base) == ["file"]
     with pytest.raises(StorageError, match="is a file, not a directory"):
         storage.make_dirs(file)
-
-
-def test_json_that_is_no_object(base):
-    path = storage.join(base, "x.json")
-    for body in (b"5", b"[]", b"null", b'"x"', b"NaN"):
-        storage.write_whole(path, body)
-        with pytest.raises(DataError, match="no JSON object") as caught:
-            storage.read_object(path)
-        assert (caught.value.where, caught.value.got) == (path, body.decode())
-        assert caught.value.expected and caught.value.remedy
-        assert storage.read_fields(path) == {}
-        with pytest.raises(ModelError, match="no JSON object"):
-            storage.read_object(path, kind=ModelError)
-    for body in (b"{", b"\xff", b"9" * 5000, b"[" * 100_000):
-        storage.write_whole(path, body)
-        with pytest.raises(DataError) as caught:
-            storage.read_object(path)
-        assert caught.value.where.startswith(path) and caught.value.remedy
-        with pytest.raises(ModelError):
-            storage.read_object(path, kind=ModelError)
-    storage.write_whole(path, b'{"x": 1}')
-    assert storage.read_object(path) == {"x": 1}

@@ -11,6 +11,8 @@ from howdah import storage
 from howdah.errors import (
     AlreadyExists,
     ConfigError,
+    DataError,
+    ModelError,
     PermissionDenied,
     StorageError,
     StorageFull,
@@ -256,3 +258,25 @@ def test_every_error_of_a_path_says_what_to_do(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         storage.exists(str(tmp_path))
     assert caught.value.remedy and caught.value.got == "'abc'"
+
+
+def test_json_that_is_no_object(tmp_path):
+    path = str(tmp_path / "x.json")
+    for body in (b"5", b"[]", b"null", b'"x"', b"NaN"):
+        storage.write_whole(path, body)
+        with pytest.raises(DataError, match="no JSON object") as caught:
+            storage.read_object(path)
+        assert (caught.value.where, caught.value.got) == (path, body.decode())
+        assert caught.value.expected and caught.value.remedy
+        assert storage.read_fields(path) == {}
+        with pytest.raises(ModelError, match="no JSON object"):
+            storage.read_object(path, kind=ModelError)
+    for body in (b"{", b"\xff", b"9" * 5000, b"[" * 100_000):
+        storage.write_whole(path, body)
+        with pytest.raises(DataError) as caught:
+            storage.read_object(path)
+        assert caught.value.where.startswith(path) and caught.value.remedy
+        with pytest.raises(ModelError):
+            storage.read_object(path, kind=ModelError)
+    storage.write_whole(path, b'{"x": 1}')
+    assert storage.read_object(path) == {"x": 1}

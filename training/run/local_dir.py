@@ -178,7 +178,7 @@ class RankRecord:
         if not os.path.isdir(folder):
             return []
         found = [
-            cls(**storage.read_json(entry.path))
+            cls(**storage.read_object(entry.path))
             for entry in storage.list_dir(folder)
             if entry.name.endswith(".json")
         ]
