@@ -29,6 +29,8 @@ LOGIN_REMEDY = (
 LOOK_UP = "look up"
 """The `doing` of `entry`: for it a path below a file is not found, for others it is an error."""
 
+_OTHER_NAME = "give another path, or move what has this name out of the way"
+
 
 class Remote(Exception):
     """An exception of a NameNode: its Java class (short or full name) and its message."""
@@ -77,7 +79,9 @@ def typed(path: str, doing: str, free: Callable[[str], int | None] | None = None
         if doing == LOOK_UP and isinstance(error, NotADirectoryError):
             raise not_found(path, doing) from None
         kind = "a directory" if isinstance(error, IsADirectoryError) else "a file, or below one"
-        raise StorageError(f"cannot {doing}: it is {kind}", where=path) from None
+        raise StorageError(
+            f"cannot {doing}: it is {kind}", where=path, remedy=_OTHER_NAME
+        ) from None
     except PermissionError as error:
         raise PermissionDenied(
             f"cannot {doing}: permission denied",
@@ -95,6 +99,13 @@ def typed(path: str, doing: str, free: Callable[[str], int | None] | None = None
                 remedy="free space or raise the quota; what was there before is intact",
             ) from None
         raise StorageError(f"cannot {doing}", where=path, got=str(error)) from error
+
+
+def below_a_file(path: str, doing: str, file: str) -> StorageError:
+    """The error for a directory that cannot be made, since `file`, it or above it, is a file."""
+    return StorageError(
+        f"cannot {doing}: {file} is a file, not a directory", where=path, remedy=_OTHER_NAME
+    )
 
 
 def local_user() -> str:

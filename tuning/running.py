@@ -18,7 +18,7 @@ from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
 from howdah.errors import HowdahError, TrainingError, UsageError
-from howdah.runs import RUN_JSON
+from howdah.runs import record
 from howdah.storage import directories
 from training.run.local_dir import RunLock, local_directory
 from training.run.metrics_log import FILE_NAME as METRICS_FILE
@@ -295,6 +295,6 @@ def evaluations(directory: str, metric: str) -> dict[int, float]:
 
 def final_value(directory: str, metric: str) -> tuple[float | None, Mapping[str, Any]]:
     """The metric of a finished run's best weights on validation (None: undefined), and run.json."""
-    run = storage.read_json(storage.join(directory, RUN_JSON))
+    run = record.read(directory)
     metrics = (run.get("metrics") or {}).get(VALIDATION) or {}
     return metrics.get(metric), run

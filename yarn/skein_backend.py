@@ -93,7 +93,7 @@ def yarn_directory(config: Config) -> str:
 def verdict(config: Config, application: str) -> dict[str, str] | None:
     """How an earlier attempt ended the application: {"status", "diagnostics"}; None: it did not."""
     try:
-        return storage.read_json(_verdict(config, application))
+        return storage.read_object(_verdict(config, application))
     except NotFound:
         return None
 

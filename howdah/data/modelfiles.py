@@ -164,7 +164,7 @@ def base_config(base: str) -> dict[str, Any] | None:
     """
     if "://" in base or os.path.isdir(base):
         where = storage.join(base, "config.json")
-        fields = storage.read_json(where)
+        fields = storage.read_object(where, kind=ModelError)
         family = family_of(fields, where=where)
         return family.complete({key: value for key, value in fields.items() if value is not None})
     return hub_config(base)

@@ -354,7 +354,7 @@ def read(path: str) -> Profile:
         NotFound: there is no such file.
         ModelError: it is no profile.
     """
-    return Profile.from_dict(storage.read_json(path), where=path)
+    return Profile.from_dict(storage.read_object(path), where=path)
 
 
 def reference_of(model_directory: str) -> Profile | None:

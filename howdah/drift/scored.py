@@ -125,15 +125,15 @@ def _read(directory: str, name: str) -> Partition | None:
     except NotFound:
         return None
     try:
-        marker = storage.read_json(storage.join(directory, MARKER))
+        marker = storage.read_object(storage.join(directory, MARKER))
     except NotFound:  # killed between the two files: the next `howdah score` replaces both
         return None
-    model = marker.get("model") if isinstance(marker, dict) else None
+    model = marker.get("model")
     version = model.get("version") if isinstance(model, dict) else None
     return Partition(
         name=name,
         directory=directory,
         version=version if isinstance(version, int) else None,
-        scored_at=marker.get("scored_at") if isinstance(marker, dict) else None,
+        scored_at=marker.get("scored_at"),
         profile=profile,
     )

@@ -9,6 +9,8 @@ from typing import Any
 from howdah import storage
 from howdah.config.metric_table import METRICS, SHOWN
 from howdah.errors import ModelError, NotFound
+from howdah.runs.record import METRICS_SHAPE
+from howdah.storage.shapes import fault
 
 __all__ = ["FILE_NAME", "Baseline", "read", "require"]
 
@@ -61,6 +63,8 @@ def read(directory: str) -> Baseline | None:
     except NotFound:
         return None
     try:
+        if fault(about["metrics"], METRICS_SHAPE) is not None:
+            raise TypeError
         return Baseline(
             dataset=str(about["dataset"]),
             dataset_hash=str(about["dataset_hash"]),

@@ -21,8 +21,10 @@ from howdah.config.model import Config
 from howdah.data.manifest import content_hash
 from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
 from howdah.models import baseline
-from howdah.models.registry import DECISION_KEYS, EXPORT_INFO, Published
-from howdah.runs import RUN_JSON
+from howdah.models.export_info import read_info
+from howdah.models.registry import DECISION_KEYS, Published
+from howdah.runs import RUN_JSON, record
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, Kind
 
 __all__ = [
     "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
@@ -31,6 +33,29 @@ __all__ = [
 
 VERDICT = "gate.json"
 """In the run directory: the newest verdict."""
+_IDENTITY = ("run_id", "weights_sha256")
+"""Of an export, by which versions of a model are told apart."""
+VERDICT_SHAPE = Fields(
+    {
+        "split": TEXT,
+        "run_id": TEXT,
+        "step": COUNT,
+        "published": COUNT,
+        "checks": Items(
+            Fields(
+                {
+                    "metric": Kind("a metric", lambda value: isinstance(value, str)
+                                   and value in METRICS),
+                    "bound": NUMBER,
+                    "got": NUMBER,
+                    "against": TEXT,
+                },
+                needed=("metric", "bound", "against"),
+            )
+        ),
+    },
+    needed=("split", "run_id", "checks"),
+)  # fmt: skip
 
 Evaluate = Callable[[str, str, str], dict]
 """(model, dataset, split) -> metrics: evaluates a model on a dataset."""
@@ -185,10 +210,11 @@ def finished_run(directory: str) -> Run:
 
     Raises:
         ModelError: no run, one that has not finished, no export, or one of other weights.
+        DataError: run.json is damaged.
     """
     train = "let `howdah train` (or `howdah submit`) of this configuration finish first"
     try:
-        run = storage.read_json(storage.join(directory, RUN_JSON))
+        run = record.read(directory)
     except NotFound:
         raise ModelError("there is no run", where=directory, remedy=train) from None
     if run.get("status") != "finished":
@@ -202,7 +228,7 @@ def finished_run(directory: str) -> Run:
     export = storage.join(directory, "export")
     again = "`howdah export` writes the run's export again"
     try:
-        info = storage.read_json(storage.join(export, EXPORT_INFO))
+        info = read_info(export, needed=_IDENTITY)
     except NotFound:
         raise ModelError("the run has no export", where=export, remedy=again) from None
     step = run.get("steps") if run.get("best_step") is None else run["best_step"]
@@ -266,7 +292,7 @@ def judge_version(config: Config, evaluate: Evaluate, number: int) -> Verdict:
     """
     model = Published(config.model_directory)
     manifest, path = model.version(number), model.path_of(number)
-    info = storage.read_json(storage.join(path, EXPORT_INFO))
+    info = read_info(path, needed=_IDENTITY)
     run = Run(str(manifest.get("run_directory")), path, info, {"metrics": manifest["metrics"]})
     now = model.current() if config.gate.better_than_published else None
     if now is not None and now["version"] == number:
@@ -325,14 +351,15 @@ def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evalu
 def _stored(path: str, key: str) -> Verdict | None:
     """The verdict in the run directory, if it has this key."""
     try:
-        stored = storage.read_json(path)
-    except (NotFound, DataError):  # none, or no JSON: judged again, and replaced
+        stored = storage.read_object(path, VERDICT_SHAPE)
+    except (NotFound, DataError):  # none, or a damaged one: judged again, and replaced
         return None
-    if not isinstance(stored, dict) or stored.get("key") != key:
+    if stored.get("key") != key:
         return None
     names = ("metric", "bound", "got", "against")
-    checks = tuple(Check(*(check[name] for name in names)) for check in stored["checks"])
-    return Verdict(stored["split"], checks, stored["run_id"], stored["step"], stored["published"])
+    checks = tuple(Check(*(check.get(name) for name in names)) for check in stored["checks"])
+    return Verdict(stored["split"], checks, stored["run_id"], stored.get("step"),
+                   stored.get("published"))  # fmt: skip
 
 
 def _now() -> str:

@@ -19,6 +19,16 @@ from dataclasses import dataclass
 
 from howdah import storage
 from howdah.errors import ModelError, NotFound
+from howdah.storage.shapes import (
+    ANY_OBJECT,
+    COUNT,
+    NUMBER_OR_NULL,
+    TEXT,
+    Each,
+    Fields,
+    Items,
+    Shape,
+)
 
 __all__ = [
     "CHALLENGER",
@@ -52,6 +62,29 @@ VERSION = re.compile(r"v=([1-9][0-9]*)")
 """Name of a version's directory."""
 _PINNED = re.compile(r"(.+)@([1-9][0-9]*)")
 _ENTRY = re.compile(r"([0-9]{6,})\.json")
+
+_PARTS: dict[str, Shape] = {
+    "run_id": TEXT,
+    "weights_sha256": TEXT,
+    "decision": TEXT,
+    "metrics": Each(Each(NUMBER_OR_NULL)),
+    "dataset": Fields({"path": TEXT, "hash": TEXT}),
+}
+_MANIFEST = Fields(
+    {
+        **_PARTS,
+        "files": Each(Fields({"bytes": COUNT, "sha256": TEXT}, needed=("bytes", "sha256"))),
+        "lineage": Fields({"base": ANY_OBJECT}),
+    },
+    needed=("run_id", "weights_sha256", "files", "metrics"),
+)
+_ENTRY_SHAPE = Fields(
+    {**_PARTS, "version": COUNT, "order": Items(COUNT), "gate": ANY_OBJECT},
+    needed=("version", "order"),
+)
+_ANEW = "`howdah publish --version N` writes it anew"
+_UNTRIED = "remove it; `howdah publish --challenger` names the version that is tried again"
+_CHALLENGER = Fields({"version": COUNT}, needed=("version",))
 
 
 @dataclass(frozen=True)
@@ -90,17 +123,18 @@ class Published:
                 where=self.pointer,
                 expected='{"version": N, ...}',
                 got=repr(number),
-                remedy="`howdah publish --version N` writes it anew",
+                remedy=_ANEW,
             )
-        return current
+        return storage.read_object(self.pointer, Fields(_PARTS), kind=ModelError, remedy=_ANEW)
 
     def challenger(self) -> int | None:
         """The version that is published to be tried, without being current; None: there is none."""
         try:
-            found = storage.read_json(storage.join(self.root, CHALLENGER))
+            path = storage.join(self.root, CHALLENGER)
+            found = storage.read_object(path, _CHALLENGER, remedy=_UNTRIED)
         except NotFound:
             return None
-        number = found.get("version") if isinstance(found, dict) else None
+        number = found.get("version")
         return number if number in self.versions() else None
 
     def versions(self) -> list[int]:
@@ -117,9 +151,10 @@ class Published:
 
         Raises:
             ModelError: there is no such version; it names those that exist.
+            DataError: the manifest is damaged.
         """
         try:
-            return storage.read_json(self._manifest(number))
+            return storage.read_object(self._manifest(number), _MANIFEST)
         except NotFound:
             there = ", ".join(str(n) for n in self.versions())
             raise ModelError(
@@ -143,14 +178,17 @@ class Published:
 
     def history(self) -> list[dict]:
         """The entries, in order."""
-        return [storage.read_json(self.entry_path(number)) for number in self.entries()]
+        return [self._entry(number) for number in self.entries()]
 
     def newest(self) -> tuple[int, dict | None]:
         """Number and contents of the history's newest entry; (0, None) before the first."""
         numbers = self.entries()
         if not numbers:
             return 0, None
-        return numbers[-1], storage.read_json(self.entry_path(numbers[-1]))
+        return numbers[-1], self._entry(numbers[-1])
+
+    def _entry(self, number: int) -> dict:
+        return storage.read_object(self.entry_path(number), _ENTRY_SHAPE)
 
     def _manifest(self, number: int) -> str:
         return storage.join(self.path_of(number), MANIFEST)

@@ -19,7 +19,7 @@ from howdah import storage
 from howdah.core.user import user
 from howdah.errors import HowdahError, NotFound
 from howdah.hadoop.resourcemanager import OVER
-from howdah.runs import RUN_JSON, hours
+from howdah.runs import RUN_JSON, hours, record
 from howdah.runs.command import began_by
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def complete(manager: ResourceManager, run_directory: str) -> dict[str, Any] | N
     """
     noted = {one["application"]: one for one in _noted(run_directory)}
     before = _run(run_directory)
-    run = {} if before is None else json.loads(before)
+    run = {} if before is None else record.read(run_directory)
     names = {str(one.get("submission")) for one in run.get("attempts") or []} | set(noted)
     figures = {}
     for name in sorted(names):

@@ -127,7 +127,7 @@ def shown(hours: Mapping[str, Any] | None) -> str:
         if hours.get(key) is not None and (hours[key] or key != "gpu")
     ]
     if cost := hours.get("cost"):
-        parts.append(f"cost {cost['amount']:.2f} {cost['currency']}")
+        parts.append(f"cost {cost['amount']:.2f} {cost.get('currency')}")
     return ", ".join(parts) + ("" if hours.get("complete", True) else " (not final)")
 
 
@@ -139,7 +139,7 @@ def tags_of(hours: Mapping[str, Any] | None) -> dict[str, str]:
         if hours and hours.get(key) is not None
     }
     if hours and (cost := hours.get("cost")):
-        found["howdah.cost"] = f"{cost['amount']:.4f} {cost['currency']}"
+        found["howdah.cost"] = f"{cost['amount']:.4f} {cost.get('currency')}"
     return found
 
 

@@ -41,20 +41,22 @@ from howdah.storage import retry
 from howdah.storage.backends import backend_of
 from howdah.storage.base import Entry
 from howdah.storage.files import Writer
+from howdah.storage.shapes import ANY_OBJECT, Shape, fault
 
 __all__ = [
     "HDFS_SCHEMES", "TEMP_PREFIX", "Entry", "scheme", "on_hdfs", "is_local", "local_path", "join",
     "parent", "name",
     "configure", "be_patient", "patient_environment", "waiting_at_most", "retry_seconds",
     "exists", "is_dir", "entry", "size", "modified", "free_bytes", "list_dir", "find",
-    "open_read", "read_bytes", "read_text", "read_json", "read_fields", "make_dirs", "open_write",
-    "write_whole", "write_stream", "create_exclusive", "rename_dir", "remove", "download", "upload",
-    "set_mode",
+    "open_read", "read_bytes", "read_text", "read_json", "read_object", "read_fields", "make_dirs",
+    "open_write", "write_whole", "write_stream", "create_exclusive", "rename_dir", "remove",
+    "download", "upload", "set_mode",
 ]  # fmt: skip
 
 _COPY_BYTES = 8 * 2**20
 _READ_AGAIN = 20
 _PARALLEL_BYTES, _PARALLEL_READS = 32 * 2**20, 4
+_DAMAGED = "restore the file from a copy, or let the command that wrote it write it again"
 
 _set_by_us: dict[str, str] = {}
 """Environment variables as this module has set them."""
@@ -228,27 +230,66 @@ def read_text(path: str) -> str:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise DataError(
-            "the file is not UTF-8", where=f"{path}, byte {error.start}", expected="UTF-8 text"
+            "the file is not UTF-8",
+            where=f"{path}, byte {error.start}",
+            expected="UTF-8 text",
+            remedy="check the path; a text in another encoding: iconv -f LATIN1 -t UTF-8",
         ) from None
 
 
 def read_json(path: str) -> Any:
-    """The file's JSON value; DataError if it is not JSON."""
+    """The file's JSON value; DataError if it is not JSON. An object: `read_object`."""
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise DataError(
-            "the file is not JSON", where=f"{path}, line {error.lineno}", got=error.msg
+        where, got = f"{path}, line {error.lineno}", error.msg
+    except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
+        where, got = path, str(error)
+    raise DataError("the file is not JSON", where=where, got=got, remedy=_DAMAGED)
+
+
+def read_object(
+    path: str,
+    shape: Shape = ANY_OBJECT,
+    *,
+    kind: type[HowdahError] = DataError,
+    remedy: str = _DAMAGED,
+) -> dict[str, Any]:
+    """The file's JSON object.
+
+    Args:
+        shape: that it must have (howdah/storage/shapes.py).
+        kind: of the error for a file that is no JSON, no object, or has another shape.
+        remedy: of that error.
+    """
+    try:
+        value = read_json(path)
+    except DataError as error:
+        raise kind(
+            error.what,
+            where=error.where,
+            expected=error.expected,
+            got=error.got,
+            remedy=remedy,
         ) from None
+    found = fault(value, shape)
+    if found is None:
+        return value
+    raise kind(
+        f"{name(path)} is not whole" if found.key else "the file holds no JSON object",
+        where=f"{path}: {found.key}" if found.key else path,
+        expected=found.expected if found.key else "a JSON object, {...}",
+        got=found.got,
+        remedy=remedy,
+    )
 
 
 def read_fields(path: str) -> dict[str, Any]:
     """The file's JSON object; {} where there is none that can be read, so that nothing is known."""
     try:
-        value = read_json(path)
+        return read_object(path)
     except HowdahError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 # ------------------------------------------------------------------------------------ writing

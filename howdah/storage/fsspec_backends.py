@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from howdah.core.paths import join, name, parent, scheme
 from howdah.errors import AlreadyExists, NotAuthenticated, StorageError
-from howdah.faults import replaced, typed, unavailable
+from howdah.faults import below_a_file, replaced, typed, unavailable
 from howdah.storage import retry
 from howdah.storage.base import Backend, Entry, Fill, RenamingBackend
 from howdah.storage.files import RangeReader, Writer
@@ -31,6 +31,7 @@ def open_backend(path: str) -> Backend:
         f"no storage speaks {scheme(path)}://",
         where=path,
         expected="a plain path, file://, hdfs://, webhdfs://, s3:// or memory://",
+        remedy="give the path with one of these schemes, or with none for a file of this machine",
     )
 
 
@@ -79,13 +80,22 @@ class MemoryStorage(RenamingBackend):
 
     def open_write(self, path: str, mode: int | None = None) -> BinaryIO:
         with self._lock, typed(path, "write"):
-            self._fs.makedirs(self._key(parent(path)), exist_ok=True)
+            self._make_dirs(self._key(parent(path)), path, "write")
             file = self._fs.open(self._key(path), "wb")
         return Writer(file, lambda: typed(path, "write"), path=path, gather=0)
 
     def make_dirs(self, path: str, mode: int | None = None) -> None:
         with self._lock, typed(path, "make the directory"):
-            self._fs.makedirs(self._key(path), exist_ok=True)
+            self._make_dirs(self._key(path), path, "make the directory")
+
+    def _make_dirs(self, key: str, path: str, doing: str) -> None:
+        """A directory and its parents, for `path`; fsspec's own takes a file for one."""
+        there = key
+        while there != "/":
+            if self._fs.isfile(there):
+                raise below_a_file(path, doing, f"memory:/{there}")
+            there = parent(there)
+        self._fs.makedirs(key, exist_ok=True)
 
     def set_mode(self, path: str, mode: int) -> None:
         """This process's memory has no permission bits."""

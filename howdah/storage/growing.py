@@ -53,7 +53,13 @@ def read(path: str, start: int = 0) -> tuple[bytes, int] | None:
         # Parts are listed before the whole file: it has their bytes once they are removed.
         pieces = _parts(path)
         with contextlib.suppress(NotFound):
-            pieces.append((0, storage.size(path), path))
+            whole = storage.entry(path)
+            if whole.is_dir:
+                raise StorageError(
+                    "cannot read: it is a directory", where=path,
+                    expected="a file that grows", remedy="move it out of the way",
+                )  # fmt: skip
+            pieces.append((0, whole.size, path))
         if not pieces:
             return None
         pieces.sort(key=lambda piece: (piece[0], -piece[1]))

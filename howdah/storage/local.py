@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from howdah.core.paths import join, local_path, name, parent
 from howdah.errors import NotFound
-from howdah.faults import typed
+from howdah.faults import below_a_file, typed
 from howdah.storage.base import Entry, RenamingBackend
 from howdah.storage.files import Writer
 
@@ -45,19 +45,20 @@ class LocalStorage(RenamingBackend):
     def open_write(self, path: str, mode: int | None = None) -> BinaryIO:
         local = local_path(path)
         with typed(path, "write", self.free_bytes):
-            os.makedirs(os.path.dirname(local), exist_ok=True)
+            _make_dirs(os.path.dirname(local), path, "write")
             file = open(local, "wb", opener=_opener(mode))  # noqa: SIM115 - the Writer closes it
         return Writer(file, lambda: typed(path, "write", self.free_bytes), path=path, gather=0)
 
     def make_dirs(self, path: str, mode: int | None = None) -> None:
         local = local_path(path)
-        with typed(path, "make the directory", self.free_bytes):
+        doing = "make the directory"
+        with typed(path, doing, self.free_bytes):
             if mode is not None and not os.path.isdir(local):
-                os.makedirs(os.path.dirname(local), exist_ok=True)
+                _make_dirs(os.path.dirname(local), path, doing)
                 with contextlib.suppress(FileExistsError):  # another process was faster
                     os.mkdir(local, mode & 0o700)
                     os.chmod(local, mode)  # whatever the umask leaves out
-            os.makedirs(local, exist_ok=True)
+            _make_dirs(local, path, doing)
 
     def remove(self, path: str, recursive: bool) -> None:
         local = local_path(path)
@@ -88,7 +89,7 @@ class LocalStorage(RenamingBackend):
         with typed(target, "publish", self.free_bytes):
             if os.path.lexists(local_path(target)):
                 raise FileExistsError(target)
-            os.makedirs(local_path(parent(target)), exist_ok=True)
+            _make_dirs(local_path(parent(target)), target, "publish")
             try:
                 os.rename(local_path(source), local_path(target))
             except FileNotFoundError:
@@ -111,6 +112,24 @@ class LocalStorage(RenamingBackend):
         with contextlib.suppress(OSError):
             return shutil.disk_usage(local).free
         return None
+
+
+def _make_dirs(directory: str, path: str, doing: str) -> None:
+    """Make a directory and its parents, for `path`.
+
+    Raises:
+        StorageError: it is a file, or below one: makedirs says "exists" of both, which a caller
+            would take for `path`.
+    """
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        there = directory
+        while not os.path.lexists(there):
+            there = os.path.dirname(there)
+        if os.path.isdir(there):  # another process is making or removing these names
+            raise
+        raise below_a_file(path, doing, there) from None
 
 
 def _entry(path: str, info: os.stat_result) -> Entry:

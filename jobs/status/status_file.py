@@ -75,7 +75,7 @@ def is_ending(status: Mapping[str, Any]) -> bool:
 def read(run_directory: str, application: str) -> dict[str, Any]:
     """What an application's driver last wrote; {}: nothing yet, or it is another one's."""
     try:
-        status = storage.read_json(status_path(run_directory))
+        status = storage.read_object(status_path(run_directory))
     except NotFound:
         return {}
     return status if status.get("application") == application else {}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from howdah import storage
 from howdah.errors import NotFound, PermissionDenied
-from howdah.runs import RUN_JSON
+from howdah.runs.record import read
 
 __all__ = ["duration", "job_lines", "run_summary"]
 
@@ -17,7 +16,7 @@ def run_summary(directory: str | None) -> dict[str, Any] | None:
     if directory is None:
         return None
     try:
-        record = storage.read_json(storage.join(directory, RUN_JSON))
+        record = read(directory)
     except (NotFound, PermissionDenied):
         return None
     ids = {key: record.get(key) for key in ("run_id", "status", "mlflow_run_id")}

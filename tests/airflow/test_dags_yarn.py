@@ -82,7 +82,8 @@ def dag(airflow_standalone, place, mlflow_server, tmp_path):
     text = (ROOT / "dags" / "finetune.py").read_text()
     line = "DEFAULTS = trigger_form.installed_defaults()"
     assert line in text
-    text = text.replace(line, f'os.environ["{trigger_form.DEFAULTS}"] = {str(path)!r}\n{line}')
+    here = f'import os\n\nos.environ["{trigger_form.DEFAULTS}"] = {str(path)!r}'
+    text = text.replace(line, f"{here}\n{line}")
     airflow_standalone.add_dag(DAG, text.replace("howdah_finetune", DAG))
     airflow_standalone.pause(DAG, paused=False)
 

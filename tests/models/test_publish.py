@@ -11,7 +11,7 @@ import time
 import pytest
 
 from howdah import storage
-from howdah.errors import CheckFailed, ModelError, UsageError
+from howdah.errors import CheckFailed, DataError, ModelError, UsageError
 from howdah.models import publish as publishing
 from howdah.models.publish import publish, republish, roll_back
 from howdah.models.registry import Published, resolve
@@ -366,3 +366,34 @@ def test_a_challenger_must_pass_the_gate(base, tiny_model_dir):
     with pytest.raises(CheckFailed):
         publish(config, never, challenger=True)
     assert Published(f"{base}/models/zoo").versions() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "field"),
+    [
+        ("v=1/manifest.json", 5, ""),
+        ("v=1/manifest.json", {"files": 5}, "files"),
+        ("v=1/manifest.json", {"metrics": {"test": 5}}, "metrics.test"),
+        ("history/000001.json", [], ""),
+        ("history/000001.json", {"order": 5}, "order"),
+        ("history/000001.json", {"version": "x"}, "version"),
+        ("current.json", {"metrics": 5}, "metrics"),
+        ("challenger.json", 5, ""),
+        ("challenger.json", {"version": "x"}, "version"),
+    ],
+)
+def test_a_damaged_record_of_a_model_is_named(tmp_path, tiny_model_dir, name, body, field):
+    """By the file and the field."""
+    models = str(tmp_path / "models")
+    runs = [finished_run(str(tmp_path / n), tiny_model_dir, run_id=n) for n in ("a", "b")]
+    publish(config_of(runs[0], models), never)
+    path = f"{models}/zoo/{name}"
+    if isinstance(body, dict) and storage.exists(path):
+        body = storage.read_json(path) | body
+    storage.write_whole(path, json.dumps(body).encode())
+    gate = {"better_than_published": True}
+    with pytest.raises((DataError, ModelError)) as caught:
+        publish(config_of(runs[1], models, gate=gate), never)
+        publish(config_of(runs[1], models), never, challenger=True)
+    assert caught.value.where == (f"{path}: {field}" if field else path)
+    assert caught.value.got and caught.value.remedy

@@ -456,3 +456,28 @@ def test_more_than_two_gigabytes(base, tmp_path):
         assert file.read(5) == b"begin"
         file.seek(-3, io.SEEK_END)
         assert file.read() == b"end"
+
+
+def test_a_path_below_a_file_names_the_file(base):
+    """Not "it is there already": the path that was asked for is not."""
+    if not base.startswith(("/", "file://", "memory://")):
+        pytest.skip("S3's keys may be prefixes of each other; HDFS has its own words")
+    file = storage.join(base, "file")
+    storage.write_whole(file, b"x")
+    said = f"{file.removeprefix('file://')} is a file, not a directory"
+    for below in (storage.join(file, "x"), storage.join(file, "x", "y")):
+        for act in (
+            lambda path: storage.create_exclusive(path, b"y"),
+            lambda path: storage.write_whole(path, b"y"),
+            lambda path: storage.open_write(path).close(),
+            storage.make_dirs,
+            lambda path: storage.make_dirs(path, mode=0o700),
+        ):
+            with pytest.raises(StorageError) as caught:
+                act(below)
+            assert not isinstance(caught.value, AlreadyExists)
+            assert caught.value.where == below and caught.value.remedy
+            assert said in caught.value.what
+    assert storage.read_bytes(file) == b"x" and names(base) == ["file"]
+    with pytest.raises(StorageError, match="is a file, not a directory"):
+        storage.make_dirs(file)

@@ -11,13 +11,15 @@ from howdah import storage
 from howdah.errors import (
     AlreadyExists,
     ConfigError,
+    DataError,
+    ModelError,
     PermissionDenied,
     StorageError,
     StorageFull,
     StorageUnavailable,
     UsageError,
 )
-from howdah.storage import backends, retry
+from howdah.storage import backends, retry, shapes
 
 
 def test_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch):
@@ -223,3 +225,66 @@ def test_a_killed_writer_leaves_no_part_under_the_name(tmp_path):
     assert done.returncode == -9
     assert storage.read_bytes(path) == b"old"
     assert [e.name for e in storage.list_dir(str(tmp_path))] == ["file"]
+
+
+def test_a_shape_names_the_first_place_that_has_not_its_type():
+    shape = shapes.Fields(
+        {
+            "run_id": shapes.TEXT,
+            "metrics": shapes.Each(
+                shapes.Fields({"loss": shapes.NUMBER, "labels": shapes.Items(shapes.TEXT)})
+            ),
+        },
+        needed=("run_id",),
+    )
+    whole = {"run_id": "a", "metrics": {"test": {"loss": 1, "labels": ["x"]}}, "more": [1]}
+    assert shapes.fault(whole, shape) is None
+    assert shapes.fault({"run_id": "a", "metrics": None}, shape) is None  # an older version's
+    for value, key, got in (
+        (5, "", "5"),
+        ({}, "run_id", "null"),
+        ({"run_id": "a", "metrics": 5}, "metrics", "5"),
+        ({"run_id": "a", "metrics": {"test": None}}, "metrics.test", "null"),
+        ({"run_id": "a", "metrics": {"test": {"loss": True}}}, "metrics.test.loss", "true"),
+        ({"run_id": "a", "metrics": {"test": {"loss": float("nan")}}}, "metrics.test.loss", "NaN"),
+        ({"run_id": "a", "metrics": {"t": {"labels": ["x", 1]}}}, "metrics.t.labels[1]", "1"),
+    ):
+        found = shapes.fault(value, shape)
+        assert found is not None and (found.key, found.got) == (key, got) and found.expected
+
+
+def test_every_error_of_a_path_says_what_to_do(tmp_path, monkeypatch):
+    for act, what in (
+        (lambda: storage.read_bytes(str(tmp_path)), "it is a directory"),
+        (lambda: storage.list_dir(__file__), "it is a file"),
+        (lambda: storage.exists("foo://x/y"), "no storage speaks foo://"),
+    ):
+        with pytest.raises(StorageError, match=what) as caught:
+            act()
+        assert caught.value.remedy
+    monkeypatch.setenv("HOWDAH_STORAGE_RETRY_SECONDS", "abc")
+    with pytest.raises(ConfigError) as caught:
+        storage.exists(str(tmp_path))
+    assert caught.value.remedy and caught.value.got == "'abc'"
+
+
+def test_json_that_is_no_object(tmp_path):
+    path = str(tmp_path / "x.json")
+    for body in (b"5", b"[]", b"null", b'"x"', b"NaN"):
+        storage.write_whole(path, body)
+        with pytest.raises(DataError, match="no JSON object") as caught:
+            storage.read_object(path)
+        assert (caught.value.where, caught.value.got) == (path, body.decode())
+        assert caught.value.expected and caught.value.remedy
+        assert storage.read_fields(path) == {}
+        with pytest.raises(ModelError, match="no JSON object"):
+            storage.read_object(path, kind=ModelError)
+    for body in (b"{", b"\xff", b"9" * 5000, b"[" * 100_000):
+        storage.write_whole(path, body)
+        with pytest.raises(DataError) as caught:
+            storage.read_object(path)
+        assert caught.value.where.startswith(path) and caught.value.remedy
+        with pytest.raises(ModelError):
+            storage.read_object(path, kind=ModelError)
+    storage.write_whole(path, b'{"x": 1}')
+    assert storage.read_object(path) == {"x": 1}

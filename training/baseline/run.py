@@ -19,7 +19,7 @@ from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset, load_dataset
 from howdah.errors import ConfigError
 from howdah.models import baseline as results
-from howdah.runs import RUN_JSON
+from howdah.runs import RUN_JSON, record
 from howdah.storage import directories
 from training.baseline import local, mllib
 from training.baseline.measured import options
@@ -104,7 +104,7 @@ def _dataset(config: Config) -> Dataset:
     root = config.data.dataset
     run_file = storage.join(config.run.directory, RUN_JSON)
     if storage.exists(run_file):
-        attempts = storage.read_json(run_file).get("attempts") or [{}]
+        attempts = record.read(config.run.directory).get("attempts") or [{}]
         own = attempts[-1].get("dataset")
         if own is not None and own.startswith(root.rstrip("/") + "/"):
             return load_dataset(own)
@@ -116,5 +116,5 @@ def _renew_report(directory: str, progress: Progress) -> None:
     run_file = storage.join(directory, RUN_JSON)
     if not storage.exists(run_file):
         return
-    if storage.read_json(run_file).get("status") == "finished":
+    if record.read(directory).get("status") == "finished":
         progress(f"report renewed: {report.write(directory)}")

@@ -44,7 +44,7 @@ from howdah.errors import (
 )
 from howdah.models import baseline as baselines
 from howdah.models.gate import scalars
-from howdah.runs import RUN_JSON
+from howdah.runs import record
 from howdah.storage import directories
 from training.baseline.measured import options
 from training.crossval.summary import summarize
@@ -231,7 +231,7 @@ def _finished(config: Config, path: str, hash_: str, job: _Job) -> dict[str, Any
         _require_same(given, (found.about.get("options"), found.dataset_hash), directory)
         return found.metrics.get(TEST)
     try:
-        run = storage.read_json(storage.join(directory, RUN_JSON))
+        run = record.read(directory)
     except NotFound:
         return None
     if run.get("status") != "finished":

@@ -28,6 +28,7 @@ from howdah.errors import (
 from howdah.models import publish as publishing
 from howdah.models.gate import Evaluate, judge_version
 from howdah.models.registry import MLFLOW, Published
+from howdah.storage.shapes import COUNT, TEXT, Each, Fields
 from training.deployment import mlflow_registry
 from training.serving import variants
 
@@ -141,6 +142,16 @@ def name_of(config: Config) -> str:
     return config.publish.mlflow.name or config.publish.name or config.run.name
 
 
+_RECORD = Fields(
+    {
+        **dict.fromkeys(("uri", "name"), TEXT),
+        "versions": Each(Fields({"version": COUNT}, needed=("version",))),
+        "champion": COUNT,
+    },
+    needed=("versions",),
+)
+
+
 class _Record:
     """mlflow.json: {uri, name, versions: {version: {uri, name, version}}, champion}."""
 
@@ -148,10 +159,10 @@ class _Record:
         self._path = storage.join(root, MLFLOW)
         self._here = {"uri": redact.text(uri), "name": name}
         try:
-            found = storage.read_json(self._path)
+            found = storage.read_object(self._path, _RECORD)
         except NotFound:
             found = {}
-        same = isinstance(found, dict) and {k: found.get(k) for k in self._here} == self._here
+        same = {k: found.get(k) for k in self._here} == self._here
         # Another registry, or another name in it: nothing is known there.
         self._values: dict[str, Any] = found if same else {**self._here, "versions": {}}
 

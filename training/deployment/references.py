@@ -8,12 +8,18 @@ import shutil
 
 from howdah import storage
 from howdah.errors import ModelError, NotFound
+from howdah.models.export_info import read_info
 from howdah.models.registry import EXPORT_INFO
+from howdah.storage.shapes import COUNT, TEXT, Fields
 from training.serving.variants import Variant
 
 __all__ = ["FILE_NAME", "resolve", "write"]
 
 FILE_NAME = "reference.json"
+_SAID = Fields(
+    {"path": TEXT, "name": TEXT, "version": COUNT, "run_id": TEXT, "weights_sha256": TEXT},
+    needed=("path",),
+)
 
 
 def write(directory: str, variant: Variant) -> None:
@@ -40,22 +46,22 @@ def resolve(directory: str) -> str:
     Raises:
         ModelError: it is not there, or another model is.
     """
-    said = storage.read_json(os.path.join(directory, FILE_NAME))
+    said = storage.read_object(os.path.join(directory, FILE_NAME), _SAID)
     try:
-        info = storage.read_json(storage.join(said["path"], EXPORT_INFO))
+        info = read_info(said["path"])
     except NotFound:
         raise ModelError(
             "the published version that MLflow refers to is not there",
             where=said["path"],
-            expected=f"{said['name']} v={said['version']}, as it was registered",
+            expected=f"{said.get('name')} v={said.get('version')}, as it was registered",
             remedy="restore it, or register another version; with publish.mlflow.mode: full MLflow"
             " keeps a copy of the whole export",
         ) from None
-    if info.get("weights_sha256") != said["weights_sha256"]:
+    if info.get("weights_sha256") != said.get("weights_sha256"):
         raise ModelError(
             "the published version that MLflow refers to is another model",
             where=said["path"],
-            expected=f"weights with sha256 {said['weights_sha256']} (run {said['run_id']})",
+            expected=f"weights with sha256 {said.get('weights_sha256')} (run {said.get('run_id')})",
             got=f"sha256 {info.get('weights_sha256')} (run {info.get('run_id')})",
             remedy="register the version again: `howdah register`",
         )

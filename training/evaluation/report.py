@@ -16,7 +16,7 @@ from typing import Any
 from howdah import storage
 from howdah.core.terminal import shown
 from howdah.errors import DataError, NotFound
-from howdah.runs import REPORT, RUN_JSON, hours
+from howdah.runs import REPORT, RUN_JSON, hours, record
 from training.evaluation import view
 from training.evaluation.findings.material import Material, figures, gather
 from training.run.metrics_log import read_metrics
@@ -55,10 +55,10 @@ def read_run(run_directory: str) -> dict[str, Any]:
     """A run directory's run.json.
 
     Raises:
-        DataError: not a run directory.
+        DataError: not a run directory, or its run.json is damaged.
     """
     try:
-        return storage.read_json(storage.join(run_directory, RUN_JSON))
+        return record.read(run_directory)
     except NotFound:
         raise DataError(
             "this is no run directory",
@@ -111,9 +111,13 @@ def template(package: str, name: str) -> Any:
             shown(value) if isinstance(value, str) and not isinstance(value, Markup) else value
         ),
     )
-    environment.filters["number"] = number
+
+    def known(value: Any) -> Any:  # what an older run did not measure is undefined in a template
+        return None if isinstance(value, jinja2.Undefined) else value
+
+    environment.filters["number"] = lambda value: number(known(value))
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
-    environment.filters["thousands"] = lambda value: f"{value:,}"
+    environment.filters["thousands"] = lambda value: "–" if known(value) is None else f"{value:,}"
     own = files("training.evaluation")
     script = own.joinpath("page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()

@@ -103,8 +103,10 @@ def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict
 
 def _interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:
     """Of 95 %, of the main metric."""
-    name, rows = material.metric, int(metrics["rows"])
-    classes = len(metrics["labels"])
+    name, rows = material.metric, int(metrics.get("rows") or 0)
+    classes = len(metrics.get("labels") or ())
+    if not (rows and classes):
+        return None
     if name in ("accuracy", "subset_accuracy"):
         return wilson(metrics[name] * rows, rows)
     if material.task == "single_label" and name in pair_metrics(
@@ -135,7 +137,7 @@ def _counted(metrics: Metrics, kind: Mapping[str, Any]) -> tuple:
     if "keys" in kind:
         return kind["keys"], kind["counts"]
     matrix = metrics.get("confusion_matrix")
-    if matrix is None:
+    if matrix is None or not np.any(matrix):
         return None, None
     counts = np.asarray(matrix).reshape(-1)
     keys = np.flatnonzero(counts)
@@ -278,7 +280,7 @@ def _class_curves(metrics: Metrics, kind: Mapping[str, Any]) -> list[Any]:
 
 def _calibration(metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any] | None:
     found = kind.get("calibration")
-    if found is None and metrics.get("reliability"):
+    if found is None and metrics.get("reliability") and metrics.get("ece") is not None:
         found = {"before": {"bins": metrics["reliability"], "ece": metrics["ece"]}}
     if found is None:
         return None

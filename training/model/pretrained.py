@@ -203,7 +203,7 @@ def label_names_of(config: Mapping) -> list[str] | None:
     try:
         by_number = {int(key): str(value) for key, value in id2label.items()}
         return [by_number[number] for number in range(len(by_number))]
-    except (ValueError, KeyError):
+    except (AttributeError, ValueError, KeyError):
         return None
 
 

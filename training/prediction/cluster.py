@@ -15,9 +15,10 @@ from typing import Any
 from howdah import storage
 from howdah.config.data import SparkOptions
 from howdah.data import modelfiles
-from howdah.data.family import family_of
+from howdah.data.family import ModelFamily, family_of
 from howdah.data.manifest import content_hash
 from howdah.errors import ConfigError, ModelError, UsageError
+from howdah.models.export_info import read_config, read_info
 from howdah.spark.sizing import JVM_MIB, OVERHEAD
 from training.checkpoint.tensors import read_header
 from training.prediction.executor import ModelLocation
@@ -131,7 +132,7 @@ def find_model(model: str, framework: str | None = None) -> Model:
         _decoded_bytes(storage.join(path, name)) for name in found if name.endswith(".safetensors")
     )
     config_path = storage.join(path, "config.json")
-    config = storage.read_json(config_path)
+    config = read_config(path)
     family = family_of(config, where=config_path)
     if family.kind != "text":
         raise UsageError(
@@ -148,10 +149,24 @@ def find_model(model: str, framework: str | None = None) -> Model:
         files={name: entry.size for name, entry in found.items()},
         patterns=patterns,
         key=content_hash(state),
-        info=storage.read_json(storage.join(path, INFO)) if INFO in found else {},
+        info=read_info(path) if INFO in found else {},
         decoded_bytes=decoded,
-        hidden_dim=int(family.complete(config)[family.keys.inner]),
+        hidden_dim=_inner(family, config, where=config_path),
     )
+
+
+def _inner(family: ModelFamily, config: Mapping[str, Any], *, where: str) -> int:
+    """The width of the feed-forward layers."""
+    found = family.complete(config)[family.keys.inner]
+    if not isinstance(found, int) or found < 1:
+        raise ModelError(
+            "config.json has sizes that no model can have",
+            where=where,
+            expected="integers above 0",
+            got=f"{family.keys.inner}={found!r}",
+            remedy="restore the file: `howdah export` writes the run's export again",
+        )
+    return found
 
 
 def _decoded_bytes(path: str) -> int:

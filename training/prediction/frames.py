@@ -34,7 +34,7 @@ def names_of(
     Raises:
         DataError: the source lacks a column.
     """
-    trained = Columns(**info.get("columns", {}))
+    trained = Columns(**(info.get("columns") or {}))
     columns = trained.model_copy(update={"text": list(text_columns or trained.text)})
     key = id_column or (trained.id if trained.id in there else None)
     wanted = (*columns.text, *(columns.text_pair or ()), *([key] if key else []))

@@ -283,7 +283,13 @@ def _parquet_rows(path: str, columns: Columns) -> Iterator[Record]:
     import pyarrow.parquet as pq
 
     with storage.open_read(path) as file:
-        parquet = pq.ParquetFile(file)
-        wanted = [name for name in mapped(columns) if name in parquet.schema_arrow.names]
-        for batch in parquet.iter_batches(_PARQUET_BATCH_ROWS, columns=wanted):
-            yield from batch.to_pylist()
+        with footers.readable(path, "parquet"):
+            parquet = pq.ParquetFile(file)
+            wanted = [name for name in mapped(columns) if name in parquet.schema_arrow.names]
+            batches = parquet.iter_batches(_PARQUET_BATCH_ROWS, columns=wanted)
+        while True:
+            with footers.readable(path, "parquet"):
+                rows = next((batch.to_pylist() for batch in batches), None)
+            if rows is None:
+                return
+            yield from rows

@@ -178,7 +178,13 @@ def open_output(
     with commit.stage(commit.hidden(path, "tmp")) as staged:
         with storage.open_write(staged.path) as file:
             writer = makers[form](file, outputs, run_id)
-            yield writer
+            try:
+                yield writer
+            except BaseException:
+                # pyarrow's would write its footer when it is collected: into a closed file then
+                with contextlib.suppress(Exception):
+                    writer.close()
+                raise
             writer.close()
         replaced = staged.publish(path, aside=aside, keep=True)
     if replaced is not None and not commit.discard(replaced):

@@ -20,6 +20,7 @@ from howdah.core.activity import Progress
 from howdah.data.hive_table import replace_partition
 from howdah.errors import AlreadyExists, DataError, UsageError
 from howdah.hadoop.kerberos import logged_in
+from howdah.models.export_info import read_config
 from howdah.packaging import cluster_paths
 from howdah.spark import connectors, shipping
 from howdah.spark.errors import translated
@@ -115,7 +116,7 @@ class _Request:
     @property
     def outputs(self) -> Outputs:
         """What the predictions have."""
-        config = storage.read_json(storage.join(self.model.path, "config.json"))
+        config = read_config(self.model.path)
         return Outputs(task=task_of(config.get("problem_type")), labels=())
 
     @property
@@ -149,7 +150,9 @@ def _classify(
     """Write the predictions to the directory `staged`, or into the table if None; their summary."""
     kind = _kind(config, request.source)
     columns = choose_columns(
-        Columns(**request.model.info.get("columns", {})), request.text_columns, request.id_column
+        Columns(**(request.model.info.get("columns") or {})),
+        request.text_columns,
+        request.id_column,
     )
     found = None
     if _is_file(request.source) and kind not in LAKES:

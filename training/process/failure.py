@@ -104,7 +104,7 @@ def read_all(directory: str) -> list[Failure]:
     if not os.path.isdir(folder):
         return []
     found = [
-        Failure(**storage.read_json(entry.path))
+        Failure(**storage.read_object(entry.path))
         for entry in storage.list_dir(folder)
         if entry.name.startswith("failure.") and entry.name.endswith(".json")
     ]

@@ -26,7 +26,8 @@ from typing import TextIO
 
 from howdah import storage
 from howdah.core.processes import locked, process_start
-from howdah.errors import HowdahError, PermissionDenied, UsageError
+from howdah.errors import HowdahError, PermissionDenied, StorageError, UsageError
+from howdah.faults import typed
 
 __all__ = ["RankRecord", "RunLock", "job_age", "local_directory", "process_age"]
 
@@ -177,7 +178,7 @@ class RankRecord:
         if not os.path.isdir(folder):
             return []
         found = [
-            cls(**storage.read_json(entry.path))
+            cls(**storage.read_object(entry.path))
             for entry in storage.list_dir(folder)
             if entry.name.endswith(".json")
         ]
@@ -208,12 +209,16 @@ class RunLock:
         self._file: TextIO | None = None
 
     def take(self, patience: float = 0.0) -> None:
-        """Take the lock; raises UsageError, naming the holder, if another process has it.
+        """Take the lock.
 
         Args:
             patience: seconds to wait for a holder that is about to end.
+        Raises:
+            UsageError: another process has it; it is named.
+            StorageError: the file cannot be written: a full disk, a directory of its name.
         """
-        file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lives with it
+        with typed(self._path, "lock"):
+            file = open(self._path, "a+", encoding="utf-8")  # noqa: SIM115 - the lock lives with it
         deadline = time.monotonic() + patience
         while not locked(file):
             if time.monotonic() < deadline:
@@ -228,9 +233,15 @@ class RunLock:
                 got=holder,
                 remedy="wait for it, stop it, or give this run a run.directory of its own",
             )
-        file.truncate(0)
-        file.write(f"pid {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
-        file.flush()
+        try:
+            with typed(self._path, "lock", storage.free_bytes):
+                file.truncate(0)
+                file.write(f"pid {os.getpid()} on {socket.gethostname()}, since {_now()}\n")
+                file.flush()
+        except StorageError:
+            with contextlib.suppress(OSError):  # the line that found no room is still held
+                file.close()
+            raise
         self._file = file
 
     def fileno(self) -> int:

@@ -10,7 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from howdah import storage
+from howdah.config.metric_table import METRICS
+from howdah.faults import typed
 from howdah.storage import growing
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, fault
 
 __all__ = ["FILE_NAME", "MetricsLog", "position_of", "read_metrics"]
 
@@ -41,9 +44,10 @@ class MetricsLog:
         """What is written to `path` is published by that."""
         if not storage.is_local(published):
             growing.fetch(published, path)
-        self.last = _end_last_line(path)
-        """Position of the last line that was there already."""
-        self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - kept open
+        with typed(published, "write"):
+            self.last = _end_last_line(path)
+            """Position of the last line that was there already."""
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115 - kept open
         self._attempt = attempt
 
     def write(self, **values: Any) -> None:
@@ -86,8 +90,32 @@ def position_of(line: dict) -> tuple[int, bool]:
     return int(line["step"]), "split" in line
 
 
+_FIGURES = ("epoch", "loss", "lr", "grad_norm", "examples_per_second", "tokens_per_second",
+            "padding_ratio", "input_wait", "time")  # fmt: skip
+_LINE = Fields(
+    {
+        "attempt": COUNT,
+        "step": COUNT,
+        **dict.fromkeys(_FIGURES, NUMBER),
+        "split": TEXT,
+        "metrics": Fields(dict.fromkeys(METRICS, NUMBER)),
+    },
+    needed=("attempt", "step"),
+)
+
+
+def _line(text: bytes) -> dict | None:
+    """A line; None: it is damaged, as a killed attempt's last one, which was cut short, or as one
+    that another program has written."""
+    try:
+        found = json.loads(text.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return found if fault(found, _LINE) is None else None
+
+
 def _end_last_line(path: str) -> tuple[int, bool]:
-    """Cut a last line that a killed attempt has not finished; the position of the one before."""
+    """Cut a last line that a killed attempt has not finished; the last whole one's position."""
     if not os.path.exists(path):
         return -1, False
     with open(path, "rb+") as file:
@@ -95,10 +123,8 @@ def _end_last_line(path: str) -> tuple[int, bool]:
         if data and not data.endswith(b"\n"):
             data = data[: data.rfind(b"\n") + 1]
             file.truncate(len(data))
-    try:
-        return position_of(json.loads(data.splitlines()[-1]))
-    except (IndexError, ValueError, KeyError):  # none yet, or none that can be read
-        return -1, False
+    found = (_line(line) for line in reversed(data.splitlines()))
+    return next((position_of(line) for line in found if line is not None), (-1, False))
 
 
 def read_metrics(run_directory: str) -> list[dict]:
@@ -110,12 +136,7 @@ def read_metrics(run_directory: str) -> list[dict]:
     found = growing.read(storage.join(run_directory, FILE_NAME))
     if found is None:
         return []
-    lines = []
-    for line in found[0].decode("utf-8", errors="replace").splitlines():
-        try:
-            lines.append(json.loads(line))
-        except ValueError:  # the last line of a killed attempt, cut short
-            continue
+    lines = [line for text in found[0].splitlines() if (line := _line(text)) is not None]
     # By attempts: one that was taken for dead may have written a line after its successor.
     return _once(sorted(lines, key=lambda line: line["attempt"]))
 

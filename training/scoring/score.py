@@ -19,6 +19,7 @@ from howdah.config.tasks import Task, task_of
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, TooManyErrors, UsageError
 from howdah.hadoop.kerberos import logged_in
+from howdah.models.export_info import read_config
 from howdah.models.scored import MARKER
 from howdah.spark import shipping
 from howdah.spark.errors import translated
@@ -211,7 +212,7 @@ def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Pr
 
 
 def _task_of(scorer: Scorer) -> Task:
-    config = storage.read_json(storage.join(scorer.model.path, "config.json"))
+    config = read_config(scorer.model.path)
     return task_of(config.get("problem_type"))
 
 

@@ -23,6 +23,7 @@ from howdah.drift import reference as references
 from howdah.drift.profile import PROFILE, Profile
 from howdah.errors import DataError, ModelError, NotFound, UsageError
 from howdah.models import registry
+from howdah.models.export_info import read_info
 from training.comm.base import Comm
 from training.data.shards import ShardSet
 from training.evaluation.metrics import no_labels, scores_of
@@ -261,7 +262,7 @@ def _split_of(dataset: Dataset, split: str | None) -> str:
 def _check_dataset(directory: str, dataset: Dataset) -> None:
     """Refuse another dataset than the model's: its tokens would not be those of training."""
     try:
-        info = storage.read_json(storage.join(directory, registry.EXPORT_INFO))
+        info = read_info(directory)
     except NotFound:  # a foreign model: the caller says what it was trained on
         return
     trained_on = (info.get("dataset") or {}).get("hash")

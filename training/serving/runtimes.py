@@ -15,6 +15,7 @@ from howdah import storage
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.core.processes import environ
 from howdah.errors import ModelError, UsageError
+from howdah.models.export_info import read_info
 from training.model import forward_onnx
 from training.model.pretrained import BaseModel
 from training.process import env
@@ -76,8 +77,8 @@ def serving_framework(path: str, requested: str | None = None) -> str:
     Raises:
         As `open_model`.
     """
-    info_path = storage.join(resolve_export(path), INFO)
-    info = storage.read_json(info_path) if storage.exists(info_path) else {}
+    directory = resolve_export(path)
+    info = read_info(directory) if storage.exists(storage.join(directory, INFO)) else {}
     if requested is None and onnx_graph.entry(info, ONNX) is not None and _installed(ONNX):
         return ONNX
     return choose_framework(requested, trained_with=info.get("framework"))

@@ -16,10 +16,10 @@ import numpy as np
 from howdah import storage
 from howdah.config.model import ModelSection, TrainingSection
 from howdah.data.inputs import encoder_of_model
+from howdah.models.export_info import read_config, read_info
 from training.model.pretrained import label_names_of, load_base
 from training.process import env
 from training.process.quiet import starting_tensorflow
-from training.serving.export import INFO
 from training.serving.formats import SAVED_MODEL
 
 __all__ = ["main"]
@@ -34,8 +34,8 @@ def main(directory: str, probes: str, logits: str) -> None:
         import tensorflow as tf
     from training.model import forward_tf
 
-    info = storage.read_json(storage.join(directory, INFO))
-    labels = label_names_of(storage.read_json(storage.join(directory, "config.json"))) or []
+    info = read_info(directory)
+    labels = label_names_of(read_config(directory)) or []
     base = load_base(directory, label_names=labels)
     encoder = encoder_of_model(base.config, base.tokenizer_files, directory)
     net = forward_tf.build(

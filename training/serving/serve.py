@@ -19,6 +19,7 @@ from howdah.data.clean import clean_pair, clean_text
 from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
+from howdah.models.export_info import read_config, read_info
 from training.data.planner import pad_multiple, padded_length
 from training.evaluation.decision import Decision
 from training.model.pretrained import label_names_of, load_base
@@ -212,10 +213,10 @@ def open_model(
     """
     directory = resolve_export(path)
     info_path = storage.join(directory, INFO)
-    info = storage.read_json(info_path) if storage.exists(info_path) else {}
+    info = read_info(directory) if storage.exists(info_path) else {}
     chosen = choose_framework(framework, trained_with=info.get("framework"))
     local = modelfiles.fetch(directory, patterns=patterns_of(chosen))
-    config = storage.read_json(storage.join(local, "config.json"))
+    config = read_config(local)
     labels = label_names_of(config)
     if not labels:
         raise ModelError(
@@ -253,18 +254,17 @@ def open_model(
         chosen, base, info, local=local, where=directory, classes=len(labels), threads=count,
         first_type_ends=encoder.first_type_ends if pairs else None,
     )  # fmt: skip
+    cleaned = info.get("clean") or {}
     return ServedModel(
         path=path,
         directory=directory,
         framework=chosen,
         labels=labels,
         run_id=str(info.get("run_id") or f"sha256:{base.hash}"),
-        max_length=min(int(info.get("max_length", limit)), limit),
+        max_length=min(info.get("max_length") or limit, limit),
         # A cleaning step that the export does not name was not applied to its training data.
-        clean=CleanOptions(
-            **{name: info.get("clean", {}).get(name, False) for name in CleanOptions.model_fields}
-        ),
-        columns=Columns(**info.get("columns", {})),
+        clean=CleanOptions(**{name: bool(cleaned.get(name)) for name in CleanOptions.model_fields}),
+        columns=Columns(**(info.get("columns") or {})),
         encoder=encoder,
         gpu=gpu,
         forward=forward,

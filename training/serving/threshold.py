@@ -20,8 +20,9 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, ModelError, NotFound, UsageError
+from howdah.models.export_info import read_info
 from howdah.models.registry import MANIFEST, resolve
-from howdah.runs import RUN_JSON
+from howdah.runs import record
 from training.evaluation.decision import (
     LABEL_METRICS,
     Decision,
@@ -181,7 +182,7 @@ def _open(model: str) -> tuple[str, dict[str, Any]]:
             remedy="give the run's directory, then `howdah publish`: it becomes the next version",
         )
     try:
-        info = storage.read_json(storage.join(export, INFO))
+        info = read_info(export)
     except NotFound:
         info = {}
     if not info.get("labels") or not info.get("weights_sha256"):
@@ -253,7 +254,7 @@ def _predictions(
 def _is_of(run: str, info: dict[str, Any]) -> bool:
     """A run's predictions are of the exported weights."""
     try:
-        values = storage.read_json(storage.join(run, RUN_JSON))
+        values = record.read(run)
     except HowdahError:
         return False
     step = values.get("steps") if values.get("best_step") is None else values["best_step"]

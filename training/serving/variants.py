@@ -10,7 +10,8 @@ from typing import Any
 
 from howdah import storage
 from howdah.errors import ModelError, NotFound, UsageError
-from howdah.models.registry import EXPORT_INFO, VERSION, Published
+from howdah.models.export_info import read_config, read_info
+from howdah.models.registry import VERSION, Published
 from training.model.pretrained import label_names_of
 from training.serving.export import resolve_export
 
@@ -78,10 +79,10 @@ def find(model: str, publish_directory: str) -> Variant:
         )
     name, version = published(directory)
     try:
-        info = storage.read_json(storage.join(directory, EXPORT_INFO))
+        info = read_info(directory)
     except NotFound:
         info = {}
-    labels = label_names_of(storage.read_json(storage.join(directory, "config.json")))
+    labels = label_names_of(read_config(directory))
     if not labels:
         raise ModelError(
             "the model names no labels",

@@ -12,10 +12,12 @@ from howdah.config.model import Config
 from howdah.errors import ConfigError, NotFound, PermissionDenied, UsageError
 from howdah.hadoop.resourcemanager import APPLICATION
 from howdah.packaging import cluster_paths
+from howdah.storage.shapes import TEXT, Fields
 
 __all__ = ["announce", "register", "run_directory"]
 
 _KEPT = 1000
+_ENTRY = Fields({"run_directory": TEXT}, needed=("run_directory",))
 
 
 def announce(config: Config, application: str) -> str | None:
@@ -44,7 +46,7 @@ def register(staging: str, application: str, directory: str) -> None:
 def run_directory(staging: str, application: str) -> str | None:
     """The run directory of an application; None: not recorded here."""
     try:
-        return storage.read_json(_path(staging, application))["run_directory"]
+        return storage.read_object(_path(staging, application), _ENTRY)["run_directory"]
     except NotFound:
         return None
 

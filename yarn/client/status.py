@@ -48,7 +48,7 @@ class Job:
         if self.directory is None:
             return {}
         try:
-            status = storage.read_json(storage.join(self.directory, "yarn", "status.json"))
+            status = storage.read_object(storage.join(self.directory, "yarn", "status.json"))
         except (NotFound, PermissionDenied):  # YARN's view_users need not have access to files
             return {}
         return status if status.get("application") == self.application else {}

@@ -217,7 +217,7 @@ def read_claim(directory: str) -> Claim | None:
 
 def _read(path: str) -> Claim | None:
     try:
-        fields = storage.read_json(path)
+        fields = storage.read_object(path)
     except NotFound:
         return None
     known = {name: fields[name] for name in Claim.__dataclass_fields__ if name in fields}

@@ -6,8 +6,9 @@ named otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from howdah import storage
@@ -15,7 +16,7 @@ from howdah.data.files.listing import of_each
 from howdah.errors import DataError
 from howdah.storage import Entry
 
-__all__ = ["Kind", "check_alike", "is_text", "schema"]
+__all__ = ["Kind", "check_alike", "is_text", "readable", "schema"]
 
 _MOST_FOOTERS = 1_000
 _MOST_HEADER_BYTES = 16 * 2**20
@@ -81,17 +82,25 @@ def schema(path: str, kind: Kind) -> Any:
     """
     import pyarrow as pa
 
+    with readable(path, kind), storage.open_read(path) as file:
+        if kind == "parquet":
+            import pyarrow.parquet as pq
+
+            return pq.read_schema(file)
+        if kind == "orc":
+            import pyarrow.orc
+
+            return pyarrow.orc.ORCFile(pa.PythonFile(file, "r")).schema
+        return _avro(file)
+
+
+@contextlib.contextmanager
+def readable(path: str, kind: Kind) -> Iterator[None]:
+    """Raise DataError for what is said of a file inside that is no such file, or is damaged."""
+    import pyarrow as pa
+
     try:
-        with storage.open_read(path) as file:
-            if kind == "parquet":
-                import pyarrow.parquet as pq
-
-                return pq.read_schema(file)
-            if kind == "orc":
-                import pyarrow.orc
-
-                return pyarrow.orc.ORCFile(pa.PythonFile(file, "r")).schema
-            return _avro(file)
+        yield
     except (pa.ArrowException, OSError, EOFError, ValueError, KeyError) as error:
         said = str(error) or type(error).__name__
         raise DataError(

@@ -4,6 +4,7 @@ function of the ids here; tests/test_training_serve_*.py open real exports."""
 from __future__ import annotations
 
 import csv
+import gc
 import gzip
 import io
 import json
@@ -434,3 +435,22 @@ def test_importing_predict_loads_no_framework():
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_a_parquet_file_with_a_damaged_page_is_refused(served, tmp_path, form, monkeypatch):
+    """Its footer is whole, so that it is found only when its rows are read."""
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    source = str(tmp_path / "in.parquet")
+    pq.write_table(pa.table({"key": ["a", "b"], "text": ["the", "of"]}), source)
+    with open(source, "r+b") as file:
+        file.seek(6)
+        file.write(b"XXXXXXXX")
+    with pytest.raises(DataError, match="no Parquet file") as caught:
+        predictor.predict("somewhere", source, str(tmp_path / f"out.{form}"))
+    assert caught.value.where == source and caught.value.got and caught.value.remedy
+    assert os.listdir(tmp_path) == ["in.parquet"]
+    del caught
+    gc.collect()
+    assert not ignored  # the output's writer has nothing left to write

@@ -302,3 +302,33 @@ def test_an_end_that_cannot_be_published_is_an_error(tmp_path, remote):
     counting.away = True
     with pytest.raises(StorageError):
         mirror.close()
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    ["5", "[]", "null", "NaN", '{"step": 1}', '{"attempt": 1}', '{"attempt": 1, "step": "x"}',
+     '{"attempt": 1, "step": 3, "loss": NaN}', '{"attempt": 1, "step": 3, "loss": "x"}',
+     '{"attempt": 1, "step": 3, "split": "test", "metrics": 5}', "gar\xffbage", "["],
+)  # fmt: skip
+def test_a_line_of_another_shape_counts_as_a_damaged_one(tmp_path, damaged):
+    """Wherever it stands: the other lines count, and a run that goes on knows where it was."""
+    path = str(tmp_path / "metrics.jsonl")
+    good = ['{"attempt": 1, "step": 1, "loss": 2.0}', '{"attempt": 1, "step": 2, "loss": 1.0}']
+    text = "\n".join([damaged, good[0], damaged, good[1], damaged]) + "\n"
+    storage.write_whole(path, text.encode("latin-1"))
+    assert [line["step"] for line in read_metrics(str(tmp_path))] == [1, 2]
+    log = MetricsLog(path, path, 2)
+    assert log.last == (2, False)
+    log.write(step=3, loss=0.5)
+    log.close()
+    assert [line["step"] for line in read_metrics(str(tmp_path))] == [1, 2, 3]
+    assert storage.read_bytes(path).startswith(text.encode("latin-1"))  # nothing is lost
+
+
+def test_a_directory_named_metrics_jsonl_is_a_typed_error(tmp_path):
+    path = str(tmp_path / "metrics.jsonl")
+    storage.make_dirs(path)
+    for act in (lambda: MetricsLog(path, path, 1), lambda: read_metrics(str(tmp_path))):
+        with pytest.raises(StorageError, match="it is a directory") as caught:
+            act()
+        assert caught.value.where == path and caught.value.remedy

@@ -1,5 +1,6 @@
 """A run's directory, figures, environment and stop requests."""
 
+import contextlib
 import io
 import json
 import os
@@ -21,6 +22,7 @@ from howdah.core.processes import process_start
 from howdah.errors import (
     CheckpointError,
     StorageError,
+    StorageFull,
     UsageError,
 )
 from tests import ROOT as REPOSITORY
@@ -459,3 +461,29 @@ def test_a_checkpoint_without_the_state_s_keys_is_refused():
     with pytest.raises(CheckpointError, match="lacks") as caught:
         TrainState.from_meta({"step": 3})
     assert "plan" in caught.value.expected
+
+
+def test_a_lock_that_cannot_be_written_is_a_typed_error(tmp_path):
+    os.makedirs(tmp_path / ".lock")
+    with pytest.raises(StorageError, match="it is a directory") as caught:
+        RunLock(str(tmp_path), ".lock", "run").take()
+    assert caught.value.where == str(tmp_path / ".lock") and caught.value.remedy
+
+
+def test_a_lock_on_a_full_disk_is_a_typed_error_and_is_not_held(tmp_path):
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", str(tmp_path)]
+    if os.geteuid() != 0 or subprocess.run(mount, check=False).returncode:
+        pytest.skip("no small file system can be mounted here: that takes root")
+    try:
+        with contextlib.suppress(OSError), open(tmp_path / "full", "wb", buffering=0) as file:
+            while file.write(b"x" * 4096):
+                pass
+        lock = RunLock(str(tmp_path), ".lock", "run")
+        for _ in range(2):  # StorageFull again, not "another training run is using it"
+            with pytest.raises(StorageFull, match="no space left"):
+                lock.take()
+        os.unlink(tmp_path / "full")
+        lock.take()
+        lock.release()
+    finally:
+        subprocess.run(["umount", "--lazy", str(tmp_path)], check=True)

@@ -1,9 +1,18 @@
 """What run.json says of attempts: who, where, of what, and how each ended."""
 
+import copy
 import datetime
+import json
+import os
+
+import pytest
 
 from howdah import storage
 from howdah.config.loader import from_dict
+from howdah.errors import DataError
+from howdah.models.gate import finished_run
+from howdah.runs import record
+from jobs.status.text import run_summary
 from training.checkpoint.identity import Identity
 from training.evaluation import report
 from training.run import run_json
@@ -73,3 +82,82 @@ def test_a_container_without_a_name_for_its_user_gives_a_number(tmp_path, monkey
     monkeypatch.setattr("getpass.getuser", none)
     monkeypatch.setattr("os.getuid", lambda: 4711)
     assert begun(str(tmp_path)).values["attempts"][0]["user"] == "4711"
+
+
+WHOLE = {
+    "run_id": "a", "status": "finished", "base": {"source": "b"}, "versions": {"torch": "1"},
+    "metrics": {
+        "test": {
+            "rows": 3, "loss": 1.0, "macro_f1": None, "labels": ["x", "y"],
+            "confusion_matrix": [[1, 1], [0, 1]],
+            "per_class": {
+                name: {"precision": 1.0, "recall": 0.5, "f1": 0.7, "support": 2} for name in "xy"
+            },
+        }
+    },
+    "attempts": [{"attempt": 1, "dataset": "/d/v1"}],
+}  # fmt: skip
+
+
+def changed(*keys, to):
+    """WHOLE with one value at a path of keys."""
+    run = copy.deepcopy(WHOLE)
+    at = run
+    for key in keys[:-1]:
+        at = at[key]
+    at[keys[-1]] = to
+    return run
+
+
+@pytest.mark.parametrize(
+    ("run", "field"),
+    [
+        (changed("metrics", to=5), "metrics"),
+        (changed("metrics", "test", to=5), "metrics.test"),
+        (changed("metrics", "test", "macro_f1", to="x"), "metrics.test.macro_f1"),
+        (changed("metrics", "test", "loss", to=float("inf")), "metrics.test.loss"),
+        (changed("metrics", "test", "labels", to=5), "metrics.test.labels"),
+        (changed("metrics", "test", "labels", to=["y", "x"]), "metrics.test.per_class"),
+        (changed("metrics", "test", "per_class", "x", to=5), "metrics.test.per_class.x"),
+        (
+            changed("metrics", "test", "per_class", to={"x": {}}),
+            "metrics.test.per_class.x.precision",
+        ),
+        (changed("metrics", "test", "confusion_matrix", to=5), "metrics.test.confusion_matrix"),
+        (changed("metrics", "test", "confusion_matrix", to=[[1]]), "metrics.test.confusion_matrix"),
+        (changed("metrics", "test", "task", to="x"), "metrics.test.task"),
+        (changed("base", to=5), "base"),
+        (changed("dataset", to=5), "dataset"),
+        (changed("versions", to=5), "versions"),
+        (changed("attempts", to=5), "attempts"),
+        (changed("attempts", 0, to=5), "attempts[0]"),
+        (changed("hours", to={"cost": {"currency": "EUR"}}), "hours.cost.amount"),
+    ],
+)
+def test_a_run_json_of_another_shape_is_refused_by_its_field(tmp_path, run, field):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(run))
+    for reader in (record.read, report.write, finished_run, run_summary):
+        with pytest.raises(DataError, match=r"run\.json is not whole") as caught:
+            reader(str(tmp_path))
+        assert caught.value.where == f"{path}: {field}"
+        assert caught.value.expected and caught.value.got and caught.value.remedy
+
+
+def test_what_an_older_run_lacks_and_a_newer_one_has_more_is_fine(tmp_path):
+    runs = [
+        WHOLE, {}, {"metrics": None}, WHOLE | {"new": [5]}, changed("dataset", to=None),
+        changed("metrics", "test", to={}), changed("metrics", "test", to={"loss": 1}),
+    ]  # fmt: skip
+    for run in runs:
+        (tmp_path / "run.json").write_text(json.dumps(run))
+        assert record.read(str(tmp_path)) == run
+        assert os.path.exists(report.write(str(tmp_path)))
+
+
+@pytest.mark.parametrize("body", ["5", "[]", "null"])
+def test_a_run_json_that_is_no_object_is_refused(tmp_path, body):
+    (tmp_path / "run.json").write_text(body)
+    for reader in (record.read, report.write, finished_run, run_summary):
+        with pytest.raises(DataError, match="no JSON object"):
+            reader(str(tmp_path))

@@ -24,6 +24,8 @@ from training.model.pretrained import load_base
 from training.run.run_json import freeze_config
 from training.serving.export import INFO, export, export_run, resolve_export
 from training.serving.run_info import RunInfo, describe_run
+from training.serving.serve import open_model
+from training.serving.variants import find
 
 LABELS = ["cat", "dog", "owl & co"]
 
@@ -354,3 +356,33 @@ def test_export_of_a_moved_run_is_of_the_moved_one(run, base, tmp_path):
     storage.write_whole(os.path.join(moved, "config.yaml"), b"\n")
     with pytest.raises(ModelError, match="configuration is empty"):
         export_run(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "said"),
+    [
+        ("config.json", 5, "no JSON object"),
+        ("config.json", {"id2label": 5}, "names no labels"),
+        (INFO, 5, "no JSON object"),
+        (INFO, {"max_length": "x"}, "is not whole"),
+        (INFO, {"clean": 5}, "is not whole"),
+        (INFO, {"columns": {"text": 5}}, "is not whole"),
+        (INFO, {"framework": ["torch"]}, "is not whole"),
+        (INFO, {"formats": {"onnx": 5}}, "is not whole"),
+    ],
+)
+def test_an_export_whose_json_is_of_another_shape_is_refused(
+    tmp_path, base, info, name, fields, said
+):
+    target = export(
+        str(tmp_path / "export"), weights=weights_for(base), base_config=base.config,
+        tokenizer_files=base.tokenizer_files, label_names=LABELS, run_info=info,
+    )  # fmt: skip
+    path = f"{target}/{name}"
+    body = storage.read_json(path) | fields if isinstance(fields, dict) else fields
+    storage.write_whole(path, json.dumps(body).encode())
+    with pytest.raises(ModelError, match=said) as caught:
+        open_model(target, framework="onnx")
+    assert caught.value.where.startswith(path) and caught.value.remedy
+    with pytest.raises(ModelError, match=said):
+        find(target, str(tmp_path))

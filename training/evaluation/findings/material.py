@@ -13,10 +13,11 @@ from howdah.config.splits import TEST
 from howdah.config.tasks import TASKS, Task
 from howdah.core import activity
 from howdah.data.manifest import DatasetManifest, load_dataset
-from howdah.errors import ConfigError, HowdahError, NotFound
+from howdah.errors import ConfigError, HowdahError
 from howdah.models import baseline
-from howdah.models.gate import VERDICT
-from howdah.models.registry import EXPORT_INFO, Published
+from howdah.models.export_info import read_info
+from howdah.models.gate import VERDICT, VERDICT_SHAPE
+from howdah.models.registry import Published
 from training.evaluation.findings.look import Findings, look
 from training.evaluation.findings.texts import Texts
 from training.evaluation.findings.verdict import Versus
@@ -81,7 +82,7 @@ def gather(
     shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
     findings = None
     if metrics:
-        labels = next(iter(metrics.values()))["labels"]
+        labels = next(iter(metrics.values())).get("labels") or []
         export = storage.join(run_directory, "export")
 
         def opened() -> Texts:
@@ -155,10 +156,9 @@ def _manifest(path: str | None, run: Mapping[str, Any], notes: list[str]) -> Dat
 def _info(run_directory: str) -> dict[str, Any]:
     """howdah.json of the run's export, if it is there."""
     try:
-        found = storage.read_json(storage.join(run_directory, "export", EXPORT_INFO))
+        return read_info(storage.join(run_directory, "export"))
     except HowdahError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _baseline(
@@ -228,20 +228,17 @@ def _bounds(
 ) -> list[Versus]:
     """The gate's bounds: of its verdict on this run, else of the configuration."""
     try:
-        verdict = storage.read_json(storage.join(run_directory, VERDICT))
-    except (NotFound, HowdahError):
+        verdict = storage.read_object(storage.join(run_directory, VERDICT), VERDICT_SHAPE)
+    except HowdahError:
         verdict = {}
-    same = isinstance(verdict, dict) and (verdict.get("run_id"), verdict.get("step")) == (
-        info.get("run_id"), info.get("step"),
-    )  # fmt: skip
+    same = (verdict.get("run_id"), verdict.get("step")) == (info.get("run_id"), info.get("step"))
     if same and verdict.get("split") == split and verdict.get("checks"):
         return [
             Versus(
                 name=str(one["against"]), value=one["bound"], metric=one["metric"],
-                got=one["got"],
+                got=one.get("got"),
             )
             for one in verdict["checks"]
-            if one.get("metric") in METRICS
         ]  # fmt: skip
     minimum = _at(keys, "gate", "minimum")
     return [

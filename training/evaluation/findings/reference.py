@@ -34,7 +34,9 @@ def majority(
     """
     if task == "regression":
         return _mean(metric, metrics, manifest)
-    names, per_class = list(metrics["labels"]), metrics.get("per_class") or {}
+    names, per_class = list(metrics.get("labels") or ()), metrics.get("per_class") or {}
+    if not (names and per_class and metrics.get("rows")):
+        return None
     support = np.array([per_class[name]["support"] for name in names], float)
     if not support.sum():
         return None
@@ -72,7 +74,9 @@ def _several(metric: str, support: np.ndarray, given: np.ndarray, rows: float) -
 def _mean(
     metric: str, metrics: Mapping[str, Any], manifest: DatasetManifest | None
 ) -> float | None:
-    own = metrics["targets"]
+    own = metrics.get("targets")
+    if own is None:
+        return None
     centre = own["mean"]
     if manifest is not None and manifest.rows(TRAIN):
         shards = [s.target for s in manifest.splits[TRAIN] if s.target is not None]
