@@ -291,7 +291,7 @@ def judge_version(config: Config, evaluate: Evaluate, number: int) -> Verdict:
         ModelError: no such version, or it cannot be compared.
     """
     model = Published(config.model_directory)
-    manifest, path = model.version(number), model.path_of(number)
+    manifest, path = model.version(number, whole=True), model.path_of(number)
     info = read_info(path, needed=_IDENTITY)
     run = Run(str(manifest.get("run_directory")), path, info, {"metrics": manifest["metrics"]})
     now = model.current() if config.gate.better_than_published else None

@@ -377,7 +377,7 @@ def _check_weights(run: Run, files: dict[str, dict]) -> None:
 
 def _verify(model: Published, version: int) -> None:
     """Raise ModelError if a version's files do not match its manifest."""
-    for name, file in model.version(version)["files"].items():
+    for name, file in model.version(version, whole=True)["files"].items():
         path = storage.join(model.path_of(version), name)
         try:
             got = _digest(path)
@@ -431,7 +431,7 @@ def _order(entry: dict | None) -> list[int]:
 def _entry(
     model: Published, version: int, before: dict | None, action: str, note: str | None
 ) -> dict:
-    manifest = model.version(version)
+    manifest = model.version(version, whole=True)
     copied = ("run_id", "run_name", "run_directory", "framework", "step", "metrics", "dataset")
     return {
         "version": version,
@@ -472,7 +472,7 @@ def _write_pointer(model: Published) -> None:
 
 def _result(model: Published, version: int, before: dict | None, *, changed: bool) -> dict:
     """The result of a command; `before` is the history's newest entry as it was."""
-    manifest, now = model.version(version), model.current() or {}
+    manifest, now = model.version(version, whole=True), model.current() or {}
     names = ("run_id", "run_directory", "framework", "step", "metrics")
     return {
         "name": storage.name(model.root),

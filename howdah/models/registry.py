@@ -75,9 +75,10 @@ _MANIFEST = Fields(
         **_PARTS,
         "files": Each(Fields({"bytes": COUNT, "sha256": TEXT}, needed=("bytes", "sha256"))),
         "lineage": Fields({"base": ANY_OBJECT}),
-    },
-    needed=("run_id", "weights_sha256", "files", "metrics"),
+    }
 )
+_NEEDED = ("run_id", "weights_sha256", "files", "metrics")
+"""Of a manifest, by those who publish or judge its version; others only find it."""
 _ENTRY_SHAPE = Fields(
     {**_PARTS, "version": COUNT, "order": Items(COUNT), "gate": ANY_OBJECT},
     needed=("version", "order"),
@@ -146,15 +147,18 @@ class Published:
         found = [VERSION.fullmatch(name) for name in self._names("")]
         return sorted(int(match[1]) for match in found if match)
 
-    def version(self, number: int) -> dict:
+    def version(self, number: int, *, whole: bool = False) -> dict:
         """A version's manifest.
 
+        Args:
+            whole: it must have the fields of one that was published.
         Raises:
             ModelError: there is no such version; it names those that exist.
             DataError: the manifest is damaged.
         """
+        shape = Fields(_MANIFEST.of, needed=_NEEDED) if whole else _MANIFEST
         try:
-            return storage.read_object(self._manifest(number), _MANIFEST)
+            return storage.read_object(self._manifest(number), shape)
         except NotFound:
             there = ", ".join(str(n) for n in self.versions())
             raise ModelError(

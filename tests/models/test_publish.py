@@ -397,3 +397,15 @@ def test_a_damaged_record_of_a_model_is_named(tmp_path, tiny_model_dir, name, bo
         publish(config_of(runs[1], models), never, challenger=True)
     assert caught.value.where == (f"{path}: {field}" if field else path)
     assert caught.value.got and caught.value.remedy
+
+
+def test_a_manifest_without_its_fields_is_found_but_not_published_again(tmp_path, tiny_model_dir):
+    models = str(tmp_path / "models")
+    run = finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="a")
+    publish(config_of(run, models), never)
+    path = f"{models}/zoo/v=1/manifest.json"
+    storage.write_whole(path, json.dumps(storage.read_json(path) | {"files": None}).encode())
+    assert Published(f"{models}/zoo").version(1)["run_id"]
+    with pytest.raises(DataError, match="not whole") as caught:
+        republish(config_of(run, models), 1)
+    assert caught.value.where == f"{path}: files"
