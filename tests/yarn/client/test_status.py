@@ -100,7 +100,8 @@ def test_status_joins_yarns_report_and_the_drivers_status(job):
 
 def test_a_status_has_the_scalar_metrics_of_the_run(job):
     assert job_status(Manager(), job)["run"] is None
-    figures = {"validation": {"accuracy": 0.5, "per_class": [{"f1": 1.0}]}}
+    of_a = {"precision": 1.0, "recall": 1.0, "f1": 1.0, "support": 3}
+    figures = {"validation": {"accuracy": 0.5, "labels": ["a"], "per_class": {"a": of_a}}}
     status = {"run_id": "r-1", "status": "finished", "mlflow_run_id": "m-1", "metrics": figures}
     path = storage.join(job.directory, "run.json")
     storage.write_whole(path, json.dumps({**status, "attempts": [{}]}).encode())
