@@ -12,11 +12,11 @@ from howdah.config.data import CleanOptions, Columns
 from howdah.config.tasks import TASKS
 from howdah.errors import ModelError
 from howdah.models.registry import EXPORT_INFO
-from howdah.storage.shapes import ANY_OBJECT, COUNT, FLAG, TEXT, Each, Fields, Items, Kind
+from howdah.storage.shapes import ANY_OBJECT, COUNT, FLAG, TEXT, Each, Fields, Items, Kind, one_of
 
 __all__ = ["read_config", "read_info"]
 
-_TASK = Kind(" or ".join(TASKS), lambda value: isinstance(value, str) and value in TASKS)
+_TASK = one_of(TASKS)
 
 
 def _are_columns(value: Any) -> bool:

@@ -24,7 +24,7 @@ from howdah.models import baseline
 from howdah.models.export_info import read_info
 from howdah.models.registry import DECISION_KEYS, Published
 from howdah.runs import RUN_JSON, record
-from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, Kind
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, one_of
 
 __all__ = [
     "Check", "Evaluate", "Run", "Verdict", "check_minimum", "finished_run", "judge",
@@ -34,7 +34,7 @@ __all__ = [
 VERDICT = "gate.json"
 """In the run directory: the newest verdict."""
 _IDENTITY = ("run_id", "weights_sha256")
-"""Of an export, by which versions of a model are told apart."""
+"""Fields of howdah.json by which the gate and `publish` know a run and its weights again."""
 VERDICT_SHAPE = Fields(
     {
         "split": TEXT,
@@ -44,8 +44,7 @@ VERDICT_SHAPE = Fields(
         "checks": Items(
             Fields(
                 {
-                    "metric": Kind("a metric", lambda value: isinstance(value, str)
-                                   and value in METRICS),
+                    "metric": one_of(METRICS, "a metric"),
                     "bound": NUMBER,
                     "got": NUMBER,
                     "against": TEXT,

@@ -126,7 +126,8 @@ class Published:
                 got=repr(number),
                 remedy=_ANEW,
             )
-        return storage.read_object(self.pointer, Fields(_PARTS), kind=ModelError, remedy=_ANEW)
+        shape = Fields(_PARTS)
+        return storage.checked_object(current, self.pointer, shape, kind=ModelError, remedy=_ANEW)
 
     def challenger(self) -> int | None:
         """The version that is published to be tried, without being current; None: there is none."""

@@ -22,11 +22,12 @@ from howdah.storage.shapes import (
     Fields,
     Items,
     Kind,
+    one_of,
 )
 
 __all__ = ["METRICS_SHAPE", "read"]
 
-_TASK = Kind(" or ".join(TASKS), lambda value: isinstance(value, str) and value in TASKS)
+_TASK = one_of(TASKS)
 _CONFUSED = Kind(
     "[label, predicted, rows]",
     lambda value: (

@@ -48,9 +48,9 @@ __all__ = [
     "parent", "name",
     "configure", "be_patient", "patient_environment", "waiting_at_most", "retry_seconds",
     "exists", "is_dir", "entry", "size", "modified", "free_bytes", "list_dir", "find",
-    "open_read", "read_bytes", "read_text", "read_json", "read_object", "read_fields", "make_dirs",
-    "open_write", "write_whole", "write_stream", "create_exclusive", "rename_dir", "remove",
-    "download", "upload", "set_mode",
+    "open_read", "read_bytes", "read_text", "read_json", "read_object", "checked_object",
+    "read_fields", "make_dirs", "open_write", "write_whole", "write_stream", "create_exclusive",
+    "rename_dir", "remove", "download", "upload", "set_mode",
 ]  # fmt: skip
 
 _COPY_BYTES = 8 * 2**20
@@ -272,6 +272,18 @@ def read_object(
             got=error.got,
             remedy=remedy,
         ) from None
+    return checked_object(value, path, shape, kind=kind, remedy=remedy)
+
+
+def checked_object(
+    value: Any,
+    path: str,
+    shape: Shape = ANY_OBJECT,
+    *,
+    kind: type[HowdahError] = DataError,
+    remedy: str = _DAMAGED,
+) -> dict[str, Any]:
+    """The JSON value of the file at `path`, if it has the shape; arguments as of `read_object`."""
     found = fault(value, shape)
     if found is None:
         return value

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
     "ANY_OBJECT", "COUNT", "FLAG", "NUMBER", "NUMBER_OR_NULL", "TEXT", "Each", "Fault", "Fields",
-    "Items", "Kind", "Shape", "fault",
+    "Items", "Kind", "Shape", "fault", "one_of",
 ]  # fmt: skip
 
 _SHOWN = 60
@@ -72,6 +72,13 @@ def _is_number(value: Any) -> bool:
 
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def one_of(names: Collection[str], title: str | None = None) -> Kind:
+    """One of these texts; the title names them where it is not given."""
+    return Kind(
+        title or " or ".join(names), lambda value: isinstance(value, str) and value in names
+    )
 
 
 TEXT = Kind("a text", lambda value: isinstance(value, str))

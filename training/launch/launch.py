@@ -449,9 +449,9 @@ def _write_outcome(config: Config, local: str, error: HowdahError | None, *, beg
         begun: our ranks have begun an attempt.
     """
     directory = config.run.directory
-    if begun:  # this process has waited for all ranks of this machine
-        RunFile(directory).used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
     file = RunFile(directory)
+    if begun:  # this process has waited for all ranks of this machine
+        file.used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
     # A refusal before an attempt began is no end of an earlier one, which has written its own.
     if error is not None and (begun or file.values.get("status") == "running"):
         stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
