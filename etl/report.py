@@ -93,7 +93,7 @@ def page(value: dict) -> str:
     """The report as one HTML page: no script, no network, every text escaped."""
     from jinja2 import Environment
 
-    template = files("etl").joinpath("report.html.j2").read_text("utf-8")
+    template = files(__package__).joinpath("report.html.j2").read_text("utf-8")
     environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
     environment.filters["thousands"] = lambda number: f"{number:,}"
     splits = value["splits"]

@@ -21,7 +21,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from howdah import redact, storage
+from howdah import isolation, redact, storage
 from howdah.config.model import Config
 from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection, check_url
 from howdah.core import shorten, threads
@@ -242,7 +242,7 @@ def _run(argv: list[str], data: bytes, seconds: float) -> str | None:
     try:
         process = subprocess.Popen(
             argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            start_new_session=True,
+            start_new_session=True, env=isolation.restored(),
         )  # fmt: skip
     except (OSError, ValueError) as error:
         return f"{argv[0]}: {_brief(error)}"

@@ -92,6 +92,12 @@ class CheckFailed(HowdahError):
     exit_code = 1
 
 
+class ForeignPackages(HowdahError):
+    """A package that this process would import as one of Howdah's is another one of that name."""
+
+    exit_code = 7
+
+
 class UsageError(HowdahError):
     """The command line's arguments are wrong."""
 

@@ -25,7 +25,6 @@ import json
 import os
 import queue
 import signal
-import sys
 import tempfile
 import webbrowser
 from collections import deque
@@ -33,7 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from howdah import storage
+from howdah import isolation, storage
 from howdah.config import launchers
 from howdah.config import loader as _loader
 from howdah.config.model import Config
@@ -304,8 +303,9 @@ def _command(words: Sequence[str], config: Config, say: Say | None) -> dict[str,
         path = os.path.join(directory, "run.yaml")
         with open(path, "w", encoding="utf-8") as file:
             file.write(_loader.dump_yaml(config))
-        argv = [sys.executable, "-m", "howdah.cli", *words, "--config", path, "--json"]
-        with Child(argv, on_line=lines.put, on_stdout=answers.append, grace=grace) as child:
+        argv = isolation.module("howdah.cli", *words, "--config", path, "--json")
+        env, take = isolation.environment(), answers.append
+        with Child(argv, env=env, on_line=lines.put, on_stdout=take, grace=grace) as child:
             _follow(child, lines, show)
             child.read_rest()
             while not lines.empty():

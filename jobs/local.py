@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from howdah import storage
+from howdah import isolation, storage
 from howdah.config.loader import Config
 from howdah.config.loader import load as load_config
 from howdah.core.child import Child
@@ -168,15 +168,17 @@ class LocalDriver(DriverBackend):
         node = self._nodes[(self._started - 1) % len(self._nodes)]
         home = os.path.join(self._directory, "containers", name)
         # As on a cluster: secrets reach the training processes by the file only.
-        env = {k: v for k, v in os.environ.items() if k not in self._secret_names}
+        env = {k: v for k, v in isolation.environment().items() if k not in self._secret_names}
         env |= {"LOG_DIRS": home}
         disk = os.path.join(self._directory, "nodes", node)
         if os.path.isdir(disk):
             home = os.path.join(disk, name)
             env |= {"LOG_DIRS": home, "TMPDIR": home, "HOWDAH_CACHE": os.path.join(disk, "howdah")}
         os.makedirs(home)
-        argv = [sys.executable, "-m", "jobs.local", "agent", self._directory,
-                 self._config_path, "--container", name, "--nodes", node]  # fmt: skip
+        argv = isolation.module(
+            "jobs.local", "agent", self._directory, self._config_path, "--container", name,
+            "--nodes", node,
+        )  # fmt: skip
         if self._namespaces:
             argv = ["ip", "netns", "exec", node, *argv]  # becomes the agent: no process between
         # It outlives a killed driver, as on YARN, and waits for the next attempt's.

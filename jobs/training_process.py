@@ -13,11 +13,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from howdah import isolation
 from howdah.attempts import Attempt
 from howdah.core import threads
 
@@ -29,7 +29,7 @@ _LINE_LIMIT = 2**20
 
 def command(config_path: str) -> list[str]:
     """The argument list of a training process that waits for a rank."""
-    return [sys.executable, "-m", "training", "--config", config_path, "--standby"]
+    return isolation.module("training", "--config", config_path, "--standby")
 
 
 def environment(
@@ -57,7 +57,8 @@ def environment(
         ports: "first-last" for Gloo's listeners (Howdah's Horovod reads it); None: any.
         stacks_path: the file that it writes its stacks to on a signal.
     """
-    env = {name: value for name, value in base.items() if not name.startswith("HOROVOD_")}
+    env = isolation.environment(base)
+    env = {name: value for name, value in env.items() if not name.startswith("HOROVOD_")}
     env.update(extra)
     env.update(secrets)
     env["HOWDAH_STARTED"] = repr(time.time())

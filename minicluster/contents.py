@@ -10,12 +10,12 @@ from __future__ import annotations
 import abc
 import http.client
 import json
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+from howdah import isolation
 from howdah.errors import ClusterError
 from minicluster.plan import HOST, Plan
 
@@ -199,7 +199,7 @@ class SecureContents(Contents):
 
     def _hdfs(self, *steps: tuple[str, str, str | None]) -> list[list[str]]:
         url = f"hdfs://{self.plan.address('namenode')}"
-        return json.loads(self.run(sys.executable, "-c", _CHILD, url, json.dumps(steps)))
+        return json.loads(self.run(*isolation.code(_CHILD, url, json.dumps(steps))))
 
     def make_dirs(self, modes: dict[str, str]) -> None:
         self._hdfs(*(("make", path, mode) for path, mode in modes.items()))

@@ -123,6 +123,7 @@ def _ray(
 ) -> Place:
     from places.ray_place import RayDriver, cluster
 
+    os.chdir(directory)  # Ray's workers import from the directory in which Ray is started
     with cluster(config) as (ray, address):
         backend = RayDriver(
             ray, config, application, directory, _text(path), secret_env=secret_env,

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from howdah import isolation
 from howdah.config.model import Config
 from howdah.core.processes import session_members
 from howdah.errors import ClusterError
@@ -57,9 +58,15 @@ def cluster(config: Config) -> Iterator[tuple[Any, str]]:
         with _connected(
             config, address="local", num_cpus=config.job.most * config.job.worker.vcores,
             include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=place,
-            runtime_env={"env_vars": {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}},
+            runtime_env={"env_vars": _paths()},
         ) as ray:  # fmt: skip
             yield ray, "127.0.0.1"
+
+
+def _paths() -> dict[str, str]:
+    """What Ray's workers import from: as this process, and not the working directory."""
+    env = isolation.environment()
+    return {name: env.get(name, "") for name in isolation.VARIABLES}
 
 
 @contextmanager
@@ -91,7 +98,7 @@ def _swept(place: str) -> Iterator[None]:
     # `howdah submit` gives a driver a session of its own; any other one is a terminal's.
     session = os.getpid() if os.getsid(0) == os.getpid() else 0
     process = subprocess.Popen(
-        [sys.executable, "-m", "places", "sweep", place, str(session)],
+        isolation.module("places", "sweep", place, str(session)), env=isolation.environment(),
         stdin=subprocess.PIPE, start_new_session=True,
     )  # fmt: skip
     try:

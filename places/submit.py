@@ -12,14 +12,12 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import howdah.errors
-from howdah import redact, storage
+from howdah import isolation, redact, storage
 from howdah.config import loader
 from howdah.config.model import Config
 from howdah.config.types import named_by
@@ -252,9 +250,9 @@ def _start(config: Config, digest: str, etl: bool, progress: Progress) -> tuple[
     with open(log, "ab") as output:
         # Of its own session: a Ctrl-C at the terminal and the terminal's end do not reach it.
         process = subprocess.Popen(
-            [sys.executable, "-m", "places", "driver", directory, *([ETL] if etl else [])],
+            isolation.module("places", "driver", directory, *([ETL] if etl else [])),
             stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True,
-            env=_environment(),
+            env=isolation.environment(),
         )  # fmt: skip
     try:
         made = Record(
@@ -336,14 +334,6 @@ def _not_started(made: Record, code: int) -> HowdahError:
         where=os.path.join(made.directory, LOG),
         got=f"exit code {code}" if code >= 0 else signal.Signals(-code).name,
     )
-
-
-def _environment() -> dict[str, str]:
-    """The driver's: it and its children find these packages, installed or not, from anywhere."""
-    root = os.path.dirname(os.path.dirname(os.path.abspath(howdah.errors.__file__)))
-    given = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    paths = [*map(os.path.abspath, given), root]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def _write(path: str, text: str) -> None:

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -46,6 +45,7 @@ def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
     Args:
         env: variables to add to this process's.
     """
+    from howdah import isolation
     from howdah.core.processes import die_with_parent
 
     shared = os.uname().nodename == assignment.host and os.path.isdir(assignment.directory)
@@ -59,9 +59,9 @@ def run_agent(assignment: Assignment, env: Mapping[str, str]) -> int:
     try:
         with open(os.path.join(home, "agent.log"), "wb") as log:
             child = subprocess.Popen(
-                [sys.executable, "-m", "places", "agent", home], stdin=subprocess.PIPE,
+                isolation.module("places", "agent", home), stdin=subprocess.PIPE,
                 stdout=log, stderr=log, cwd=home,
-                env={**os.environ, **env, "LOG_DIRS": home, "TMPDIR": home},
+                env=isolation.environment() | {**env, "LOG_DIRS": home, "TMPDIR": home},
                 preexec_fn=lambda: die_with_parent(signal.SIGKILL, mine),
             )  # fmt: skip
         child.communicate(json.dumps(payload).encode())

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-import training
-from howdah import storage
+from howdah import isolation, storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
@@ -112,7 +111,7 @@ class RunningTrial:
                 )
                 # Where this process is killed, the kernel asks the training to end and save.
                 self._child = Child(
-                    self._way.command(self._path), env=_environment(), on_line=self._take,
+                    self._way.command(self._path), env=isolation.environment(), on_line=self._take,
                     pass_fds=held,
                 )  # fmt: skip
             except HowdahError as error:
@@ -234,7 +233,7 @@ class RunningTrial:
         # A command that did not get to its end by itself may have left its job.
         cut_short = self._at_once or code not in (0, *_STOPPED)
         if self._way.on is not None and cut_short and not self._left:
-            error = end_job(self._path, _environment())
+            error = end_job(self._path, isolation.environment())
             if error is not None:
                 self._say(f"trial {self.number}: its job may still run: {error.what}")
         self._files.close()
@@ -267,15 +266,6 @@ class RunningTrial:
             "its training ended without an error that Howdah knows", where=self.directory,
             got=f"exit code {code}\n{tail}",
         )  # fmt: skip
-
-
-def _environment() -> dict[str, str]:
-    """This process's; the child must find the very packages that this process runs."""
-    home = os.path.dirname(os.path.dirname(os.path.abspath(training.__file__)))
-    parts = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
-    if home not in parts:
-        parts.insert(0, home)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(parts)}
 
 
 def evaluations(directory: str, metric: str) -> dict[int, float]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from howdah import isolation
 from howdah.config import launchers
 from howdah.config.job import Place
 from howdah.config.loader import Config
@@ -23,7 +23,7 @@ from training.process import failure
 
 __all__ = ["Here", "Job", "Way", "end_job", "way_of"]
 
-HOWDAH = [sys.executable, "-m", "howdah.cli"]
+HOWDAH = isolation.module("howdah.cli")
 _KILL_SECONDS = 120.0
 """How long `howdah kill` may take: asking the job's driver, then YARN, or signals."""
 

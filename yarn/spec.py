@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from howdah import storage
+from howdah import isolation, storage
 from howdah.config.model import Config
 from howdah.errors import ConfigError
 from howdah.packaging import cluster_paths
@@ -191,7 +191,7 @@ def application(
             memory_mib=_mib(config.job.worker.memory),
             vcores=config.job.worker.vcores,
             gpus=config.job.worker.gpus,
-            script=preamble(shipment) + f"exec {python(config)} -m yarn agent\n",
+            script=preamble(shipment) + f"exec {words(config, 'yarn', 'agent')}\n",
             files=files,
             env={},
         ),
@@ -265,6 +265,11 @@ def python(config: Config) -> str:
     }[config.yarn.environment]
 
 
+def words(config: Config, name: str, *arguments: str) -> str:
+    """The command of a container's script that runs a module of Howdah's."""
+    return " ".join(isolation.module(name, *arguments, python=python(config)))
+
+
 def preamble(shipment: Shipment) -> str:
     """The beginning of each container's script.
 
@@ -284,7 +289,7 @@ def preamble(shipment: Shipment) -> str:
         'mkdir -p "$HOME" "$TMPDIR"\n'
         f'test -d "$HADOOP_CONF_DIR" || export HADOOP_CONF_DIR="$PWD/{HADOOP}"\n'
         f'export PYTHONPATH="$PWD/{shipment.wheel_name}"\n'
-        'export PYTHONUNBUFFERED=1 HOWDAH_CACHE="${LOCAL_DIRS%%,*}/howdah"\n'
+        'export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HOWDAH_CACHE="${LOCAL_DIRS%%,*}/howdah"\n'
     )
 
 
@@ -297,7 +302,7 @@ def _driver_script(config: Config, shipment: Shipment) -> str:
     """
     return preamble(shipment) + (
         "unset _JAVA_OPTIONS JDK_JAVA_OPTIONS\n"
-        f"{python(config)} -m yarn driver\n"
+        f"{words(config, 'yarn', 'driver')}\n"
         "code=$?\n"
         f"if test ! -e {FINISHED}; then\n"
         '  log="${LOG_DIRS%%,*}"\n'

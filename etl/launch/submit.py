@@ -10,17 +10,15 @@ import contextlib
 import glob
 import os
 import secrets
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import howdah
 from etl import pipeline
 from etl.launch import driver
 from etl.pipeline import EtlResult
 from etl.workspace.staging import sweep_until_quiet
-from howdah import storage
+from howdah import isolation, storage
 from howdah.config import loader as config_module
 from howdah.config.model import Config
 from howdah.core.activity import Progress
@@ -117,7 +115,7 @@ def _under(home: str, config: Config, encoder: AnyEncoder, progress: Progress) -
     """Run the driver in a process that imports the Python side of the Spark at `home`."""
     with tempfile.TemporaryDirectory(prefix="howdah-etl-") as directory:
         _describe(directory, config, encoder)
-        argv = [sys.executable, "-m", driver.__name__, directory]
+        argv = isolation.module(driver.__name__, directory)
         env = _environ(home, python=True)
         with _child(argv, env, progress) as driver_process:
             code = driver_process.wait()
@@ -144,16 +142,14 @@ def _child(argv: Sequence[str], env: Mapping[str, str], on_line: Progress) -> Ch
 def _environ(home: str, *, python: bool = False) -> dict[str, str]:
     """The environment for programs of the Spark at `home`, with its Python code first if asked."""
     env = {**os.environ, "SPARK_HOME": home}
+    env.pop("PYTHONPATH", None)  # Spark would pass it on to the application's containers
     if python:
         library = os.path.join(home, "python")
         code = library
         if not os.path.isdir(os.path.join(library, "pyspark", "sql")):
             code = os.path.join(library, "lib", "pyspark.zip")
-        root = os.path.dirname(os.path.dirname(os.path.abspath(howdah.__file__)))
-        paths = [code, *glob.glob(os.path.join(library, "lib", "py4j-*.zip")), root]
-        env["PYTHONPATH"] = os.pathsep.join(
-            [*paths, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-        )
+        first = [code, *glob.glob(os.path.join(library, "lib", "py4j-*.zip"))]
+        return isolation.environment(env, first=first)
     return env
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from howdah import __version__
+from howdah import __version__, isolation
 from howdah.cli import (
     alerting,
     comparing,
@@ -139,6 +139,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
 
     def call() -> int:
+        if sys.argv[1:2] != ["doctor"]:  # which lists them
+            isolation.require_own_packages()
         try:
             return app(standalone_mode=False) or 0
         except typer.Abort:

@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from howdah import __version__
+from howdah import __version__, isolation
 from howdah.core import threads
 from howdah.core.cache import cache_root
 from howdah.core.processes import (
@@ -275,11 +275,13 @@ class _Command:
                 policies.append(f"/proc/self/fd/{file.fileno()}")
             if self._lock is not None:
                 passed.append(self._lock.fileno())
-            argv = [sys.executable, "-m", "howdah.cli"]
+            # The working directory is the Connection's: what lies there is never run as ours.
+            argv = isolation.module("howdah.cli")
             for policy in policies:
                 argv += ["--policy", policy]
             return subprocess.Popen(
-                [*argv, *self._argv], stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                [*argv, *self._argv], env=isolation.environment(), stdin=stdin,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                 start_new_session=True,
                 # SIGTERM ends the command in order even if the supervisor itself is killed, and
                 # the command holds the lock until then.

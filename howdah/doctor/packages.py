@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 
 import howdah
+from howdah import isolation
 from howdah.doctor.checks import Check
 from howdah.errors import ConfigError
 
@@ -111,6 +112,16 @@ def require_horovod(framework: str) -> None:
     )
 
 
+def check_own_packages(env: Mapping[str, str]) -> Check:
+    """Howdah's packages are its own, none of the same name on PYTHONPATH or elsewhere."""
+    name = "Own packages"
+    foreign = isolation.foreign_packages()
+    if not foreign:
+        return Check(name, "ok", isolation.home())
+    found = ", ".join(f"{one} is {path}" for one, path in foreign.items())
+    return Check(name, "fail", found, isolation.FOREIGN_REMEDY)
+
+
 def check_horovod(env: Mapping[str, str]) -> Check:
     """Horovod is built for every framework that is installed, with MPI and Gloo, and loads.
 
@@ -135,7 +146,7 @@ def check_horovod(env: Mapping[str, str]) -> Check:
             continue
         try:
             asked = subprocess.run(
-                [sys.executable, "-c", _LIST_FEATURES, library], env=dict(env), timeout=60,
+                isolation.code(_LIST_FEATURES, library), env=isolation.environment(env), timeout=60,
                 stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import howdah
+from howdah import isolation
 from howdah.errors import ClusterError, UsageError
 from howdah.packaging import elf
 from howdah.storage import commit
@@ -148,8 +149,8 @@ def _given(framework: str, wheel: str, cache: str) -> Horovod:
         raise refused("one that loads MPI's libraries")
     # A library built for another release of the framework fails at its first import, on each node.
     answer = subprocess.run(
-        [sys.executable, "-c", f"import horovod.{framework}"], capture_output=True, text=True,
-        check=False, env={**os.environ, "PYTHONPATH": found.directory},
+        isolation.code(f"import horovod.{framework}"), capture_output=True, text=True,
+        check=False, env=isolation.environment(first=[found.directory]),
     )  # fmt: skip
     if answer.returncode != 0:
         last = answer.stderr.strip().splitlines()[-1:] or [f"exit code {answer.returncode}"]

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import howdah.errors
-from howdah import storage
+from howdah import isolation, storage
 from howdah.config.data import SparkOptions
 from howdah.core import threads
 from howdah.core.processes import environ
@@ -345,11 +344,9 @@ def _environment(options: SparkOptions) -> Iterator[None]:
         }
         if is_local_master(options.master):
             # Local Python workers run this interpreter and import this package, installed or not.
-            root = os.path.dirname(os.path.dirname(os.path.abspath(howdah.errors.__file__)))
-            paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-            wanted |= {
+            # They begin in this working directory, whose files are not to be imported.
+            wanted |= {name: isolation.environment().get(name) for name in isolation.VARIABLES} | {
                 "PYSPARK_PYTHON": os.environ.get("PYSPARK_PYTHON", sys.executable),
-                "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
                 "SPARK_LOCAL_IP": os.environ.get("SPARK_LOCAL_IP", "127.0.0.1"),
             }
         elif options.master == "yarn":

@@ -13,10 +13,10 @@ import random
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from howdah import isolation
 from howdah.core import threads
 from howdah.errors import ClusterError
 from jobs.mpi import local_socket
@@ -113,7 +113,7 @@ class OrtedProcess:
         }
         with open(self.log, "ab") as log:
             self._daemon = subprocess.Popen(
-                [sys.executable, "-m", "jobs.mpi.rank", *daemon],
+                isolation.module("jobs.mpi.rank", *daemon),
                 env={**env, **own},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

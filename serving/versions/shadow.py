@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from howdah import isolation
 from howdah.core import threads
 from howdah.core.processes import die_with_parent
 from howdah.errors import ModelError, UsageError
@@ -111,15 +112,11 @@ class Shadow:
             self._metrics.shadowed.labels("left out").inc()
 
     def _run(self) -> None:
-        argv = [
-            sys.executable,
-            "-m",
-            "serving.versions.shadow",
-            self._variant.path,
-            str(self._threads),
-        ]
+        name = "serving.versions.shadow"
         process = self._process = subprocess.Popen(
-            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
+            isolation.module(name, self._variant.path, str(self._threads)),
+            env=isolation.environment(),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, encoding="utf-8",
             preexec_fn=functools.partial(die_with_parent, parent=os.getpid()),
             start_new_session=True,
         )  # fmt: skip

@@ -17,14 +17,11 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import signal
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-import training
-from howdah import storage
+from howdah import isolation, storage
 from howdah.config.loader import Config, from_dict, require_secrets
 from howdah.config.splits import TEST
 from howdah.core.activity import Progress
@@ -272,11 +269,9 @@ def _howdah(arguments: list[str], name: str, job: _Job, progress: Progress) -> N
         elif text:
             progress(text)
 
-    home = os.path.dirname(os.path.dirname(os.path.abspath(training.__file__)))
-    paths = [home, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     child = Child(
-        [sys.executable, "-m", "howdah.cli", *arguments],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))},
+        isolation.module("howdah.cli", *arguments),
+        env=isolation.environment(),
         on_line=line,
         grace=job.grace,
     )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import training
+from howdah import isolation
 from howdah.config.launchers import LAUNCHERS, require
 from howdah.errors import ClusterError, UsageError
 from training.process.env import STORE
@@ -52,7 +52,7 @@ def command(
     require(launcher)
     if np < 1:
         raise UsageError("a job needs at least one rank", expected="--np 1 or more", got=str(np))
-    rank = rank or [sys.executable, "-m", "training", "--config", config_path]
+    rank = rank or isolation.module("training", "--config", config_path)
     if np == 1 and hosts is None:
         return rank
     program = _find(launcher, search_path)
@@ -74,7 +74,7 @@ class _Job:
 
 
 def _horovodrun(job: _Job) -> list[str]:
-    program = [sys.executable, "-m", "training.launch.horovodrun", job.grace]
+    program = isolation.module("training.launch.horovodrun", job.grace)
     return [*program, "-np", str(job.np), "--gloo", "-H", job.hosts or f"localhost:{job.np}"]
 
 
@@ -84,7 +84,9 @@ def _mpirun(job: _Job) -> list[str]:
         arguments.append("--allow-run-as-root")
     if job.hosts is not None:
         # Remote ranks get their environment from mpirun alone.
-        arguments += ["-H", job.hosts, "-x", "PYTHONPATH", "-x", "HOWDAH_STARTED", "-x", "PATH"]
+        arguments += ["-H", job.hosts, "-x", "HOWDAH_STARTED", "-x", "PATH"]
+        for name in isolation.VARIABLES:  # mpirun warns of one that is not set
+            arguments += ["-x", name] if name in isolation.environment() else []
     else:
         if job.np > job.cores:
             arguments.append("--oversubscribe")
@@ -105,7 +107,7 @@ def _torchrun(job: _Job) -> list[str]:
             remedy="on each machine start `torchrun --nnodes N --node-rank I --master-addr HOST"
             " --nproc-per-node K -m training --config ...`, or take mpirun or horovodrun",
         )
-    program = [sys.executable, "-m", "training.launch.torchrun", job.grace]
+    program = isolation.module("training.launch.torchrun", job.grace)
     return [*program, "--nnodes", "1", "--nproc-per-node", str(job.np), "--no-python"]
 
 
@@ -128,17 +130,11 @@ def environment(
             they are killed, and for the file through which ranks of torch.distributed meet; None:
             the launcher's own choice (on other machines the directory is not there).
     """
-    env = dict(base)
+    env = isolation.environment(base)
     env["HOWDAH_STARTED"] = repr(time.time())  # rounded, it could lie in the future
     env.pop("HOWDAH_TTY", None)
     if terminal is not None:
         env["HOWDAH_TTY"] = terminal
-    # The ranks must find the very packages that this process runs.
-    home = os.path.dirname(os.path.dirname(os.path.abspath(training.__file__)))
-    parts = [part for part in env.get("PYTHONPATH", "").split(os.pathsep) if part]
-    if home not in parts:
-        parts.insert(0, home)
-    env["PYTHONPATH"] = os.pathsep.join(parts)
     # horovodrun starts `python` by name in places.
     here = os.path.dirname(sys.executable)
     if here not in env.get("PATH", "").split(os.pathsep):

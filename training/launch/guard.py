@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from howdah import isolation
 from howdah.core.processes import descendants, process_start
 from training.run.local_dir import RankRecord
 
@@ -35,7 +36,8 @@ def guarded(local: str, launcher: int, seconds: float) -> Iterator[None]:
         seconds: that the ranks have to end, of which rank 0 saves its last step.
     """
     with subprocess.Popen(
-        [sys.executable, "-m", __name__, local, str(launcher), str(seconds)],
+        isolation.module(__name__, local, str(launcher), str(seconds)),
+        env=isolation.environment(),
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         start_new_session=True,  # what is sent to the group of `howdah train` is not for it
     ) as guard:  # fmt: skip

@@ -6,10 +6,10 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from howdah import isolation
 from howdah.config.loader import Config, dump_yaml
 from howdah.config.splits import VALIDATION
 from howdah.core import machine
@@ -142,7 +142,7 @@ def probe(framework: str, messages: Sequence[int], directory: str) -> dict:
     """
     out = os.path.join(directory, "probe.json")
     sizes = json.dumps(list(messages))
-    rank = [sys.executable, "-m", "training.planning.network_probe", framework, sizes, out]
+    rank = isolation.module("training.planning.network_probe", framework, sizes, out)
     argv = launch_command.command(
         "-", np=2, launcher=_launcher(framework), cores=machine.cores(), is_root=False, rank=rank
     )

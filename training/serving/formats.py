@@ -11,7 +11,6 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from howdah import isolation
 from howdah.config.splits import TEST, TRAIN, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.child import Child
@@ -235,8 +235,8 @@ def _savedmodel(directory: str, source: Source, probes: Batches, progress: Any) 
         given, taken = os.path.join(place, "probes.npz"), os.path.join(place, "logits.npz")
         arrays = {f"ids_{n}": ids for n, (ids, _) in enumerate(probes)}
         np.savez(given, **arrays, **{f"mask_{n}": mask for n, (_, mask) in enumerate(probes)})
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-        argv = [sys.executable, "-m", "training.serving.savedmodel_tf", directory, given, taken]
+        environment = isolation.environment() | {"CUDA_VISIBLE_DEVICES": ""}
+        argv = isolation.module("training.serving.savedmodel_tf", directory, given, taken)
         with Child(argv, env=environment, on_line=lines.append) as child:
             code = child.wait()
         if code:
