@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from howdah.errors import ForeignPackages
 
 __all__ = [
-    "PACKAGES", "VARIABLE", "VARIABLES", "code", "environment", "foreign_packages", "home", "module",
-    "require_own_packages", "restored",
+    "FOREIGN_REMEDY", "PACKAGES", "VARIABLE", "VARIABLES", "code", "environment",
+    "foreign_packages", "home", "module", "require_own_packages", "restored",
 ]  # fmt: skip
 
 PACKAGES = (  # of pyproject.toml
@@ -46,8 +46,8 @@ _REMOVED = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 
 
 FOREIGN_REMEDY = (
-    "leave their directory out of PYTHONPATH for howdah (env -u PYTHONPATH howdah ...), or uninstall"
-    f" or rename them; {VARIABLE} names what Howdah's processes are to import besides"
+    "leave their directory out of PYTHONPATH for howdah (env -u PYTHONPATH howdah ...), or"
+    f" uninstall or rename them; {VARIABLE} names what Howdah's processes are to import besides"
 )
 
 

@@ -31,6 +31,7 @@ from howdah.config.loader import load as load_config
 from howdah.core.processes import die_with_parent
 from howdah.doctor.packages import require_horovod
 from howdah.errors import ClusterError, HowdahError, Terminated, TrainingError, UsageError, render
+from howdah.runs import settings
 from howdah.storage import directories
 from training.comm import backends
 from training.comm.base import Waits, rank_lost
@@ -60,6 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = load_config(args.config, _overrides(args))
         _configure_storage(config)
         require_secrets(config, *NEEDED)
+        done = None if "HOWDAH_STARTED" in os.environ else settings.already_finished(config)
+        if done is not None:  # every rank finds the same: the record of a finished run stays
+            if here.rank == 0:
+                print("\n".join(done), file=sys.stderr, flush=True)
+            return 0
         launcher = launchers.started_by(os.environ)
         if launcher is not None and here.size > 1:
             launchers.require_carrier(launcher, config.training.framework, config.training.comm)

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
 
 _PROC = "/proc/self"
 _CPUINFO = "/proc/cpuinfo"
+
+
+_HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
+
+
+def is_host_name(name: str) -> bool:
+    """Whether a host's name has only what RFC 1123 allows, as Open MPI asks: no underscore.
+
+    >>> is_host_name("node-1.example"), is_host_name("my_laptop")
+    (True, False)
+    """
+    return _HOST_NAME.fullmatch(name) is not None
 
 
 def cores(proc: str = _PROC) -> int:

@@ -232,6 +232,11 @@ def check_hostname(env: Mapping[str, str]) -> Check:
             socket.create_server((address, 0)).close()
         except OSError:
             continue
+        if not machine.is_host_name(host):
+            return Check(
+                "hostname", "warn", f"{host} is {address}; mpirun does not take its characters",
+                "rename the host (letters, digits, dots, hyphens), or take --launcher torchrun",
+            )  # fmt: skip
         return Check("hostname", "ok", f"{host} is {address}")
     foreign = f"{host} resolves to {', '.join(addresses)}, no address of this machine"
     return Check("hostname", "fail", foreign, remedy)

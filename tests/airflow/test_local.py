@@ -59,7 +59,7 @@ def training(airflow_standalone, tmp_path, tiny_dataset, tiny_model_dir):
     environment = {
         "TRACKING_PASSWORD": SECRET,
         "HOWDAH_CACHE": str(tmp_path / "cache"),
-        "PYTHONPATH": str(tmp_path),
+        "HOWDAH_PYTHONPATH": str(tmp_path),
     }
     extra = {"environment": environment, "working_directory": str(tmp_path)}
     airflow_standalone.connection("secretive", extra)

@@ -183,7 +183,8 @@ def test_descendants_of_the_command_are_ended(supervised, tmp_path):
         "        os._exit(0)\n"
         "    os.wait()\n"
     )
-    one = supervised("config", "explain", "run.name", environment={"PYTHONPATH": str(tmp_path)})
+    environment = {"HOWDAH_PYTHONPATH": str(tmp_path)}
+    one = supervised("config", "explain", "run.name", environment=environment)
     code, out, _ = one.end()
     assert code == 0
     assert "run.name: str" in out

@@ -31,7 +31,7 @@ def test_mpirun_is_asked_for_a_daemon_in_each_container():
     assert settings["plm_rsh_agent"] == "/usr/bin/python3 -m jobs.mpi.rsh"
     assert settings["plm_rsh_no_tree_spawn"] == "1"
     assert settings["odls_base_sigkill_timeout"] == "30"  # rank 0 may be saving
-    assert words[-3:] == ["/usr/bin/python3", "-m", "jobs.mpi.rank"]
+    assert words[-4:] == ["/usr/bin/python3", "-P", "-m", "jobs.mpi.rank"]
 
 
 def test_ports_are_taken_from_the_range_and_only_free_ones():

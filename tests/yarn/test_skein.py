@@ -156,7 +156,7 @@ def test_a_dry_run_shows_all_and_leaves_nothing(jobs, home):
     asked = answer["application"]
     assert (asked["workers"], asked["worker"]["memory_mib"]) == (2, 2048)
     assert asked["nodes"] == ["localhost"]  # where the dataset's blocks are
-    assert any("-m yarn driver" in line for line in answer["commands"]["driver"])
+    assert any("-P -m yarn driver" in line for line in answer["commands"]["driver"])
     text = jobs.run("submit", "--config", config, "--dry-run").stdout
     assert "view_users: bob" in text
     assert not storage.exists(f"{home}/runs/dry/yarn/owner.json")

@@ -107,12 +107,12 @@ def test_a_job_asks_for_what_the_configuration_says():
 def test_scripts_are_valid_bash(tmp_path):
     found = asked(job())
     for script in (found.driver.script, found.worker.script):
-        assert "'/opt/my python/bin/python' -m yarn" in script
+        assert "'/opt/my python/bin/python' -P -m yarn" in script
         path = tmp_path / "script.sh"
         path.write_text(script)
         subprocess.run(["bash", "-n", path], check=True)
     archive = asked(job(environment="archive"), environment=spec.Source(url="x", kind="archive"))
-    assert "exec ./environment/bin/python -m yarn agent" in archive.worker.script
+    assert "exec ./environment/bin/python -P -m yarn agent" in archive.worker.script
     assert archive.worker.files["environment"].kind == "archive"
 
 

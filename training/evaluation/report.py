@@ -17,6 +17,7 @@ from howdah import storage
 from howdah.core.terminal import shown
 from howdah.errors import DataError, NotFound
 from howdah.runs import REPORT, RUN_JSON, hours, record
+from howdah.runs.settings import described
 from training.evaluation import view
 from training.evaluation.findings.material import Material, figures, gather
 from training.run.metrics_log import read_metrics
@@ -88,6 +89,7 @@ def render(
         status=_status(run),
         facts=_facts(run),
         config=config,
+        stages=described(run.get("attempts") or ()),
         **view.context(run, lines, known),
     )
 

@@ -158,6 +158,7 @@ def _export(
         run_id=run.run_id,
         step=step,
         metrics=metrics,
+        attempts=run.attempts,
     )
     formats = job.config.export.formats
     target = export(

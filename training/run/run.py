@@ -238,6 +238,11 @@ class Run:
         """The run's checkpoints, on rank 0; None on other ranks."""
         return None if self.owned is None else self.owned.checkpoints
 
+    @property
+    def attempts(self) -> list[dict[str, Any]]:
+        """The attempts in run.json, the newest last; [] on ranks other than 0."""
+        return [] if self.owned is None else self.owned.file.values["attempts"]
+
     def choose_dataset(self, choose: Callable[[str], str]) -> str:
         """The dataset's version to train on, as RunDirectory.choose_dataset; rank 0 only."""
         if self.owned is None:

@@ -26,6 +26,7 @@ from howdah.core.user import user
 from howdah.errors import DataError, NotFound, StorageError
 from howdah.runs import RUN_JSON, hours
 from howdah.runs.command import began_by
+from howdah.runs.settings import learnt_with
 from training.checkpoint.identity import Identity
 
 __all__ = [
@@ -102,6 +103,7 @@ class RunFile:
                 "started": now,
                 "world_size": world_size,
                 "config_hash": config_hash(config),
+                "settings": learnt_with(config),
                 "submission": submission,
                 "host": socket.gethostname(),
                 "user": redact.text(user()),

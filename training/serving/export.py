@@ -395,6 +395,7 @@ def export_run(
         step=found.step,
         # run.json's metrics are of the weights that the run itself exported.
         metrics=run.get("metrics") if _exported_step(run) == found.step else None,
+        attempts=run.get("attempts") or (),
     )
     return export(
         output or storage.join(config.run.directory, "export"),

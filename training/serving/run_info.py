@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ from howdah.config.data import CleanOptions, Columns
 from howdah.config.loader import Config
 from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset, DatasetManifest
+from howdah.runs.settings import described
 from training.model.pretrained import BaseModel
 from training.run.run_json import versions
 
@@ -47,6 +48,8 @@ class RunInfo:
     """{split: the task's metrics}."""
     training: dict[str, Any] = field(default_factory=dict)
     """Keys of the configuration that the model card shows."""
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    """[{steps, settings}] of a run that went on with other settings: what differs between them."""
     versions: dict[str, str] = field(default_factory=dict)
     created: str = ""
     """ISO 8601, UTC."""
@@ -60,11 +63,13 @@ def describe_run(
     run_id: str,
     step: int | None = None,
     metrics: Mapping[str, dict] | None = None,
+    attempts: Sequence[Mapping[str, Any]] = (),
 ) -> RunInfo:
     """The RunInfo of a run of `config` on `dataset`.
 
     Args:
         metrics: {split: metrics} of the exported weights.
+        attempts: of run.json.
     """
     manifest, training, model = dataset.manifest, config.training, config.model
     keys = (
@@ -96,6 +101,7 @@ def describe_run(
         },
         metrics=dict(metrics or {}),
         training=shown,
+        stages=described(attempts, upto=step),
         versions=versions(training.framework),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )

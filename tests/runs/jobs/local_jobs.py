@@ -42,10 +42,10 @@ class LocalJob(WatchedJob):
         words = [*prefix, sys.executable, "-m", "jobs.local", "driver", str(self.job),
                  str(self.config), "--application", "local_1",
                  "--nodes", nodes, "--attempt", str(attempt), *extra]  # fmt: skip
+        environment = {**os.environ, "PYTHONPATH": path, **(env or {})}
+        environment["HOWDAH_PYTHONPATH"] = environment["PYTHONPATH"]  # the agents' and ranks' too
         with self.log.open("wb") as log:
-            self.driver = subprocess.Popen(
-                words, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": path, **(env or {})}
-            )
+            self.driver = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
 
     def __enter__(self):
         return self

@@ -28,12 +28,13 @@ from tests.support.waiting import wait_until
 from training.comm import backends
 from training.comm import base as comm
 from training.launch import command as launch_command
-from training.launch import launch
+from training.launch import launch, outcome
+from training.launch.ranks import Ranks
 from training.process import env, failure
 from training.run.local_dir import RankRecord, RunLock
 
 ROOT = str(REPOSITORY)
-RANK = [sys.executable, "-m", "training", "--config", "run/config.yaml"]
+RANK = [sys.executable, "-P", "-m", "training", "--config", "run/config.yaml"]
 
 
 def words(**changes) -> list[str]:
@@ -72,14 +73,14 @@ def test_mpirun_on_other_machines():
 
 def test_horovodrun_takes_gloo():
     argv = words(np=3, launcher="horovodrun", grace_seconds=45.5)
-    assert argv[:4] == [sys.executable, "-m", "training.launch.horovodrun", "46"]
-    assert argv[4:] == ["-np", "3", "--gloo", "-H", "localhost:3", *RANK]
+    assert argv[:5] == [sys.executable, "-P", "-m", "training.launch.horovodrun", "46"]
+    assert argv[5:] == ["-np", "3", "--gloo", "-H", "localhost:3", *RANK]
 
 
 def test_torchrun_waits_for_the_checkpoint_and_starts_ranks_here_alone():
     argv = words(np=3, launcher="torchrun", grace_seconds=45.5)
-    assert argv[:4] == [sys.executable, "-m", "training.launch.torchrun", "46"]
-    assert argv[4:] == ["--nnodes", "1", "--nproc-per-node", "3", "--no-python", *RANK]
+    assert argv[:5] == [sys.executable, "-P", "-m", "training.launch.torchrun", "46"]
+    assert argv[5:] == ["--nnodes", "1", "--nproc-per-node", "3", "--no-python", *RANK]
     with pytest.raises(UsageError, match="its own machine only"):
         words(launcher="torchrun", hosts="a:1,b:1")
 
@@ -151,11 +152,13 @@ def test_the_shown_command_can_be_pasted():
 
 
 def test_the_environment_is_built_and_not_changed():
-    base = {"PATH": "/usr/bin", "PYTHONPATH": "/x", "HOWDAH_TTY": "/dev/pts/9"}
+    base = {"PATH": "/usr/bin", "PYTHONPATH": "/x", "HOWDAH_TTY": "/dev/pts/9",
+            "HOWDAH_PYTHONPATH": "/asked"}  # fmt: skip
     before = dict(base)
     env = launch_command.environment(base, terminal=None, scratch="/tmp/s")
     assert base == before
-    assert env["PYTHONPATH"].split(os.pathsep) == [ROOT, "/x"]
+    assert env["PYTHONPATH"].split(os.pathsep) == ["/asked", ROOT]
+    assert env["PYTHONSAFEPATH"]
     assert os.path.dirname(sys.executable) in env["PATH"].split(os.pathsep)
     assert "HOWDAH_TTY" not in env
     assert float(env["HOWDAH_STARTED"]) <= time.time()
@@ -206,7 +209,7 @@ def verdict(tmp_path, job, *failures):
     settings = config(tmp_path)
     for one in failures:
         failure.write(settings.run.directory, one)
-    return launch._cause(job, settings, settings.run.directory)
+    return outcome.cause(job, settings, settings.run.directory)
 
 
 def failed(rank, error, when, consequence=False):
@@ -265,7 +268,7 @@ def test_a_run_that_was_asked_to_stop_but_finished_is_finished(tmp_path):
 
 
 # ---------------------------------------------------------------- jobs of processes of our own
-def job_of(script: str, tmp_path, np=1, grace=30.0) -> launch._Job:
+def job_of(script: str, tmp_path, np=1, grace=30.0) -> Ranks:
     """A job whose launcher is a Python script; `rank(n)` in it does what a rank's start does."""
     head = f"""
 import os, signal, subprocess, sys, time
@@ -274,7 +277,7 @@ from training.run.local_dir import RankRecord
 def rank(n): RankRecord.of_this_process(n).write({str(tmp_path)!r})
 """
     argv = [sys.executable, "-c", head + textwrap.dedent(script)]
-    return launch._Job(argv, "mpirun", str(tmp_path), np=np, all_local=True, grace_seconds=grace)
+    return Ranks(argv, "mpirun", str(tmp_path), np=np, all_local=True, grace_seconds=grace)
 
 
 def pids(tmp_path) -> list[int]:
@@ -482,6 +485,6 @@ def test_the_books_of_killed_ranks_are_closed(tmp_path):
     path = storage.join(settings.run.directory, "run.json")
     storage.write_whole(path, b'{"status": "running", "attempts": []}')
     lost = TrainingError("rank 1 was lost")
-    launch._write_outcome(settings, settings.run.directory, lost, begun=False)
+    outcome.write(settings, settings.run.directory, lost, begun=False)
     found = storage.read_json(path)
     assert (found["status"], found["error"]) == ("failed", "rank 1 was lost")

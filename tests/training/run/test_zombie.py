@@ -32,7 +32,7 @@ from training.checkpoint.manager import Checkpoints, Identity
 from training.checkpoint.state import TrainState
 from training.comm.base import SoloComm
 from training.evaluation import report
-from training.launch import launch
+from training.launch import outcome
 from training.model.pretrained import load_base
 from training.process.env import RankEnv
 from training.run.event_file import EventFile
@@ -234,15 +234,15 @@ def test_a_launcher_that_wakes_up_leaves_the_run_to_its_successor(tmp_path):
     job = SimpleNamespace(records={0: RankRecord.of_this_process(0)})
     config = from_dict({"run": {"directory": directory}})
     RunFile(directory).begin(config, world_size=1, attempt=1)
-    assert launch._taken_over(job, directory, []) is None
+    assert outcome.taken_over(job, directory, []) is None
     later = RunFile(directory)
     later.begin(config, world_size=1, attempt=2)
     later.values["attempts"][-1]["pid"] += 1
     later.update(status="finished")
-    error = launch._taken_over(job, directory, [])
+    error = outcome.taken_over(job, directory, [])
     assert isinstance(error, FencedOff) and "attempt 2" in error.got
     # Attempts from before this launcher began have not taken it over.
-    assert launch._taken_over(job, directory, later.values["attempts"]) is None
+    assert outcome.taken_over(job, directory, later.values["attempts"]) is None
 
 
 def test_the_log_of_another_rank_is_not_published_over_its_successors(tmp_path, monkeypatch):

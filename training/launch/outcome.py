@@ -1,0 +1,222 @@
+"""How training by `howdah train` ended: judged by what the ranks have left, never by exit codes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from typing import Any
+
+from howdah import redact, storage
+from howdah.config.loader import Config
+from howdah.core import machine
+from howdah.errors import (
+    CheckpointError,
+    ClusterError,
+    DataError,
+    HowdahError,
+    Interrupted,
+    StorageError,
+    Terminated,
+    TokensExpiring,
+    TrainingError,
+    UsageError,
+)
+from howdah.runs import RUN_JSON
+from howdah.storage import growing
+from training.checkpoint.fence import FencedOff
+from training.checkpoint.manager import Checkpoints
+from training.launch.ranks import Ranks
+from training.process import failure
+from training.run.run_json import RunFile, cpu_seconds
+
+__all__ = ["attempts", "cause", "not_finished", "summary", "taken_over", "write"]
+
+_BY_EXIT_CODE: dict[int, type[HowdahError]] = {
+    error.exit_code: error
+    for error in (UsageError, DataError, CheckpointError, StorageError, TrainingError,
+                  Interrupted, Terminated)
+}  # fmt: skip
+
+
+_NONE = "none"
+
+
+def attempts(directory: str) -> list[dict[str, Any]]:
+    """The attempts in run.json, the newest last."""
+    return list(RunFile(directory).values.get("attempts", []))
+
+
+def taken_over(job: Ranks, directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
+    """That a later attempt, of another launcher, has the run: nothing may be written there then.
+
+    Args:
+        before: the attempts when this launcher began.
+    """
+    try:
+        now = attempts(directory)
+    except StorageError:  # nothing can be written there either
+        return None
+    if len(now) <= len(before):
+        return None  # none of our ranks has come so far
+    newest, ranks = now[-1], job.records.values()
+    if any((newest.get("host"), newest.get("pid")) == (r.host, r.pid) for r in ranks):
+        return None
+    return FencedOff(
+        "a later attempt has taken over this run; nothing more was written by this one",
+        where=directory,
+        expected="the newest attempt to be of a rank that this command has started",
+        got=f"attempt {newest.get('attempt')}: host {newest.get('host')}, pid {newest.get('pid')}",
+        remedy="look at the run as it is now: howdah status, or its run.json",
+    )
+
+
+def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
+    """That the ranks have left no finished attempt, whatever their exit codes say.
+
+    Args:
+        before: the attempts when this launcher began.
+    """
+    now = attempts(directory)
+    newest = now[-1] if len(now) > len(before) else {}
+    if newest.get("status") == "finished":
+        return None
+    return ClusterError(
+        "the ranks have ended with exit code 0, and none of them says that training is finished",
+        where=storage.join(directory, RUN_JSON),
+        expected="a finished attempt of these ranks",
+        got=f"status {newest.get('status')}" if newest else "no attempt: they have not trained",
+        remedy="did they run another program? The command after `+` above starts them; their"
+        " output is in logs/launcher",
+    )
+
+
+def cause(job: Ranks, config: Config, local: str) -> HowdahError | None:
+    """The error that ended training; None if it finished."""
+    failed = failure.first(local)
+    lost = min(job.lost.items(), key=lambda item: item[1], default=None)
+    if job.asked_by is not None and (job.exit_code != 0 or job.killed):
+        return _stopped(job, config, failed)
+    if failed is not None and not failed.consequence and (
+        lost is None or failed.unix_time <= lost[1]
+    ):  # fmt: skip
+        return _rebuilt(failed, local)
+    if lost is not None:
+        return _rank_lost(lost[0], job, config, local)
+    if failed is not None:
+        return _rebuilt(failed, local)
+    if job.exit_code != 0:
+        return ClusterError(
+            f"{job.program} ended without any rank saying why",
+            where=os.path.join(local, "logs"),
+            expected="exit code 0",
+            got=f"exit code {job.exit_code}\n{job.launcher_message()}".rstrip(),
+            remedy=_launcher_remedy(job.program),
+        )
+    return None
+
+
+def _launcher_remedy(program: str) -> str:
+    host = socket.gethostname()
+    if program == "mpirun" and not machine.is_host_name(host):
+        return (
+            f"Open MPI takes letters, digits, dots and hyphens in the name of a host, and this one"
+            f" is {host}: rename it, or take --launcher torchrun (framework torch) or horovodrun"
+        )
+    return "`howdah doctor` checks the launcher; --np 1 needs none"
+
+
+def _stopped(job: Ranks, config: Config, failed: failure.Failure | None) -> HowdahError:
+    kind = Interrupted if job.asked_by == signal.SIGINT else Terminated
+    newest = _newest_checkpoint(config)
+    what = "training was interrupted" if kind is Interrupted else "training was asked to end"
+    if job.killed:
+        what += ", and its ranks were killed before they had saved" + _cut_short(config)
+    elif failed is not None and failed.exit_code not in (130, 143):
+        what += f"; saving failed: {(failed.error or {}).get('what', failed.text.splitlines()[-1])}"
+    got = f"the newest checkpoint is {newest}"
+    remedy = "start it again in the same way: it goes on from there"
+    if newest == _NONE:
+        got = "nothing was saved: training had not come to its first checkpoint"
+        remedy = "start it again in the same way: it begins with the base model"
+    return kind(what, where=config.run.directory, got=got, remedy=remedy)
+
+
+def _rebuilt(failed: failure.Failure, local: str) -> HowdahError:
+    """A rank's failure as the error it was."""
+    log = os.path.join(local, "logs", f"rank.{failed.rank}")
+    if failed.error is None:
+        return TrainingError(
+            f"rank {failed.rank} stopped by an error that Howdah does not know",
+            where=log,
+            remedy="a defect of Howdah, or of what it runs on; the log has all of it",
+            got=failed.text,
+        )
+    what = failed.error["what"] + (f" (rank {failed.rank})" if failed.rank else "")
+    # Its class is kept: with --json it says what can be done about it.
+    return _BY_EXIT_CODE.get(failed.exit_code, TrainingError).from_dict(
+        {**failed.error, "what": what}
+    )
+
+
+def _rank_lost(rank: int, job: Ranks, config: Config, local: str) -> TrainingError:
+    record = job.records.get(rank)
+    who = f"pid {record.pid} on {record.host}" if record else "its process"
+    return TrainingError(
+        f"rank {rank} was lost, and training stopped",
+        where=os.path.join(local, "logs", f"rank.{rank}"),
+        expected=f"{who} to run to the end",
+        got="it was gone without a word: killed (SIGKILL, out of memory) or crashed; the newest"
+        f" checkpoint is {_newest_checkpoint(config)}{_cut_short(config)}",
+        remedy="look at the end of its log and at the kernel's (dmesg); start again: the run goes"
+        " on from that checkpoint",
+    )
+
+
+def _newest_checkpoint(config: Config) -> str:
+    try:
+        found = Checkpoints(config.checkpoint_directory).list()
+    except StorageError as error:
+        return f"unknown ({error.what})"
+    return f"step-{found[0].step}" if found else _NONE
+
+
+def _cut_short(config: Config) -> str:
+    """A phrase about a save that was not finished; "" where there is none, or it is not known."""
+    try:
+        step = Checkpoints(config.checkpoint_directory).cut_short()
+    except StorageError:
+        return ""
+    return "" if step is None else f"; the save of step {step} was cut short"
+
+
+def write(config: Config, local: str, error: HowdahError | None, *, begun: bool) -> None:
+    """Write what killed ranks could not: the outcome and what they used in run.json, logs of a
+    remote run.
+
+    Args:
+        begun: our ranks have begun an attempt.
+    """
+    directory = config.run.directory
+    file = RunFile(directory)
+    if begun:  # this process has waited for all ranks of this machine
+        file.used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
+    # A refusal before an attempt began is no end of an earlier one, which has written its own.
+    if error is not None and (begun or file.values.get("status") == "running"):
+        stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
+        status = "interrupted" if stopped else "failed"
+        file.end(status, redact.text(error.what))
+    if not storage.is_local(directory):
+        logs = os.path.join(local, "logs")
+        for name in sorted(os.listdir(logs)) if os.path.isdir(logs) else []:
+            growing.publish_whole(os.path.join(logs, name), storage.join(directory, "logs", name))
+
+
+def summary(directory: str) -> dict[str, Any]:
+    """What `--json` prints of a finished run."""
+    values = RunFile(directory).values
+    keys = ("run_id", "status", "framework", "world_size", "steps", "epochs", "train_seconds",
+            "examples_per_second", "tokens_per_second", "best_step", "metrics")  # fmt: skip
+    found = {key: values.get(key) for key in keys}
+    export = storage.join(directory, "export")
+    return {"run": directory, "export": export if storage.is_dir(export) else None, **found}
