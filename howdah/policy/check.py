@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from howdah import storage
+from howdah import redact, storage
 from howdah.config import loader as configs
 from howdah.config.options.source import TABLE_NAME
 from howdah.config.types import named_by
@@ -32,7 +32,6 @@ _OUR_TAG = re.compile(r"airflow-(config-)?[0-9a-f]{16}")
 """Tags that Airflow's tasks add (howdah/airflow/application/ownership.py)."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
 _PUNCTUATION = frozenset(
     {"data.columns.separator", "data.csv.delimiter", "data.csv.escape", "data.csv.quote"}
 )
@@ -308,6 +307,6 @@ def _table_match(name: str, pattern: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, without passwords of URLs and shortened."""
-    text = _PASSWORD.sub(r"\1***@", repr(value))
+    """A value in a message, without secrets and shortened."""
+    text = redact.text(repr(value))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
