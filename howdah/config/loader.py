@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import types
@@ -40,7 +41,8 @@ def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) ->
 
     Args:
         path: YAML file; "-": stdin; the sections themselves; None: the defaults.
-        overrides: "section.key=value", the value read as YAML.
+        overrides: "section.key=value". The value is read as YAML, but a text for a key that takes
+            texts stays as it is typed, unless it is in quotes.
     Raises:
         ConfigError: with every problem at once; an unknown key names the nearest known one.
         NotFound: no such file.
@@ -127,6 +129,8 @@ def require_secrets(given: Config, *below: str) -> None:
 
 def _apply(raw: dict, override: str) -> None:
     key, equals, value = override.partition("=")
+    if key != key.rstrip():  # `key = value`: the blanks are not the value's
+        value = value.strip()
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         raise UsageError(
@@ -144,7 +148,59 @@ def _apply(raw: dict, override: str) -> None:
         if not isinstance(child, dict):
             raise UsageError(f"{parent} holds a value, not a section", where=f"--set {override}")
         section = child
-    section[last] = yaml_text.parse(value, f"--set {override}")
+    section[last] = _typed_value(parts, value, f"--set {override}")
+
+
+def _typed_value(parts: Sequence[str], value: str, where: str) -> Any:
+    """The value of an override.
+
+    YAML reads `|` as an empty block, ` #` as the beginning of a comment and 2026-11-01 as a date: a
+    path or a separator that a user types is none of these.
+    """
+    takes = _types_at(parts)
+    quoted = value.strip()[:1] in ("'", '"') and value.strip()[-1:] == value.strip()[:1]
+    # A template that was not filled in is refused by YAML, with what to do.
+    if str not in takes or quoted or value.strip().startswith("{{"):
+        return yaml_text.parse(value, where)
+    if type(None) in takes and value.strip() in ("", "~", "null", "Null", "NULL"):
+        return None
+    if takes <= {str, type(None)}:
+        return value
+    if not value.strip().startswith(("[", "{")):
+        with contextlib.suppress(ConfigError):
+            read = yaml_text.parse(value, where)
+            return read if isinstance(read, bool | int | float) else value
+        return value
+    return yaml_text.parse(value, where)
+
+
+def _types_at(parts: Sequence[str]) -> set[Any]:
+    """The types that a key takes, of a mapping's entry those of its values; {} for unknown keys."""
+    fields = dict(keys())
+    for count in range(len(parts), 0, -1):
+        field = fields.get(".".join(parts[:count]))
+        if field is None:
+            continue
+        takes = set(_alternatives(field.annotation))
+        if count < len(parts):  # an entry: job.env.NAME
+            mappings = [one for one in takes if typing.get_origin(one) is dict]
+            takes = {each for one in mappings for each in _alternatives(typing.get_args(one)[1])}
+        return takes
+    return set()
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """The plain types that an annotation stands for: Literal["a", "b"] | None -> str, NoneType."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        yield from _alternatives(typing.get_args(annotation)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for one in typing.get_args(annotation):
+            yield from _alternatives(one)
+    elif origin is typing.Literal:
+        yield from {type(one) for one in typing.get_args(annotation)}
+    else:
+        yield annotation
 
 
 def _merged(problems: list[HowdahError]) -> list[HowdahError]:
