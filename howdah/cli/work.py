@@ -82,12 +82,20 @@ def config_init(
 
 @config_app.command("explain")
 def config_explain(
-    key: Annotated[str, typer.Argument(help="section.key, a section, or a key's bare name.")],
+    key: Annotated[
+        str | None, typer.Argument(help="A section, section.key or a bare name.")
+    ] = None,
     json: AsJson = False,
 ) -> None:
-    """Explain a key: meaning, type and default."""
+    """Explain a key: meaning, type and default; without one, list the sections."""
     from howdah.config import loader as config
 
+    if key is None:
+        sections = config.sections()
+        answer(
+            {"sections": sections}, json, [f"{at}: {', '.join(sections[at])}" for at in sections]
+        )
+        return
     found = config.explain(key)
     lines = []
     for item in found:

@@ -30,6 +30,7 @@ __all__ = [
     "nearest",
     "read",
     "require_secrets",
+    "sections",
     "starter_yaml",
     "to_yaml",
     "type_text",
@@ -258,6 +259,11 @@ def moved(path: Sequence[Any]) -> str | None:
     return None
 
 
+_NEAR = 0.85
+"""Of difflib: how alike a key of another section must be. At its default, 0.6, `training.fraction`
+was taken for evaluation.predictions."""
+
+
 def nearest(path: Sequence[Any]) -> str:
     """A remedy: the nearest key of the section, else of any section, else all of the section."""
     if (now := moved(path)) is not None:
@@ -268,16 +274,31 @@ def nearest(path: Sequence[Any]) -> str:
     if not section:
         siblings = list(Config.model_fields)
     name = str(path[-1])
-    close = difflib.get_close_matches(name, [s.rpartition(".")[2] for s in siblings], n=1)
+    leaf_names = [key.rpartition(".")[2] for key in siblings]
+    close = difflib.get_close_matches(name, leaf_names, n=1)
+    close = close or [leaf for leaf in leaf_names if _abbreviates(name, leaf)]
     if close:
         return f"did you mean {(section + '.' if section else '') + close[0]}?"
     elsewhere = [key for key in known if key.rpartition(".")[2] == name]
     if not elsewhere:
         leaves = {key.rpartition(".")[2]: key for key in known}
-        elsewhere = [leaves[n] for n in difflib.get_close_matches(name, list(leaves), n=1)]
+        close = difflib.get_close_matches(name, list(leaves), n=1, cutoff=_NEAR)
+        elsewhere = [leaves[leaf] for leaf in close]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
+    if not siblings:
+        return f"the sections are {', '.join(Config.model_fields)}"
     return f"known here: {', '.join(s.rpartition('.')[2] for s in siblings)}"
+
+
+def _abbreviates(name: str, leaf: str) -> bool:
+    """Whether a name is the first letters of a key's words, or one of the words.
+
+    >>> _abbreviates("lr", "learning_rate"), _abbreviates("epochs", "num_train_epochs")
+    (True, True)
+    """
+    words = leaf.split("_")
+    return len(words) > 1 and (name in words or name == "".join(word[0] for word in words))
 
 
 # ---------------------------------------------------------------------------------- explain
@@ -301,6 +322,15 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
         options = [o for o in typing.get_args(annotation) if o is not type(None)]
     first = options[0]
     return first if isinstance(first, type) and issubclass(first, BaseModel) else None
+
+
+def sections() -> dict[str, list[str]]:
+    """The sections, each with the names of its keys."""
+    found: dict[str, list[str]] = {name: [] for name in Config.model_fields}
+    for key, _ in keys():
+        section, _, name = key.partition(".")
+        found[section].append(name)
+    return found
 
 
 def explain(key: str) -> list[dict]:
