@@ -82,19 +82,15 @@ def config_init(
 
 @config_app.command("explain")
 def config_explain(
-    key: Annotated[
-        str | None, typer.Argument(help="A section, section.key or a bare name.")
-    ] = None,
+    key: Annotated[str | None, typer.Argument(help="A key, its bare name or a section.")] = None,
     json: AsJson = False,
 ) -> None:
     """Explain a key: meaning, type and default; without one, list the sections."""
     from howdah.config import loader as config
 
     if key is None:
-        sections = config.sections()
-        answer(
-            {"sections": sections}, json, [f"{at}: {', '.join(sections[at])}" for at in sections]
-        )
+        known = config.sections()
+        answer({"sections": known}, json, [f"{at}: {', '.join(known[at])}" for at in known])
         return
     found = config.explain(key)
     lines = []
