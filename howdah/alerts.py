@@ -1,9 +1,11 @@
 """Alerts: one JSON object to a command's stdin or to a webhook, when something needs a look.
 
-Sending changes nothing else: whatever fails in it is a line in the log. Each event is sent once for
-a run and kind (a failed attempt that fails again in the same way is the same event): the first
-process that sends it leaves a marker, `<directory>/alerts/<kind>-<hash>.json`, which holds what was
-sent. A job's driver and the command that waits for it thus send one alert, not two.
+Sending changes nothing else: whatever fails in it is a line in the log. The same event is not sent
+twice (a failed attempt that fails again in the same way is the same event): the first process that
+sends it leaves a marker, `<directory>/alerts/<kind>-<hash>.json`, which holds what was sent. A
+job's driver and the command that waits for it thus send one alert, not two. The event is news again
+after 12 hours, so that a nightly command which fails every night is heard of every day, and after
+the command has succeeded in between: a success removes the markers that the command has left.
 """
 
 from __future__ import annotations
@@ -11,17 +13,19 @@ from __future__ import annotations
 import contextlib
 import datetime
 import hashlib
+import http.client
 import json
 import os
 import signal
 import subprocess
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from howdah import isolation, redact, storage
+from howdah import isolation, private_files, redact, storage
 from howdah.config.model import Config
 from howdah.config.options.alerts import KINDS, AlertKind, AlertsSection, check_url
 from howdah.core import shorten, threads
@@ -33,6 +37,7 @@ from howdah.errors import (
     ConfigError,
     HowdahError,
     Interrupted,
+    NotFound,
     StorageError,
     StorageFull,
     Terminated,
@@ -40,12 +45,16 @@ from howdah.errors import (
 )
 from howdah.runs import RUN_JSON
 
-__all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send"]
+__all__ = ["FORMAT_VERSION", "kind_of", "low_disk", "of_error", "run_error", "send", "succeeded"]
 
 FORMAT_VERSION = 1
 _MOST_BYTES = 32_000
 """An alert's size: what chats and mail gateways take."""
 _DIRECTORY = "alerts"
+_NEWS_AGAIN_SECONDS = 12 * 3600.0
+"""After which the same event is sent again: retries of one night are one event, two nights are two.
+A storage's clock is compared with this machine's; minutes between them do not matter here."""
+_LOW_DISK = "low"
 Say = Callable[[str], None]
 
 
@@ -88,10 +97,36 @@ def of_error(
     shown = error.as_dict()
     send(
         config, kind, shown["what"], where=shown["where"], link=link,
-        about={"command": f"howdah {command}", "error": shown},
-        # A model's drift is no event of a run.
+        about={"command": _shown(command), "error": shown}, got=shown["got"],
+        # The drift of a model is not an event of a run.
         directory=config.model_directory if kind == "drift" else None, say=say,
     )  # fmt: skip
+
+
+def succeeded(config: Config, command: str, *, say: Say) -> None:
+    """Forget the events that a command has left, since it has succeeded: the next one is news.
+
+    Never raises.
+    """
+    _forget(config, lambda alert: alert.get("command") == _shown(command), say)
+
+
+def _shown(command: str) -> str:
+    return f"howdah {command}"
+
+
+def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say) -> None:
+    try:
+        for directory in (config.run.directory, config.model_directory):
+            markers = storage.join(directory, _DIRECTORY)
+            if not storage.is_dir(markers):
+                continue
+            for found in storage.list_dir(markers):
+                alert = storage.read_json(found.path)
+                if isinstance(alert, dict) and matches(alert):
+                    storage.remove(found.path)
+    except Exception as error:  # noqa: BLE001 - an alert must never fail what it reports
+        say(f"warning: markers of earlier alerts stay: {_brief(error)}")
 
 
 def low_disk(config: Config, *, say: Say) -> None:
@@ -110,8 +145,10 @@ def low_disk(config: Config, *, say: Say) -> None:
     if free is not None and free < least:
         send(
             config, "disk", f"{free:,} bytes are free, less than {least:,} (alerts.disk_bytes)",
-            where=config.run.directory, about={"free_bytes": free}, event="low", say=say,
+            where=config.run.directory, about={"free_bytes": free}, event=_LOW_DISK, say=say,
         )  # fmt: skip
+    elif free is not None:
+        _forget(config, lambda alert: "free_bytes" in alert, say)
 
 
 def send(
@@ -123,17 +160,20 @@ def send(
     link: str | None = None,
     about: dict[str, Any] | None = None,
     event: str | None = None,
+    got: str | None = None,
     directory: str | None = None,
     run_id: str | None = None,
     say: Say,
 ) -> bool:
-    """Send an alert to all that the configuration names, once an event; never raises.
+    """Send an alert to all that the configuration names, unless it is not news; never raises.
 
     Args:
         what: one sentence.
         link: a page to look at.
         about: further fields.
         event: what makes two alerts of a kind the same event; None: `what`.
+        got: what was found. It tells events of a command without a run apart: another day, another
+            partition, another count.
         directory: where the marker lies; None: the run directory.
         run_id: None: that of run.json.
         say: gets a line for what was sent, and for each failure.
@@ -145,7 +185,11 @@ def send(
         return False
     try:
         alert = _alert(config, kind, what, where, link, about or {}, run_id)
-        key = json.dumps([kind, alert["run"]["id"], event if event is not None else what, where])
+        run = alert["run"]["id"]
+        parts = [kind, run, event if event is not None else what, where]
+        if run is None:
+            parts += [got, alert.get("command")]
+        key = json.dumps(parts)
         marker = storage.join(
             directory or config.run.directory,
             _DIRECTORY,
@@ -199,9 +243,12 @@ def _run_json(directory: str) -> dict[str, Any]:
 
 
 def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:
-    """Whether this process is the first to send an event."""
+    """Whether this process is the first to send an event, or the last one was sent long ago."""
     try:
         storage.make_dirs(storage.parent(marker))
+        with contextlib.suppress(NotFound):
+            if time.time() - storage.entry(marker).modified > _NEWS_AGAIN_SECONDS:
+                storage.remove(marker)  # two processes at once may both send it: better than none
         storage.create_exclusive(marker, json.dumps(alert, ensure_ascii=False).encode())
     except AlreadyExists:
         return False
@@ -270,7 +317,11 @@ def _url(alerts: AlertsSection) -> str:
         )
     if alerts.webhook is not None:
         return alerts.webhook
-    return check_url(storage.read_text(alerts.webhook_file or "").strip())
+    path = alerts.webhook_file or ""
+    text = private_files.read(
+        path, what="the file with the webhook's URL", where=f"alerts.webhook_file: {path}"
+    )
+    return check_url(text.strip())
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -302,8 +353,10 @@ def _post(url: str, data: bytes, seconds: float) -> str | None:
             problem[0] = None
         except urllib.error.HTTPError as error:
             problem[0] = f"{host} answered {error.code}"
-        except (OSError, ValueError) as error:
+        except OSError as error:
             problem[0] = f"{host}: {_brief(getattr(error, 'reason', error))}"
+        except (ValueError, http.client.HTTPException) as error:
+            problem[0] = f"{host}: {type(error).__name__}"  # its text may show the URL's path
 
     # The timeout is that of each read: a server that sends a byte now and then would go on.
     threads.start(post, name="webhook", failed=threads.REPORT).join(seconds)

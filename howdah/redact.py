@@ -5,6 +5,15 @@ config.yaml, report.html, meta.json, manifests, statuses, logs and error message
 configuration without its secrets. They stay only where they are used: in the private file that
 ranks read, in the one that containers get, and in Spark's settings. A secret is recognised by its
 name or form: one under another name (`data.spark.conf: {my.thing: hunter2}`) is not.
+
+Every error text, alert and line of progress passes here, also texts that strangers send. Each rule
+takes time in proportion to the text: a rule's repetitions are bounded, or nothing follows them that
+could fail. Texts are not cut first: the password of a URL is known by the `@` behind it, and a cut
+between them would show the password's beginning.
+
+The forms of tokens are those of gitleaks' rules (github.com/gitleaks/gitleaks), under its names.
+They are a table here because gitleaks is a program in Go, and detect-secrets, whose last release is
+of 2024, reports lines of source code and does not say which part of a line is secret.
 """
 
 from __future__ import annotations
@@ -17,7 +26,8 @@ if TYPE_CHECKING:
     from pydantic import BaseModel
 
 __all__ = [
-    "LEFT_OUT", "config", "find", "is_secret_name", "left_out", "left_out_of", "plain", "text",
+    "LEFT_OUT", "TOKENS", "config", "find", "is_secret_name", "left_out", "left_out_of", "plain",
+    "text",
 ]  # fmt: skip
 
 LEFT_OUT = "***left-out***"
@@ -26,12 +36,17 @@ LEFT_OUT = "***left-out***"
 NAMES_ARE_DATA = frozenset({"data.labels", "data.partitions", "gate.minimum"})
 """Mappings whose keys are data: a label may be called `password`."""
 
-_WORDS = (
+# ------------------------------------------------------------------------------------- by name
+_PASSWORDS = (
     r"pass(?:word|wd|phrase)|pwd|secret(?:[._-]?(?:key|access[._-]?key))?|access[._-]?key"
     r"|private[._-]?key|encryption[._-]?key|account[._-]?key|shared[._-]?access[._-]?key"
-    r"|shared[._-]?access[._-]?signature|api[._-]?key|credentials?|connection[._-]?string|webhook"
+    r"|shared[._-]?access[._-]?signature|api[._-]?key"
 )
-_NAME = re.compile(rf"(?:{_WORDS}|(?:^|[._-])(?:token|sas|pw))$", re.IGNORECASE)
+_WORDS = rf"{_PASSWORDS}|credentials?|connection[._-]?string|webhook"
+_NAME = re.compile(
+    rf"(?:{_WORDS}|[._-]pass|(?<!security\.)authorization|(?:^|[._-])(?:token|sas|pw))$",
+    re.IGNORECASE,
+)
 _CAMEL_TOKEN = re.compile(r"[a-z](?:Token|Secret)$")
 _ACCOUNT = re.compile(
     r"(?:^|\.)fs\.azure\.(?:account\.key|sas|account\.oauth2\.client\.secret)\."
@@ -40,20 +55,80 @@ _ACCOUNT = re.compile(
 )
 """Azure's name ends with the account, or with container and account."""
 
-# The password of a URL's user; digits up to a slash are a port. A password without slashes extends
-# to the last '@' before the path, one with slashes (as in AWS keys) to the first.
-_URL = re.compile(r"(://[^/@\s:\[]*:)(?!\d+(?:[/?#,]|$))(?:[^/?#\s]+|[^@\s]+)(?=@)")
-_ORACLE = re.compile(r"(jdbc:oracle:\w+:[^/\s@]+/)([^@\s]+)(?=@)", re.IGNORECASE)
-_PAIR = re.compile(
-    rf"(?P<name>(?:^|(?<=[?&;,\s({{\"']))(?:-D)?[\w.-]*?(?:{_WORDS}|(?<![a-z])(?:token|sig|sas))"
-    r"(?:[\"']?\s*=\s*|[\"']\s*:\s*(?=[\"'])))(?:\"[^\"]*\"|'[^']*'|[^&;,\s)\"']+)",
+_QUOTED = r"\"[^\"]*\"?|'[^']*'?"
+_VALUE = rf"(?!(?:null|none|true|false)\b)(?:{_QUOTED}|\{{(?:[^}}]|\}}\}})*\}}?|[^&;,\s)\"'}}\]]+)"
+"""A value: in quotes, in the braces of SQL Server's driver, or up to a separator."""
+_IS = r"\\?[\"']?[ \t]{0,3}=[ \t]{0,3}\\?|\\?[\"'][ \t]{0,3}:[ \t]{0,3}\\?(?=[\"'])"
+"""Between a name and its value: `=`, or the colon of JSON."""
+_START = r"(?:^|(?<=[?&;,\s({\"']))[\w.-]{0,128}?(?<![a-z])"
+"""Before words that are also parts of paths: `/data/token=abc/` is a partition."""
+_PAIRS = re.compile(
+    rf"(?P<name>(?:(?:{_WORDS}|[._-]pass)|{_START}(?:token|sig|sas))(?:{_IS})){_VALUE}",
     re.IGNORECASE,
 )
-_TOKEN = re.compile(
-    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}"
-    r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+_COLON = re.compile(rf"(?P<name>(?:{_PASSWORDS})[ \t]{{0,3}}:[ \t]{{0,3}}){_VALUE}", re.IGNORECASE)
+"""As YAML and heads of HTTP have it: `password: x`, `X-Api-Key: x`."""
+_OPTION = re.compile(
+    rf"(?P<name>(?<![\w-])--(?:[a-z]{{1,20}}-){{0,3}}(?:{_PASSWORDS}|token)[ \t]+)(?!-){_VALUE}",
+    re.IGNORECASE,
 )
-"""Tokens with a recognisable form: Hugging Face's, GitHub's, GitLab's, JSON Web Tokens."""
+"""An option of a command: `--password x`."""
+_HEAD = re.compile(
+    r"(?P<name>authorization\\?[\"']?[ \t]{0,3}[:=][ \t]{0,3}(?:\\?[\"'])?)"
+    r"(?:(?:basic|bearer|digest|negotiate|token|apikey)[ \t]{1,3})?[^\s\"',\\]+",
+    re.IGNORECASE,
+)
+_BEARER = re.compile(
+    r"(?P<name>\b(?:bearer|basic)[ \t]{1,3})(?=[\w.~+/-]{0,200}?\d|[\w.~+/-]{24})[\w.~+/=-]{8,}",
+    re.IGNORECASE,
+)
+"""A header's value without its name; a word such as `authentication` has no digit."""
+
+# ------------------------------------------------------------------------------------- by form
+TOKENS = {
+    "aws-access-token": r"\b(?:A3T[A-Z0-9]|AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}\b",
+    "anthropic and openai": r"\bsk-[A-Za-z0-9_-]{20,}",
+    "age-secret-key": r"\bAGE-SECRET-KEY-1[A-Z0-9]{58}",
+    "databricks-api-token": r"\bdapi[a-f0-9]{32}(?:-\d)?\b",
+    "digitalocean-pat": r"\bdo[opr]_v1_[a-f0-9]{64}\b",
+    "discord-webhook": r"https://(?:\w{1,20}\.)?discord(?:app)?\.com/api/webhooks/[^\s\"'<>]+",
+    "gcp-api-key": r"\bAIza[\w-]{35}",
+    "github": r"\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}",
+    "gitlab": r"\bgl(?:pat|dt|ptt|rt|soat|ft|agent|cbt|imt)-[\w-]{20,}",
+    "google chat webhook": r"https://chat\.googleapis\.com/v1/spaces/[^\s\"'<>]+",
+    "grafana": r"\bgl(?:sa|c)_[A-Za-z0-9+/_]{32,}",
+    "hashicorp vault": r"\bhv[sb]\.[\w-]{24,}",
+    "huggingface-access-token": r"\b(?:hf|api_org)_[A-Za-z0-9]{20,}",
+    "jwt": r"\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,}",
+    "microsoft-teams-webhook": r"https://[\w-]{1,63}\.webhook\.office\.com/[^\s\"'<>]+",
+    "npm-access-token": r"\bnpm_[A-Za-z0-9]{36}\b",
+    "pypi-upload-token": r"\bpypi-AgE[\w-]{50,}",
+    "sendgrid-api-token": r"\bSG\.[\w-]{20,24}\.[\w-]{39,50}",
+    "slack": r"\bxox[abeoprs]-[\w-]{10,}|\bxapp-\d-[\w-]{10,}",
+    "slack-webhook-url": (
+        r"(?:https?://)?hooks\.slack(?:-gov)?\.com/(?:services|workflows|triggers)/[^\s\"'<>]+"
+    ),
+    "stripe-access-token": r"\b[sr]k_(?:live|test|prod)_[A-Za-z0-9]{10,}",
+    "telegram-bot-api-token": r"\b\d{8,10}:AA[\w-]{33}",
+    "twilio-api-key": r"\bSK[a-f0-9]{32}\b",
+}  # fmt: skip
+"""Tokens with a form of their own: {gitleaks' name of the rule: regular expression}."""
+_TOKENS = re.compile("|".join(TOKENS.values()))
+
+_KEY_BEGINS = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_ENDS = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+
+# -------------------------------------------------------------------------------------- in URLs
+_WORD = re.compile(r"\S+")
+_AUTHORITY_ENDS = re.compile(r"[/?#]")
+_PORT = re.compile(r"\d+(?:,.*)?")
+_ORACLE = re.compile(r"(jdbc:oracle:\w{1,20}:[^/\s@]{1,128}/)[^@\s]{1,1024}(?=@)", re.IGNORECASE)
+_DRIVER = re.compile(r"jdbc:([a-z][\w+.-]{0,40}):(?://[\w.\[\]:,-]{1,512})?", re.IGNORECASE)
+_DRIVERS = frozenset({
+    "postgresql", "mysql", "mariadb", "oracle", "sqlserver", "db2", "teradata", "hive2", "sqlite",
+    "h2", "snowflake", "redshift", "trino", "presto", "clickhouse", "derby", "sap", "vertica",
+})  # fmt: skip
+"""Drivers of JDBC whose URLs name their passwords; of others all behind the host is left out."""
 
 
 def is_secret_name(name: str) -> bool:
@@ -70,15 +145,64 @@ def is_secret_name(name: str) -> bool:
 
 
 def text(value: str) -> str:
-    """A text without its secrets: passwords in URLs, `password=...`, signatures, tokens.
+    """A text without its secrets: passwords in URLs, `password=...`, signatures, tokens, keys.
 
     >>> text("https://bot:pw@mlflow:5000 and jdbc:mysql://db:3306/x?user=a&password=pw&ssl=true")
     'https://bot:***left-out***@mlflow:5000 and jdbc:mysql://db:3306/x?user=a&password=***left-out***&ssl=true'
     """
-    value = _URL.sub(rf"\g<1>{LEFT_OUT}", value)
-    value = _ORACLE.sub(rf"\g<1>{LEFT_OUT}", value)
-    value = _PAIR.sub(rf"\g<name>{LEFT_OUT}", value)
-    return _TOKEN.sub(LEFT_OUT, value)
+    value = _urls(_without_keys(value))
+    for pattern in (_HEAD, _BEARER, _PAIRS, _COLON, _OPTION):
+        value = pattern.sub(rf"\g<name>{LEFT_OUT}", value)
+    return _TOKENS.sub(LEFT_OUT, value)
+
+
+def _without_keys(value: str) -> str:
+    """The text without private keys in PEM; one without an end is left out up to the text's end."""
+    parts, at = [], 0
+    while (begins := _KEY_BEGINS.search(value, at)) is not None:
+        parts += [value[at : begins.start()], LEFT_OUT]
+        ends = _KEY_ENDS.search(value, begins.end())
+        at = len(value) if ends is None else ends.end()
+    return "".join([*parts, value[at:]])
+
+
+def _urls(value: str) -> str:
+    """The text without the passwords of its URLs."""
+    if "://" not in value and "jdbc:" not in value.lower():
+        return value
+    return _WORD.sub(lambda found: _url(found[0]), value)
+
+
+def _url(word: str) -> str:
+    """A word without the passwords of the URLs in it.
+
+    The password of a URL's user extends to the last `@` of the authority, which ends at the first
+    `/`, `?` or `#`. Where the authority has none, the password may have slashes itself (AWS keys
+    do) and extends to the first `@` behind. Digits alone behind the colon are a port.
+    """
+    parts, at, last = [], 0, word.rfind("@")
+    while last > at and (found := word.find("://", at)) != -1:
+        begins = found + 3
+        slash = _AUTHORITY_ENDS.search(word, begins)
+        ends = len(word) if slash is None else slash.start()
+        sign = word.rfind("@", begins, ends)
+        colon = word.find(":", begins, ends if sign == -1 else sign)
+        to = sign
+        if sign == -1 and colon != -1 and not _PORT.fullmatch(word, colon + 1, ends):
+            to = word.find("@", ends) if last > ends else -1
+        if colon == -1 or to <= colon + 1 or word[begins] == "[":
+            parts.append(word[at:ends])
+            at = ends
+            continue
+        parts += [word[at : colon + 1], LEFT_OUT]
+        at = to
+    word = "".join([*parts, word[at:]])
+    if "jdbc:" in word.lower():
+        word = _ORACLE.sub(rf"\g<1>{LEFT_OUT}", word)
+        driver = _DRIVER.search(word)
+        if driver is not None and driver[1].lower() not in _DRIVERS and driver.end() < len(word):
+            word = word[: driver.end()] + LEFT_OUT
+    return word
 
 
 def plain(value: Any, name: str = "", *, names: bool = True) -> Any:
@@ -118,7 +242,7 @@ def find(name: str, value: Any) -> Iterator[tuple[str, str]]:
     if name in NAMES_ARE_DATA:
         return
     if isinstance(value, str):
-        if _URL.search(value) or _ORACLE.search(value):
+        if _urls(value) != value:
             yield name, "a password in a URL"
         elif text(value) != value:
             yield name, "a secret in a text"

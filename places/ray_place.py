@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from howdah import isolation
 from howdah.config.model import Config
 from howdah.core.processes import session_members
 from howdah.errors import ClusterError
+from howdah.ray_home import RayHome
 from jobs.backend import Container
 from places.backend import CallsDriver
 from places.worker import Assignment, run_agent
@@ -47,19 +46,17 @@ def cluster(config: Config) -> Iterator[tuple[Any, str]]:
         with _connected(config, address=config.ray.address) as ray:
             yield ray, ray.util.get_node_ip_address()
         return
-    # Its sockets' paths must be short: 107 bytes at most.
-    place = tempfile.mkdtemp(prefix="hray-")
-    with _swept(place):
-        token = os.path.join(place, "token")
-        with open(os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(secrets.token_hex(32))
+    home = RayHome.make()
+    with _swept(home.root):
         os.environ.pop("RAY_AUTH_TOKEN", None)
-        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": home.token}
         with _connected(
             config, address="local", num_cpus=config.job.most * config.job.worker.vcores,
-            include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=place,
+            include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=home.temporary,
             runtime_env={"env_vars": _paths()},
         ) as ray:  # fmt: skip
+            home.require_private()
             yield ray, "127.0.0.1"
 
 

@@ -13,6 +13,7 @@ import time
 
 from howdah import redact, storage
 from howdah.config import loader
+from howdah.config.options.serve import OF_CONTAINER
 from howdah.errors import HowdahError, Terminated, UsageError, render
 from howdah.models import server_file
 from howdah.models.server_file import ADDRESS_VARIABLE, MODEL_VARIABLE, TOKENS
@@ -42,9 +43,7 @@ def main() -> int:
         model, path = _variable(MODEL_VARIABLE), _variable(ADDRESS_VARIABLE)
         container = _variable("CONTAINER_ID")
         token_file = os.path.abspath(TOKENS) if os.path.exists(TOKENS) else None
-        settings = config.serve.model_copy(
-            update={"host": "0.0.0.0", "port": 0, "token_file": token_file}
-        )
+        settings = config.serve.model_copy(update={**OF_CONTAINER, "token_file": token_file})
         tokens = access.tokens(token_file)
 
         def ready(started: Started) -> None:

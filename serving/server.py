@@ -97,14 +97,14 @@ def serve(
         Terminated, Interrupted: at the end, as the signal was.
     """
     require_packages()
-    access.require_guarded(settings)
     # The event loop gives Python's lock up at each system call; a computing thread that holds it
     # then would keep it for 5 ms.
     sys.setswitchinterval(_SWITCH_SECONDS)
     # A few texts at a time: the tokenizer's own threads would only take cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    guarded = settings.token_file is not None or settings.open
     tokens = access.tokens(settings.token_file)
-    with listening.listen(settings.host, settings.port) as listener:
+    with listening.listen(settings.host, settings.port, guarded=guarded) as listener:
         variant = find(model, publish_directory)
         say(f"opening {variant.title}")
         settings = settings.model_copy(update={"threads": settings.threads or machine.cores()})

@@ -9,21 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from howdah import redact, storage
+from howdah import private_files, redact, storage
 from howdah.config.loader import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
 from howdah.errors import (
     ClusterError,
     ConfigError,
     HowdahError,
-    NotFound,
-    PermissionDenied,
-    StorageError,
 )
 from training.run.run_json import config_hash
 from tuning.space import objective_of
@@ -208,22 +204,9 @@ def _secret_url(path: str) -> str:
             "the file with a database's URL lies on this machine", where="tune.storage_url_file",
             expected="a local file of mode 0600", got=path,
         )  # fmt: skip
-    local = storage.local_path(path)
-    try:
-        with open(local, encoding="utf-8") as file:
-            info, text = os.fstat(file.fileno()), file.read().strip()
-    except FileNotFoundError:
-        raise NotFound("there is no such file", where=f"tune.storage_url_file: {path}") from None
-    except OSError as error:
-        raise StorageError(
-            "the file cannot be read", where=f"tune.storage_url_file: {path}", got=error.strerror
-        ) from None
-    if stat.S_IMODE(info.st_mode) & 0o077:
-        raise PermissionDenied(
-            "other users may read the file with the database's password", where=path,
-            expected="mode 0600", got=f"mode {stat.S_IMODE(info.st_mode):04o}",
-            remedy=f"chmod 600 {path}, and change the password if others may have read it",
-        )  # fmt: skip
+    text = private_files.read(
+        path, what="the file with the database's password", where=f"tune.storage_url_file: {path}"
+    ).strip()
     import sqlalchemy.engine
     import sqlalchemy.exc
 

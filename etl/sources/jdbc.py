@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -18,9 +17,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etl.sources import hive
 from etl.sources.source import Source
-from howdah import redact, storage
+from howdah import private_files, redact
 from howdah.config.data import DataSection, JdbcOptions
-from howdah.errors import ConfigError, DataError, PermissionDenied
+from howdah.core.machine import is_loopback
+from howdah.errors import ConfigError, DataError
 from howdah.spark.errors import translated
 
 __all__ = ["VARIABLE", "Server", "read", "resolved", "server"]
@@ -184,24 +184,14 @@ def server(options: JdbcOptions) -> Server:
                 remedy="write the line into a file of mode 0600, and name it in data.jdbc.url_file",
             )
     else:
-        where, text = options.url_file, _private(options.url_file)
+        where = options.url_file
+        text = private_files.read(
+            where, what="the file with the database's password", where=f"data.jdbc.url_file {where}"
+        )
     try:
         return _parsed(text.strip(), where)
     except ValueError:  # of a port that is no number
         raise _no_url(where) from None
-
-
-def _private(path: str) -> str:
-    mode = storage.entry(path).mode
-    if mode is None or stat.S_IMODE(mode) & 0o077:
-        raise PermissionDenied(
-            "other users may read the file with the database's password",
-            where=f"data.jdbc.url_file {path}",
-            expected="mode 0600",
-            got="a storage without modes" if mode is None else f"mode {stat.S_IMODE(mode):04o}",
-            remedy=f"chmod 600 {path}, and change the password if others may have read it",
-        )
-    return storage.read_text(path)
 
 
 def _parsed(text: str, where: str) -> Server:
@@ -221,7 +211,11 @@ def _parsed(text: str, where: str) -> Server:
         )
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     name = f"postgresql://{host}:{parts.port or 5432}/{database}"
-    query = f"?{parts.query}" if parts.query else ""
+    query = parts.query
+    if "sslmode" not in names and not is_loopback(parts.hostname):
+        # The driver's own default, `prefer`, sends the password to any process that answers.
+        query = "&".join(filter(None, (query, "sslmode=verify-full")))
+    query = f"?{query}" if query else ""
     return Server(
         name=redact.text(name),
         url=f"jdbc:{name}{query}",

@@ -13,7 +13,8 @@ _NONE = (0, 2, 130, 143)
 
 
 def ended(command: str | None, error: BaseException | None, code: int) -> None:
-    """Send an alert if a command has failed, where its configuration asks for one.
+    """Send an alert if a command has failed, where its configuration asks for one; after a success
+    the next failure is news.
 
     Args:
         error: that it ended by; None: it has reported its error itself.
@@ -25,6 +26,8 @@ def ended(command: str | None, error: BaseException | None, code: int) -> None:
     from howdah import alerts
 
     if error is None:
+        if code == 0:
+            alerts.succeeded(config, command, say=common.say)
         if code not in _NONE:
             what = alerts.run_error(config) or f"howdah {command} ended with exit code {code}"
             alerts.of_error(config, command, HowdahError(what), say=common.say)

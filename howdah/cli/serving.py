@@ -83,10 +83,10 @@ def serve(
     ours = {
         "max_batch_tokens": max_batch_tokens, "max_wait_ms": max_wait_ms, "max_texts": max_texts,
         "max_bytes": max_bytes, "max_queue": max_queue, "shadow": shadow,
-        "token_file": token_file, "open": open_to_all or None,
+        "token_file": token_file,
     }  # fmt: skip
     of_ray = {"and": other, "share": share, "replicas": replicas, "queue": queue}
-    shared = {"host": host, "port": port, "threads": threads}
+    shared = {"host": host, "port": port, "threads": threads, "open": open_to_all or None}
     if on not in (None, "ray"):
         raise UsageError("unknown server", where="--on", expected="ray, or no --on", got=on)
     if on is None:
@@ -101,7 +101,7 @@ def serve(
         return
     more = {"yarn": yarn or None, "ACTION": action}
     _refuse({**ours, **more}, "are for Howdah's own server, without --on")
-    _serve_by_ray(model, load(config, set), shared, of_ray, json)
+    _serve_by_ray(model, load(config, [*(set or []), *_overrides(shared)]), of_ray, json)
 
 
 def _refuse(options: dict[str, Any], what: str) -> None:
@@ -135,21 +135,17 @@ def _serve(model: str, checked: Any, as_json: bool) -> None:
     )  # fmt: skip
 
 
-def _serve_by_ray(
-    model: str, checked: Any, shared: dict[str, Any], of_ray: dict[str, Any], as_json: bool
-) -> None:
+def _serve_by_ray(model: str, checked: Any, of_ray: dict[str, Any], as_json: bool) -> None:
     other, share = of_ray["and"], of_ray["share"]
     if other is None and share is not None:
         raise UsageError("--share is the share of --and", remedy="name the other model by --and")
     from training.deployment import ray_serve
     from training.serving import variants
 
-    options = ray_serve.Options(
-        host=shared["host"] or checked.serve.host,
-        port=checked.serve.port if shared["port"] is None else shared["port"],
+    options = ray_serve.Options.of(
+        checked.serve,
         replicas=ray_serve.parse_replicas(of_ray["replicas"] or "1"),
         queue=of_ray["queue"] or 64,
-        threads=shared["threads"] or 1,
     )
     found = [variants.find(model, checked.publish.directory)]
     part = 0.0
@@ -166,6 +162,7 @@ def _serve_by_ray(
 
 def _serve_on_yarn(action: str | None, model: str, checked: Any, as_json: bool) -> None:
     from howdah import storage
+    from howdah.config.options.serve import OF_CONTAINER, require_implemented
     from howdah.models.registry import Published
     from serving.http import access
     from yarn.serving import control
@@ -182,6 +179,8 @@ def _serve_on_yarn(action: str | None, model: str, checked: Any, as_json: bool) 
     if action == "status":
         found = control.status(checked, directory, tokens)
     else:
+        others = set(type(checked.serve).model_fields) - set(OF_CONTAINER)
+        require_implemented(checked.serve, others, "a server on YARN")
         if Published(directory).current() is None:
             raise ModelError(
                 "no model is published there", where=directory,

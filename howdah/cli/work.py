@@ -83,12 +83,16 @@ def config_init(
 
 @config_app.command("explain")
 def config_explain(
-    key: Annotated[str, typer.Argument(help="section.key, a section, or a key's bare name.")],
+    key: Annotated[str | None, typer.Argument(help="A key, its bare name or a section.")] = None,
     json: AsJson = False,
 ) -> None:
-    """Explain a key: meaning, type and default."""
+    """Explain a key: meaning, type and default; without one, list the sections."""
     from howdah.config import loader as config
 
+    if key is None:
+        known = config.sections()
+        answer({"sections": known}, json, [f"{at}: {', '.join(known[at])}" for at in known])
+        return
     found = config.explain(key)
     lines = []
     for item in found:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import types
@@ -29,6 +30,7 @@ __all__ = [
     "nearest",
     "read",
     "require_secrets",
+    "sections",
     "starter_yaml",
     "to_yaml",
     "type_text",
@@ -40,7 +42,8 @@ def load(path: str | Mapping[str, Any] | None, overrides: Sequence[str] = ()) ->
 
     Args:
         path: YAML file; "-": stdin; the sections themselves; None: the defaults.
-        overrides: "section.key=value", the value read as YAML.
+        overrides: "section.key=value". The value is read as YAML, but a text for a key that takes
+            texts stays as it is typed, unless it is in quotes.
     Raises:
         ConfigError: with every problem at once; an unknown key names the nearest known one.
         NotFound: no such file.
@@ -127,6 +130,8 @@ def require_secrets(given: Config, *below: str) -> None:
 
 def _apply(raw: dict, override: str) -> None:
     key, equals, value = override.partition("=")
+    if key != key.rstrip():  # `key = value`: the blanks are not the value's
+        value = value.strip()
     parts = [part.strip() for part in key.split(".")]
     if not equals or not all(parts):
         raise UsageError(
@@ -144,7 +149,59 @@ def _apply(raw: dict, override: str) -> None:
         if not isinstance(child, dict):
             raise UsageError(f"{parent} holds a value, not a section", where=f"--set {override}")
         section = child
-    section[last] = yaml_text.parse(value, f"--set {override}")
+    section[last] = _typed_value(parts, value, f"--set {override}")
+
+
+def _typed_value(parts: Sequence[str], value: str, where: str) -> Any:
+    """The value of an override.
+
+    YAML reads `|` as an empty block, ` #` as the beginning of a comment and 2026-11-01 as a date: a
+    path or a separator that a user types is none of these.
+    """
+    takes = _types_at(parts)
+    quoted = value.strip()[:1] in ("'", '"') and value.strip()[-1:] == value.strip()[:1]
+    # A template that was not filled in is refused by YAML, with what to do.
+    if str not in takes or quoted or value.strip().startswith("{{"):
+        return yaml_text.parse(value, where)
+    if type(None) in takes and value.strip() in ("", "~", "null", "Null", "NULL"):
+        return None
+    if takes <= {str, type(None)}:
+        return value
+    if not value.strip().startswith(("[", "{")):
+        with contextlib.suppress(ConfigError):
+            read = yaml_text.parse(value, where)
+            return read if isinstance(read, bool | int | float) else value
+        return value
+    return yaml_text.parse(value, where)
+
+
+def _types_at(parts: Sequence[str]) -> set[Any]:
+    """The types that a key takes, of a mapping's entry those of its values; {} for unknown keys."""
+    fields = dict(keys())
+    for count in range(len(parts), 0, -1):
+        field = fields.get(".".join(parts[:count]))
+        if field is None:
+            continue
+        takes = set(_alternatives(field.annotation))
+        if count < len(parts):  # an entry: job.env.NAME
+            mappings = [one for one in takes if typing.get_origin(one) is dict]
+            takes = {each for one in mappings for each in _alternatives(typing.get_args(one)[1])}
+        return takes
+    return set()
+
+
+def _alternatives(annotation: Any) -> Iterator[Any]:
+    """The plain types that an annotation stands for: Literal["a", "b"] | None -> str, NoneType."""
+    origin = typing.get_origin(annotation)
+    if origin is typing.Annotated:
+        yield from _alternatives(typing.get_args(annotation)[0])
+    elif origin in (typing.Union, types.UnionType):
+        for one in typing.get_args(annotation):
+            yield from _alternatives(one)
+    elif origin is typing.Literal:
+        yield from {type(one) for one in typing.get_args(annotation)}
+    else:
+        yield annotation
 
 
 def _merged(problems: list[HowdahError]) -> list[HowdahError]:
@@ -202,6 +259,11 @@ def moved(path: Sequence[Any]) -> str | None:
     return None
 
 
+_NEAR = 0.85
+"""Of difflib: how alike a key of another section must be. At its default, 0.6, `training.fraction`
+was taken for evaluation.predictions."""
+
+
 def nearest(path: Sequence[Any]) -> str:
     """A remedy: the nearest key of the section, else of any section, else all of the section."""
     if (now := moved(path)) is not None:
@@ -212,16 +274,31 @@ def nearest(path: Sequence[Any]) -> str:
     if not section:
         siblings = list(Config.model_fields)
     name = str(path[-1])
-    close = difflib.get_close_matches(name, [s.rpartition(".")[2] for s in siblings], n=1)
+    leaf_names = [key.rpartition(".")[2] for key in siblings]
+    close = difflib.get_close_matches(name, leaf_names, n=1)
+    close = close or [leaf for leaf in leaf_names if _abbreviates(name, leaf)]
     if close:
         return f"did you mean {(section + '.' if section else '') + close[0]}?"
     elsewhere = [key for key in known if key.rpartition(".")[2] == name]
     if not elsewhere:
         leaves = {key.rpartition(".")[2]: key for key in known}
-        elsewhere = [leaves[n] for n in difflib.get_close_matches(name, list(leaves), n=1)]
+        close = difflib.get_close_matches(name, list(leaves), n=1, cutoff=_NEAR)
+        elsewhere = [leaves[leaf] for leaf in close]
     if elsewhere:
         return f"did you mean {elsewhere[0]}?"
+    if not siblings:
+        return f"the sections are {', '.join(Config.model_fields)}"
     return f"known here: {', '.join(s.rpartition('.')[2] for s in siblings)}"
+
+
+def _abbreviates(name: str, leaf: str) -> bool:
+    """Whether a name is the first letters of a key's words, or one of the words.
+
+    >>> _abbreviates("lr", "learning_rate"), _abbreviates("epochs", "num_train_epochs")
+    (True, True)
+    """
+    words = leaf.split("_")
+    return len(words) > 1 and (name in words or name == "".join(word[0] for word in words))
 
 
 # ---------------------------------------------------------------------------------- explain
@@ -245,6 +322,15 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
         options = [o for o in typing.get_args(annotation) if o is not type(None)]
     first = options[0]
     return first if isinstance(first, type) and issubclass(first, BaseModel) else None
+
+
+def sections() -> dict[str, list[str]]:
+    """The sections, each with the names of its keys."""
+    found: dict[str, list[str]] = {name: [] for name in Config.model_fields}
+    for key, _ in keys():
+        section, _, name = key.partition(".")
+        found[section].append(name)
+    return found
 
 
 def explain(key: str) -> list[dict]:

@@ -14,6 +14,7 @@ from howdah.faults import typed
 
 __all__ = ["dump", "parse", "read"]
 
+_MOST_NODES = 100_000
 _TAG = "tag:yaml.org,2002:"
 _UNREADABLE = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError)
 """What PyYAML raises besides its own errors, where a text only looks like a date or a number."""
@@ -36,6 +37,38 @@ class _Loader(yaml.SafeLoader):
     def __init__(self, stream: Any) -> None:
         super().__init__(stream)
         self._checked: set[yaml.Node] = set()
+        self._written = 0
+
+    def get_single_node(self) -> Any:
+        """The document, if its aliases do not stand for more than a configuration can hold."""
+        node = super().get_single_node()
+        if node is not None:
+            self._check_size(node, {}, set())
+        return node
+
+    def _check_size(self, node: yaml.Node, sizes: dict[yaml.Node, int], within: set) -> int:
+        """How many nodes a node stands for. An alias costs its writer 3 bytes, and every reader of
+        the values all that it stands for: nine lines of nine aliases each are 10^9 values."""
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if node in within:
+            raise _Refused("an alias refers to what it is a part of", node, "write it out")
+        if node in sizes:
+            return sizes[node]
+        within.add(node)
+        is_mapping = isinstance(node, yaml.MappingNode)
+        below = [one for pair in node.value for one in pair] if is_mapping else node.value
+        self._written += 1 + len(below)
+        size = 1 + sum(self._check_size(one, sizes, within) for one in below)
+        within.remove(node)
+        sizes[node] = size
+        if size > _MOST_NODES and size > 10 * self._written:
+            raise _Refused(
+                f"aliases (*name) stand for more than {_MOST_NODES:,} values",
+                node,
+                "write them out",
+            )
+        return size
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         # Keys are checked as they are written: here `<<` stands for the keys that it brings, which

@@ -1,8 +1,10 @@
-"""Cores and memory that this process may use, with container limits; the processor's bf16."""
+"""Cores and memory that this process may use, with container limits; the processor's bf16; which
+addresses are this machine alone."""
 
 from __future__ import annotations
 
 import ctypes
+import ipaddress
 import os
 import re
 from collections.abc import Iterator
@@ -202,3 +204,17 @@ def _read(path: str) -> str | None:
             return file.read().strip()
     except OSError:
         return None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine reach the address.
+
+    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
+    (True, True, False)
+    """
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

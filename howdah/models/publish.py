@@ -26,6 +26,7 @@ from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.lineage import forgotten
+from howdah.models import integrity
 from howdah.models.gate import Evaluate, Run, finished_run, judge
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, VERSION, Published
 from howdah.storage import Entry, commit
@@ -115,7 +116,8 @@ def republish(
         ModelError: no such version, or its files do not match its manifest.
     """
     model = Published(config.model_directory)
-    _verify(model, version)
+    files = model.version(version, whole=True)["files"]
+    integrity.require_whole(model.path_of(version), files)
     more = {} if gate is None else {"gate": gate}
     try:
         manifest = model.version(version)
@@ -310,7 +312,7 @@ def _copied(source: str, target: str, progress: Progress) -> dict[str, dict]:
             raise ModelError("the export holds what does not belong there", where=source, got=name)
         progress(f"copying {name}, {entry.size / 2**20:,.1f} MiB")
         sent = _send(entry.path, storage.join(target, name))
-        back = _digest(storage.join(target, name))
+        back = integrity.digest(storage.join(target, name))
         if sent != back:
             raise ModelError(
                 "a copied file is not what was sent",
@@ -354,15 +356,6 @@ def _send(source: str, target: str) -> dict:
     return read
 
 
-def _digest(path: str) -> dict:
-    digest, size = hashlib.sha256(), 0
-    with storage.open_read(path) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            size += len(chunk)
-    return {"bytes": size, "sha256": digest.hexdigest()}
-
-
 def _check_weights(run: Run, files: dict[str, dict]) -> None:
     got = {name: file["sha256"] for name, file in files.items() if name.endswith(".safetensors")}
     if run.weights not in got.values():
@@ -373,24 +366,6 @@ def _check_weights(run: Run, files: dict[str, dict]) -> None:
             got="; ".join(f"{name}: {value}" for name, value in got.items()) or "no weights",
             remedy="`howdah export` writes the run's export again",
         )
-
-
-def _verify(model: Published, version: int) -> None:
-    """Raise ModelError if a version's files do not match its manifest."""
-    for name, file in model.version(version, whole=True)["files"].items():
-        path = storage.join(model.path_of(version), name)
-        try:
-            got = _digest(path)
-        except NotFound:
-            got = None
-        if got != file:
-            raise ModelError(
-                "a published file is damaged",
-                where=path,
-                expected=f"{file['bytes']:,} bytes, sha256 {file['sha256']}",
-                got=f"{got['bytes']:,} bytes, sha256 {got['sha256']}" if got else "nothing",
-                remedy="publish the run again, or roll back to another version",
-            )
 
 
 def _is_stale(entry: storage.Entry) -> bool:

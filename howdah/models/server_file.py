@@ -4,7 +4,8 @@
 
 Who may write to the model's directory could write another address there, and clients would send
 their texts and the token to it. So the file is signed with each of the server's tokens; a client
-holds one.
+holds one. The seal has no time: a file that an earlier container of the same tokens has sealed can
+be put back by a writer of the directory (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import re
 from dataclasses import asdict, dataclass
 
 from howdah import storage
@@ -27,6 +29,7 @@ MODEL_VARIABLE = "HOWDAH_SERVE_MODEL"
 """Variable of the container: the model's path."""
 ADDRESS_VARIABLE = "HOWDAH_SERVE_FILE"
 """Variable of the container: where the address is written."""
+_URL = re.compile(r"http://(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
 _SUBJECT = b"howdah server address\n"
 
 
@@ -71,6 +74,8 @@ def read(path: str, tokens: list[bytes]) -> ServerAddress:
         sealed = storage.read_json(path)
         text, seals = sealed["value"], [str(seal) for seal in sealed["seals"]]
         address = ServerAddress(**json.loads(text))
+        if not _URL.fullmatch(address.url):
+            raise ValueError(address.url)
     except (KeyError, TypeError, ValueError) as error:
         raise ModelError(
             "the file of the server's address is another file", where=path,

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from howdah import storage
+from howdah import redact, storage
 from howdah.config import loader as configs
 from howdah.config.options.source import TABLE_NAME
 from howdah.config.types import named_by
@@ -32,7 +32,6 @@ _OUR_TAG = re.compile(r"airflow-(config-)?[0-9a-f]{16}")
 """Tags that Airflow's tasks add (howdah/airflow/application/ownership.py)."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_PASSWORD = re.compile(r"(://[^/@\s:]*:)[^/@\s]+@")
 _PUNCTUATION = frozenset(
     {"data.columns.separator", "data.csv.delimiter", "data.csv.escape", "data.csv.quote"}
 )
@@ -111,11 +110,32 @@ class Judge:
             )
             if same or (name == "yarn.tags" and _only_ours(value, base)):
                 continue
+            if name.startswith("alerts."):
+                yield from self._alert(name, str(value))
+                continue
             if name not in decided:
                 yield from self.key(name)
+            if name == "tune.space":
+                yield from self._space(value, base, config)
+                continue
             if name not in _PUNCTUATION:
                 yield from self.printable(name, value)
             yield from self._values(name, named_by(field), value, base, config)
+
+    def _space(
+        self, value: Mapping[str, Any], base: Mapping[str, Any], config: configs.Config
+    ) -> Iterator[HowdahError]:
+        """A study's trials set other keys: each of their values is one that might be sent."""
+        fields = dict(configs.keys())
+        for name, dimension in value.items():
+            if base.get(name) == dimension:
+                continue
+            yield from self.key(name)
+            known = _at(self._base, name)
+            for choice in dimension.get("choices") or ():
+                yield from self.printable(f"tune.space: {name}", choice)
+                if name in fields and choice != known:
+                    yield from self._values(name, named_by(fields[name]), choice, known, config)
 
     def key(self, name: str) -> Iterator[HowdahError]:
         """A problem if a key, or a field of the form, may not be sent."""
@@ -151,8 +171,6 @@ class Judge:
             yield from self._entries(name, kind, given, known)
             return
         if value is None:
-            if kind == "alert":
-                yield from self._alert(name, "null")
             if kind in ("user", "queue"):  # None means the worker's own user, or the default queue
                 rule = f"{kind}s"
                 yield self._no(name, rule, "it may not be emptied", getattr(self.policy, rule))
@@ -163,8 +181,11 @@ class Judge:
                 if item not in known:
                     yield from self.value(name, kind, item)
             return
+        if kind == "query" and config.data.format == "jdbc" and ANY not in self.policy.jdbc_tables:
+            why = "a query can read any table of the database"
+            yield self._no(name, "jdbc_tables", why, [f"(a query needs {ANY})"])
         if kind == "source" and config.data.names_table:
-            kind = "table"
+            kind = "jdbc_table" if config.data.format == "jdbc" else "table"
         yield from self.value(name, kind, value)
 
     def _entries(self, name: str, kind: str, value: Mapping, base: Mapping):
@@ -238,6 +259,16 @@ class Judge:
         ):
             yield self._no(name, "tables", "it is none of them", self.policy.tables, value)
 
+    def _jdbc_table(self, name: str, value: str) -> Iterator[HowdahError]:
+        """A table of the database whose URL is the worker's: it is no Hive table of that name."""
+        schema = value.rpartition(".")[0]
+        if not TABLE_NAME.fullmatch(value) or not any(
+            pattern in (ANY, value) or (schema and pattern == f"{schema}.{ANY}")
+            for pattern in self.policy.jdbc_tables
+        ):
+            allowed = self.policy.jdbc_tables
+            yield self._no(name, "jdbc_tables", "it is none of them", allowed, value)
+
     def _rows(self, name: str, value: str) -> Iterator[HowdahError]:
         """`howdah predict` takes a bare name that is not a local file for a table."""
         table = TABLE_NAME.fullmatch(value) and not (
@@ -308,6 +339,6 @@ def _table_match(name: str, pattern: str) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value in a message, without passwords of URLs and shortened."""
-    text = _PASSWORD.sub(r"\1***@", repr(value))
+    """A value in a message, without secrets and shortened."""
+    text = redact.text(repr(value))
     return text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."

@@ -34,6 +34,7 @@ ANY = "*"
 """In a list of names: all of them."""
 
 _TABLE = re.compile(r"\*|\w+(\.\w+)?\.(\w+|\*)", re.ASCII)
+_JDBC_TABLE = re.compile(r"\*|\w+(\.(\w+|\*))?", re.ASCII)
 _HUB = re.compile(r"[A-Za-z0-9][\w.*-]*(/[\w.*-]+)?", re.ASCII)
 
 
@@ -64,6 +65,10 @@ class Policy(Section):
     tables: list[str] = []
     """Hive tables that may be read and written, as database.table or database.*; '*': all. A query
     (data.query_file) can read any table and any file, so it needs '*' here and in `roots`."""
+    jdbc_tables: list[str] = []
+    """Tables of the database that the worker's data.jdbc.url_file or HOWDAH_JDBC_URL names, as
+    schema.table, schema.* or table; '*': all. They are no Hive tables: `tables` does not permit
+    them."""
     users: list[str] = []
     """Users that run.user, yarn.view_users, yarn.modify_users and principals may name; '*': all."""
     queues: list[str] = []
@@ -117,11 +122,12 @@ class Policy(Section):
                 raise ValueError(f"{root!r} cannot be a root: {problem}")
         return value
 
-    @field_validator("tables", "hub_models")
+    @field_validator("tables", "jdbc_tables", "hub_models")
     @classmethod
     def _patterns(cls, value: list[str], info: Any) -> list[str]:
         shape, takes = {
             "tables": (_TABLE, "database.table, database.* or *"),
+            "jdbc_tables": (_JDBC_TABLE, "schema.table, schema.*, table or *"),
             "hub_models": (_HUB, "a hub name, '*' in it, or *"),
         }[info.field_name]
         for entry in value:

@@ -1,9 +1,7 @@
-"""A model in the server's memory: opened, its files compared with their hashes, and tried."""
+"""A model in the server's memory: opened, and tried."""
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,13 +9,11 @@ from functools import cached_property
 import numpy as np
 
 from howdah import storage
-from howdah.data import modelfiles
 from howdah.errors import ModelError
-from howdah.models.registry import Published
 from training.prediction.classify import outputs_of, usable
 from training.prediction.rows import Outputs, Row
 from training.serving.runtimes import ONNX, serving_framework
-from training.serving.serve import EXPORT_PATTERNS, ServedModel, open_model
+from training.serving.serve import ServedModel, open_model
 from training.serving.variants import Variant
 
 __all__ = ["Generation", "open_generation", "served_name", "try_out", "workers_of"]
@@ -27,7 +23,6 @@ _WARM = (
     Row("1", "a"),
     Row("2", "one text of more words than the others, so that a batch has padding " * 2),
 )
-_CHUNK = 4 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,15 +70,13 @@ def workers_of(generation: Generation, threads: int) -> int:
 
 
 def open_generation(variant: Variant, *, threads: int) -> Generation:
-    """Open a model, compute with it once, and make sure that its files are those published.
+    """Open a model, which compares a published version with its hashes, and compute with it once.
 
     Args:
         threads: compute threads of the server.
     Raises:
         ModelError, StorageError: it is damaged, cannot be read, or does not give finite scores.
     """
-    if variant.version is not None:
-        _verify(variant)
     framework = serving_framework(variant.path)
     each = 1 if framework == ONNX else threads
     model = open_model(variant.path, framework=framework, threads=each)
@@ -91,46 +84,6 @@ def open_generation(variant: Variant, *, threads: int) -> Generation:
     generation = Generation(variant=variant, model=model)
     try_out(generation, _WARM)
     return generation
-
-
-def _verify(variant: Variant) -> None:
-    """Compare a version's files with its manifest, as they are on this machine.
-
-    Raises:
-        ModelError: a file is missing or is another one.
-    """
-    root, number = storage.parent(variant.path), variant.version
-    files = Published(root).version(number or 0).get("files") or {}
-    local = modelfiles.fetch(variant.path, patterns=EXPORT_PATTERNS)
-    needed = [name for name in sorted(files) if _is_needed(name)]
-    for name in needed:
-        got = _digest(os.path.join(local, name))
-        if got != files[name]:
-            raise ModelError(
-                "a published file is damaged",
-                where=storage.join(variant.path, name),
-                expected=f"{files[name]['bytes']:,} bytes, sha256 {files[name]['sha256']}",
-                got=f"{got['bytes']:,} bytes, sha256 {got['sha256']}" if got else "nothing",
-                remedy="publish the run again, or roll back to another version",
-            )
-
-
-def _is_needed(name: str) -> bool:
-    import fnmatch
-
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in EXPORT_PATTERNS)
-
-
-def _digest(path: str) -> dict[str, object] | None:
-    digest, size = hashlib.sha256(), 0
-    try:
-        with open(path, "rb") as file:
-            while chunk := file.read(_CHUNK):
-                digest.update(chunk)
-                size += len(chunk)
-    except FileNotFoundError:
-        return None
-    return {"bytes": size, "sha256": digest.hexdigest()}
 
 
 def try_out(generation: Generation, rows: Sequence[Row]) -> None:

@@ -1,35 +1,14 @@
-"""Who may ask the server: the file of its tokens, and when one is needed."""
+"""Who may ask the server: the file of its tokens."""
 
 from __future__ import annotations
 
-import os
-import stat
+from howdah import private_files
+from howdah.errors import ConfigError, StorageError
 
-from howdah.config.options.serve import ServeSection
-from howdah.errors import ConfigError, UsageError
-from training.deployment.listening import is_loopback
+__all__ = ["tokens"]
 
-__all__ = ["require_guarded", "tokens"]
-
+_KEY = "serve.token_file"
 _SHORTEST = 16
-
-
-def require_guarded(settings: ServeSection) -> None:
-    """Refuse to listen on another address than loopback without a token.
-
-    Raises:
-        UsageError: it would.
-    """
-    if is_loopback(settings.host) or settings.token_file is not None or settings.open:
-        return
-    raise UsageError(
-        "other machines could reach the server, and it would ask no one for a token",
-        where="--host",
-        expected="127.0.0.1, or --token-file, or --open",
-        got=settings.host,
-        remedy="--token-file FILE: requests need one of its tokens; --open: all who reach the port"
-        " can classify",
-    )
 
 
 def tokens(path: str | None) -> list[bytes]:
@@ -40,27 +19,18 @@ def tokens(path: str | None) -> list[bytes]:
     """
     if path is None:
         return []
-    where = f"serve.token_file {path}"
     try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno())
-            data = file.read(65536)
-    except OSError as error:
+        data = private_files.read(path, what="the file of tokens", where=f"{_KEY} {path}").encode()
+    except StorageError as error:
         raise ConfigError(
-            "the file of tokens cannot be read", where=where, got=error.strerror,
-            expected="a file of this machine",
+            error.what, where=error.where, expected=error.expected, got=error.got,
+            remedy=error.remedy,
         ) from None  # fmt: skip
-    if mode.st_mode & 0o077 or not stat.S_ISREG(mode.st_mode):
-        raise ConfigError(
-            "the file of tokens is open to other users", where=where,
-            expected="a file of mode 0600 or 0400", got=f"{stat.S_IMODE(mode.st_mode):04o}",
-            remedy=f"chmod 600 {path}",
-        )  # fmt: skip
     found = [line.strip() for line in data.splitlines() if line.strip()]
     wrong = [n for n, one in enumerate(found, 1) if len(one) < _SHORTEST or not _is_plain(one)]
     if wrong or not found:
         raise ConfigError(
-            "the file of tokens has no usable token", where=where,
+            "the file of tokens has no usable token", where=f"{_KEY} {path}",
             expected=f"lines of {_SHORTEST} or more visible ASCII characters",
             got=f"line {wrong[0]} is shorter or has others" if wrong else "none",
             remedy=f"python3 -c 'import secrets; print(secrets.token_hex(32))' > {path}",

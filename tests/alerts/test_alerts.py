@@ -81,6 +81,58 @@ KINDS = [
 ]
 
 
+def test_a_url_that_no_request_can_carry_is_a_line_without_it(tmp_path, lines, capfd):
+    (tmp_path / "url").write_text("https://127.0.0.1:1/s3cr3t path")
+    (tmp_path / "url").chmod(0o600)
+    config = config_of(tmp_path, webhook_file=str(tmp_path / "url"))
+    assert not alerts.send(config, "failure", "x", say=lines.append)
+    problem = alerts._post("http://127.0.0.1:1/s3cr3t path", b"{}", 30)
+    assert "took longer" not in problem
+    assert "s3cr3t" not in "\n".join([*lines, problem]) + capfd.readouterr().err
+
+
+def test_a_command_without_a_run_tells_two_days_apart_and_an_old_event_is_news(tmp_path, lines):
+    """`howdah etl` has no run.json: without what it found, two nights would be one event."""
+
+    def fails(day: str) -> None:
+        error = DataError("the table has no such partition", where="data.partitions", got=day)
+        alerts.of_error(config, "etl", error, say=lines.append)
+
+    with receiving() as receiver:
+        config = config_of(tmp_path, webhook=receiver.url)
+        fails("ds=2026-11-01")
+        fails("ds=2026-11-01")  # a retry
+        fails("ds=2026-11-02")
+        assert [one["error"]["got"] for one in receiver.alerts] == [
+            "ds=2026-11-01",
+            "ds=2026-11-02",
+        ]
+        markers = tmp_path / "run" / "alerts"
+        for marker in markers.iterdir():
+            old = marker.stat().st_mtime - 13 * 3600
+            os.utime(marker, (old, old))
+        fails("ds=2026-11-01")
+        assert len(receiver.alerts) == 3
+        fails("ds=2026-11-01")
+        assert len(receiver.alerts) == 3
+
+
+def test_a_success_in_between_makes_the_next_failure_news(tmp_path, lines):
+    with receiving() as receiver:
+        config = config_of(tmp_path, webhook=receiver.url)
+        for command in ("etl", "score"):
+            alerts.of_error(config, command, DataError("too many rows"), say=lines.append)
+        alerts.of_error(config, "drift", CheckFailed("moved"), say=lines.append)
+        alerts.succeeded(config, "etl", say=lines.append)
+        alerts.succeeded(config, "drift", say=lines.append)
+        for command in ("etl", "score"):
+            alerts.of_error(config, command, DataError("too many rows"), say=lines.append)
+        alerts.of_error(config, "drift", CheckFailed("moved"), say=lines.append)
+        commands = [one["command"].split()[1] for one in receiver.alerts]
+    # `score` has not succeeded: its failure is the same event.
+    assert commands == ["etl", "score", "drift", "etl", "drift"]
+
+
 @pytest.mark.parametrize(("error", "command", "kind"), KINDS)
 def test_what_kind_of_alert_an_error_is(error, command, kind):
     assert alerts.kind_of(error, command) == kind
@@ -161,6 +213,8 @@ def test_a_disk_that_fills_up_is_said_once(tmp_path, lines):
         assert [alert["kind"] for alert in receiver.alerts] == ["disk"]
         alerts.low_disk(config_of(tmp_path, webhook=receiver.url, disk_bytes=1), say=lines.append)
         assert len(receiver.alerts) == 1
+        alerts.low_disk(config, say=lines.append)  # there was room in between
+        assert len(receiver.alerts) == 2
 
 
 def test_the_url_is_in_a_file_or_left_out_of_what_is_saved(tmp_path, lines):
@@ -173,6 +227,11 @@ def test_the_url_is_in_a_file_or_left_out_of_what_is_saved(tmp_path, lines):
         assert "left out" in lines[-1]
         (tmp_path / "url").write_text(receiver.url + "\n")
         filed = config_of(tmp_path, webhook_file=str(tmp_path / "url"))
+        (tmp_path / "url").chmod(0o666)
+        assert not alerts.send(filed, "failure", "y", say=lines.append)
+        assert "other users may read" in lines[-1]
+        (tmp_path / "url").chmod(0o600)
+        filed = config_of(tmp_path, webhook_file=str(tmp_path / "url"))
         assert alerts.send(filed, "failure", "y", say=lines.append)
         assert len(receiver.alerts) == 1
 
@@ -184,6 +243,9 @@ def test_the_url_is_in_a_file_or_left_out_of_what_is_saved(tmp_path, lines):
         {"webhook": "ftp://example.org/x"},
         {"webhook": "http://127.0.0.1.example.org/x"},
         {"webhook": "https://a/b", "webhook_file": "f"},
+        {"webhook": "https://example.org/x y"},
+        {"webhook": "https://example.org/x\r\nX-Header: y"},
+        {"webhook": "https://user:pw@example.org/x"},
         {"command": []},
         {"on": ["everything"]},
     ],

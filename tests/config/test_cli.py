@@ -92,3 +92,28 @@ def test_start_imports_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_explain_without_a_key_lists_the_sections():
+    done = howdah("config", "explain", "--json")
+    sections = json.loads(done.stdout)["sections"]
+    assert done.returncode == 0 and "learning_rate" in sections["training"]
+    lines = howdah("config", "explain").stdout.splitlines()
+    assert [line.partition(":")[0] for line in lines] == list(sections)
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("training.lr", "did you mean training.learning_rate?"),
+        ("training.epochs", "did you mean training.num_train_epochs?"),
+        ("training.fraction", "known here: framework, "),
+        ("data.report", "known here: "),
+        ("model.lerning_rate", "did you mean training.learning_rate?"),
+        ("nothing.alike", "the sections are run, data, "),
+    ],
+)
+def test_a_guess_is_near_or_none(key, remedy):
+    from howdah.config.loader import nearest
+
+    assert nearest(key.split(".")).startswith(remedy)

@@ -140,8 +140,61 @@ def test_a_value_that_yaml_cannot_make_is_refused_with_its_line(tmp_path, value,
     assert got in caught.value.got and remedy in caught.value.remedy
     assert caught.value.where.endswith("run.yaml, line 4")
     with pytest.raises(ConfigError) as caught:
-        loader.load(None, [f"data.source={value}"])
-    assert got in caught.value.got and caught.value.where.startswith("--set data.source=")
+        loader.load(None, [f"training.seed={value}"])
+    assert got in caught.value.got and caught.value.where.startswith("--set training.seed=")
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("data.source=/a/b #2", "/a/b #2"),
+        ("data.source=2026-13-45", "2026-13-45"),
+        ("data.source=!!bool x", "!!bool x"),
+        ("data.source=/a: b", "/a: b"),
+        ("data.source='/a b'", "/a b"),
+        ('data.source="/a b"', "/a b"),
+        ("data.columns.separator= | ", " | "),
+        ("data.columns.separator=>", ">"),
+        ("run.name=123", "123"),
+        ("run.user=null", None),
+        ("run.user=", None),
+        ("job.env.PASS=007", "007"),
+        ("training.seed=7", 7),
+    ],
+)
+def test_a_text_for_a_key_of_texts_stays_as_it_is_typed(override, value):
+    found = loader.load(None, [override]).model_dump()
+    *parts, last = override.partition("=")[0].split(".")
+    for part in parts:
+        found = found[part]
+    assert found[last] == value
+
+
+@pytest.mark.parametrize("typed", ["|", ">", "\\t", "\t", "#"])
+def test_a_separator_reaches_the_fields_own_check(typed):
+    """YAML reads `|` as an empty block: the check of one character never saw it."""
+    raw = {}
+    loader._apply(raw, f"data.csv.delimiter={typed}")
+    assert raw == {"data": {"csv": {"delimiter": typed}}}
+
+
+def test_a_template_that_was_not_filled_in_is_refused():
+    with pytest.raises(ConfigError, match="key is itself a mapping"):
+        loader.load(None, ["data.source={{ ds }}"])
+
+
+def test_aliases_that_stand_for_millions_of_values_are_refused_at_once(tmp_path):
+    """450 bytes of YAML were 10^8 values, which the check of the sections walked one by one."""
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    for before, name in zip("abcdefg", "bcdefgh", strict=True):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    with pytest.raises(ConfigError, match="aliases") as caught:
+        load_text(tmp_path, "\n".join(lines))
+    assert "line" in caught.value.where
+    with pytest.raises(ConfigError, match="a part of"):
+        load_text(tmp_path, "run: &a {name: *a}")
+    many = load_text(tmp_path, "data: {split: &s {seed: 7}}\ntraining: {seed: 7}\n")
+    assert many.training.seed == 7
 
 
 def test_brackets_too_deep_for_the_stack_are_refused(tmp_path):

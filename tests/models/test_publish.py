@@ -12,6 +12,7 @@ import pytest
 
 from howdah import storage
 from howdah.errors import CheckFailed, DataError, ModelError, UsageError
+from howdah.models import integrity
 from howdah.models import publish as publishing
 from howdah.models.publish import publish, republish, roll_back
 from howdah.models.registry import Published, resolve
@@ -51,7 +52,7 @@ def whole(version: str) -> dict:
     """A version's manifest, its files being what it says."""
     manifest = storage.read_json(f"{version}/manifest.json")
     for name, file in manifest["files"].items():
-        assert publishing._digest(f"{version}/{name}") == file
+        assert integrity.digest(f"{version}/{name}") == file
     return manifest
 
 

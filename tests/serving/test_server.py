@@ -416,12 +416,16 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
             (["--host", "203.0.113.7", "--open"], 2, "nothing can listen"),
             (["--host", "0.0.0.0"], 2, "other machines could reach"),
             (["--token-file", str(tmp_path / "none")], 2, "cannot be read"),
-            (["--token-file", str(loose)], 2, "open to other users"),
+            (["--token-file", str(loose)], 2, "other users may read"),
             (["--token-file", str(empty)], 2, "no usable token"),
             (["--max-queue", "3"], 2, "one key of the configuration"),
             (["--set", "serve.grace_seconds=-1"], 2, "one key of the configuration"),
             (["--replicas", "2"], 2, "are for --on ray"),
             (["--on", "ray", "--max-texts", "2"], 2, "are for Howdah's own server"),
+            (["--on", "ray", "--set", f"serve.token_file={loose}"], 2, "serve.token_file"),
+            (["--on", "ray", "--set", "serve.shadow=1"], 2, "serve.shadow"),
+            (["--on", "ray", "--set", "serve.host=0.0.0.0"], 2, "other machines could reach"),
+            (["--on", "ray", "--host", "0.0.0.0"], 2, "other machines could reach"),
             (["--model", "none", "--port", "0"], 4, "no such model"),
         ):
             found, answer = refused(capsys, zoo, *words)

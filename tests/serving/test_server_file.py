@@ -1,6 +1,8 @@
 """server.json: where a server on a cluster listens, as clients may believe it."""
 
+import http.server
 import json
+import threading
 
 import pytest
 
@@ -9,6 +11,7 @@ from howdah.errors import HowdahError, ModelError, NotFound
 from howdah.models.server_file import ServerAddress, path_of, read, write
 from serving import container
 from yarn import spec
+from yarn.serving import control
 
 TOKEN, NEXT, OTHER = b"0123456789abcdef", b"0123456789abcdeg", b"fedcba9876543210"
 HERE = ServerAddress(
@@ -45,3 +48,42 @@ def test_another_file_is_an_error_that_names_it(tmp_path, data):
 
 def test_both_sides_of_a_container_agree_on_the_name_of_the_configuration():
     assert container.CONFIG == spec.CONFIG
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "https://node:41", "http://node:41/x", "http://u:p@node:41",
+     "http://node", "ftp://node:41", "http://node:41\r\nX: y", 7],
+)  # fmt: skip
+def test_only_an_address_of_http_is_one(tmp_path, url):
+    path = path_of(str(tmp_path))
+    value = json.dumps({"url": url, "application": "a", "container": "c", "started": 1.5})
+    storage.write_whole(path, json.dumps({"value": value, "seals": []}).encode())
+    with pytest.raises(ModelError, match="another file"):
+        read(path, [])
+
+
+def test_a_redirect_of_the_address_is_not_followed():
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            self.send_response(302 if self.path == "/health" else 200)
+            self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert control._health(f"http://127.0.0.1:{server.server_port}") is None
+        finally:
+            server.shutdown()
+            thread.join()
+    assert asked == ["/health"]

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 
+from howdah.core.machine import is_loopback
 from howdah.errors import UsageError
 
-__all__ = ["host_names", "is_loopback", "listen", "shown"]
+__all__ = ["host_names", "is_loopback", "listen", "require_guarded", "shown"]
 
 _BACKLOG = 512
 
 
-def listen(host: str, port: int, *, where: str = "--host, --port") -> socket.socket:
+def listen(host: str, port: int, *, guarded: bool, where: str = "--host, --port") -> socket.socket:
     """A socket that listens there; port 0: a free one.
 
+    Args:
+        guarded: requests need a token, or the user has said that they need none (`serve.open`).
     Raises:
-        UsageError: it cannot be listened on.
+        UsageError: it cannot be listened on, or other machines would reach it unguarded.
     """
+    require_guarded(host, guarded=guarded)
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
@@ -35,18 +38,25 @@ def listen(host: str, port: int, *, where: str = "--host, --port") -> socket.soc
     return listener
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach the address.
+def require_guarded(host: str, *, guarded: bool) -> None:
+    """Refuse to listen on another address than loopback without a token.
 
-    >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
-    (True, True, False)
+    Every server's listener passes here, so that none can be reached by other machines because its
+    author forgot to ask.
+
+    Raises:
+        UsageError: it would.
     """
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    if guarded or is_loopback(host):
+        return
+    raise UsageError(
+        "other machines could reach the server, and it would ask no one for a token",
+        where="--host",
+        expected="127.0.0.1, or --token-file, or --open",
+        got=host,
+        remedy="--token-file FILE: requests need one of its tokens (Howdah's own server); --open:"
+        " all who reach the port can classify",
+    )
 
 
 def host_names(host: str) -> list[str] | None:

@@ -6,6 +6,7 @@ to the published version, no pickle.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -20,6 +21,7 @@ from typing import Any, Literal, assert_never
 from howdah import __version__, redact
 from howdah.data import modelfiles
 from howdah.errors import ClusterError, ModelError, UsageError
+from howdah.models import integrity
 from howdah.models.registry import DECISION_KEYS
 from training.deployment import references
 from training.serving.serve import EXPORT_PATTERNS
@@ -213,19 +215,24 @@ def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str,
     ):
         warnings.simplefilter("ignore")  # advice to give an example of the input
         if mode == "full":
-            files = modelfiles.fetch(variant.path, patterns=[*EXPORT_PATTERNS, _CARD])
+            patterns = [*EXPORT_PATTERNS, _CARD]
+            files = modelfiles.fetch(variant.path, patterns=patterns)
+            whole = integrity.unchanged(
+                variant.path, integrity.files_of(variant.path), files, patterns
+            )
             artifacts = {"export": files}
         elif mode == "reference":
             references.write(directory, variant)
-            artifacts = {"reference": directory}
+            whole, artifacts = contextlib.nullcontext(), {"reference": directory}
         else:
             assert_never(mode)
-        made = mlflow.pyfunc.log_model(
-            name="model", python_model=code, artifacts=artifacts, signature=signature,
-            # Keys that a loader may set; "": what the model was trained with.
-            model_config={"framework": ""},
-            pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
-        )  # fmt: skip
+        with whole:
+            made = mlflow.pyfunc.log_model(
+                name="model", python_model=code, artifacts=artifacts, signature=signature,
+                # Keys that a loader may set; "": what the model was trained with.
+                model_config={"framework": ""},
+                pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
+            )  # fmt: skip
         client.log_batch(run.info.run_id, metrics=_metrics(variant))
     found = mlflow.register_model(made.model_uri, name, tags=_tags(variant))
     return found.version

@@ -5,21 +5,17 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-import secrets
 import shutil
 import signal
-import tempfile
 import time
 from collections.abc import Iterator
 
 from howdah.core import processes
 from howdah.errors import ClusterError, Terminated, UsageError
+from howdah.ray_home import RayHome
 
 __all__ = ["own_ray", "require_ray"]
 
-_LONGEST_ROOT = 30
-"""Characters: a socket's path may have 107 (unix(7)). Below it come our directory (12) and Ray's:
-session_<time>_<pid>/sockets/plasma_store (64)."""
 _STORE_BYTES = 128 * 2**20
 _GONE_SECONDS = 10.0
 
@@ -47,15 +43,12 @@ def own_ray(cores: int) -> Iterator[None]:
 
     Raises:
         ClusterError: Ray does not start.
+        PermissionDenied: other users could reach the token.
     """
-    root = _directory()
-    token = os.path.join(root, "token")
-    descriptor = os.open(token, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(32))
+    home = RayHome.make()
     wanted = {
         "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": token,
+        "RAY_AUTH_TOKEN_PATH": home.token,
         "RAY_AUTH_TOKEN": None,
         "RAY_ADDRESS": None,
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,12 +59,13 @@ def own_ray(cores: int) -> Iterator[None]:
     try:
         with processes.environ(wanted):  # read when ray is imported
             try:
-                _start(root, cores)
+                _start(home.temporary, cores)
+                home.require_private()
                 yield
             finally:
                 _end(others)
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        shutil.rmtree(home.root, ignore_errors=True)
 
 
 def _start(root: str, cores: int) -> None:
@@ -117,17 +111,3 @@ def _end(others: set[int]) -> None:
                 break
             time.sleep(0.02)
         processes.reap()
-
-
-def _directory() -> str:
-    """A new directory with a short path."""
-    for place in (tempfile.gettempdir(), "/tmp"):
-        if len(place) <= _LONGEST_ROOT and os.access(place, os.W_OK | os.X_OK):
-            return tempfile.mkdtemp(prefix="hd-", dir=place)
-    raise ClusterError(
-        "Ray needs a directory with a short path for its sockets",
-        where="TMPDIR",
-        expected=f"a writable directory of at most {_LONGEST_ROOT} characters",
-        got=tempfile.gettempdir(),
-        remedy="set TMPDIR, for example to /var/tmp",
-    )

@@ -31,8 +31,10 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
         """Classify a table with the column `text`; a row without a usable text has an error.
 
         Returns:
-            A table of label, score (of that label), scores (a number for each label, in the order
-            of the model's labels) and error.
+            A table of label, score (of that label; of a rejected row the highest), scores (a number
+            for each label, in the order of the model's labels) and error; None where a row has
+            none. All columns hold objects: in a column of numbers pandas makes NaN of None, which
+            MLflow's server writes into its answer, and NaN is not JSON.
         """
         from training.deployment.requests import as_json
         from training.prediction.classify import classify, outputs_of
@@ -48,10 +50,13 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
             {
                 "label": [one["label"] for one in found],
                 "score": [one["score"] for one in found],
-                "scores": [list(one["scores"].values()) if one["label"] else None for one in found],
+                "scores": [
+                    list(one["scores"].values()) if "scores" in one else None for one in found
+                ],
                 "error": [one.get("error") for one in found],
             },
             index=model_input.index,
+            dtype=object,
         )
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
+from howdah.config.options.serve import ServeSection, require_implemented
 from howdah.core import machine
 from howdah.errors import ClusterError, UsageError
 from training.deployment import listening
@@ -35,14 +36,29 @@ class Options:
     host: str = "127.0.0.1"
     port: int = 8000
     """0: a free one."""
+    open: bool = False
+    """Listen on another address than loopback: all who reach it can classify."""
     replicas: tuple[int, int] = (1, 1)
     """Least and most of each model."""
     queue: int = 64
     """Requests that wait for a model before others are refused."""
-    threads: int = 1
-    """Of a replica."""
+    threads: int | None = None
+    """Of a replica; None: 1."""
     framework: str | None = None
     """That runs the models; None: what each was trained with."""
+
+    @classmethod
+    def of(cls, section: ServeSection, **more: Any) -> Options:
+        """The options of a configuration's section `serve`: the keys whose names are fields here.
+
+        Args:
+            more: fields that the section does not have.
+        Raises:
+            UsageError: the section sets a key that is not a field here.
+        """
+        keys = {field.name for field in fields(cls)} & set(ServeSection.model_fields)
+        require_implemented(section, keys, "Ray Serve's server")
+        return cls(**{key: getattr(section, key) for key in keys}, **more)
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
@@ -79,21 +95,25 @@ def serve(
         say: takes a line.
         ready: called once, when requests are answered: {url, health, models, share}.
     Raises:
-        UsageError: no Ray, more replicas than cores, or the port is taken.
+        UsageError: no Ray, more replicas than cores, the port is taken, or other machines would
+            reach it without --open.
         ClusterError: Ray does not start, or has ended.
     """
+    listening.require_guarded(options.host, guarded=options.open)
     require_ray()
     cores = machine.cores()
-    needed = len(variants) * options.replicas[0] * options.threads
+    threads = options.threads or 1
+    needed = len(variants) * options.replicas[0] * threads
     if needed > cores:
         raise UsageError(
             "the models need more cores than there are",
             where="--replicas, --threads",
             expected=f"at most {cores} threads in all replicas",
             got=f"{len(variants)} models, {options.replicas[0]} replicas each, of"
-            f" {options.threads} threads: {needed}",
+            f" {threads} threads: {needed}",
         )
-    with listening.listen(options.host, options.port) as probe:  # Ray binds the port itself
+    # Ray binds the port itself; whoever may reach it is checked as for every listener.
+    with listening.listen(options.host, options.port, guarded=options.open) as probe:
         port = probe.getsockname()[1]
     url = f"http://{listening.shown(options.host)}:{port}"
     say(f"starting Ray on {cores} cores")
@@ -122,7 +142,7 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
         serve.deployment(Classifier)
         .options(
             name=f"model-{number}",
-            ray_actor_options={"num_cpus": options.threads},
+            ray_actor_options={"num_cpus": options.threads or 1},
             max_ongoing_requests=2,  # the next one is there when the one before is answered
             max_queued_requests=options.queue,
             autoscaling_config={
@@ -130,7 +150,7 @@ def _deploy(variants: Sequence[Variant], share: float, options: Options, port: i
                 "upscale_delay_s": _UPSCALE_SECONDS, "downscale_delay_s": _DOWNSCALE_SECONDS,
             },
         )
-        .bind(one.path, options.threads, options.framework)
+        .bind(one.path, options.threads or 1, options.framework)
         for number, one in enumerate(variants)
     ]  # fmt: skip
     router = serve.deployment(Router).options(

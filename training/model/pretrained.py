@@ -27,6 +27,7 @@ from howdah.data.family import (
 )
 from howdah.data.images import ImageEncoder
 from howdah.errors import ModelError
+from howdah.models import integrity
 from training.checkpoint.tensors import read_header
 
 __all__ = ["BaseModel", "label_names_of", "load_base", "read_safetensors"]
@@ -89,9 +90,11 @@ def load_base(
         weights: False: leave them out, unread and unchecked; `hash` is config.json's alone then.
     Raises:
         ModelError: no such directory or hub name, no weights, pickle weights only, an unknown
-            family, missing or misshapen tensors, no tokenizer.
+            family, missing or misshapen tensors, no tokenizer; weights of a published version
+            that are not those of its manifest.
     """
     directory = modelfiles.fetch(base, revision=revision, patterns=_PATTERNS, cache_dir=cache_dir)
+    published = integrity.files_of(base) or {}
     expected = f"a config.json of model_type {' or '.join(FAMILIES)}"
     raw_config = _read(directory, "config.json", base, expected)
     family, config = _checked_config(raw_config, base)
@@ -118,7 +121,11 @@ def load_base(
     found: dict[str, np.ndarray] = {}
     formats: set[str] = set()
     for file_name, data in _weight_files(directory, base):
-        digest.update(hashlib.sha256(data).digest())
+        sha256 = hashlib.sha256(data)
+        if file_name in published:  # the bytes that are used are compared, not the file again
+            got = {"bytes": len(data), "sha256": sha256.hexdigest()}
+            integrity.require_same(storage.join(base, file_name), published[file_name], got)
+        digest.update(sha256.digest())
         read, metadata = read_safetensors(data, where=storage.join(base, file_name))
         formats.add(metadata.get("format", "pt"))
         found.update(read)

@@ -18,6 +18,7 @@ from howdah.data import modelfiles
 from howdah.data.family import ModelFamily, family_of
 from howdah.data.manifest import content_hash
 from howdah.errors import ConfigError, ModelError, UsageError
+from howdah.models import integrity
 from howdah.models.export_info import read_config, read_info
 from howdah.spark.sizing import JVM_MIB, OVERHEAD
 from training.checkpoint.tensors import read_header
@@ -59,6 +60,8 @@ class Model:
     """Its weights in memory, in float32."""
     hidden_dim: int
     """Width of its feed-forward layers."""
+    hashes: integrity.Files | None
+    """Of a published version, by its manifest; None: it is not one."""
 
     def urls(self) -> dict[str, str]:
         """{name in the container: the file's URL}, for `spark.yarn.dist.files`.
@@ -89,10 +92,11 @@ class Model:
         """Where workers find it: in a directory of this machine, or among the shipped files."""
         if shipped:
             return ModelLocation(
-                key=self.key, files={name: self.shipped(name) for name in self.files}
-            )
+                key=self.key, files={name: self.shipped(name) for name in self.files},
+                hashes=self.hashes,
+            )  # fmt: skip
         local = modelfiles.fetch(self.path, patterns=self.patterns)
-        return ModelLocation(key=self.key, directory=os.path.abspath(local))
+        return ModelLocation(key=self.key, directory=os.path.abspath(local), hashes=self.hashes)
 
     @contextlib.contextmanager
     def added_to(self, context: Any) -> Iterator[None]:
@@ -152,6 +156,7 @@ def find_model(model: str, framework: str | None = None) -> Model:
         info=read_info(path) if INFO in found else {},
         decoded_bytes=decoded,
         hidden_dim=_inner(family, config, where=config_path),
+        hashes=integrity.files_of(path),
     )
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from howdah.errors import ModelError
+from howdah.models.integrity import Files
 from howdah.spark.errors import crossing
 from training.prediction.classify import classify, outputs_of
 from training.prediction.rows import Row
@@ -38,6 +39,8 @@ class ModelLocation:
     """A directory that workers see, on this machine; None: the files were shipped."""
     files: Mapping[str, str] | None = None
     """{file name: its name in the container}."""
+    hashes: Files | None = None
+    """Of a published version, by its manifest; None: it is not one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,10 @@ class Predictor:
             _opened = None  # the next one needs its memory
             with tempfile.TemporaryDirectory(prefix="howdah-model-") as links:
                 # Spark runs a worker per core: each uses one thread.
-                served = open_model(self._directory(links), framework=self._framework, threads=1)
+                served = open_model(
+                    self._directory(links), framework=self._framework, threads=1,
+                    files=self._location.hashes,
+                )  # fmt: skip
             _opened = (key, served)
             _times_opened += 1
         return _opened[1]

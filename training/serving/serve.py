@@ -19,6 +19,7 @@ from howdah.data.clean import clean_pair, clean_text
 from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
+from howdah.models import integrity
 from howdah.models.export_info import read_config, read_info
 from training.data.planner import pad_multiple, padded_length
 from training.evaluation.decision import Decision
@@ -198,7 +199,11 @@ def patterns_of(framework: str | None) -> list[str]:
 
 
 def open_model(
-    path: str, *, framework: str | None = None, threads: int | None = None
+    path: str,
+    *,
+    framework: str | None = None,
+    threads: int | None = None,
+    files: integrity.Files | None = None,
 ) -> ServedModel:
     """Open an export, a run directory with one, or any classifier's directory of a known family.
 
@@ -207,15 +212,27 @@ def open_model(
         framework: tensorflow, torch, or onnx: onnxruntime, with no framework imported. None: the
             one that it was trained with, if installed.
         threads: compute threads; None: all cores.
+        files: of a published version's manifest, where `path` has copies of its files; None: the
+            manifest in `path` is asked, if there is one.
     Raises:
-        ModelError: no export, no classifier in it, or nothing installed to run it.
+        ModelError: no export, no classifier in it, or nothing installed to run it; a published
+            version whose files are not those of its manifest.
         UsageError: `framework` is not known, or not installed.
     """
     directory = resolve_export(path)
-    info_path = storage.join(directory, INFO)
-    info = read_info(directory) if storage.exists(info_path) else {}
+    info = read_info(directory) if storage.exists(storage.join(directory, INFO)) else {}
     chosen = choose_framework(framework, trained_with=info.get("framework"))
-    local = modelfiles.fetch(directory, patterns=patterns_of(chosen))
+    patterns = patterns_of(chosen)
+    local = modelfiles.fetch(directory, patterns=patterns)
+    files = files or integrity.files_of(directory)
+    with integrity.unchanged(directory, files, local, patterns):
+        return _opened(path, directory, local, chosen, threads)
+
+
+def _opened(path: str, directory: str, local: str, chosen: str, threads: int | None) -> ServedModel:
+    """The export in `local`, a copy of `directory` or itself."""
+    info_path = storage.join(directory, INFO)
+    info = read_info(local) if storage.exists(storage.join(local, INFO)) else {}
     config = read_config(local)
     labels = label_names_of(config)
     if not labels:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import http.client
+import json
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from howdah import storage
 from howdah.config import loader
@@ -331,24 +332,17 @@ def _look(report: dict[str, Any] | None, model_directory: str, tokens: list[byte
     )  # fmt: skip
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """An answer that is a redirect is an error."""
-
-    def redirect_request(self, *arguments: Any) -> None:
-        """None: it is not followed."""
-
-
 def _health(url: str) -> dict[str, Any] | None:
-    import json
-
-    # Without tokens the address is anybody's who may write the model's directory: no other scheme,
-    # no redirect to another host.
-    if not url.startswith("http://"):
-        return None
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
+    """What /health of an address says. No redirect is followed, and no proxy is asked: without
+    tokens any writer of the model's directory can have written the address."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
     try:
-        with opener.open(f"{url}/health", timeout=5) as answer:
-            found = json.loads(answer.read(65536))
-    except (OSError, ValueError, urllib.error.URLError):
+        connection.request("GET", "/health")
+        answer = connection.getresponse()
+        found = json.loads(answer.read(65536)) if answer.status == 200 else None
+    except (OSError, ValueError, http.client.HTTPException):
         return None
+    finally:
+        connection.close()
     return found if isinstance(found, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
@@ -10,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from howdah import redact
 from howdah.config.types import AnyPath, Bytes, Names, Section
+from howdah.core.machine import is_loopback
 
 __all__ = ["KINDS", "AlertKind", "AlertsSection", "check_url"]
 
@@ -29,15 +29,15 @@ def check_url(url: str) -> str:
     Raises:
         ValueError: it is another.
     """
+    if not url.isascii() or not url.isprintable() or " " in url:
+        raise ValueError("a webhook's URL has no blanks, line breaks or other such characters")
     parts = urlsplit(url)
+    if parts.username is not None:
+        raise ValueError("a webhook's URL has no user and password: they would not be sent")
     host = parts.hostname or ""
     if parts.scheme == "https" and host:
         return url
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = False
-    if parts.scheme == "http" and loopback:
+    if parts.scheme == "http" and is_loopback(host):
         return url
     raise ValueError("a webhook is https://..., or http:// to this machine's loopback address")
 
@@ -52,8 +52,9 @@ class AlertsSection(Section):
     """URL that gets the JSON object by POST: https, or http to this machine. It is left out of what
     is saved and shown, as a chat's URL is a key to it."""
     webhook_file: AnyPath | None = None
-    """File of mode 0600 with the URL, instead of `webhook`: for a job, whose saved configuration
-    has no secrets, a file that the driver's machine can read."""
+    """File with the URL that no other user may read (mode 0600, or a mounted secret), instead of
+    `webhook`: for a job, whose saved configuration has no secrets, a file that the driver's machine
+    can read."""
     on: list[AlertKind] = list(KINDS)
     """Of what: failure, stall (no step for long), gate (missed), drift, disk (full or nearly)."""
     timeout_seconds: float = Field(default=10.0, gt=0, le=120, allow_inf_nan=False)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Collection
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
 from howdah.config.types import AnyPath, Bytes, Section
+from howdah.errors import UsageError
 
-__all__ = ["ServeSection"]
+__all__ = ["OF_CONTAINER", "ServeSection", "require_implemented"]
+
+OF_CONTAINER: dict[str, Any] = {"host": "0.0.0.0", "port": 0}
+"""What a server in a container on YARN sets itself: its node's interfaces, a free port."""
 
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -62,3 +67,32 @@ class ServeSection(Section):
                 f" ({self.max_texts})"
             )
         return self
+
+
+def require_implemented(section: ServeSection, implemented: Collection[str], server: str) -> None:
+    """Refuse keys that are set and that a server does not implement.
+
+    A key that a server drops without a word is worse than none: with `token_file` the operator
+    believes that requests need a token.
+
+    Args:
+        implemented: the keys that it reads.
+        server: what the message calls it.
+    Raises:
+        UsageError: with every such key.
+    """
+    dropped = [
+        key
+        for key, field in ServeSection.model_fields.items()
+        if key not in implemented
+        and getattr(section, key) != field.get_default(call_default_factory=True)
+    ]
+    if not dropped:
+        return
+    known = ", ".join(sorted(set(implemented) & set(ServeSection.model_fields)))
+    raise UsageError(
+        f"the configuration sets keys that {server} does not implement",
+        where=", ".join(f"serve.{key}" for key in dropped),
+        expected=f"of the section serve only {known}",
+        remedy="leave them out for this server, or use Howdah's own: `howdah serve` without --on",
+    )

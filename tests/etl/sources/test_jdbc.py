@@ -77,6 +77,25 @@ def test_the_password_is_apart_from_what_is_shown(tmp_path):
     assert "p@ss" not in repr(found)
 
 
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("postgresql://me:pw@db.example/x", "db.example:5432/x?sslmode=verify-full"),
+        ("postgresql://me:pw@10.0.0.7/x?connectTimeout=3",
+         "10.0.0.7:5432/x?connectTimeout=3&sslmode=verify-full"),
+        ("postgresql://me:pw@db.example/x?sslmode=disable", "db.example:5432/x?sslmode=disable"),
+        ("postgresql://me:pw@127.0.0.1/x", "127.0.0.1:5432/x"),
+        ("postgresql://me:pw@localhost/x", "localhost:5432/x"),
+        ("postgresql://me:pw@[::1]/x", "[::1]:5432/x"),
+    ],
+)  # fmt: skip
+def test_another_machine_must_show_its_certificate_unless_the_url_says_otherwise(
+    tmp_path, text, url
+):
+    """pgJDBC's default, `prefer`, gives the password to any process that answers."""
+    assert jdbc.server(private(tmp_path, text)).url == f"jdbc:postgresql://{url}"
+
+
 def test_the_environment_is_asked_where_no_file_is_given(monkeypatch):
     monkeypatch.setenv(jdbc.VARIABLE, "postgresql://me@db/news")
     assert jdbc.server(JdbcOptions()).name == "postgresql://db:5432/news"

@@ -1,0 +1,130 @@
+"""Compares the files of a published version with the hashes of its manifest.
+
+This finds damage: a disk, a copy that stopped, a file put there by mistake. It is not a signature:
+who may write the model's directory may write manifest.json, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from howdah import storage
+from howdah.errors import ModelError, NotFound
+from howdah.models.registry import MANIFEST, VERSION, Published
+
+__all__ = ["Files", "digest", "files_of", "require_same", "require_whole", "unchanged"]
+
+Files = Mapping[str, Mapping[str, Any]]
+"""{name: {bytes, sha256}}, as a manifest has it."""
+
+_CHUNK = 8 * 2**20
+
+
+def files_of(directory: str) -> Files | None:
+    """The files of a published version by its manifest; None: it is another directory."""
+    directory = directory.rstrip("/")
+    found = VERSION.fullmatch(storage.name(directory))
+    if found is None or not storage.exists(storage.join(directory, MANIFEST)):
+        return None
+    return Published(storage.parent(directory)).version(int(found[1]), whole=True)["files"]
+
+
+def digest(path: str) -> dict[str, Any]:
+    """{bytes, sha256} of a file on any storage.
+
+    Raises:
+        NotFound, StorageError: it cannot be read.
+    """
+    sha256, size = hashlib.sha256(), 0
+    with storage.open_read(path) as file:
+        while chunk := file.read(_CHUNK):
+            sha256.update(chunk)
+            size += len(chunk)
+    return {"bytes": size, "sha256": sha256.hexdigest()}
+
+
+def require_whole(directory: str, files: Files, *, at: str | None = None) -> None:
+    """Refuse files that are not those of the manifest.
+
+    Args:
+        directory: the version's, for messages.
+        files: those to compare.
+        at: where they are read; None: in `directory`.
+    Raises:
+        ModelError: one is missing, or is another one.
+    """
+    for name, file in sorted(files.items()):
+        try:
+            got = digest(storage.join(at or directory, name))
+        except NotFound:
+            got = None
+        require_same(storage.join(directory, name), file, got)
+
+
+def require_same(path: str, file: Mapping[str, Any], got: Mapping[str, Any] | None) -> None:
+    """Refuse a file that is not the one of the manifest.
+
+    Args:
+        path: the file's, for messages.
+        file: {bytes, sha256} by the manifest.
+        got: of what was read; None: there is no such file.
+    Raises:
+        ModelError: they differ.
+    """
+    if got == file:
+        return
+    raise ModelError(
+        "a published file is damaged",
+        where=path,
+        expected=f"{file['bytes']:,} bytes, sha256 {file['sha256']}",
+        got=f"{got['bytes']:,} bytes, sha256 {got['sha256']}" if got else "nothing",
+        remedy="publish the run again, or roll back to another version",
+    )
+
+
+@contextlib.contextmanager
+def unchanged(
+    directory: str, files: Files | None, local: str, patterns: Sequence[str]
+) -> Iterator[None]:
+    """Inside, a version's files are opened; they are those of its manifest before, and the same
+    files afterwards: what was hashed is what was read.
+
+    Args:
+        directory: the version's, for messages.
+        files: of its manifest; None: it is not a published version, and nothing is compared.
+        local: the directory of this machine where they are opened.
+        patterns: of the names that are opened.
+    Raises:
+        ModelError: a file is damaged, or was replaced or written while it was opened.
+    """
+    chosen = {
+        name: file
+        for name, file in (files or {}).items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    before = {name: _state(local, name) for name in chosen}
+    require_whole(directory, chosen, at=local)
+    yield
+    for name, state in before.items():
+        if _state(local, name) != state:
+            raise ModelError(
+                "a published file was changed while it was opened",
+                where=storage.join(directory, name),
+                expected="files of a version never change",
+                remedy="open the model again; `howdah published` shows what was published when",
+            )
+
+
+def _state(local: str, name: str) -> tuple[int, ...] | None:
+    """What tells a file from another one under its name, and from itself before it was written."""
+    try:
+        found = os.stat(os.path.join(local, name))
+    except FileNotFoundError:
+        return None
+    # Without the time of the inode: Spark's workers give one file further names at any time.
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
