@@ -22,8 +22,9 @@ from serving.http.question import Question
 from training.deployment.requests import TooLarge, WrongShape, check_texts, kind_of, loaded, rows_of
 from training.prediction.rows import Prediction
 
-__all__ = ["EXPECTED", "HEADER", "PLATFORMS", "Tensors", "infer", "metadata"]
+__all__ = ["EXPECTED", "EXTENSIONS", "HEADER", "PLATFORMS", "Tensors", "infer", "metadata"]
 
+EXTENSIONS = ["binary_tensor_data", "classification"]
 HEADER = "Inference-Header-Content-Length"
 EXPECTED = '{"inputs": [{"name": "text", "shape": [1], "datatype": "BYTES", "data": ["..."]}]}'
 PLATFORMS = {
