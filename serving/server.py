@@ -34,6 +34,8 @@ __all__ = ["Started", "require_packages", "serve"]
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
 """Of this process, where it may have as many: each connection takes one."""
+_BACKLOG, _ACCEPTED_AT_ONCE = 512, 32
+"""Connections that the kernel keeps; those that asyncio takes before it reads from others."""
 _WATCH_SECONDS = 1.0
 _HEAD_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 75
@@ -206,7 +208,7 @@ class _Server:
                 Front(build(self.state), self.state), log_config=None, access_log=False,
                 lifespan="off", proxy_headers=False, loop="asyncio", ws="none", server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=512,
+                timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=_ACCEPTED_AT_ONCE,
                 http=connection_class(
                     head_seconds=min(_HEAD_SECONDS, self._settings.read_seconds),
                     most=_MOST_CONNECTIONS, most_of_address=_MOST_OF_ADDRESS,
@@ -225,6 +227,7 @@ class _Server:
         running = loop.create_task(server.serve(sockets=[self._listener]))
         while not server.started and not running.done():
             await asyncio.sleep(0.01)
+        self._listener.listen(_BACKLOG)
         self._metrics.ready.set(1)
         self._announce(ready)
         stopping = loop.create_task(asked_to_end.wait())

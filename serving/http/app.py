@@ -70,7 +70,9 @@ def build(state: State) -> FastAPI:
         return _ready(state)
 
     async def server() -> Response:
-        return json_response({"name": "howdah", "version": __version__, "extensions": oip.EXTENSIONS})
+        return json_response(
+            {"name": "howdah", "version": __version__, "extensions": oip.EXTENSIONS}
+        )
 
     async def live() -> Response:
         return json_response({"live": state.alive}, 200 if state.alive else 503)

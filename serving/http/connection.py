@@ -21,6 +21,8 @@ __all__ = ["connection_class"]
 
 _DRAIN_SECONDS = 1.0
 _DRAIN_BYTES = 16 * 2**20
+_FIRST_SECONDS = 1.0
+"""A new connection gives way later than others: its request is on the way."""
 _REFUSED_AT_ONCE = 100
 """Refused connections beyond `most` that may still be sent their 503; others are reset."""
 
@@ -92,6 +94,7 @@ def connection_class(
         opened: takes the number of open connections.
     """
     by_address: defaultdict[str, set[Any]] = defaultdict(set)
+    refused: set[Any] = set()
 
     class Connection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
@@ -100,17 +103,19 @@ def connection_class(
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(_DrainedTransport(transport, self.loop))
-            self._idle_since = self.loop.time()
+            self._idle_since = self.loop.time() + _FIRST_SECONDS
             self._address = self.client[0] if self.client else ""
             by_address[self._address].add(self)
             opened(len(self.connections))
-            if len(self.connections) > most + _REFUSED_AT_ONCE:
-                transport.abort()
-            elif _has_room(by_address[self._address], most_of_address) and _has_room(
-                self.connections, most
+            of_address = by_address[self._address]
+            if _has_room(self, of_address, most_of_address) and _has_room(
+                self, self.connections, most
             ):
                 self._begin()
+            elif len(refused) >= _REFUSED_AT_ONCE:
+                transport.abort()
             else:
+                refused.add(self)
                 self.transport.write(_refusal(503, "the server has too many connections", most))
                 self.transport.close()
 
@@ -119,6 +124,7 @@ def connection_class(
             self.transport.forget()
             of_address = by_address[self._address]
             of_address.discard(self)
+            refused.discard(self)
             if not of_address:
                 del by_address[self._address]
             super().connection_lost(exc)
@@ -176,19 +182,17 @@ def connection_class(
     return Connection
 
 
-def _has_room(connections: set[Any], most: int) -> bool:
+def _has_room(new: Any, connections: set[Any], most: int) -> bool:
     """Whether no more than `most` are open, after the one that was idle longest is closed."""
     if len(connections) <= most:
         return True
     is_open = [one for one in connections if not one.transport.is_closing()]
     if len(is_open) <= most:
         return True
-    # The newest is the one that asks for room.
-    idle = sorted((one for one in is_open if one.idle_since is not None),
-                  key=lambda one: one.idle_since)[:-1]  # fmt: skip
+    idle = [one for one in is_open if one is not new and one.idle_since is not None]
     if not idle:
         return False
-    idle[0].transport.close_now()
+    min(idle, key=lambda one: one.idle_since).transport.close_now()
     return True
 
 
