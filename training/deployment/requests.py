@@ -34,7 +34,7 @@ MOST_BYTES = 4 * 2**20
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
 _FIELDS = ("what", "where", "expected", "got", "remedy")
-_MOST_ELEMENTS = 20_000
+_MOST_ELEMENTS, _TOO_DEEP = 20_000, 1000
 _STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 """A JSON string; one without an end goes to the end, so that it is searched once."""
 _MOST_SHOWN = 1000
@@ -162,13 +162,18 @@ def _require_few_elements(text: str) -> None:
 
     Raises:
         TooLarge: it has more than _MOST_ELEMENTS.
+        RecursionError: most of them are lists in each other.
     """
 
     def counted(within: str) -> int:
         return sum(map(within.count, "[{,:"))
 
-    # Texts have commas as well, so that they are left out where there are many.
-    if counted(text) > _MOST_ELEMENTS and counted(_STRING.sub("", text)) > _MOST_ELEMENTS:
+    if counted(text) <= _MOST_ELEMENTS:
+        return
+    bare = _STRING.sub("", text)  # texts have commas as well
+    if "[" * _TOO_DEEP in bare:
+        raise RecursionError
+    if counted(bare) > _MOST_ELEMENTS:
         raise TooLarge(
             "the body has too many elements",
             expected=f"at most {_MOST_ELEMENTS:,} commas, colons and brackets outside of texts",
