@@ -17,6 +17,7 @@ import pytest
 from howdah.errors import ModelError
 from tests import ROOT
 from tests.contact.test_server_requests import Probe, exchange, get, post
+from tests.runs.finished_runs import finished_run
 from tests.runs.servers import LIMIT, Server, publish_version
 from tests.support.waiting import wait_until
 
@@ -290,3 +291,15 @@ def test_a_pointer_that_is_a_named_pipe_is_an_error_and_later_looks_go_on(
     wait_until(lambda: "can be read again" in server.said())
     publish_version(tmp_path, tiny_model_dir, 3)
     wait_until(lambda: server.ask(body={"text": "a"})[1]["version"] == 2)
+
+
+@pytest.mark.parametrize("change", [{"n_layers": 10**9}, {"n_layers": 1}, {"dim": 16}])
+def test_a_config_of_another_model_is_refused(tmp_path, tiny_model_dir, change):
+    from training.serving.serve import open_model
+
+    run = finished_run(str(tmp_path / "run"), tiny_model_dir, run_id="run-1")
+    assert open_model(run, framework="onnx").max_length == 48
+    path = tmp_path / "run" / "export" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(ModelError, match="is not of the model in model"):
+        open_model(run, framework="onnx")
