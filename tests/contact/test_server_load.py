@@ -189,6 +189,8 @@ def test_commas_cost_no_memory_and_no_other_requests_time(start):
             time.sleep(0.02)
         assert [one.result()[0] for one in asked] == [200] * 12
     probe.end()
+    assert server.ask(body=texts, X_Timeout_Ms=1)[0] == 504  # while it is cleaned or encoded
+    wait_until(lambda: server.metric("howdah_queue_texts") == 0)
     assert peak - before < 300 * MIB
 
 
