@@ -11,24 +11,31 @@ import contextlib
 import importlib.util
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from howdah.config.options.serve import ServeSection
-from howdah.core import machine
-from howdah.errors import Interrupted, Terminated, UsageError
+from howdah.core import machine, threads
+from howdah.errors import Interrupted, ModelError, Terminated, UsageError
 from serving.compute.generation import Generation, open_generation, workers_of
-from serving.http import access
+from serving.http.tokens import TokenFile
 from training.deployment import listening
 from training.serving.variants import find
 
 __all__ = ["Started", "require_packages", "serve"]
 
-_MOST_CONNECTIONS = 1000
+_MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
+_DESCRIPTORS = 4096
+"""Of this process, where it may have as many: each connection takes one."""
+_BACKLOG, _ACCEPTED_AT_ONCE = 512, 32
+"""Connections that the kernel keeps; those that asyncio takes before it reads from others."""
+_WATCH_SECONDS = 1.0
 _HEAD_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 75
 _SWITCH_SECONDS = 0.0005
@@ -103,7 +110,8 @@ def serve(
     # A few texts at a time: the tokenizer's own threads would only take cores.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     guarded = settings.token_file is not None or settings.open
-    tokens = access.tokens(settings.token_file)
+    tokens = None if settings.token_file is None else TokenFile(settings.token_file, say)
+    _raise_descriptors()
     with listening.listen(settings.host, settings.port, guarded=guarded) as listener:
         variant = find(model, publish_directory)
         say(f"opening {variant.title}")
@@ -124,7 +132,7 @@ class _Server:
         first: Generation,
         model: str,
         settings: ServeSection,
-        tokens: list[bytes],
+        tokens: TokenFile | None,
         listener: socket.socket,
         publish_directory: str,
         say: Callable[[str], None],
@@ -132,7 +140,7 @@ class _Server:
     ) -> None:
         from serving.compute.batcher import Batcher
         from serving.compute.metrics import Metrics
-        from serving.http.app import State
+        from serving.http.state import State
         from serving.versions.live_drift import LiveDrift
         from serving.versions.reloading import Reloader, published_root
         from serving.versions.shadow import Shadow, challenger
@@ -178,12 +186,15 @@ class _Server:
                 self.reloader.stop()
             if self.shadow is not None:
                 self.shadow.stop()
+            if self.state.tokens is not None:
+                self.state.tokens.stop()
 
     async def _run(self, ready: Callable[[Started], None]) -> int:
         import uvicorn
 
-        from serving.http.app import Front, build
+        from serving.http.app import build
         from serving.http.connection import connection_class
+        from serving.http.front import Front
 
         loop = self._loop = asyncio.get_running_loop()
         asked_to_end = asyncio.Event()
@@ -196,10 +207,11 @@ class _Server:
                 Front(build(self.state), self.state), log_config=None, access_log=False,
                 lifespan="off", proxy_headers=False, loop="asyncio", ws="none", server_header=False,
                 timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-                timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=512,
+                timeout_graceful_shutdown=int(_LAST_SECONDS), backlog=_ACCEPTED_AT_ONCE,
                 http=connection_class(
                     head_seconds=min(_HEAD_SECONDS, self._settings.read_seconds),
-                    most=_MOST_CONNECTIONS, opened=self._metrics.connections.set,
+                    most=_MOST_CONNECTIONS, most_of_address=_MOST_OF_ADDRESS,
+                    opened=self._metrics.connections.set,
                 ),
             )
         )  # fmt: skip
@@ -208,9 +220,13 @@ class _Server:
             self.reloader.start()
         if self.shadow is not None:
             self.shadow.start()
+        if self.state.tokens is not None:
+            self.state.tokens.start(self._settings.reload_seconds)
+        threads.start(self._watch, name="watch", failed=threads.end_process, say=self._say)
         running = loop.create_task(server.serve(sockets=[self._listener]))
         while not server.started and not running.done():
             await asyncio.sleep(0.01)
+        self._listener.listen(_BACKLOG)
         self._metrics.ready.set(1)
         self._announce(ready)
         stopping = loop.create_task(asked_to_end.wait())
@@ -229,7 +245,7 @@ class _Server:
             f"/v1/classify (page: {url}/docs; Ctrl-C ends it)"
         )
         if not listening.is_loopback(self._settings.host):
-            asked = "with a token" if self.state.tokens else "without a token"
+            asked = "without a token" if self.state.tokens is None else "with a token"
             self._say(f"it listens on {self._settings.host}: who reaches it classifies {asked}")
         ready(
             Started(
@@ -238,6 +254,22 @@ class _Server:
                 shadow=self._settings.shadow,
             )
         )  # fmt: skip
+
+    def _watch(self) -> None:
+        """End the process where a computing thread hangs: no thread can be ended from outside.
+
+        Raises:
+            ModelError: texts wait, and for twice as long as a request may take none was computed.
+        """
+        while self._loop is not None and self.state.alive:
+            time.sleep(_WATCH_SECONDS)
+        if self._loop is not None:
+            raise ModelError(
+                "the model does not answer: the process ends, so that another one can be started",
+                where=self.batcher.generation.variant.path,
+                expected=f"texts computed within {self._settings.request_seconds:g} s",
+                got=f"none for {self.batcher.stalled_seconds:.0f} s",
+            )
 
     async def _drain(self) -> None:
         """Take no more requests; wait for those that run, at most for the grace."""
@@ -278,6 +310,14 @@ class _Server:
         if self.shadow is not None:
             for _, row, _, prediction in found:
                 self.shadow.offer(row, prediction)
+
+
+def _raise_descriptors() -> None:
+    """Allow this process as many descriptors as all connections need."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _uvicorn(config: Any) -> Any:

@@ -35,11 +35,14 @@ def start(
     work: Callable[..., None],
     *args: Any,
     name: str,
-    failed: str | Callable[[Exception], None],
+    failed: str | Callable[[BaseException], None],
     say: Callable[[str], None] | None = None,
     daemon: bool = True,
 ) -> threading.Thread:
     """A started thread that calls `work(*args)`; it ends on return, and reports an exception.
+
+    Every exception is one, also those that are not an `Exception`: a panic of a library written in
+    Rust is `pyo3_runtime.PanicException`, a BaseException. SystemExit ends the thread alone.
 
     Args:
         work: the work. With RESTART it is called again after an exception, which must leave its
@@ -57,7 +60,9 @@ def start(
             began = time.monotonic()
             try:
                 return work(*args)
-            except Exception as error:  # noqa: BLE001 - reported, and `failed` decides
+            except SystemExit:
+                return None
+            except BaseException as error:  # noqa: BLE001 - reported, and `failed` decides
                 if time.monotonic() - began > _LONGEST_PAUSE_SECONDS:
                     pause = _FIRST_PAUSE_SECONDS
                 again = f"; it begins again in {pause:.0f} s" if failed == RESTART else ""
@@ -72,7 +77,7 @@ def start(
     return thread
 
 
-def end_process(error: Exception) -> None:
+def end_process(error: BaseException) -> None:
     """For `start(failed=)`: end this process by SIGTERM, and after a grace period by os._exit.
 
     A process without one of its threads may look healthy and do half of its work; one that has
@@ -83,13 +88,13 @@ def end_process(error: Exception) -> None:
     os._exit(getattr(error, "exit_code", 1))
 
 
-def _text(error: Exception) -> str:
+def _text(error: BaseException) -> str:
     if isinstance(error, HowdahError):
         return error.what if error.where is None else f"{error.what} ({error.where})"
     return f"{type(error).__name__}: {error}"
 
 
-def _report(line: str, error: Exception, say: Callable[[str], None] | None) -> None:
+def _report(line: str, error: BaseException, say: Callable[[str], None] | None) -> None:
     """Report one line; for an unexpected error also the traceback, on stderr."""
     if say is not None:
         say(line)

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from howdah.data.clean import PAIR
-from howdah.data.family import TOKENIZER_FILES, TOKENIZERS, UNIGRAM, WORDPIECE
+from howdah.data.family import KNOWN_EXPRESSIONS, TOKENIZER_FILES, TOKENIZERS, UNIGRAM, WORDPIECE
 from howdah.data.manifest import content_hash
 from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
@@ -22,6 +24,20 @@ from howdah.errors import ModelError
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _PREFIX_CHARACTERS_PER_TOKEN = 6
+_WORD_END = re.compile(r"[ !-/:-@\[-`{-~\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f]")
+"""BERT's chain begins a new word at each of them: a blank and some punctuation."""
+_CHUNK_CHARACTERS = 131_072
+"""Characters that are tokenized at once: an encoding takes some 400 bytes for a token, also for
+those that are cut off."""
+
+
+def most_characters(max_length: int) -> int:
+    """How much of a text is encoded: 64 characters for each token, and 65,536 at least.
+
+    What comes later could matter only if the beginning had fewer than `max_length` tokens. Texts of
+    that length are above data.quality.max_characters' default, so that no dataset has them.
+    """
+    return max(65_536, 64 * max_length)
 
 
 class Encoder:
@@ -118,8 +134,9 @@ class Encoder:
         """
         self._truncate(max_length)
         limit = max_length * _PREFIX_CHARACTERS_PER_TOKEN
+        texts = [text[: most_characters(max_length)] for text in texts]
         heads = [_valid(self._head(text, limit)) for text in texts]
-        ids = [np.array(e.ids, dtype=np.uint32) for e in self._encode(heads)]
+        ids = self._encode(heads)
         # A head with max_length tokens has the ids of the whole text; else encode the whole text.
         again = [
             i
@@ -128,8 +145,8 @@ class Encoder:
         ]
         if again:
             whole = self._encode([_valid(texts[i]) for i in again])
-            for i, encoding in zip(again, whole, strict=True):
-                ids[i] = np.array(encoding.ids, dtype=np.uint32)
+            for i, ids_T in zip(again, whole, strict=True):
+                ids[i] = ids_T
         return ids
 
     def encode_pairs(self, pairs: Sequence[tuple[str, str]], max_length: int) -> list[np.ndarray]:
@@ -146,8 +163,10 @@ class Encoder:
             B arrays, uint32, each 1-D.
         """
         self._truncate(max_length)
-        whole = [(_valid(first), _valid(second)) for first, second in pairs]
-        return [np.array(e.ids, dtype=np.uint32) for e in self._encode(whole)]
+        most = most_characters(max_length)
+        return self._encode(
+            [(_valid(first[:most]), _valid(second[:most])) for first, second in pairs]
+        )
 
     def encode_rows(
         self, texts: Sequence[str], max_length: int, *, pairs: bool
@@ -170,8 +189,27 @@ class Encoder:
             self._tokenizer.decode(s.tolist(), skip_special_tokens=True) for s in sides
         )
 
-    def _encode(self, texts: Sequence) -> list:
-        return self._tokenizer.encode_batch_fast(texts, add_special_tokens=True)
+    def _encode(self, texts: Sequence[Any]) -> list[np.ndarray]:
+        """Ids of texts or of pairs, some characters at a time.
+
+        Raises:
+            ModelError: the library panicked, which is no Exception to Python.
+        """
+        found: list[np.ndarray] = []
+        for chunk in _chunks(texts):
+            try:
+                encodings = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=True)
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":
+                    raise
+                raise ModelError(
+                    "the tokenizer failed on a text",
+                    where=self.source,
+                    got="a panic of the tokenizers library",
+                    remedy="remove its pre-tokenizer's expression, or use another tokenizer",
+                ) from None
+            found += [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        return found
 
     def _truncate(self, max_length: int) -> None:
         if max_length == self._max_length:
@@ -186,11 +224,12 @@ class Encoder:
         self._max_length = max_length
 
     def _head(self, text: str, limit: int) -> str:
-        """The beginning of a long text up to a blank, at least `limit` characters; or all of it."""
+        """The beginning of a long text up to the end of a word, at least `limit` characters; or all
+        of it."""
         if not self._prefix_stable or len(text) <= limit:
             return text
-        cut = text.find(" ", limit)
-        return text if cut < 0 else text[:cut]
+        end = _WORD_END.search(text, limit)
+        return text if end is None else text[: end.start()]
 
     def _special_id(self, settings: dict, key: str, default: str) -> int:
         token = settings.get(key, default)
@@ -205,6 +244,47 @@ class Encoder:
                 " tokenizer_config.json",
             )
         return number
+
+
+def _chunks(texts: Sequence[Any]) -> Iterator[list[Any]]:
+    """The texts, or pairs of them, in lists of at most _CHUNK_CHARACTERS, or one text alone."""
+    chunk: list[Any] = []
+    characters = 0
+    for text in texts:
+        length = len(text) if isinstance(text, str) else sum(map(len, text))
+        if chunk and characters + length > _CHUNK_CHARACTERS:
+            yield chunk
+            chunk, characters = [], 0
+        chunk.append(text)
+        characters += length
+    if chunk:
+        yield chunk
+
+
+def _require_known_expressions(state: Any, source: str) -> None:
+    """Refuse a tokenizer with a regular expression that is not one of the published families'.
+
+    The library's engine backtracks: `(a+)+$` takes for ever for thirty letters, or panics.
+
+    Raises:
+        ModelError: with the expression.
+    """
+    pending = [state.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, list):
+            pending += part
+        elif isinstance(part, dict):
+            expression = part.get("Regex")
+            if isinstance(expression, str) and expression not in KNOWN_EXPRESSIONS:
+                raise ModelError(
+                    "tokenizer.json has a regular expression that is not known to be safe",
+                    where=source,
+                    expected="one of the published families' (howdah/data/family.py)",
+                    got=expression[:200],
+                    remedy="take the tokenizer of the base model's publisher",
+                )
+            pending += part.values()
 
 
 def _unknown_id(model: dict) -> int | None:
@@ -249,6 +329,7 @@ def _from_json(data: bytes, settings: dict, source: str):
 
     try:
         state = json.loads(data)
+        _require_known_expressions(state, source)
         # In transformers' BertTokenizerFast.__init__ tokenizer_config.json overrides
         # tokenizer.json; do the same, so that the ids are equal.
         normalizer = state.get("normalizer") or {}
@@ -261,6 +342,8 @@ def _from_json(data: bytes, settings: dict, source: str):
         if pre_tokenizer.get("type") == "ByteLevel":
             pre_tokenizer["add_prefix_space"] = bool(settings.get("add_prefix_space", False))
         return Tokenizer.from_str(json.dumps(state))
+    except ModelError:
+        raise
     except Exception as error:  # noqa: BLE001 - the library raises bare Exception
         raise ModelError(
             "tokenizer.json cannot be read",

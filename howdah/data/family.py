@@ -28,6 +28,7 @@ __all__ = [
     "DISTILBERT",
     "FAMILIES",
     "IMAGE_FILES",
+    "KNOWN_EXPRESSIONS",
     "ROBERTA",
     "TOKENIZERS",
     "TOKENIZER_FILES",
@@ -85,6 +86,20 @@ UNIGRAM = TokenizerKind(
     vocabularies=("tokenizer.json",),
     pad_token="<pad>",
 )  # fmt: skip
+
+KNOWN_EXPRESSIONS = frozenset(
+    {
+        " {2,}", " +", r"\s+", r"\n+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+        r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    }
+)  # fmt: skip
+"""Regular expressions that a tokenizer.json may have: those that transformers' converters write
+(sentencepiece's blanks, GPT-2, CLIP, Qwen2, Llama 3). Others may take for ever on a short text."""
 
 DISTILBERT = ModelFamily(
     model_type="distilbert",

@@ -239,6 +239,7 @@ def read_text(path: str) -> str:
 
 def read_json(path: str) -> Any:
     """The file's JSON value; DataError if it is not JSON. An object: `read_object`."""
+    _require_file(path)
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -246,6 +247,15 @@ def read_json(path: str) -> Any:
     except (ValueError, RecursionError) as error:  # a number or a nesting beyond Python's limits
         where, got = path, str(error)
     raise DataError("the file is not JSON", where=where, got=got, remedy=_DAMAGED)
+
+
+def _require_file(path: str) -> None:
+    """Refuse a named pipe or a device: a thread that reads it might wait for ever."""
+    local = local_path(path) if is_local(path) else None
+    if local and os.path.exists(local) and not (os.path.isfile(local) or os.path.isdir(local)):
+        raise DataError(
+            "the path is not a file", where=path, expected="a file", got="a pipe or a device"
+        )
 
 
 def read_object(

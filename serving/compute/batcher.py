@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,8 +27,8 @@ from training.prediction.rows import Prediction, Row
 
 __all__ = ["Batcher", "Work"]
 
-_ENCODED_AT_ONCE = 64
-"""Texts between two batches, so that a long queue delays no batch."""
+_ENCODED_AT_ONCE, _CHARACTERS_AT_ONCE = 64, 131_072
+"""Texts, and characters of them, between two batches, so that a long queue delays no batch."""
 _KEPT, _KEPT_CHARACTERS = 8, 2000
 _RATE_SECONDS = 5.0
 
@@ -108,6 +108,8 @@ class Batcher:
         self._kept: deque[Row] = deque(maxlen=_KEPT)
         self._rate, self._rate_since, self._rate_texts = 0.0, time.monotonic(), 0
         self._said_broken = 0.0
+        self._progress = time.monotonic()
+        """When texts were last encoded, computed, or handed back; or came to an empty queue."""
         metrics.serving(first)
 
     # ------------------------------------------------------------------- from the event loop
@@ -120,6 +122,12 @@ class Batcher:
     def held(self) -> int:
         """Texts that wait or are computed."""
         return self._held
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long nothing was encoded or computed though texts wait; 0.0: none wait."""
+        with self._news:
+            return time.monotonic() - self._progress if self._held else 0.0
 
     def submit(self, work: Work) -> None:
         """Queue a request's texts.
@@ -136,6 +144,8 @@ class Batcher:
                     got=f"{self._held} waiting, {len(work.rows)} more",
                     remedy="ask again after Retry-After seconds, or start more servers",
                 )
+            if not self._held:
+                self._progress = time.monotonic()
             self._held += len(work.rows)
             self._arrived.append(work)
             self._news.notify()
@@ -199,46 +209,67 @@ class Batcher:
                 self._news.wait()
             if self._stop:
                 return None
-            taken, count = [], 0
-            while self._arrived and count < _ENCODED_AT_ONCE:
+            taken, count, characters = [], 0, 0
+            while self._arrived and count < _ENCODED_AT_ONCE and characters < _CHARACTERS_AT_ONCE:
                 taken.append(self._arrived.popleft())
                 count += len(taken[-1].rows)
+                characters += sum(len(row.text or "") for row in taken[-1].rows)
             return taken
 
     def _encode(self, arrived: list[Work]) -> None:
         generation = self._generation
-        model = generation.model
-        texts: list[tuple[Work, int, str]] = []
+        cleaned: list[tuple[Work, int, str]] = []
         for work in arrived:
             work.generation = generation
-            if work.dropped:
-                self._finish([work])
-                continue
-            found = [usable(model, row) for row in work.rows]
-            work.predictions = [None if isinstance(one, str) else one for one in found]
-            own = [(work, n, text) for n, text in enumerate(found) if isinstance(text, str)]
-            work.open = len(own)
-            texts += own
-            if not own:
-                self._finish([work])
-        if not texts:
-            return
-        try:
-            ids_N = model.encode([text for _, _, text in texts])
-        except Exception as error:  # noqa: BLE001 - one by one: which request is it?
-            if len({id(work) for work, _, _ in texts}) > 1:
-                for work in {id(work): work for work, _, _ in texts}.values():
-                    self._encode([work])
-                return
-            self._fail([texts[0][0]], error)
-            return
-        for (work, number, _), ids in zip(texts, ids_N, strict=True):
-            self._waiting.append(_Text(work, number, ids))
+            try:
+                cleaned += self._clean(work)
+            except BaseException as error:  # noqa: BLE001 - the request fails, the server goes on
+                self._fail([work], error)
+        for texts in _portions(cleaned):
+            self._finish([work for work, _, _ in texts if work.dropped])
+            texts = [one for one in texts if not one[0].dropped]
+            if texts:
+                self._tokenize(generation, texts)
         with self._news:
             for work in arrived:
                 row = work.rows[0]
-                if row.text:
+                if row.text and work.failure is None:
                     self._kept.append(Row("0", row.text[:_KEPT_CHARACTERS], pair=row.pair))
+
+    def _clean(self, work: Work) -> list[tuple[Work, int, str]]:
+        """The request's cleaned texts; one that cannot be classified gets its prediction here."""
+        found: list[str | Prediction | None] = []
+        for row in work.rows:
+            if work.dropped:
+                self._finish([work])
+                return []
+            found.append(usable(work.generation.model, row))
+            self._moved()
+        work.predictions = [None if isinstance(one, str) else one for one in found]
+        own = [(work, n, text) for n, text in enumerate(found) if isinstance(text, str)]
+        work.open = len(own)
+        if not own:
+            self._finish([work])
+        return own
+
+    def _tokenize(self, generation: Generation, texts: list[tuple[Work, int, str]]) -> None:
+        try:
+            ids_N = generation.model.encode([text for _, _, text in texts])
+        except BaseException as error:  # noqa: BLE001 - one by one: which request is it?
+            works = {id(work): work for work, _, _ in texts}
+            if len(works) == 1:
+                self._fail(list(works.values()), error)
+                return
+            for work in works.values():
+                self._tokenize(generation, [one for one in texts if one[0] is work])
+            return
+        self._moved()
+        for (work, number, _), ids in zip(texts, ids_N, strict=True):
+            self._waiting.append(_Text(work, number, ids))
+
+    def _moved(self) -> None:
+        with self._news:
+            self._progress = time.monotonic()
 
     def _forget_dropped(self) -> None:
         gone = {id(one.work): one.work for one in self._waiting if one.work.dropped}
@@ -278,7 +309,7 @@ class Batcher:
             self._metrics.queued.observe(began - one.work.began)
         try:
             scores_NC = generation.model.scores_of_ids([one.ids for one in batch])
-        except Exception as error:  # noqa: BLE001 - the requests fail, the server goes on
+        except BaseException as error:  # noqa: BLE001 - the requests fail, the server goes on
             self._fail(list({id(one.work): one.work for one in batch}.values()), error)
             return
         seconds = time.monotonic() - began
@@ -311,7 +342,7 @@ class Batcher:
             self._rate = self._rate_texts / max(seconds, 1e-3)
             self._rate_since, self._rate_texts = time.monotonic(), 0
 
-    def _fail(self, works: list[Work], error: Exception) -> None:
+    def _fail(self, works: list[Work], error: BaseException) -> None:
         now = time.monotonic()
         if now - self._said_broken > 60:  # where and what, once a minute; no text of a user's
             self._said_broken = now
@@ -332,10 +363,11 @@ class Batcher:
 
     def _finish(self, works: list[Work]) -> None:
         with self._news:
-            works = [work for work in works if not work.finished]
+            works = list({id(work): work for work in works if not work.finished}.values())
             for work in works:
                 work.finished = True
             self._held -= sum(len(work.rows) for work in works)
+            self._progress = time.monotonic()
         if not works:
             return
         self._metrics.waiting.set(self._held)
@@ -345,3 +377,20 @@ class Batcher:
                 work.done()
 
         self._call_soon(resolve)
+
+
+def _portions(texts: list[tuple[Work, int, str]]) -> Iterator[list[tuple[Work, int, str]]]:
+    """The texts in lists of at most _CHARACTERS_AT_ONCE characters, or one text alone.
+
+    Between two of them the thread sees which requests are not waited for any more.
+    """
+    portion: list[tuple[Work, int, str]] = []
+    characters = 0
+    for one in texts:
+        if portion and characters + len(one[2]) > _CHARACTERS_AT_ONCE:
+            yield portion
+            portion, characters = [], 0
+        portion.append(one)
+        characters += len(one[2])
+    if portion:
+        yield portion

@@ -6,9 +6,27 @@ from __future__ import annotations
 from training.deployment.requests import Refusal
 
 __all__ = [
-    "Broken", "DeadlinePassed", "Draining", "Gone", "NoToken", "QueueFull", "TooSlow",
-    "UnknownModel", "WrongMedia",
+    "BadHead", "Broken", "CrossSite", "DeadlinePassed", "Draining", "Gone", "HeadTooLarge",
+    "NoToken", "QueueFull", "TooSlow", "UnknownModel", "WrongMedia",
 ]  # fmt: skip
+
+
+class BadHead(Refusal):
+    """The request's head is HTTP, but not such that its end is certain; the connection ends."""
+
+    status = 400
+
+
+class HeadTooLarge(Refusal):
+    """The request's head has too many headers or bytes."""
+
+    status = 431
+
+
+class CrossSite(Refusal):
+    """A page of another site sent the request, and no token is asked for."""
+
+    status = 403
 
 
 class NoToken(Refusal):

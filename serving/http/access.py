@@ -9,13 +9,17 @@ __all__ = ["tokens"]
 
 _KEY = "serve.token_file"
 _SHORTEST = 16
+_METRICS = b"metrics "
+"""Begins the line of a token that may read /metrics alone."""
 
 
-def tokens(path: str | None) -> list[bytes]:
+def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
     """The bearer tokens of a file, one a line; [] without a file.
 
+    Args:
+        for_metrics: those that may read /metrics alone, whose lines are `metrics TOKEN`.
     Raises:
-        ConfigError: it cannot be read, others may read it, or it has no token.
+        ConfigError: it cannot be read, others may read it, or it has no token for all paths.
     """
     if path is None:
         return []
@@ -26,15 +30,20 @@ def tokens(path: str | None) -> list[bytes]:
             error.what, where=error.where, expected=error.expected, got=error.got,
             remedy=error.remedy,
         ) from None  # fmt: skip
-    found = [line.strip() for line in data.splitlines() if line.strip()]
-    wrong = [n for n, one in enumerate(found, 1) if len(one) < _SHORTEST or not _is_plain(one)]
+    lines = [line.strip() for line in data.splitlines() if line.strip()]
+    every = [line.removeprefix(_METRICS).strip() for line in lines]
+    wrong = [n for n, one in enumerate(every, 1) if len(one) < _SHORTEST or not _is_plain(one)]
+    found = [one for one, line in zip(every, lines, strict=True) if one == line]
     if wrong or not found:
         raise ConfigError(
             "the file of tokens has no usable token", where=f"{_KEY} {path}",
             expected=f"lines of {_SHORTEST} or more visible ASCII characters",
-            got=f"line {wrong[0]} is shorter or has others" if wrong else "none",
+            got=f"line {wrong[0]} is shorter or has others" if wrong
+            else "tokens for metrics alone" if every else "none",
             remedy=f"python3 -c 'import secrets; print(secrets.token_hex(32))' > {path}",
         )  # fmt: skip
+    if for_metrics:
+        return [one for one, line in zip(every, lines, strict=True) if one != line]
     return found
 
 

@@ -1,14 +1,11 @@
-"""The server's paths, as an ASGI application: who may ask, what is read, what is answered."""
+"""The server's paths, as an ASGI application: what is read, and what is answered."""
 
 from __future__ import annotations
 
 import asyncio
-import hmac
-import json
+import sys
 import time
-import traceback
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -18,98 +15,67 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
 from howdah import __version__
-from howdah.config.options.serve import ServeSection
-from serving.compute.batcher import Batcher, Work
-from serving.compute.metrics import Metrics
-from serving.compute.refusals import (
-    Broken,
-    DeadlinePassed,
-    Draining,
-    Gone,
-    NoToken,
-    QueueFull,
-    UnknownModel,
-)
-from serving.http import faces, pages
-from serving.http.reading import Held, deadline_ms, header, read_body
-from training.deployment.requests import Refusal, UnknownRoute, WrongHost, WrongMethod, refusal_body
+from serving.compute.batcher import Work
+from serving.compute.refusals import DeadlinePassed, Draining, Gone, UnknownModel
+from serving.http import faces, oip, pages
+from serving.http.answers import json_response, refused
+from serving.http.question import Question
+from serving.http.reading import deadline_ms, header, read_body
+from serving.http.state import State
+from training.deployment.requests import Refusal, UnknownRoute, WrongMethod
 from training.prediction.classify import EMPTY
 
-__all__ = ["Front", "State", "build"]
-
-_HELD_BYTES = 64 * 2**20
-_OPEN = ("/v2/health/live", "/v2/health/ready", "/health")
-"""Paths that need no token: what a load balancer or a kubelet asks."""
-_FACES = (
-    ("/v1/classify", "classify"), ("/predict", "predict"), ("/v2/health", "health"),
-    ("/v2", "oip"), ("/health", "health"), ("/metrics", "metrics"), ("/docs", "docs"),
-    ("/openapi.json", "docs"),
-)  # fmt: skip
-
-
-@dataclass(eq=False)
-class State:
-    """What the paths share; only the event loop changes it."""
-
-    batcher: Batcher
-    metrics: Metrics
-    settings: ServeSection
-    hosts: list[str] | None
-    """What a request may name as its host; None: anything."""
-    tokens: Sequence[bytes] = ()
-    """Bearer tokens; none: no request needs one."""
-    draining: bool = False
-    """Requests are not taken any more."""
-    waiting: set[asyncio.Future[None]] = field(default_factory=set)
-    """Of each request whose texts wait or are computed; set before they are: it is refused."""
-    say: Callable[[str], None] = lambda line: None
-    before_metrics: Callable[[], None] = lambda: None
-    """Called before /metrics is written."""
-    unpredicted: Callable[[int, int], None] = lambda empty, errors: None
-    """Takes how many texts of a request were empty, and how many had another error."""
-    running: int = 0
-    """Requests that are read, wait or are computed."""
-    held: Held = field(default_factory=lambda: Held(most=_HELD_BYTES))
+__all__ = ["build"]
 
 
 def build(state: State) -> FastAPI:
     """The application, without `Front`."""
     app = FastAPI(
-        title="Howdah", version=__version__, docs_url=None, redoc_url=None,
+        title="Howdah", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False,
         description="Text classification by a published model.",
     )  # fmt: skip
 
     def add(path: str, call: Callable[..., Awaitable[Response]], method: str, **more: Any) -> None:
         app.add_api_route(path, call, methods=[method], response_model=None, **more)
+        if method == "GET":  # probes and load balancers ask by HEAD
+            app.add_api_route(
+                path, call, methods=["HEAD"], response_model=None, include_in_schema=False
+            )
+
+    settings = state.settings
 
     async def classify(request: Request) -> Response:
-        return await _ask(state, request, faces.plain)
+        return await _ask(
+            state, request, lambda body: faces.plain(body, settings.max_texts, settings.max_bytes)
+        )
 
     async def predict(request: Request) -> Response:
-        return await _ask(state, request, faces.tei)
+        return await _ask(state, request, lambda body: faces.tei(body, settings.max_texts))
 
     async def infer(request: Request, name: str, version: str | None = None) -> Response:
         _require_model(state, name, version)
         pairs = state.batcher.generation.model.pairs
-
-        def parse(body: bytes, most_texts: int, most_bytes: int) -> faces.Question:
-            return faces.oip(body, most_texts, most_bytes, pairs)
-
-        return await _ask(state, request, parse)
+        json_bytes = header(request.scope, oip.HEADER.lower().encode())
+        return await _ask(
+            state, request,
+            lambda body: oip.infer(body, settings.max_texts, pairs=pairs, json_bytes=json_bytes),
+        )  # fmt: skip
 
     async def about(name: str, version: str | None = None) -> Response:
         _require_model(state, name, version)
-        return _json(faces.metadata(state.batcher.generation))
+        return json_response(oip.metadata(state.batcher.generation))
 
     async def model_ready(name: str, version: str | None = None) -> Response:
         _require_model(state, name, version)
         return _ready(state)
 
     async def server() -> Response:
-        return _json({"name": "howdah", "version": __version__, "extensions": []})
+        return json_response(
+            {"name": "howdah", "version": __version__, "extensions": oip.EXTENSIONS}
+        )
 
     async def live() -> Response:
-        return _json({"live": True})
+        return json_response({"live": state.alive}, 200 if state.alive else 503)
 
     async def ready() -> Response:
         return _ready(state)
@@ -117,11 +83,14 @@ def build(state: State) -> FastAPI:
     async def health() -> Response:
         models = [state.batcher.generation.identity]
         if state.draining:
-            return _json({"status": "ending", "models": models}, 503)
-        return _json({"status": "ok", "models": models})
+            return json_response({"status": "ending", "models": models}, 503)
+        if not state.ready:
+            return json_response({"status": "stalled", "models": models}, 503)
+        return json_response({"status": "ok", "models": models})
 
     async def metrics(request: Request) -> Response:
         state.before_metrics()
+        state.metrics.ready.set(state.ready)
         text, media = state.metrics.text(request.headers.get("accept", ""))
         return Response(text, media_type=None, headers={"Content-Type": media})
 
@@ -132,37 +101,33 @@ def build(state: State) -> FastAPI:
         openapi_extra=pages.PLAIN)  # fmt: skip
     add("/predict", predict, "POST", summary="As Text Embeddings Inference",
         openapi_extra=pages.TEI)  # fmt: skip
+    add("/", predict, "POST", summary="As /predict: for clients that know an address alone",
+        openapi_extra=pages.TEI)  # fmt: skip
     add("/v2", server, "GET", summary="The server")
     add("/v2/health/live", live, "GET", summary="200 while the process answers")
     add("/v2/health/ready", ready, "GET", summary="200 while requests are taken, else 503")
     for below in ("/v2/models/{name}", "/v2/models/{name}/versions/{version}"):
         add(below, about, "GET", summary="The model's inputs, outputs and labels")
         add(f"{below}/ready", model_ready, "GET", summary="200 while the model answers")
-        add(f"{below}/infer", infer, "POST", summary="Open Inference Protocol, JSON data",
+        add(f"{below}/infer", infer, "POST", summary="Open Inference Protocol, JSON or binary data",
             openapi_extra=pages.OIP)  # fmt: skip
     add("/health", health, "GET", summary="Which model answers")
     add("/metrics", metrics, "GET", summary="For Prometheus")
     add("/docs", docs, "GET", summary="A page for people", include_in_schema=False)
 
-    async def refused(request: Request, error: Exception) -> Response:
-        return _refusal(error)
+    async def by_refusal(request: Request, error: Exception) -> Response:
+        return refused(error)
 
     async def unrouted(request: Request, error: Exception) -> Response:
-        return _refusal(_of_routing(request, error))
+        return refused(_of_routing(request, error))
 
-    app.add_exception_handler(Refusal, refused)
+    app.add_exception_handler(Refusal, by_refusal)
     app.add_exception_handler(HTTPException, unrouted)
     return app
 
 
-def _json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Response(data.encode("utf-8", "replace"), status, headers, media_type="application/json")
-
-
 def _ready(state: State) -> Response:
-    is_ready = not state.draining
-    return _json({"ready": is_ready}, 200 if is_ready else 503)
+    return json_response({"ready": state.ready}, 200 if state.ready else 503)
 
 
 def _require_model(state: State, name: str, version: str | None) -> None:
@@ -181,29 +146,13 @@ def _of_routing(request: Request, error: Any) -> Refusal:
     path = request.url.path[:200]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return WrongMethod(f"{path} takes another method", expected=allowed, got=request.method)
+        return WrongMethod(f"{path} takes another method", expected=allowed,
+                           got=request.method[:20])  # fmt: skip
     return UnknownRoute("there is no such path", expected="one of /docs", got=path)
 
 
-def _refusal(error: Any) -> Response:
-    headers = {}
-    if isinstance(error, QueueFull):
-        headers["Retry-After"] = str(error.seconds)
-    elif error.status == 503:
-        headers["Retry-After"] = "1"
-    elif error.status == WrongMethod.status:
-        headers["Allow"] = error.expected or ""
-    elif error.status == NoToken.status:
-        headers["WWW-Authenticate"] = "Bearer"
-    if error.status in (408, 413, 503):
-        headers["Connection"] = "close"  # the rest of the request may still be coming
-    return _json(refusal_body(error), error.status, headers)
-
-
 # --------------------------------------------------------------------------- one request
-async def _ask(
-    state: State, request: Request, parse: Callable[[bytes, int, int], faces.Question]
-) -> Response:
+async def _ask(state: State, request: Request, parse: Callable[[bytes], Question]) -> Response:
     settings = state.settings
     began = request.scope["howdah.began"]
     limit = settings.request_seconds
@@ -218,13 +167,21 @@ async def _ask(
     )  # fmt: skip
     size = len(body)
     try:
-        question = parse(body, settings.max_texts, settings.max_bytes)
+        question = parse(body)
         del body
+        # What is held from now on is the texts: Python takes up to four bytes a character.
+        held = sum(sys.getsizeof(row.text) for row in question.rows)
+        state.held.bytes += held - size
+        size = held
+        state.held.require_room()
         work = Work(question.rows)
         await _classified(state, work, request, began + limit, given)
         _count(state, work)
         answer = question.answer(work.generation, work.predictions)
-        return _json(answer, headers=_names(work))
+        if isinstance(answer, oip.Tensors):
+            data, headers = answer.body()
+            return Response(data, headers={**_names(work), **headers})
+        return json_response(answer, headers=_names(work))
     finally:
         state.held.bytes -= size
 
@@ -294,92 +251,3 @@ async def _classified(
 async def _disconnected(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-# ------------------------------------------------------------------------------ every request
-class Front:
-    """Around the application: the request's host and token, what is counted, unexpected errors.
-
-    Args:
-        app: the application.
-        state: what the paths share.
-    """
-
-    def __init__(self, app: Any, state: State) -> None:
-        self._app, self._state = app, state
-
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """One connection's request (ASGI 3)."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        state, began, code = self._state, time.monotonic(), 0
-        scope["howdah.began"] = began
-        face = next((name for at, name in _FACES if scope["path"].startswith(at)), "other")
-
-        async def counted(message: dict[str, Any]) -> None:
-            nonlocal code
-            if message["type"] == "http.response.start":
-                code = message["status"]
-            await send(message)
-
-        state.running += 1
-        try:
-            self._admit(scope)
-            await self._app(scope, receive, counted)
-        except Refusal as error:
-            await _refusal(error)(scope, receive, counted)
-        except asyncio.CancelledError:
-            if not code:
-                error = Draining("the server is ending", remedy="ask another one")
-                await _refusal(error)(scope, receive, counted)
-        except Exception as error:  # noqa: BLE001 - a defect: reported without what the user sent
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            state.say(
-                f"a request failed: {type(error).__name__} in {frame.filename}:{frame.lineno}"
-            )
-            if not code:
-                broken = Broken("the server failed on this request", got=type(error).__name__)
-                await _refusal(broken)(scope, receive, counted)
-        finally:
-            state.running -= 1
-            state.metrics.requests.labels(face, str(code)).inc()
-            if face in ("classify", "predict", "oip"):
-                state.metrics.latency.labels(face).observe(time.monotonic() - began)
-
-    def _admit(self, scope: dict[str, Any]) -> None:
-        """Refuse another host's requests, and those without a token.
-
-        Raises:
-            WrongHost, NoToken: it is refused.
-        """
-        state = self._state
-        if state.hosts is not None:
-            named = _host(header(scope, b"host") or b"")
-            if named not in state.hosts:
-                raise WrongHost(
-                    "requests to this server name another host",
-                    expected=", ".join(state.hosts), got=named[:80],
-                )  # fmt: skip
-        if state.tokens and scope["path"] not in _OPEN:
-            kind, _, token = (header(scope, b"authorization") or b"").partition(b" ")
-            # All are compared: the time does not say which one was near.
-            right = [hmac.compare_digest(token.strip(), known) for known in state.tokens]
-            if kind.lower() != b"bearer" or not any(right):
-                raise NoToken(
-                    "the request has no token of this server",
-                    where="Authorization", expected="Bearer and a token of serve.token_file",
-                    got="none" if not kind else "another one",
-                )  # fmt: skip
-
-
-def _host(value: bytes) -> str:
-    """A Host header without its port.
-
-    >>> _host(b"localhost:8000"), _host(b"[::1]:80"), _host(b"evil.example")
-    ('localhost', '::1', 'evil.example')
-    """
-    text = value.decode("latin-1").strip().lower()
-    if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.rpartition(":")[0] if ":" in text else text

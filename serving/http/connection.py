@@ -1,10 +1,15 @@
 """uvicorn's HTTP connection with limits that it lacks: a time for a request's head, a number of
-connections, and refusals in the server's own JSON."""
+connections in all and of one address, and refusals in the server's own JSON.
+
+Connections without a request are what strangers can hold at no cost, so that they give way: where
+there are too many, the one that has been idle longest is closed, and the new one is served.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import defaultdict
 from typing import Any
 
 import h11
@@ -14,37 +19,120 @@ from training.deployment.requests import BadRequest, refusal_body
 
 __all__ = ["connection_class"]
 
+_DRAIN_SECONDS = 1.0
+_DRAIN_BYTES = 16 * 2**20
+_FIRST_SECONDS = 1.0
+"""A new connection gives way later than others: its request is on the way."""
+_REFUSED_AT_ONCE = 100
+"""Refused connections beyond `most` that may still be sent their 503; others are reset."""
 
-def connection_class(*, head_seconds: float, most: int, opened: Any) -> type[H11Protocol]:
+
+class _DrainedTransport:
+    """A transport whose `close` lets the client read the last answer.
+
+    A socket that is closed while bytes of the client's are unread is reset, which takes the answer
+    from the client. So only this side is ended, what still comes is dropped, and the socket is
+    closed when the client has ended its side, or after a second.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._is_draining = False
+        self._dropped = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing of the client's is read any more."""
+        return self._is_draining or self._transport.is_closing()
+
+    def close(self) -> None:
+        """End this side; the socket is closed later."""
+        if self.is_closing():
+            return
+        self._is_draining = True
+        try:
+            self._transport.resume_reading()
+            self._transport.write_eof()
+        except (OSError, RuntimeError):  # the client is gone
+            self._transport.close()
+            return
+        self._timer = self._loop.call_later(_DRAIN_SECONDS, self._transport.close)
+
+    def close_now(self) -> None:
+        """Close the socket, where nothing can be lost."""
+        self.forget()
+        self._is_draining = True
+        self._transport.close()
+
+    def drop(self, length: int) -> None:
+        """Count bytes that came after the end."""
+        self._dropped += length
+        if self._dropped > _DRAIN_BYTES:
+            self._transport.abort()
+
+    def forget(self) -> None:
+        """Stop the timer: the connection has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def connection_class(
+    *, head_seconds: float, most: int, most_of_address: int, opened: Any
+) -> type[H11Protocol]:
     """The class for uvicorn's `http`.
 
-    h11 is taken, not httptools: it bounds a request's head, at 64 KiB.
+    h11 is taken, not httptools: it bounds a request's head.
 
     Args:
         head_seconds: how long a request's head may take, also its first byte.
-        most: connections; more are closed with 503.
+        most: connections. If none is idle, a new one is closed with 503.
+        most_of_address: connections of one address, likewise.
         opened: takes the number of open connections.
     """
+    by_address: defaultdict[str, set[Any]] = defaultdict(set)
+    refused: set[Any] = set()
 
     class Connection(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        _address = ""
+        _idle_since = 0.0
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(_DrainedTransport(transport, self.loop))
+            self._idle_since = self.loop.time() + _FIRST_SECONDS
+            self._address = self.client[0] if self.client else ""
+            by_address[self._address].add(self)
             opened(len(self.connections))
-            if len(self.connections) > most:
-                transport.write(_refusal(503, "the server has too many connections", most))
-                transport.close()
-                return
-            self._begin()
+            of_address = by_address[self._address]
+            if _has_room(self, of_address, most_of_address) and _has_room(
+                self, self.connections, most
+            ):
+                self._begin()
+            elif len(refused) >= _REFUSED_AT_ONCE:
+                transport.abort()
+            else:
+                refused.add(self)
+                self.transport.write(_refusal(503, "the server has too many connections", most))
+                self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._cancel()
+            self.transport.forget()
+            of_address = by_address[self._address]
+            of_address.discard(self)
+            refused.discard(self)
+            if not of_address:
+                del by_address[self._address]
             super().connection_lost(exc)
             opened(len(self.connections))
 
         def data_received(self, data: bytes) -> None:
             if self.transport.is_closing():
+                self.transport.drop(len(data))
                 return
             super().data_received(data)
             if self.conn.their_state is h11.IDLE and self.timeout_keep_alive_task is None:
@@ -52,10 +140,29 @@ def connection_class(*, head_seconds: float, most: int, opened: Any) -> type[H11
             elif self.conn.their_state is not h11.IDLE:
                 self._cancel()
 
+        def on_response_complete(self) -> None:
+            self._idle_since = self.loop.time()
+            super().on_response_complete()
+
         def send_400_response(self, msg: str) -> None:
             self._cancel()
             self.transport.write(_refusal(400, "this is not an HTTP request", 64 * 1024))
             self.transport.close()
+
+        def shutdown(self) -> None:
+            if self.idle_since is None:
+                super().shutdown()
+            else:
+                self.transport.close_now()
+
+        def timeout_keep_alive_handler(self) -> None:
+            self.transport.close_now()
+
+        @property
+        def idle_since(self) -> float | None:
+            """Since when it has no whole head of a request without an answer; None: it has one."""
+            is_idle = self.cycle is None or self.cycle.response_complete
+            return self._idle_since if is_idle else None
 
         def _begin(self) -> None:
             if self._timer is None:
@@ -73,6 +180,20 @@ def connection_class(*, head_seconds: float, most: int, opened: Any) -> type[H11
                 self.transport.close()
 
     return Connection
+
+
+def _has_room(new: Any, connections: set[Any], most: int) -> bool:
+    """Whether no more than `most` are open, after the one that was idle longest is closed."""
+    if len(connections) <= most:
+        return True
+    is_open = [one for one in connections if not one.transport.is_closing()]
+    if len(is_open) <= most:
+        return True
+    idle = [one for one in is_open if one is not new and one.idle_since is not None]
+    if not idle:
+        return False
+    min(idle, key=lambda one: one.idle_since).transport.close_now()
+    return True
 
 
 _EXPECTED = {

@@ -38,6 +38,7 @@ TEI = _body(
             "inputs": {"oneOf": [{"type": "string"}, {"type": "array"}]},
             "truncate": {"type": "boolean"},
             "raw_scores": {"type": "boolean", "enum": [False]},
+            "parameters": {"type": "object"},
         },
         "required": ["inputs"],
     },
@@ -47,12 +48,12 @@ _TENSOR = {"name": "text", "shape": [1], "datatype": "BYTES", "data": ["stocks f
 OIP = _body({"type": "object", "required": ["inputs"]}, {"inputs": [_TENSOR]})
 
 _CODES = (
-    (400, "the body is not JSON"), (401, "no token"), (403, "another host's name"),
+    (400, "the body is not JSON"), (401, "no token"), (403, "another host's name, or site"),
     (404, "no such path, model or version"), (405, "another method"),
     (408, "the request did not arrive in time"),
-    (413, "too many bytes or texts"), (415, "a compressed body"),
+    (413, "too many bytes, texts or elements"), (415, "a compressed body"),
     (422, "JSON of another shape: `where` names the field"),
-    (429, "the queue is full: Retry-After"), (500, "a defect"),
+    (431, "a head that is too large"), (429, "the queue is full: Retry-After"), (500, "a defect"),
     (503, "the server is ending"), (504, "not answered in time"),
 )  # fmt: skip
 

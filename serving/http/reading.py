@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ from training.deployment.requests import TooLarge, WrongShape
 
 __all__ = ["Held", "deadline_ms", "read_body"]
 
+_NUMBER = re.compile(rb"[0-9]{1,12}(?:\.[0-9]{0,12})?(?:[eE][+-]?[0-9]{1,3})?")
 _DROPPED_BODIES = 16
 """Of a body that is too long so many times the limit is read and dropped: a client that is still
 sending when the connection ends does not see the answer."""
@@ -23,6 +25,19 @@ class Held:
     most: int
     bytes: int = 0
 
+    def require_room(self) -> None:
+        """Refuse the request that has just been added where there are too many bytes.
+
+        Raises:
+            QueueFull: more than `most` are held.
+        """
+        if self.bytes > self.most:
+            raise QueueFull(
+                "the server holds as many bytes of requests as it may", seconds=1,
+                expected=f"at most {self.most:,}", got="more",
+                remedy="ask again after Retry-After seconds, with fewer bytes",
+            )  # fmt: skip
+
 
 def header(scope: dict[str, Any], name: bytes) -> bytes | None:
     """A request header's first value."""
@@ -33,18 +48,15 @@ def deadline_ms(scope: dict[str, Any]) -> float | None:
     """Milliseconds that the client waits, from X-Timeout-Ms; None: it does not say.
 
     Raises:
-        WrongShape: it is no number above 0.
+        WrongShape: it is not a number above 0.
     """
     given = header(scope, b"x-timeout-ms")
     if given is None:
         return None
-    try:
-        value = float(given)
-    except ValueError:
-        value = float("nan")
+    value = float(given) if _NUMBER.fullmatch(given) else 0.0
     if not 0 < value < 1e9:
         raise WrongShape(
-            "X-Timeout-Ms is no time", where="X-Timeout-Ms", expected="milliseconds above 0",
+            "X-Timeout-Ms is not a time", where="X-Timeout-Ms", expected="milliseconds above 0",
             got=given[:40].decode("latin-1"),
         )  # fmt: skip
     return value
@@ -81,12 +93,7 @@ async def read_body(
                     parts.append(part)
                     kept += len(part)
                     held.bytes += len(part)
-                    if held.bytes > held.most:
-                        raise QueueFull(
-                            "the server holds as many bytes of requests as it may", seconds=1,
-                            expected=f"at most {held.most:,}", got="more",
-                            remedy="ask again after Retry-After seconds, with fewer bytes",
-                        )  # fmt: skip
+                    held.require_room()
                 else:
                     parts.clear()
                     held.bytes -= kept

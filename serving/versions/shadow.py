@@ -33,7 +33,8 @@ from training.serving.variants import Variant, find, require_comparable
 
 __all__ = ["Shadow", "challenger"]
 
-_QUEUE = 256
+_QUEUE, _MOST_CHARACTERS = 256, 65_536
+"""Texts that wait, and characters of one: together they bound the memory."""
 _NICENESS = 19
 _RESULTS = ("agrees", "disagrees", "left out", "failed")
 
@@ -101,6 +102,9 @@ class Shadow:
     def offer(self, row: Row, prediction: Prediction) -> None:
         """Queue a text that was answered, if there is room. Called by the computing thread."""
         if prediction.scores is None:
+            return
+        if len(row.text or "") > _MOST_CHARACTERS:
+            self._metrics.shadowed.labels("left out").inc()
             return
         item = {
             "text": row.text, "pair": row.pair, "label": prediction.label,

@@ -65,3 +65,33 @@ def test_end_process_ends_by_sigterm_or_by_force(handler, code):
     program = PROGRAM.format(patience=1.0, handler=handler)
     ended = subprocess.run([sys.executable, "-c", program], timeout=60, check=False)
     assert ended.returncode == code
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException: no Exception."""
+
+
+def test_a_panic_is_a_failure_like_any_other(capsys):
+    def panic() -> None:
+        raise Panic("called `Option::unwrap()` on a `None` value")
+
+    taken = []
+    threads.start(panic, name="compute", failed=taken.append).join(10)
+    assert isinstance(taken[0], Panic)
+    assert "thread compute failed: Panic: called" in capsys.readouterr().err
+    calls, done = [], threading.Event()
+
+    def work() -> None:
+        calls.append(1)
+        if len(calls) < 3:
+            raise Panic
+        done.set()
+
+    threads.start(work, name="t", failed=threads.RESTART, say=lambda line: None)
+    assert done.wait(10)
+
+
+def test_sys_exit_ends_the_thread_alone():
+    taken = []
+    threads.start(sys.exit, name="t", failed=taken.append).join(10)
+    assert not taken

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import random
 import subprocess
 import sys
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from howdah.data.clean import joined
-from howdah.data.encode import Encoder
+from howdah.data.encode import Encoder, most_characters
 from howdah.data.modelfiles import fetch
 from howdah.errors import ModelError
 from tools.demo import corpus
@@ -242,3 +243,33 @@ def test_pairs_are_cut_as_the_fast_tokenizer_cuts_them(tiny_model_dir, tmp_path)
     joined_rows = [joined(*pair) for pair in pairs[:9]]
     both = encoder.encode_rows(joined_rows, 16, pairs=True), encoder.encode_pairs(pairs[:9], 16)
     assert [row.tolist() for row in both[0]] == [row.tolist() for row in both[1]]
+
+
+def test_the_beginning_of_a_long_text_has_the_ids_of_all_of_it(tiny_model_dir):
+    """A head ends before a blank or a punctuation mark; what follows changes no token before it."""
+    heads, whole = Encoder.load(tiny_model_dir), Encoder.load(tiny_model_dir)
+    whole._prefix_stable = False
+    parts = ["the", "cat", " ", ",", ".", "-", "'s", "[MASK]", "\u0301", ",\u0301", "\u3002",
+             "\u3001", "\uff0c", "\u4e2d", "é", "e\u0301", "\U0001f600", "\n", "ß",
+             "x" * 90]  # fmt: skip
+    draw = random.Random(5)
+    texts = ["".join(draw.choices(parts, k=draw.randrange(40, 400))) for _ in range(400)]
+    texts += [part * 3000 for part in parts]
+    for length in (8, 16):
+        for text, one, other in zip(
+            texts, heads.encode(texts, length), whole.encode(texts, length), strict=True
+        ):
+            assert np.array_equal(one, other), ascii(text[:200])
+
+
+def test_what_no_model_reads_of_a_text_is_not_encoded(tiny_model_dir):
+    encoder = Encoder.load(tiny_model_dir)
+    most = most_characters(16)
+    assert most_characters(8192) > most >= 3 * 20_000  # the longest text of a dataset, by default
+    beginning = "x" * (most - 3) + "the"  # one word
+    [cut] = encoder.encode([beginning + " cat " * 100], 16)
+    [alone] = encoder.encode([beginning], 16)
+    assert np.array_equal(cut, alone)
+    [pair] = encoder.encode_pairs([(beginning + " cat", "the cat")], 16)
+    [same] = encoder.encode_pairs([(beginning, "the cat")], 16)
+    assert np.array_equal(pair, same)

@@ -28,6 +28,7 @@ def finished_run(
     changes: dict | None = None,
     answers: str | None = None,
     labels: Sequence[str] = LABELS,
+    clean: dict | None = None,
 ) -> str:
     """Write run.json and export/ of a run; returns `directory`.
 
@@ -39,6 +40,7 @@ def finished_run(
         changes: of run.json.
         answers: the label that the model gives every text; None: by random weights.
         labels: of the model.
+        clean: steps of data.clean that its texts had; None: the defaults.
     """
     model = load_base(base)
     rng = np.random.default_rng(sum(run_id.encode()))
@@ -58,7 +60,7 @@ def finished_run(
         label_names=list(labels),
         run_info=RunInfo(
             run_id=run_id, run_name="zoo", framework="torch", step=12, max_length=48,
-            clean={}, base={"source": base, "hash": model.hash},
+            clean=clean or {}, base={"source": base, "hash": model.hash},
             tokenizer_hash=Encoder.load(base).hash,
             dataset={"path": f"data/v={dataset}", "hash": dataset, "rows": {"test": 7}},
             metrics=metrics,

@@ -4,13 +4,17 @@ import json
 
 import pytest
 
-from serving.http import faces
+from serving.http import faces, oip
 from training.deployment.requests import Refusal
 
 
 def asked(parse, given, *more):
     body = given if isinstance(given, bytes) else json.dumps(given).encode()
-    return parse(body, 4, 10_000, *more)
+    return parse(body, 4, *more)
+
+
+def infer(body, most_texts, pairs):
+    return oip.infer(body, most_texts, pairs=pairs)
 
 
 def tensor(**changes) -> dict:
@@ -47,9 +51,13 @@ def test_inputs_are_those_of_text_embeddings_inference(inputs, texts, are_pairs)
         ({"inputs": "a", "raw_scores": True}, 422, "raw_scores"),
         ({"inputs": "a", "truncate": "yes"}, 422, "truncate"),
         ({"inputs": "a", "truncation_direction": "Left"}, 422, "truncation_direction"),
-        ({"inputs": "a", "texts": ["a"]}, 422, "texts"),
+        ({"inputs": "a", "parameters": []}, 422, "parameters"),
+        ({"inputs": "a", "parameters": {"top_k": 0}}, 422, "parameters.top_k"),
+        ({"inputs": "a", "parameters": {"top_k": True}}, 422, "parameters.top_k"),
+        ({"inputs": "a", "parameters": {"function_to_apply": "tanh"}}, 422,
+         "parameters.function_to_apply"),
     ],
-)
+)  # fmt: skip
 def test_what_text_embeddings_inference_would_not_take_is_refused(given, status, where):
     with pytest.raises(Refusal) as caught:
         asked(faces.tei, given)
@@ -73,25 +81,28 @@ def test_what_text_embeddings_inference_would_not_take_is_refused(given, status,
         (tensor(data="a"), 422, "inputs[0].data"),
         (tensor(data=[3]), 422, "inputs[0].data[0]"),
         (tensor(data=["\ud800"]), 422, "inputs[0].data[0]"),
-        (tensor(parameters={"binary_data_size": 5}), 422, "inputs[0].parameters"),
-        (tensor() | {"outputs": [{"name": "label", "parameters": {"binary_data": True}}]}, 422,
-         "outputs"),
+        (tensor(parameters={"binary_data_size": 5}), 422, "inputs[0].parameters.binary_data_size"),
+        (tensor(parameters=[]), 422, "inputs[0].parameters"),
+        (tensor() | {"parameters": []}, 422, "parameters"),
+        (tensor() | {"outputs": [{"name": "label", "parameters": {"classification": -1}}]}, 422,
+         "outputs[0].parameters"),
+        (tensor() | {"outputs": [{"name": f"{n}"} for n in range(17)]}, 422, "outputs"),
         (tensor() | {"outputs": ["label"]}, 422, "outputs"),
         (tensor() | {"id": 7}, 422, "id"),
     ],
 )  # fmt: skip
 def test_a_tensor_that_is_no_list_of_texts_is_refused_with_its_field(given, status, where):
     with pytest.raises(Refusal) as caught:
-        asked(faces.oip, given, False)
+        asked(infer, given, False)
     assert (caught.value.status, caught.value.where) == (status, where)
     assert caught.value.expected
 
 
 def test_shapes_of_texts_and_of_pairs():
     of_texts = tensor(shape=[2, 1], data=[["a"], ["b"]])
-    assert [row.text for row in asked(faces.oip, of_texts, False).rows] == ["a", "b"]
+    assert [row.text for row in asked(infer, of_texts, False).rows] == ["a", "b"]
     of_pairs = tensor(shape=[1, 2], data=["a", "b"])
-    [row] = asked(faces.oip, of_pairs, True).rows
+    [row] = asked(infer, of_pairs, True).rows
     assert row.pair and row.text == "a\x1eb"
     with pytest.raises(Refusal, match="another shape"):
-        asked(faces.oip, tensor(), True)
+        asked(infer, tensor(), True)

@@ -34,6 +34,11 @@ MOST_BYTES = 4 * 2**20
 _LONGEST_KEY = 1024
 _KEYS = ("text", "texts", "key")
 _FIELDS = ("what", "where", "expected", "got", "remedy")
+_MOST_ELEMENTS, _TOO_DEEP = 20_000, 1000
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+"""A JSON string; one without an end goes to the end, so that it is searched once."""
+_MOST_SHOWN = 1000
+"""Characters of a field of a refusal: what a client has sent is never sent back whole."""
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -130,10 +135,13 @@ def loaded(body: bytes, expected: str) -> dict[str, Any]:
 
     Raises:
         BadRequest: it is not JSON.
+        TooLarge: it has too many elements.
         WrongShape: it is no object.
     """
     try:
-        given = json.loads(body)
+        text = body.decode(json.detect_encoding(body), "surrogatepass")
+        _require_few_elements(text)
+        given = json.loads(text)
     except ValueError as error:  # UnicodeDecodeError is one, too
         raise BadRequest(
             "the body is not JSON",
@@ -147,6 +155,31 @@ def loaded(body: bytes, expected: str) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise WrongShape("the body is not an object", expected=expected, got=kind_of(given))
     return given
+
+
+def _require_few_elements(text: str) -> None:
+    """Refuse JSON of many elements before it is parsed: 2 MiB of `[]` take a second and 100 MB.
+
+    Raises:
+        TooLarge: it has more than _MOST_ELEMENTS.
+        RecursionError: most of them are lists in each other.
+    """
+
+    def counted(within: str) -> int:
+        return sum(map(within.count, "[{,:"))
+
+    if counted(text) <= _MOST_ELEMENTS:
+        return
+    bare = _STRING.sub("", text)  # texts have commas as well
+    if "[" * _TOO_DEEP in bare:
+        raise RecursionError
+    if counted(bare) > _MOST_ELEMENTS:
+        raise TooLarge(
+            "the body has too many elements",
+            expected=f"at most {_MOST_ELEMENTS:,} commas, colons and brackets outside of texts",
+            got="more",
+            remedy="send fewer texts at a time; `howdah predict` classifies files",
+        )
 
 
 def check_known(given: Mapping[str, Any], known: Sequence[str], where: str | None = None) -> None:
@@ -210,8 +243,8 @@ def check_texts(texts: Any, where: str, most: int, *, is_single: bool = False) -
                 )
 
 
-def _shortened(name: str) -> str:
-    return name if len(name) <= 40 else name[:37] + "..."
+def _shortened(name: str, most: int = 40) -> str:
+    return name if len(name) <= most else name[: most - 3] + "..."
 
 
 def _key(key: Any) -> str | None:
@@ -229,7 +262,10 @@ def _key(key: Any) -> str | None:
 
 def refusal_body(error: HowdahError) -> dict[str, Any]:
     """A refusal as JSON. `error` is a sentence: clients of other servers show it alone."""
-    described = error.as_dict()
+    described = {
+        name: _shortened(value, _MOST_SHOWN) if isinstance(value, str) else value
+        for name, value in error.as_dict().items()
+    }
     sentence = described["what"]
     parts = [f"{name} {described[name]}" for name in ("expected", "got") if described.get(name)]
     if parts:

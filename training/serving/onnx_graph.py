@@ -111,15 +111,19 @@ def entry(info: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     return formats.get(name) if name in FILES and isinstance(formats, Mapping) else None
 
 
-def of_file(directory: str, info: Mapping[str, Any], name: str, *, where: str) -> bytes:
+def of_file(
+    directory: str, info: Mapping[str, Any], name: str, config: Mapping[str, Any], *, where: str
+) -> bytes:
     """The graph in a local export, whose weights have the layout that it was written for.
 
     Args:
         info: howdah.json, which has an entry for it.
         name: the format.
+        config: config.json, defaults filled in.
         where: the export, for messages.
     Raises:
-        ModelError: the file is missing, or the weights' file has another layout or is cut.
+        ModelError: the file is missing, or the weights' file has another layout or is cut, or it
+            is of a model of other sizes than config.json's.
     """
     again = "`howdah export` writes the run's export again"
     described, path = entry(info, name) or {}, storage.join(directory, FILES[name])
@@ -146,7 +150,9 @@ def of_file(directory: str, info: Mapping[str, Any], name: str, *, where: str) -
             remedy=f"restore the export's files, or {again}",
         )
     size = storage.size(storage.join(directory, WEIGHTS))
-    ends = [place.offset + place.length for place in _places(header).values()]
+    places = _places(header)
+    _require_sizes(places, config, where)
+    ends = [place.offset + place.length for place in places.values()]
     if size != max(ends, default=len(header)):
         raise ModelError(
             f"{WEIGHTS} is not a whole safetensors file",
@@ -156,6 +162,38 @@ def of_file(directory: str, info: Mapping[str, Any], name: str, *, where: str) -
             remedy="copy the file again; it may have been cut short",
         )
     return storage.read_bytes(path)
+
+
+def _require_sizes(places: Mapping[str, Place], config: Mapping[str, Any], where: str) -> None:
+    """Refuse a config.json that is of another model than the weights: a graph reads none of it, but
+    lengths and sizes are taken from it.
+
+    Raises:
+        ModelError: with the first tensor that is missing or has another shape.
+    """
+    family = family_of(config)
+    layers = config[family.keys.layers]
+    beyond = family.layer_name(layers)
+    # Before the names are made: there are as many as config.json says.
+    if layers <= len(places) and not any(name.startswith(beyond) for name in places):
+        shapes = family.encoder_shapes(config)
+        wrong = [
+            name for name, shape in shapes.items()
+            if name not in places or tuple(places[name].shape) != tuple(shape)
+        ]  # fmt: skip
+        if not wrong:
+            return
+        got = tuple(places[wrong[0]].shape) if wrong[0] in places else "none"
+        expected, found = f"{wrong[0]} {tuple(shapes[wrong[0]])}", f"{got}"
+    else:
+        expected, found = f"{layers:,} layers", "another number"
+    raise ModelError(
+        f"config.json is not of the model in {WEIGHTS}",
+        where=storage.join(where, "config.json"),
+        expected=expected,
+        got=found,
+        remedy="restore the export's files, or `howdah export` writes the run's export again",
+    )
 
 
 def in_memory(

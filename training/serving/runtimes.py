@@ -156,7 +156,7 @@ def _forward_onnx(
     from training.serving.onnx_session import mapped_tensors, open_session
 
     if onnx_graph.entry(info, chosen) is not None:
-        graph = onnx_graph.of_file(local, info, chosen, where=where)
+        graph = onnx_graph.of_file(local, info, chosen, base.config, where=where)
         path = storage.local_path(storage.join(local, onnx_graph.WEIGHTS))
         if chosen == ONNX and os.path.islink(path):
             return open_session(graph, mapped_tensors(path), threads=threads, where=where)

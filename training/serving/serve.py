@@ -15,7 +15,8 @@ from howdah import storage
 from howdah.config.data import CleanOptions, Columns, InputKind
 from howdah.config.tasks import Task, task_of
 from howdah.data import modelfiles
-from howdah.data.clean import clean_pair, clean_text
+from howdah.data.clean import PAIR, clean_pair, clean_text
+from howdah.data.encode import most_characters
 from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
@@ -46,6 +47,8 @@ EXPORT_PATTERNS = [
     "config.json", "model*.safetensors*", onnx_graph.FILE, *TOKENIZER_FILES, *IMAGE_FILES, INFO,
 ]  # fmt: skip
 
+_RAW_CHARACTERS = 8
+"""Characters before cleaning for one that is encoded: markup can be most of a text."""
 _BATCH_TOKENS = {"cpu": 1024, "gpu": 8192}
 """Padded tokens of a batch. On a CPU more of them leave its cache (docs/decisions/exports.md)."""
 
@@ -145,7 +148,14 @@ class ServedModel:
         return scores_NC
 
     def clean_text(self, text: str) -> str:
-        """The text, or both of a pair, cleaned as by the ETL."""
+        """The text, or both of a pair, cleaned as by the ETL.
+
+        Of a very long one only the beginning is cleaned, eight times what is encoded of it at most.
+        """
+        most = _RAW_CHARACTERS * most_characters(self.max_length)
+        if len(text) > most:
+            sides = text.split(PAIR, 1) if self.pairs else [text]
+            text = PAIR.join(side[:most] for side in sides)
         return (clean_pair if self.pairs else clean_text)(text, self.clean)
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:

@@ -1,0 +1,39 @@
+"""Answers as JSON: predictions, and refusals with the headers that belong to them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+from serving.compute.refusals import BadHead, NoToken, QueueFull
+from training.deployment.requests import WrongMethod, refusal_body
+
+__all__ = ["json_response", "refused"]
+
+_CLOSING = (401, 403, 404, 408, 413, 431, 503)
+"""After these the connection ends: the rest of the request may still be coming, or the client has
+no business here and must not hold a connection that others need."""
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """An answer in UTF-8. A lone surrogate, which has no UTF-8 form, becomes a question mark."""
+    data = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return Response(data.encode("utf-8", "replace"), status, headers, media_type="application/json")
+
+
+def refused(error: Any) -> Response:
+    """The answer to a request that is refused (training/deployment/requests.py: Refusal)."""
+    headers = {}
+    if isinstance(error, QueueFull):
+        headers["Retry-After"] = str(error.seconds)
+    elif error.status == 503:
+        headers["Retry-After"] = "1"
+    elif error.status == WrongMethod.status:
+        headers["Allow"] = error.expected or ""
+    elif error.status == NoToken.status:
+        headers["WWW-Authenticate"] = "Bearer"
+    if error.status in _CLOSING or isinstance(error, BadHead):
+        headers["Connection"] = "close"
+    return json_response(refusal_body(error), error.status, headers)

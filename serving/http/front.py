@@ -1,0 +1,172 @@
+"""Around the server's application: which requests are taken at all, what is counted, defects."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import traceback
+from typing import Any
+
+from serving.compute.refusals import BadHead, Broken, CrossSite, Draining, HeadTooLarge, NoToken
+from serving.http.answers import refused
+from serving.http.reading import header
+from serving.http.state import State
+from serving.http.tokens import RefusedAddresses
+from training.deployment.requests import Refusal, WrongHost
+
+__all__ = ["MOST_HEAD_BYTES", "Front"]
+
+MOST_HEAD_BYTES = 64 * 2**10
+_MOST_HEADERS = 100
+_VERSIONS = ("1.0", "1.1")
+_OPEN = ("/v2/health/live", "/v2/health/ready", "/health")
+"""Paths that need no token: what a load balancer or a kubelet asks."""
+_FACES = (
+    ("/v1/classify", "classify"), ("/predict", "predict"), ("/v2/health", "health"),
+    ("/v2", "oip"), ("/health", "health"), ("/metrics", "metrics"), ("/docs", "docs"),
+    ("/openapi.json", "docs"),
+)  # fmt: skip
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:]*))(?::([0-9]{1,5}))?")
+
+
+class Front:
+    """Around the application: the request's host and token, what is counted, unexpected errors.
+
+    Args:
+        app: the application.
+        state: what the paths share.
+    """
+
+    def __init__(self, app: Any, state: State) -> None:
+        self._app, self._state = app, state
+        self._refused_addresses = RefusedAddresses(state.say)
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """One connection's request (ASGI 3)."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state, began, code = self._state, time.monotonic(), 0
+        scope["howdah.began"] = began
+        face = next((name for at, name in _FACES if scope["path"].startswith(at)), "other")
+        if scope["path"] == "/":
+            face = "predict"
+
+        async def counted(message: dict[str, Any]) -> None:
+            nonlocal code
+            if message["type"] == "http.response.start":
+                code = message["status"]
+            await send(message)
+
+        state.running += 1
+        try:
+            self._admit(scope)
+            await self._app(scope, receive, counted)
+        except Refusal as error:
+            await refused(error)(scope, receive, counted)
+        except asyncio.CancelledError:
+            if not code:
+                error = Draining("the server is ending", remedy="ask another one")
+                await refused(error)(scope, receive, counted)
+        except Exception as error:  # noqa: BLE001 - a defect: reported without what the user sent
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            state.say(
+                f"a request failed: {type(error).__name__} in {frame.filename}:{frame.lineno}"
+            )
+            if not code:
+                broken = Broken("the server failed on this request", got=type(error).__name__)
+                await refused(broken)(scope, receive, counted)
+        finally:
+            state.running -= 1
+            state.metrics.requests.labels(face, str(code)).inc()
+            if face in ("classify", "predict", "oip"):
+                state.metrics.latency.labels(face).observe(time.monotonic() - began)
+
+    def _admit(self, scope: dict[str, Any]) -> None:
+        """Refuse odd heads, another host's requests, other sites' pages, and a missing token.
+
+        Raises:
+            BadHead, HeadTooLarge, WrongHost, CrossSite, NoToken: it is refused.
+        """
+        _check_head(scope)
+        self._check_host(scope)
+        if self._state.tokens is not None:
+            if scope["path"] not in _OPEN:
+                self._check_token(scope)
+        elif scope["method"] == "POST":
+            _check_origin(scope)
+
+    def _check_host(self, scope: dict[str, Any]) -> None:
+        hosts = self._state.hosts
+        if hosts is None:
+            return
+        value = header(scope, b"host") or b""
+        if _host(value) not in hosts:
+            raise WrongHost(
+                "requests to this server name another host",
+                expected=", ".join(hosts), got=value[:80].decode("latin-1"),
+            )  # fmt: skip
+
+    def _check_token(self, scope: dict[str, Any]) -> None:
+        kind, _, token = (header(scope, b"authorization") or b"").partition(b" ")
+        permitted = self._state.tokens.permits(token.strip(), scope["path"])
+        if kind.lower() == b"bearer" and permitted:
+            return
+        got = "another one" if kind else "none"
+        self._refused_addresses.add((scope.get("client") or ("unknown", 0))[0],
+                                    "another" if kind else "no")  # fmt: skip
+        raise NoToken(
+            "the request has no token of this server",
+            where="Authorization", expected="Bearer and a token of serve.token_file", got=got,
+        )  # fmt: skip
+
+
+def _check_head(scope: dict[str, Any]) -> None:
+    if scope["http_version"] not in _VERSIONS:
+        raise BadHead(
+            "this version of HTTP is not spoken", expected="HTTP/1.1, HTTP/1.0",
+            got=f"HTTP/{scope['http_version']}",
+        )  # fmt: skip
+    headers = scope["headers"]
+    size = len(scope["raw_path"]) + sum(len(name) + len(value) + 4 for name, value in headers)
+    if len(headers) > _MOST_HEADERS or size > MOST_HEAD_BYTES:
+        raise HeadTooLarge(
+            "the request's head is too large",
+            expected=f"at most {_MOST_HEADERS} headers and {MOST_HEAD_BYTES:,} bytes",
+            got=f"{len(headers):,} headers, {size:,} bytes",
+        )
+    # RFC 9112, 6.1: a proxy in front may have read another end of this body.
+    if header(scope, b"content-length") is not None and header(scope, b"transfer-encoding"):
+        raise BadHead(
+            "the body has two lengths", where="Content-Length, Transfer-Encoding",
+            expected="one of them", got="both",
+        )  # fmt: skip
+
+
+def _check_origin(scope: dict[str, Any]) -> None:
+    """Refuse what a page of another site sends: a browser asks no leave for a plain POST."""
+    origin = header(scope, b"origin")
+    if origin is None:
+        return
+    _, _, sender = origin.lower().rpartition(b"://")
+    if not sender or sender != (header(scope, b"host") or b"").lower():
+        raise CrossSite(
+            "a page of another site sent this request", where="Origin",
+            expected="none, or this server's", got=origin[:80].decode("latin-1"),
+            remedy="serve.token_file: with a token any origin may ask",
+        )  # fmt: skip
+
+
+def _host(value: bytes) -> str | None:
+    """A Host header without its port; None: it is not one.
+
+    >>> _host(b"localhost:8000"), _host(b"[::1]:80"), _host(b"evil.example")
+    ('localhost', '::1', 'evil.example')
+    >>> _host(b"[::1]evil"), _host(b"localhost:99999")
+    (None, None)
+    """
+    match = _HOST.fullmatch(value.decode("latin-1").strip().lower())
+    if match is None or int(match[3] or 0) > 65535:
+        return None
+    return match[1] or match[2]

@@ -1,0 +1,116 @@
+"""The bearer tokens of a running server: its file is followed, so that a token can be revoked."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from howdah.core import threads
+from howdah.errors import ConfigError
+from serving.http import access
+
+__all__ = ["RefusedAddresses", "TokenFile"]
+
+_METRICS = "/metrics"
+
+
+class TokenFile:
+    """The tokens of serve.token_file, as they are now.
+
+    Args:
+        path: the file.
+        say: takes a line.
+    Raises:
+        ConfigError: it cannot be used. A file that becomes so later changes nothing.
+    """
+
+    def __init__(self, path: str, say: Callable[[str], None] = lambda line: None) -> None:
+        self._path, self._say = path, say
+        self._stop = threading.Event()
+        self._broken = False
+        self._seen = self._signature()
+        self._read()
+
+    def start(self, seconds: float) -> None:
+        """Look at the file every so many seconds, in a thread."""
+
+        def follow() -> None:
+            while not self._stop.wait(seconds):
+                self.look()
+
+        threads.start(follow, name="tokens", failed=threads.RESTART, say=self._say)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+
+    def look(self) -> None:
+        """Read the file again if it is another one, or was changed."""
+        signature = self._signature()
+        if signature == self._seen and not self._broken:
+            return
+        try:
+            self._read()
+        except ConfigError as error:
+            if not self._broken:
+                self._say(f"the tokens stay as they were: {error.what} ({error.where})")
+            self._broken = True
+            return
+        self._seen, self._broken = signature, False
+        self._say(f"the tokens were read again: {len(self._tokens)}")
+
+    def permits(self, token: bytes, path: str) -> bool:
+        """Whether a request to this path may have this token."""
+        tokens = self._tokens + (self._for_metrics if path == _METRICS else [])
+        # All are compared: the time does not say which one was near.
+        right = [hmac.compare_digest(token, one) for one in tokens]
+        return any(right)
+
+    def _read(self) -> None:
+        # Both before either is kept: a request must not see half of a new file.
+        tokens = access.tokens(self._path)
+        for_metrics = access.tokens(self._path, for_metrics=True)
+        self._tokens, self._for_metrics = tokens, for_metrics
+
+    def _signature(self) -> tuple[int, ...] | None:
+        try:
+            info = os.stat(self._path)
+        except OSError:
+            return None
+        return (info.st_ino, info.st_size, info.st_mtime_ns, info.st_mode)
+
+
+class RefusedAddresses:
+    """Says which addresses send requests without a right token: a line a minute for each.
+
+    Args:
+        say: takes a line.
+    """
+
+    _SECONDS = 60.0
+    _MOST = 1000
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._counts: dict[str, tuple[float, int]] = {}
+        """Of each address when a line was last said, and how many requests came since."""
+
+    def add(self, address: str, got: str) -> None:
+        """A request was refused.
+
+        Args:
+            got: what it had instead of a token of the server's.
+        """
+        now = time.monotonic()
+        said, count = self._counts.get(address, (None, 0))
+        if said is not None and now - said < self._SECONDS:
+            self._counts[address] = (said, count + 1)
+            return
+        if len(self._counts) >= self._MOST:
+            self._counts.pop(next(iter(self._counts)))
+        self._counts[address] = (now, 0)
+        more = f", and {count} more since the last line" if count else ""
+        self._say(f"refused: a request from {address} with {got} token{more}")
