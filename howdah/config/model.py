@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from howdah.config.data import DataSection
 from howdah.config.job import JobSection
@@ -82,6 +82,22 @@ class ModelSection(Section):
 
 
 # -------------------------------------------------------------------------------- training
+def _fraction_or_rows(value: Any) -> Any:
+    """The value as it is: 1.0 is no number of rows, though it equals 1."""
+    if isinstance(value, float) and value >= 1:
+        raise ValueError(
+            f"a fraction is below 1 (got {value}): leave training.replay out (null) for all older"
+            " rows, or write a number of rows without a point"
+        )
+    return value
+
+
+Replay = Annotated[
+    Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0, strict=True)] | None,
+    BeforeValidator(_fraction_or_rows),
+]
+
+
 class ParallelSection(Section):
     shard: Literal["none", "optimizer", "full"] = "none"
     """What the ranks divide among themselves (framework torch only, not for elastic jobs). none:
@@ -157,9 +173,11 @@ class TrainingSection(Section):
     """Rows of one optimizer step over all ranks; it does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
     """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
-    replay: Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)] | None = None
-    """Of an appended dataset's older training rows so many are trained on beside those of the
-    newest part: a fraction (below 1) or rows, in whole shards chosen by the seed. null: all."""
+    replay: Replay = None
+    """Of an appended dataset's older training rows so many are trained on beside those of new
+    parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen by
+    the seed. New are the parts that the dataset version of the model in model.init_from does not
+    have; without it the newest part. null: all rows."""
     num_train_epochs: float = Field(default=3.0, gt=0)
     """Epochs; fractions are allowed."""
     max_steps: int | None = Field(default=None, ge=1)

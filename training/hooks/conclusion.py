@@ -139,6 +139,7 @@ def _final_evaluation(
         check=run.check_fence,
         together=groups.model,
         task=job.task,
+        unwritten=run.say,
         kept=kept,
     )
 
