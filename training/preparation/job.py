@@ -348,6 +348,17 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
     """Every rank must train by the same configuration and on the same kind of device, and have a
     row to train on.
     """
+    if device.gpu and config.training.parallel.copies > 1:
+        # NCCL carries the messages of two ranks in one order each way: two stages that both send
+        # wait for each other. What ranks of a tensor group hold alike drifts apart on GPUs.
+        raise ConfigError(
+            "ranks on GPUs do not divide the layers among themselves",
+            where=config.training.parallel.model_key,
+            expected="training.parallel.shard: optimizer or full, no tensor or pipeline",
+            got=f"{comm.size} ranks on GPUs",
+            remedy="leave training.parallel.tensor and pipeline out, or set CUDA_VISIBLE_DEVICES=''"
+            " to train on CPUs",
+        )
     # By other values of training.parallel they would wait in different collectives, too.
     own, parallel = config_hash(config), config.training.parallel
     if parallel != ParallelSection():

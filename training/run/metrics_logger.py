@@ -157,6 +157,7 @@ class MetricsLogger:
         return {
             "steps": state.step,
             "epochs": self.epoch(state),
+            "skipped_steps": state.skipped_steps,
             "train_seconds": round(state.train_seconds, 6),
             "examples_per_second": round(state.rows / seconds, 3),
             "tokens_per_second": round(state.tokens / seconds, 3),
@@ -210,6 +211,7 @@ class MetricsLogger:
             tokens_per_second=window.real_tokens / max(window.seconds, 1e-9),
             padding_ratio=window.padded_tokens / max(window.real_tokens, 1),
             input_wait=min(1.0, waited / max(window.seconds, 1e-9)),
+            skipped_steps=state.skipped_steps,
         )
         self._show(metrics)
         return seconds

@@ -89,8 +89,13 @@ def evaluate(
             if in_step is None:
                 stopped = _forward_all(forward, source, tally, part, asked, kept)
             else:
+
+                def within_limit(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+                    with together.limited():
+                        return np.asarray(forward(ids_BT, mask_BT), np.float32)
+
                 with together.guarded():
-                    _forward_all(forward, in_step, tally, part, None, kept)
+                    _forward_all(within_limit, in_step, tally, part, None, kept)
                 stopped = in_step.stopped
         # Every rank enters, also one that was not asked to stop: it must not enter the sums alone.
         if stop is not None and comm.agree(stopped):
