@@ -217,16 +217,15 @@ def prepare(
         divided = f", {parallel.tensor} of which divide each layer"
     elif parallel.pipeline > 1:
         divided = f", {parallel.pipeline} of which have layers one after the other"
-    words = job.base.family.kind == "text"
+    ranks = "1 rank"
+    if comm.size > 1:
+        ranks = f"{comm.size} ranks by {comm.backend}{divided}"
+    crossing = ""
+    if comm.size > 1 and job.base.family.kind == "text":
+        crossing = f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
-        f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}{divided};"
-        f" {job.precision}"
-        + (
-            f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
-            if words
-            else ""
-        )
+        f" {job.schedule.steps:,} in all; {ranks}; {job.precision}{crossing}"
     )
     return replace(job, sparse_embeddings=sparse)
 

@@ -1,0 +1,1 @@
+"""machine, processes, threads, errors."""
