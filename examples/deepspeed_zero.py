@@ -37,6 +37,7 @@ def rank(config) -> None:
     me, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
     source, labels = batches(config, me, world)
     net = DistilBertForSequenceClassification.from_pretrained(config.model.base, num_labels=labels)
+    net.train()  # `from_pretrained` gives a model for inference: it would compute no dropout
     engine, *_ = deepspeed.initialize(
         model=net,
         optimizer=torch.optim.AdamW(net.parameters(), lr=training.learning_rate),

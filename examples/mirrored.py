@@ -48,6 +48,7 @@ def worker(config, me: int) -> None:
     from shared_rows import batches, finish
 
     from training.model.forward_tf import build
+    from training.model.parameters import dropout_seed
     from training.model.pretrained import load_base
 
     source, labels = batches(config, me, RANKS)
@@ -59,10 +60,10 @@ def worker(config, me: int) -> None:
         optimizer = tf.keras.optimizers.Adam(training.learning_rate)
 
     @tf.function(reduce_retracing=True)
-    def step(ids, mask, labels_B, weights_B, total):
+    def step(ids, mask, labels_B, weights_B, total, seed_2):
         def of_replica():
             with tf.GradientTape() as tape:
-                logits = net(ids, mask)
+                logits = net(ids, mask, seed_2)  # without a seed there is no dropout
                 losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels_B, logits)
                 loss = tf.reduce_sum(losses * weights_B) / total
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
@@ -70,9 +71,11 @@ def worker(config, me: int) -> None:
 
         return strategy.reduce("SUM", strategy.run(of_replica), axis=None)
 
-    for batch in source:
+    for number, batch in enumerate(source):
         arrays = (batch.ids_BT, batch.mask_BT, batch.labels_B, batch.weights_B)
-        loss = step(*map(tf.constant, arrays), tf.constant(batch.global_weight))
+        seed = dropout_seed(training.seed, number, batch.micro, me)
+        seed_2 = tf.constant([seed, 0], tf.int64)
+        loss = step(*map(tf.constant, arrays), tf.constant(batch.global_weight), seed_2)
     if me == 0:
         steps = int(optimizer.iterations.numpy())
         finish(config, steps=steps, loss=float(loss), system="MultiWorkerMirroredStrategy")

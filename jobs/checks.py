@@ -19,6 +19,7 @@ from howdah.data.manifest import Dataset, load_dataset
 from howdah.data.modelfiles import base_config
 from howdah.doctor.packages import require_horovod
 from howdah.errors import (
+    CheckpointError,
     ClusterError,
     ConfigError,
     DataError,
@@ -28,9 +29,10 @@ from howdah.errors import (
     NotFound,
     StorageFull,
 )
+from howdah.models.registry import located
 
-__all__ = ["base_config", "batch", "carrier", "dataset", "free_space", "gathered", "model",
-           "parallel", "raise_all"]  # fmt: skip
+__all__ = ["base_config", "batch", "begins", "carrier", "dataset", "free_space", "gathered",
+           "model", "parallel", "raise_all"]  # fmt: skip
 
 _TENSORS = 3  # of a parameter in a checkpoint: itself and Adam's two moments
 
@@ -190,6 +192,28 @@ def model(config: Config, progress: Progress) -> None:
 def _prepared_by(family: ModelFamily) -> tuple[str, ...]:
     """Files of which a model of the family has at least one: what makes its rows."""
     return IMAGE_FILES if family.kind == "image" else family.tokenizer.vocabularies
+
+
+def begins(config: Config) -> None:
+    """The model and the checkpoint that the run begins from are there."""
+    begun, checkpoint = config.model.init_from, config.checkpoint.resume
+    if begun is not None:
+        export = located(begun) or begun
+        if not storage.exists(storage.join(export, "config.json")):
+            raise ModelError(
+                "there is no model to begin from",
+                where=f"model.init_from {begun}",
+                expected="a published model, one of its versions as <name>@N, or an export",
+                got="no config.json there",
+                remedy="publish a model first, or leave model.init_from out",
+            )
+    if checkpoint not in ("auto", "never") and not storage.is_dir(checkpoint):
+        raise CheckpointError(
+            "there is no such checkpoint",
+            where=f"checkpoint.resume {checkpoint}",
+            expected="a step-N directory",
+            remedy="`auto` takes the newest whole checkpoint of the run",
+        )
 
 
 def free_space(config: Config) -> None:

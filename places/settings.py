@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from howdah.config.model import Config
+from howdah.config.paths import of_ranks
 from howdah.core import machine
 from howdah.core.activity import Progress
 from howdah.errors import ConfigError
@@ -112,11 +113,15 @@ def _on_yarn(config: Config) -> None:
             where="hadoop.security.authentication", expected="simple", got="kerberos",
             remedy="howdah submit --on yarn renews them",
         )  # fmt: skip
-    paths = {"run.directory": config.run.directory, "data.dataset": config.data.dataset,
-             "checkpoint.directory": config.checkpoint_directory}  # fmt: skip
-    if os.path.isdir(config.model.base):
-        paths["model.base"] = config.model.base
-    cluster_paths.refuse_local(paths)
+    cluster_paths.refuse_local(_paths(config))
+
+
+def _paths(config: Config) -> dict[str, str]:
+    """Paths that ranks use, by their keys: a model by its name on the hub is none."""
+    paths = of_ranks(config)
+    if not os.path.isdir(config.model.base):
+        del paths["model.base"]
+    return paths
 
 
 def _fits(config: Config) -> None:
@@ -221,11 +226,7 @@ def _ray(config: Config, etl: bool, progress: Progress) -> None:
 
 def _shared(config: Config, progress: Progress) -> None:
     """Local paths mean the same on every machine only where a file system is shared."""
-    paths = {
-        "run.directory": config.run.directory, "data.dataset": config.data.dataset,
-        "model.base": config.model.base if os.path.isdir(config.model.base) else None,
-    }  # fmt: skip
-    local = [key for key, path in paths.items() if path and is_local(path)]
+    local = [key for key, path in _paths(config).items() if is_local(path)]
     if local:
         progress(f"{', '.join(local)}: every machine must have this path (a shared file system)")
 

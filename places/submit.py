@@ -190,6 +190,7 @@ def _checked(config: Config, etl: bool, progress: Progress) -> Config:
         lambda: checks.parallel(config),
         lambda: making.check(config, progress) if etl else checks.dataset(config),
         lambda: checks.model(config, progress),
+        lambda: checks.begins(config),
         lambda: checks.free_space(config),
     )
     for part in parts:

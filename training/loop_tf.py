@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import tensorflow as tf
@@ -86,7 +87,9 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 served = forward_tf.forward_fn(net, as_served=True)
             else:
                 forward_tf.import_weights(net, model_weights(tensors).items())
-            optimizer.restore(tensors, state.step - state.skipped_steps)
+            optimizer.restore(
+                chain(tensors.items(), tensors.rest), state.step - state.skipped_steps
+            )
             gradients.arrange(training.fusion_groups, sparse_embeddings=job.sparse_embeddings)
             steps.join(comm)
             scale = LossScale(state, on=job.precision == "fp16")
@@ -137,7 +140,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 # -- the gradient of the global batch: every rank enters with its own, and has the
                 # same sum from here on
                 norm = steps.reduce() / scale.value
-                if not math.isfinite(norm) and not scale.on:
+                if not math.isfinite(norm) and not scale.may_skip:
                     raise not_finite("gradient's norm", norm, state.step)
                 lr = job.schedule.lr(state.step)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -108,12 +109,13 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 positive_weights=job.positive_weights,
             )
             loss_of = partial(_loss, losses, scale)
+            limited = nullcontext if groups.model is None else groups.model.limited
             batches = source if groups.model is None else steps_in_step(source, groups.model)
             for batch in () if over else batches:
                 # -- forward and backward of one micro-batch; no random state outlives it
                 # (of all of a step at once, where they follow each other through the ranks)
                 ids_BT = forward_torch.on_device(batch.ids_BT, device)
-                with comm.guarded():  # every rank enters where they divide the model
+                with comm.guarded(), limited():  # every rank enters where they divide the model
                     if pipeline is None:
                         seed(batch)
                         mask_BT = torch.from_numpy(batch.mask_BT).to(device)
@@ -132,7 +134,8 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
 
                 # -- one small sum for all that ranks must agree on: every rank enters, since the
                 # others would wait in the next collective for one that left the step alone
-                loss = loss_sum.item() / scale.value
+                with limited():  # a GPU has only been given the passes: it computes them now
+                    loss = loss_sum.item() / scale.value
                 stop = run.stops.requested()
                 if run.stops.alone:
                     raise run.stop_error()
@@ -147,7 +150,7 @@ def train(config: Config, worlds: Worlds, run: Run) -> None:
                 # same sum from here on, or that of its share
                 gradients.reduce_(groups.rows, ids)
                 norm = gradients.norm(comm) / scale.value
-                if not math.isfinite(norm) and not scale.on:
+                if not math.isfinite(norm) and not scale.may_skip:
                     raise not_finite("gradient's norm", norm, state.step)
                 lr = job.schedule.lr(state.step)
 

@@ -35,10 +35,11 @@ def resume(
     is read by rank 0 and broadcast.
 
     Args:
-        divided: no rank keeps all moments: they come as `Resumed.rest`.
+        divided: no rank keeps all moments, not even rank 0 while it reads them.
     Returns:
         (state, tensors: all of the model's as `model/<name>` and the moments there are, whether an
-        evaluation that was due at that step is still to be done).
+        evaluation that was due at that step is still to be done). The moments come as
+        `Resumed.rest`, but in an elastic job, which keeps them in memory.
     """
     found: Checkpoint | None = None
     if memory.holder is not None and run.owned is not None:
@@ -68,7 +69,7 @@ def resume(
         saved = found.tensors if found is not None else {}
         now = {name: array for name, array in saved.items() if name.startswith(MODEL)}
         later = {name: array for name, array in saved.items() if name not in now}
-        if divided:
+        if not memory.on:
             tensors = Resumed(comm.broadcast_each(now))
             tensors.rest = comm.broadcast_each(later)
         else:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from howdah import isolation, storage
 from howdah.config.model import Config
+from howdah.config.paths import of_ranks
 from howdah.errors import ConfigError
 from howdah.packaging import cluster_paths
 
@@ -201,24 +202,13 @@ def application(
 def file_systems(config: Config) -> tuple[str, ...]:
     """The HDFS clusters of a job's paths ("hdfs://host:port"), each once."""
     found = {}
-    for path in _paths(config).values():
-        scheme, slashes, rest = (path or "").partition("://")
+    for path in of_ranks(config).values():
+        scheme, slashes, rest = path.partition("://")
         if slashes and scheme.lower() in storage.HDFS_SCHEMES:
             authority = rest.partition("/")[0]
             if authority:
                 found[f"{scheme}://{authority}"] = None
     return tuple(found)
-
-
-def _paths(config: Config) -> dict[str, str]:
-    """Paths that containers use, by their keys."""
-    found = {
-        "run.directory": config.run.directory,
-        "data.dataset": config.data.dataset,
-        "model.base": config.model.base,
-        "checkpoint.directory": config.checkpoint.directory,
-    }
-    return {key: path for key, path in found.items() if path}
 
 
 def refuse_local_paths(config: Config, *, local_model: bool) -> None:
@@ -229,7 +219,7 @@ def refuse_local_paths(config: Config, *, local_model: bool) -> None:
     Raises:
         ConfigError: with every such key at once.
     """
-    paths = _paths(config)
+    paths = of_ranks(config)
     if not local_model:
         paths.pop("model.base", None)
     cluster_paths.refuse_local(paths)

@@ -43,6 +43,7 @@ def main() -> None:
     net = DistilBertForSequenceClassification.from_pretrained(
         options.base, num_labels=len(dataset.manifest.labels)
     )
+    net.train()  # `from_pretrained` gives a model for inference: it would compute no dropout
     engine, *_ = deepspeed.initialize(
         model=net,
         optimizer=torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True),

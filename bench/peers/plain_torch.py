@@ -63,6 +63,7 @@ def train(
     net = DistilBertForSequenceClassification.from_pretrained(
         job.base, num_labels=len(dataset.manifest.labels)
     )
+    net.train()  # `from_pretrained` gives a model for inference: it would compute no dropout
     net, optimizer = wrap(net, torch.optim.AdamW(net.parameters(), lr=1e-5, fused=True))
     shards = ShardSet(dataset, "train")
     spec = PlanSpec(dataset_hash="ddp", split="train", seed=1, global_batch_size=job.batch)

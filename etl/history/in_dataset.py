@@ -160,7 +160,7 @@ def _named(manifest: DatasetManifest | None) -> set[str]:
     names = {MANIFEST, *report.FILES, *manifest.quality.get("reject_files", [])}
     for entries in manifest.splits.values():
         for entry in entries:
-            names |= {entry.name, entry.index_name, id_index.name_of(entry.name)}
+            names.update(entry.files)
     files = manifest.ledger.files if manifest.ledger is not None else []
     return names | {file.name for file in files}
 

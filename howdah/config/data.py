@@ -19,6 +19,7 @@ from howdah.config.types import (
     Mode,
     Query,
     Queue,
+    RankPath,
     Section,
     Setting,
     Source,
@@ -290,7 +291,7 @@ class DataSection(Section):
     ] = "auto"  # fmt: skip
     """Format of the source; auto: by the file name's extension. image: image files, with
     `kind: image`."""
-    dataset: AnyPath = "dataset"
+    dataset: RankPath = "dataset"
     """Dataset directory, to write to and to train from, with versions v=<hash>."""
     mode: Mode = "0750"
     """Permission bits of a new dataset directory and its versions; nothing below them is open to

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from howdah.config.data import DataSection
 from howdah.config.job import JobSection
@@ -28,11 +28,12 @@ from howdah.config.splits import TEST, VALIDATION, HeldOut
 from howdah.config.tasks import TASKS, check_run
 from howdah.config.tune import TuneSection
 from howdah.config.types import (
-    AnyPath,
     Bytes,
     Checkpoint,
     Mode,
     Model,
+    NodePath,
+    RankPath,
     Revision,
     Section,
     Tracking,
@@ -45,7 +46,7 @@ from howdah.config.yarn import YarnSection
 class RunSection(Section):
     name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
     """Name of the run: letters, digits, '.', '_' and '-'."""
-    directory: AnyPath = "runs/run"
+    directory: RankPath = "runs/run"
     """Run directory (any storage) for config, logs, metrics, checkpoints, export, predictions."""
     user: User | None = None
     """User to run as on the cluster (doAs), which must allow you to impersonate that user."""
@@ -65,7 +66,7 @@ class ModelSection(Section):
     name."""
     revision: Revision | None = None
     """Revision (branch, tag or commit) on the hub."""
-    init_from: AnyPath | None = None
+    init_from: RankPath | None = None
     """Begin with the weights of a published model, <publish.directory>/<name>, or <name>@N for its
     version N, or of an export (any storage). The dataset has all of its labels, and maybe new ones.
     A run that may be resumed after the next publication names the version."""
@@ -82,26 +83,44 @@ class ModelSection(Section):
 
 
 # -------------------------------------------------------------------------------- training
+def _fraction_or_rows(value: Any) -> Any:
+    """The value as it is: 1.0 is no number of rows, though it equals 1."""
+    if isinstance(value, float) and value >= 1:
+        raise ValueError(
+            f"a fraction is below 1 (got {value}): leave training.replay out (null) for all older"
+            " rows, or write a number of rows without a point"
+        )
+    return value
+
+
+Replay = Annotated[
+    Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0, strict=True)] | None,
+    BeforeValidator(_fraction_or_rows),
+]
+
+
 class ParallelSection(Section):
     shard: Literal["none", "optimizer", "full"] = "none"
     """What the ranks divide among themselves (framework torch only, not for elastic jobs). none:
     every rank has all of it. optimizer: each rank has AdamW's moments of its part of the weights
     (ZeRO-1), 8 bytes a weight divided by the number of ranks. full: weights and gradients too
     (FSDP2), 16 bytes a weight divided by the number of ranks; each layer is gathered when it
-    computes, so that a step sends half as much again (torch.distributed only: `howdah train
-    --launcher torchrun`). Checkpoints are the same, and a run may go on with another value or
-    number of ranks. The step's result is the same, to float32's precision with full."""
+    computes, and its gradient is summed at once, so that each micro-batch (not each step) sends
+    half as much again as a step otherwise: let training.per_device_max_tokens hold a rank's rows of
+    a step (torch.distributed only: `howdah train --launcher torchrun`). Checkpoints are the same,
+    and a run may go on with another value or number of ranks. The step's result is the same, to
+    float32's precision with full."""
     tensor: int = Field(default=1, ge=1)
     """So many neighbouring ranks divide each layer: attention heads and feed-forward width (tensor
-    parallel; framework torch over torch.distributed, not for jobs on a cluster). They read the same
-    rows, and exchange activations twice a layer: keep them on one machine. It must divide the
-    ranks, the heads and the feed-forward width, and goes with shard none."""
+    parallel; framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read
+    the same rows, and exchange activations twice a layer: keep them on one machine. It must divide
+    the ranks, the heads and the feed-forward width, and goes with shard none."""
 
     pipeline: int = Field(default=1, ge=1)
     """So many neighbouring ranks have the layers one after the other (pipeline parallel, 1F1B;
-    framework torch over torch.distributed, not for jobs on a cluster). They read the same rows, and
-    send the activations between their layers only. It must divide the ranks, be at most the layers,
-    and goes with shard none, tensor 1 and nothing frozen."""
+    framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read the same
+    rows, and send the activations between their layers only. It must divide the ranks, be at most
+    the layers, and goes with shard none, tensor 1 and nothing frozen."""
     micro_batches: int = Field(default=4, ge=1)
     """With pipeline: cut each step's rows of a rank into at least so many micro-batches, which
     follow each other through the layers; of M, the ranks wait (pipeline - 1) / M of the time."""
@@ -157,9 +176,11 @@ class TrainingSection(Section):
     """Rows of one optimizer step over all ranks; it does not depend on the world size."""
     per_device_max_tokens: int = Field(default=8192, ge=128)
     """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
-    replay: Annotated[float, Field(ge=0, lt=1)] | Annotated[int, Field(ge=0)] | None = None
-    """Of an appended dataset's older training rows so many are trained on beside those of the
-    newest part: a fraction (below 1) or rows, in whole shards chosen by the seed. null: all."""
+    replay: Replay = None
+    """Of an appended dataset's older training rows so many are trained on beside those of new
+    parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen by
+    the seed. New are the parts that the dataset version of the model in model.init_from does not
+    have; without it the newest part. null: all rows."""
     num_train_epochs: float = Field(default=3.0, gt=0)
     """Epochs; fractions are allowed."""
     max_steps: int | None = Field(default=None, ge=1)
@@ -222,7 +243,7 @@ class TrainingSection(Section):
     shard_cache_bytes: Bytes = 20 * 2**30
     """Disk space for local copies of remote (or compressed) shards on a machine, shared by all runs
     and datasets, e.g. 20 GiB. It must hold two groups of shards (16 shards)."""
-    shard_cache_directory: AnyPath | None = None
+    shard_cache_directory: NodePath | None = None
     """Local directory of those copies, the same for all ranks of a machine; null:
     $HOWDAH_CACHE/shards, or the user's cache."""
     seed: int = Field(default=42, ge=0)
@@ -234,7 +255,7 @@ _FAILURE_MINUTES = 60.0
 
 
 class CheckpointSection(Section):
-    directory: AnyPath | None = None
+    directory: RankPath | None = None
     """Directory of the checkpoints (any storage); null: <run.directory>/checkpoints."""
     every_minutes: float | None = Field(default=10.0, gt=0)
     """Save after this many minutes; null: not by time."""

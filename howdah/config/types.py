@@ -14,10 +14,10 @@ from pydantic.fields import FieldInfo
 from howdah.errors import HowdahError
 
 __all__ = [
-    "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Mode", "Model", "Names", "Query",
-    "Queue",
+    "AnyPath", "Bytes", "Checkpoint", "Cluster", "Fraction", "Mode", "Model", "Names", "NodePath",
+    "Query", "Queue", "RankPath",
     "Revision", "Section", "Setting", "Source", "SparkMaster", "Table", "Tracking", "User",
-    "Variable", "name_of_variable", "named_by",
+    "UsedBy", "Variable", "mark_of", "name_of_variable", "named_by",
     "number_as_text", "parse_bytes", "parse_mode", "problem_of",
 ]  # fmt: skip
 
@@ -114,6 +114,9 @@ Kind = Literal[
 ]  # fmt: skip
 
 
+UsedBy = Literal["here", "ranks", "node"]
+
+
 @dataclass(frozen=True)
 class Names:
     """Marks a string that names something outside the configuration: a file, a user, a queue...
@@ -123,6 +126,9 @@ class Names:
     """
 
     kind: Kind
+    used: UsedBy = "here"
+    """Of a path, which processes open it: commands on the user's machine; the ranks of a run,
+    wherever they are (howdah/config/paths.py lists these); each node, on a disk of its own."""
 
 
 def check_path(path: str) -> str:
@@ -143,15 +149,19 @@ _IsPath = AfterValidator(check_path)
 
 AnyPath = Annotated[str, Names("path"), _IsPath]
 """A file or directory on any storage."""
+RankPath = Annotated[str, Names("path", "ranks"), _IsPath]
+"""The same, which the ranks of a run use."""
+NodePath = Annotated[str, Names("path", "node"), _IsPath]
+"""A path on each node's own disk."""
 Source = Annotated[str, Names("source"), _IsPath]
 """A path or a pattern, or with `data.format: hive` a table."""
 Query = Annotated[str, Names("query"), _IsPath]
 """A file of SQL."""
-Model = Annotated[str, Names("model"), _IsPath]
+Model = Annotated[str, Names("model", "ranks"), _IsPath]
 """A directory on any storage, or a hub name."""
 Revision = Annotated[str, Names("revision")]
 """Branch, tag or commit of a hub name."""
-Checkpoint = Annotated[str, Names("checkpoint"), _IsPath]
+Checkpoint = Annotated[str, Names("checkpoint", "ranks"), _IsPath]
 """auto, never, or a checkpoint's path."""
 Table = Annotated[str, Names("table")]
 User = Annotated[str, Names("user")]
@@ -170,9 +180,14 @@ Variable = Annotated[str, Names("variable")]
 
 def named_by(field: FieldInfo) -> Kind | None:
     """What a field's strings name; None: nothing outside the configuration."""
-    kinds = [mark.kind for mark in field.metadata if isinstance(mark, Names)]
-    kinds += [mark.kind for mark in _marks(field.annotation)]
-    return kinds[0] if kinds else None
+    mark = mark_of(field)
+    return None if mark is None else mark.kind
+
+
+def mark_of(field: FieldInfo) -> Names | None:
+    """The mark of a field's strings, if they have one."""
+    marks = [mark for mark in field.metadata if isinstance(mark, Names)]
+    return next((mark for mark in [*marks, *_marks(field.annotation)]), None)
 
 
 def _marks(annotation: Any) -> Iterator[Names]:

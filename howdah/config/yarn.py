@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from howdah.config.types import AnyPath, Bytes, Queue, Section, User
+from howdah.config.types import AnyPath, Bytes, NodePath, Queue, Section, User
 
 __all__ = ["DriverResources", "YarnSection"]
 
@@ -41,7 +41,7 @@ class YarnSection(Section):
     """Files (any storage) that are put into each container's working directory."""
     environment: Literal["archive", "path"] = "archive"
     """The nodes' Python: an archive that is shipped to them, or the interpreter at `python`."""
-    python: AnyPath | None = None
+    python: NodePath | None = None
     """Python interpreter on every node, with Howdah's packages (environment: path)."""
     staging: AnyPath | None = None
     """Directory on the cluster's storage for shipped files, named by their hashes; null: .howdah in

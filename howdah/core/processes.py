@@ -1,5 +1,5 @@
 """Processes on Linux: parents, descendants, sessions and environments, by /proc and prctl(2); their
-locks on files."""
+locks on files, and what of their stderr is shown."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import fcntl
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping
 from typing import IO
@@ -16,7 +18,7 @@ from typing import IO
 __all__ = [
     "adopt_orphans", "boot_id", "descendants", "die_with_parent", "environ", "is_named", "locked",
     "marked", "pid_space", "process_start", "reap", "session_members", "stat_fields",
-    "yield_to_other_threads",
+    "stderr_without", "yield_to_other_threads",
 ]  # fmt: skip
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
@@ -190,3 +192,40 @@ def _set_all(wanted: Mapping[str, str | None]) -> None:
             os.environ.pop(key, None)
         else:
             os.environ[key] = value
+
+
+_FILTERS: list[subprocess.Popen] = []
+"""They end with the processes that they filter; an object that is collected earlier warns."""
+
+
+@contextlib.contextmanager
+def stderr_without(pattern: str) -> Iterator[None]:
+    """Processes that are started inside write their stderr to this one's, for as long as they live,
+    without the lines that match.
+
+    A process of its own passes the lines on, so that none is lost when this process ends first.
+    Where there is no sed all lines are shown.
+
+    Args:
+        pattern: a basic regular expression without "/".
+    """
+    sys.stderr.flush()
+    shown = os.dup(2)
+    try:
+        passing = subprocess.Popen(
+            ["sed", "-u", f"/{pattern}/d"], stdin=subprocess.PIPE, stdout=shown,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+    except OSError:
+        os.close(shown)
+        yield
+        return
+    _FILTERS.append(passing)
+    os.dup2(passing.stdin.fileno(), 2)
+    passing.stdin.close()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(shown, 2)
+        os.close(shown)

@@ -24,6 +24,7 @@ from typing import BinaryIO
 import google_crc32c
 import numpy as np
 
+from howdah.data.manifest import ID_INDEX
 from howdah.errors import DataError
 
 __all__ = ["digests", "has", "hash_of", "name_of", "of_file", "to_bytes"]
@@ -37,7 +38,7 @@ _MARGIN = 8.0
 
 def name_of(shard: str) -> str:
     """The index's file name, of the shard's."""
-    return f"{shard}.ids"
+    return shard + ID_INDEX
 
 
 def hash_of(row_id: bytes) -> int:

@@ -34,6 +34,8 @@ PACKED_SCHEMA_VERSION = 3
 """Of versions in whose shards labels are so many that their counts are packed."""
 _VERSIONS = (SCHEMA_VERSION, APPENDED_SCHEMA_VERSION, PACKED_SCHEMA_VERSION)
 MANIFEST = "manifest.json"
+ID_INDEX = ".ids"
+"""Ends the name of the index of a shard's row ids (howdah/data/id_index.py)."""
 _HEAD_BYTES = 4_096
 _HEAD = re.compile(
     rb'\s*\{\s*"schema_version":\s*\d+,\s*"dataset_hash":\s*"([^"\\]*)",'
@@ -113,6 +115,11 @@ class ShardEntry(_Sparse):
     """The part whose rows it holds, in an appended dataset; null: of all parts."""
     version: str | None = None
     """The directory beside this version that it lies in (v=<hash>); null: this version's own."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Names of all its files: the shard, its index, and the index of its rows' ids."""
+        return self.name, self.index_name, self.name + ID_INDEX
 
 
 class PartEntry(_Frozen):
@@ -274,6 +281,13 @@ class Dataset:
     manifest: DatasetManifest
     manifest_hash: str
     """SHA-256 of manifest.json's bytes, 16 hex digits."""
+    choice: str | None = None
+    """Hash of which training shards are read, where not all are (training/data/replay.py)."""
+
+    @property
+    def identity(self) -> str:
+        """What plans and checkpoints depend on: the manifest, and the choice of its shards."""
+        return self.choice or self.manifest_hash
 
     def directory(self, entry: ShardEntry | LedgerFile) -> str:
         """The version's directory that a file lies in: this one, or that of a version before."""

@@ -17,7 +17,7 @@ from typing import Any
 from howdah import isolation, storage
 from howdah.config.data import SparkOptions
 from howdah.core import threads
-from howdah.core.processes import environ
+from howdah.core.processes import environ, stderr_without
 from howdah.doctor.checks import java_major
 from howdah.errors import ClusterError
 from howdah.packaging import spark_versions
@@ -70,6 +70,10 @@ def require_java(home: str) -> str:
             remedy=remedy,
         )
     return java
+
+
+_NOTICE = "^WARNING: Using incubator modules: jdk.incubator.vector$"
+"""A line of the JVM about an option that Spark gives it: no user can act upon it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +164,8 @@ def _launch(options: SparkOptions, settings: Mapping[str, str], name: str) -> No
 
     initial = {"spark.master": options.master, "spark.app.name": name, **settings}
     with properties.launching(initial, spark_home(options)) as variables, environ(variables):
-        SparkContext.setSystemProperty("howdah.launched", "true")  # starts the JVM
+        with stderr_without(_NOTICE):
+            SparkContext.setSystemProperty("howdah.launched", "true")  # starts the JVM
 
 
 @contextlib.contextmanager
@@ -189,6 +194,7 @@ def driver_jvm(options: SparkOptions, *, user: str | None = None) -> Iterator[An
                 environ(_acting_for(options, user)),
                 properties.launching(settings, home) as variables,
                 environ(variables),
+                stderr_without(_NOTICE),
             ):
                 gateway = launch_gateway()
         except Exception as error:

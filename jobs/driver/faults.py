@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.model import Config
+from howdah.config.paths import of_ranks
 
 __all__ = ["Fault", "fault_of", "of_cluster", "of_disk", "shared_paths", "signature"]
 
@@ -44,13 +45,7 @@ _VARYING = re.compile(r"0x[0-9a-f]+|(?<![\w.])/[^\s:;,'\")]+|\d+", re.IGNORECASE
 
 def shared_paths(config: Config) -> tuple[str, ...]:
     """What of a job lies on storage that every node sees."""
-    found = (
-        config.run.directory,
-        config.data.dataset,
-        config.model.base,
-        config.checkpoint.directory,
-    )
-    return tuple(path for path in found if path)
+    return tuple(of_ranks(config).values())
 
 
 def fault_of(error: Mapping[str, Any] | None, shared: Sequence[str]) -> Fault:

@@ -173,11 +173,17 @@ def test_a_run_directory_has_one_tag_however_it_is_written():
 
 def test_local_paths_are_refused_all_at_once():
     own = loader.from_dict(
-        {"run": {"directory": "runs/x"}, "data": {"dataset": "data/x"}, "model": {"base": "models"}}
-    )
+        {
+            "run": {"directory": "runs/x"}, "data": {"dataset": "data/x"},
+            "model": {"base": "models", "init_from": "models/news"},
+            "checkpoint": {"resume": "runs/y/checkpoints/step-4"},
+        }
+    )  # fmt: skip
     with pytest.raises(ConfigError) as caught:
         spec.refuse_local_paths(own, local_model=True)
-    assert caught.value.where == "run.directory, data.dataset, model.base"
+    assert caught.value.where == (
+        "run.directory, data.dataset, model.base, model.init_from, checkpoint.resume"
+    )
     spec.refuse_local_paths(job(), local_model=False)
 
 

@@ -20,7 +20,7 @@ class Identity:
     base_model: str
     """Hash of the base model."""
     dataset: str
-    """Hash of the dataset's manifest."""
+    """Hash of the dataset's manifest and of the choice of its shards (`Dataset.identity`)."""
     tokenizer: str
     """Hash of the tokenizer."""
     labels: tuple[str, ...]
@@ -31,6 +31,8 @@ class Identity:
     """(key, value) pairs that the plan hash is computed from; errors name those that differ."""
     earlier_plans: tuple[str, ...] = ()
     """The same plan's hashes under earlier planner versions, which are accepted as well."""
+    manifest: str = ""
+    """Hash of the dataset's manifest alone: for run.json, not compared."""
     dataset_path: str = ""
     """Where the dataset lies: for messages, not compared."""
 

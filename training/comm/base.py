@@ -11,7 +11,7 @@ import json
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,22 @@ class Waits:
         """Begin (time.monotonic) of the collective under way; None: there is none."""
         self.until = 0.0
         """End (time.monotonic) of the last one."""
+        self._pass: float | None = None
+
+    @property
+    def longest_since(self) -> float | None:
+        """Begin (time.monotonic) of what a limit of collectives counts: the collective under way,
+        or the pass through a divided model, which has collectives inside."""
+        return self.since if self._pass is None else self._pass
+
+    @contextmanager
+    def limited(self) -> Iterator[None]:
+        """A limit of collectives counts the time inside, which is no time of waiting."""
+        self._pass = time.monotonic()
+        try:
+            yield
+        finally:
+            self._pass = None
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -209,6 +225,11 @@ class Comm(ABC):
         """As `watch`, for computation with collectives inside: it is not counted as waiting, and an
         error of its own stays what it is."""
         yield
+
+    def limited(self) -> AbstractContextManager[None]:
+        """For a pass through a model that this world divides (FSDP2 waits for the other ranks
+        inside it): the limit of collectives holds for the pass."""
+        return self.waits.limited()
 
     @contextmanager
     def _typed(self) -> Iterator[None]:

@@ -41,6 +41,7 @@ from howdah.errors import (
 )
 from howdah.models import baseline as baselines
 from howdah.models.gate import scalars
+from howdah.models.registry import EXPORT_INFO, located
 from howdah.runs import record
 from howdah.storage import directories
 from training.baseline.measured import options
@@ -91,7 +92,7 @@ def cross_validate(
         HowdahError: what a fold failed of, as its command reports it. Finished folds stay.
         Interrupted, Terminated: the fold under way was asked to stop, and has.
     """
-    _check(config)
+    _check(config, baseline=baseline)
     directory = storage.join(config.run.directory, f"crossval-{folds}")
     directories.take(config.run.directory, config.run.mode, key="run.directory")
     job = _Job(
@@ -151,7 +152,7 @@ def fold_config(config: Config, number: int, folds: int, directory: str) -> Conf
     return from_dict(sections, where=f"fold {number} of {folds}")
 
 
-def _check(config: Config) -> None:
+def _check(config: Config, *, baseline: bool) -> None:
     require_secrets(config, "data")
     if config.data.split.fold is not None:
         raise ConfigError(
@@ -169,6 +170,26 @@ def _check(config: Config) -> None:
             got=config.checkpoint.resume,
             remedy="leave it out: each fold goes on from its own",
         )
+    begun = {"model.init_from": config.model.init_from}
+    if _is_trained(config.model.base):
+        begun["model.base"] = config.model.base
+    for key, name in begun.items():
+        if name is not None and not baseline:
+            raise ConfigError(
+                "the model to begin from was trained on rows that folds are tested on: their"
+                " metrics would be too good",
+                where=key,
+                expected="a base model that has not seen these rows",
+                got=name,
+                remedy="leave model.init_from out, or set model.base to the base that the model"
+                " was trained from",
+            )
+
+
+def _is_trained(model: str) -> bool:
+    """Whether it is a published model, or an export of Howdah's: it has learnt labelled rows."""
+    path = located(model) or model
+    return storage.exists(storage.join(path, EXPORT_INFO))
 
 
 # ------------------------------------------------------------------------------------- one fold

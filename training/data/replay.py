@@ -1,29 +1,50 @@
-"""Which shards of an appended dataset are trained on: the newest part's, and some of the older."""
+"""Which shards of an appended dataset are trained on: those of new parts, and some older ones."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Collection
 from dataclasses import replace
 
-from howdah.config.model import TrainingSection
+from howdah.config.model import Config, TrainingSection
 from howdah.config.splits import TRAIN
-from howdah.data.manifest import Dataset, ShardEntry, content_hash
+from howdah.data.manifest import Dataset, content_hash
 from howdah.errors import ConfigError
+from howdah.models.base import learnt_parts, with_pinned_base
 
-__all__ = ["replayed"]
+__all__ = ["replayed", "training_rows"]
 
 
-def replayed(dataset: Dataset, training: TrainingSection) -> Dataset:
-    """The dataset as training sees it: of train, the newest part and whole older shards until
-    `replay` of their rows are reached; validation and test as they are.
+def training_rows(version: Dataset, config: Config, *, as_begun: bool | None = None) -> Dataset:
+    """The version as a run of this configuration trains on it; its `identity` is what the run's
+    plan and checkpoints depend on.
 
-    Its manifest_hash is of the choice too: other choices are other plans, and no checkpoint of one
-    is resumed by another.
+    Args:
+        as_begun: take the model to begin from as the run in `run.directory` has begun with it;
+            None: unless checkpoint.resume is never.
+    Raises:
+        ConfigError, ModelError: as of `replayed` and `with_pinned_base`.
+    """
+    if config.training.replay is None:
+        return version
+    pinned = with_pinned_base(config, as_begun=as_begun)
+    return replayed(version, config.training, learnt_parts(pinned, version, as_begun=as_begun))
+
+
+def replayed(
+    dataset: Dataset, training: TrainingSection, learnt: Collection[str] | None = None
+) -> Dataset:
+    """The dataset as training sees it: of train, the shards of new parts and whole older shards
+    until `replay` of their rows are reached; validation and test as they are.
+
+    Other choices are other plans, and no checkpoint of one is resumed by another.
 
     Args:
         training: its `replay`: a fraction of the older rows (float), rows (int), None for all; its
             `seed` orders the older shards.
+        learnt: identities of the parts that the model to begin from was trained on: the others are
+            new. None: it is not known, or the run begins from no such model: the newest part is.
     Raises:
         ConfigError: the dataset has no parts.
     """
@@ -38,23 +59,24 @@ def replayed(dataset: Dataset, training: TrainingSection) -> Dataset:
             got=f"{dataset.path}, which was made at once",
             remedy="leave training.replay out, or make the dataset with data.append.enabled",
         )
-    versions = {part.name: part.version for part in manifest.parts}
-    latest = f"v={manifest.dataset_hash}"
+    if learnt is None:
+        latest = f"v={manifest.dataset_hash}"
+        new = {part.name for part in manifest.parts if part.version == latest}
+    else:
+        new = {part.name for part in manifest.parts if part.identity not in learnt}
     entries = manifest.splits.get(TRAIN, [])
-    new = [entry for entry in entries if versions.get(entry.part) == latest]
-    old = [entry for entry in entries if entry not in new]
+    old = [entry for entry in entries if entry.part not in new]
     rows = sum(entry.rows for entry in old)
     wanted = replay if isinstance(replay, int) else math.ceil(replay * rows)
-    chosen: list[ShardEntry] = []
-    for entry in sorted(old, key=lambda entry: _order(seed, entry)):
+    left_out = set()
+    for entry in sorted(old, key=lambda entry: _order(seed, entry.name)):
         if wanted <= 0:
-            break
-        chosen.append(entry)
+            left_out.add(entry.name)
         wanted -= entry.rows
-    taken = [entry for entry in entries if entry in new or entry in chosen]
+    taken = [entry for entry in entries if entry.name not in left_out]
     if not taken:
         raise ConfigError(
-            "the newest part has no training rows, and no older ones are replayed",
+            "new parts have no training rows, and no older ones are replayed",
             where="training.replay",
             expected="more than 0",
             got=str(replay),
@@ -63,9 +85,9 @@ def replayed(dataset: Dataset, training: TrainingSection) -> Dataset:
     return replace(
         dataset,
         manifest=manifest.model_copy(update={"splits": {**manifest.splits, TRAIN: taken}}),
-        manifest_hash=content_hash([dataset.manifest_hash, [entry.name for entry in taken]]),
+        choice=content_hash([dataset.manifest_hash, [entry.name for entry in taken]]),
     )
 
 
-def _order(seed: int, entry: ShardEntry) -> str:
-    return hashlib.sha256(f"{seed}:{entry.name}".encode()).hexdigest()
+def _order(seed: int, name: str) -> str:
+    return hashlib.sha256(f"{seed}:{name}".encode()).hexdigest()

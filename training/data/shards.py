@@ -33,12 +33,14 @@ from training.data.planner import Planner
 from training.data.shard_cache import NoRoom, ShardCache
 from training.data.shard_files import MappedShard, ShardFiles
 
-__all__ = ["ShardSet", "class_counts", "layout_of", "node_cache"]
+__all__ = ["ShardSet", "class_counts", "first_rows", "layout_of", "node_cache"]
 
 _KEEP_READS = 4
 """A shard that so many reads in a row did not need is released to the cache."""
 _ROOM_SECONDS = 300.0
 """How long a read waits for other readers on this machine to release shards."""
+_FEW_SHARDS = 16
+"""Shards that a sample of rows comes from, if they have enough of them."""
 _LABEL_DTYPES: dict[Task, type[np.generic]] = {
     "single_label": np.int32, "multi_label": np.float32, "regression": np.float32,
 }  # fmt: skip
@@ -94,15 +96,14 @@ class ShardSet:
         return sum(entry.rows for entry in self.entries)
 
     def unlisted(self) -> list[str]:
-        """Shard files of this split that the manifest does not list: they are never read."""
-        known = {entry.name for entry in self.entries}
+        """Files of this split's shards that belong to no shard of the manifest: never read."""
+        listed = {name for entry in self.entries for name in entry.files}
         return [
             item.name
             for item in storage.list_dir(self.dataset.path)
             if item.name.startswith(f"{self.split}-")
             and ".tfrecord" in item.name
-            and not item.name.endswith(".index")
-            and item.name not in known
+            and item.name not in listed
         ]
 
     # -- opening ---------------------------------------------------------------------------
@@ -329,6 +330,37 @@ def _runs(starts: np.ndarray, lengths: np.ndarray, step: int = 1) -> np.ndarray:
     """
     before = np.cumsum(lengths) - lengths
     return np.repeat(starts - step * before, lengths) + step * np.arange(int(lengths.sum()))
+
+
+def first_rows(lengths: Sequence[np.ndarray], most: int | None) -> list[np.ndarray]:
+    """The first rows of some shards, `most` in all: rows are shuffled over the shards, so that
+    these are a sample. Few shards are taken, spread over the split, since each is fetched.
+
+    Args:
+        lengths: of each shard, tokens of each of its rows.
+        most: None, or as many as there are: all rows.
+    Returns:
+        The lengths of the rows that are taken; none of a shard that is left out.
+
+    >>> found = first_rows([np.ones(10)] * 100, 24)
+    >>> sum(map(len, found)), sum(len(part) > 0 for part in found)
+    (24, 16)
+    """
+    rows = np.array([len(part) for part in lengths], np.int64)
+    if most is None or most >= rows.sum():
+        return list(lengths)
+    filled = np.flatnonzero(rows)
+    taken: list[int] = []
+    count = min(len(filled), _FEW_SHARDS, most)
+    while rows[taken].sum() < most:
+        taken = filled[np.arange(count) * len(filled) // count].tolist()
+        count = min(len(filled), 2 * count)
+    found = [part[:0] for part in lengths]
+    left = most
+    for done, number in enumerate(sorted(taken, key=lambda number: int(rows[number]))):
+        share = min(int(rows[number]), left // (len(taken) - done))
+        found[number], left = lengths[number][:share], left - share
+    return found
 
 
 def class_counts(shards: Sequence[ShardSet] | ShardSet, classes: int) -> np.ndarray:

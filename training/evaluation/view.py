@@ -157,6 +157,8 @@ def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[st
     ):
         if isinstance(run.get(key), int | float):
             tiles.append((name, shape.format(run[key])))
+    if run.get("skipped_steps"):
+        tiles.append(("steps skipped by fp16", f"{run['skipped_steps']:,}"))
     return tiles
 
 

@@ -75,7 +75,8 @@ def conclude(
             metrics[split] = _final_evaluation(
                 job, groups, run, split, served, kept if split == scored else None
             )
-            run.metrics.evaluated(replace(state, step=step, epochs=epochs), split, metrics[split])
+            of_step = replace(state, step=step, epochs=epochs)
+            run.metrics.evaluated(of_step, split, metrics[split], exported=True)
     with run.heartbeat.during("save", "collecting the weights"):
         weights = resumable.whole_weights()  # every rank enters, where they are divided
     # Every rank enters, also one that kept no row.
@@ -139,6 +140,7 @@ def _final_evaluation(
         check=run.check_fence,
         together=groups.model,
         task=job.task,
+        unwritten=run.say,
         kept=kept,
     )
 

@@ -57,6 +57,10 @@ class _Node(torch.nn.Module):
         return compute(*inputs)
 
 
+Blocked = torch.Tensor | None
+"""[B, T], added to the attention's scores: 0 where a token may be read. None: all may be."""
+
+
 class EncoderClassifier(torch.nn.Module):
     """The forward pass "post-norm": a norm behind each sublayer; the head takes the first token.
 
@@ -189,7 +193,7 @@ class EncoderClassifier(torch.nn.Module):
         return self._norm(embedded_BTD, family.prefix + family.embeddings + family.embeddings_norm)
 
     def _layer(
-        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, *, first_only: bool
+        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: Blocked, *, first_only: bool
     ) -> torch.Tensor:
         """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
         part = self.family.layer
@@ -209,7 +213,7 @@ class EncoderClassifier(torch.nn.Module):
         self,
         own_BQD: torch.Tensor,
         hidden_BTD: torch.Tensor,
-        blocked_BT: torch.Tensor,
+        blocked_BT: Blocked,
         layer: str,
     ) -> torch.Tensor:
         part = self.family.layer
@@ -268,6 +272,9 @@ class VisionClassifier(EncoderClassifier):
     image_std too (training/model/pretrained.py).
     """
 
+    _colours: tuple[torch.Tensor, torch.Tensor] | None = None
+    """image_mean and image_std on the device, made once."""
+
     def forward(self, pixels_BN: torch.Tensor, mask_BT: torch.Tensor) -> torch.Tensor:
         """Logits [B, C] float32.
 
@@ -278,16 +285,13 @@ class VisionClassifier(EncoderClassifier):
         dropout, _, classifier_dropout = self.rates
         embeddings = self.family.prefix + self.family.embeddings
         hidden_BTD = self._dropped(self._within(embeddings, self._embed, pixels_BN), dropout)
-        open_BT = torch.zeros(
-            hidden_BTD.shape[:2], device=hidden_BTD.device, dtype=self.compute_dtype
-        )
         layers = self.config[self.family.keys.layers]
         for number in range(layers):
             name = self.family.layer_name(number)
             layer = partial(self._layer, name, first_only=number == layers - 1)
             if self._recompute and self.training:
                 layer = partial(checkpoint, layer, use_reentrant=False)
-            hidden_BTD = self._within(name, layer, hidden_BTD, open_BT)
+            hidden_BTD = self._within(name, layer, hidden_BTD, None)
         first_BD = self._norm(hidden_BTD[:, 0], self.family.prefix + self.family.final_norm)
         (head,) = self.family.head
         return self._linear(self._dropped(first_BD, classifier_dropout), head).float()
@@ -296,10 +300,12 @@ class VisionClassifier(EncoderClassifier):
         family, config = self.family, self.config
         side, patch = config[family.image_size], config[family.patch_size]
         across, channels = side // patch, config[family.channels]
-        mean_C, std_C = (
-            torch.tensor(config[key], device=pixels_BN.device)
-            for key in ("image_mean", "image_std")
-        )
+        if self._colours is None:
+            self._colours = tuple(
+                torch.tensor(config[key], device=pixels_BN.device)
+                for key in ("image_mean", "image_std")
+            )
+        mean_C, std_C = self._colours
         pixels = (pixels_BN.view(-1, side, side, channels).float() / 255 - mean_C) / std_C
         # A convolution whose stride is its width: one product of the patches, [channels, y, x] each
         patches = pixels.view(-1, across, patch, across, patch, channels).permute(0, 1, 3, 5, 2, 4)
@@ -315,7 +321,7 @@ class VisionClassifier(EncoderClassifier):
         return tokens_BTD + self._parameter(family.position_embeddings).to(self.compute_dtype)
 
     def _layer(
-        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: torch.Tensor, *, first_only: bool
+        self, layer: str, hidden_BTD: torch.Tensor, blocked_BT: Blocked, *, first_only: bool
     ) -> torch.Tensor:
         """[B, Q, D]: all tokens, or the first alone in the last layer: the head reads no other."""
         part, dropout = self.family.layer, self.rates[0]

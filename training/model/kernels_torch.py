@@ -176,31 +176,34 @@ def attend_fused(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    blocked_BT: torch.Tensor,
+    blocked_BT: torch.Tensor | None,
     rate: float,
 ) -> torch.Tensor:
     """[B, heads, Q, D / heads], by the GPU's fused kernel, dropout included.
 
     Args:
         query, key, value: [B, heads, Q or T, D / heads].
-        blocked_BT: added to the scores.
+        blocked_BT: added to the scores; None: nothing is. With any mask, of zeros too, a GPU
+            cannot choose flash attention.
         rate: dropout of the attention weights.
     """
-    return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=blocked_BT[:, None, None], dropout_p=rate
-    )
+    mask = None if blocked_BT is None else blocked_BT[:, None, None]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=rate)
 
 
 def attend_plainly(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    blocked_BT: torch.Tensor,
+    blocked_BT: torch.Tensor | None,
     rate: float,
 ) -> torch.Tensor:
     """The same, step by step: the CPU's fused kernel has no dropout. N is B * heads."""
     by_head = query.shape  # [B, heads, Q, D / heads]
     query, key, value = (part.flatten(0, 1) for part in (query, key, value))
-    blocked_N1T = blocked_BT[:, None].repeat_interleave(by_head[1], dim=0)
+    if blocked_BT is None:
+        blocked_N1T = query.new_zeros(1, 1, 1)
+    else:
+        blocked_N1T = blocked_BT[:, None].repeat_interleave(by_head[1], dim=0)
     scores_NQT = torch.baddbmm(blocked_N1T, query, key.transpose(1, 2), alpha=by_head[-1] ** -0.5)
     return torch.bmm(dropped(scores_NQT.softmax(-1), rate), value).view(by_head)

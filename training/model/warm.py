@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from howdah import storage
+from howdah.config.model import Config
 from howdah.errors import ModelError
 from howdah.models.registry import located
 from training.model import parameters
 from training.model.pretrained import BaseModel, label_names_of, load_base
 
-__all__ = ["locate", "start_from"]
+__all__ = ["begin", "locate", "start_from"]
+
+
+def begin(
+    config: Config, labels: Sequence[str], *, check: Callable[[BaseModel], None] = lambda base: None
+) -> BaseModel:
+    """The model that a run of this configuration begins with: `model.base`, with the weights of
+    `model.init_from`. Its hash is what the run's checkpoints depend on.
+
+    Args:
+        config: with pinned versions (howdah/models/base.py).
+        labels: the dataset's, in their order.
+        check: called with `model.base` before the other model is read.
+    Raises:
+        ModelError: there is no such model, or they do not fit each other or the labels.
+    """
+    base = load_base(config.model.base, revision=config.model.revision, label_names=labels)
+    check(base)
+    if config.model.init_from is None:
+        return base
+    return start_from(config.model.init_from, base, labels, config.training.seed)
 
 
 def locate(wanted: str) -> str:
@@ -50,8 +71,7 @@ def start_from(wanted: str, base: BaseModel, labels: Sequence[str], seed: int) -
         ModelError: another family or shape, or a label that the dataset has not.
     """
     path = locate(wanted)
-    theirs = load_base(path)
-    known = label_names_of(theirs.config) or []
+    known = label_names_of(load_base(path, weights=False).config) or []
     theirs = load_base(path, label_names=known)
     missing = [name for name in known if name not in labels]
     if missing or not known:

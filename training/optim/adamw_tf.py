@@ -11,7 +11,7 @@ Source: Loshchilov and Hutter, arXiv:1711.05101, in the form of torch.optim.Adam
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -100,18 +100,25 @@ class AdamW:
             for name, variable in named.items():
                 yield prefix + name, np.asarray(variable.read_value())
 
-    def restore(self, tensors: Mapping[str, np.ndarray], updates: int) -> None:
+    def restore(self, tensors: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
         """Continue after `updates` updates with the moments in `tensors`.
 
         Moments of a variable that was frozen so far are missing there, and become zero.
+
+        Args:
+            tensors: (name, tensor) pairs, of which one is held at a time.
         """
         used, self.updates = self.updates > 0, updates
-        for prefix, named in ((ADAM_M, self._m), (ADAM_V, self._v)):
-            for name, variable in named.items():
-                if prefix + name in tensors:
-                    variable.assign(tensors[prefix + name])
-                elif used:
-                    variable.assign(tf.zeros(variable.shape, tf.float32))
+        missing = {
+            prefix + name: variable
+            for prefix, named in ((ADAM_M, self._m), (ADAM_V, self._v))
+            for name, variable in named.items()
+        }
+        for name, array in tensors:
+            if (variable := missing.pop(name, None)) is not None:
+                variable.assign(array)
+        for variable in missing.values() if used else ():
+            variable.assign(tf.zeros(variable.shape, tf.float32))
 
 
 def _zeros(variable: tf.Variable) -> tf.Variable:

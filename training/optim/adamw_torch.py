@@ -109,17 +109,25 @@ class WholeAdamW:
     ) -> None:
         self._trainable = trainable
         self._optimizer = AdamW(trainable.items(), training)
+        self._moments = {
+            prefix + name: torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            for _, prefix in _MOMENTS
+            for name, parameter in trainable.items()
+        }
 
     def load(self, saved: Iterable[tuple[str, np.ndarray]], updates: int) -> None:
-        """Set the state after `updates` updates; zeros where no moment is saved."""
-        saved = dict(saved)
+        """Set the state after `updates` updates; zeros where no moment is saved.
+
+        Args:
+            saved: (name, tensor) pairs, of which one is held at a time.
+        """
+        for moment in self._moments.values():
+            moment.zero_()
+        for name, array in saved:
+            if name in self._moments:
+                self._moments[name].copy_(torch.from_numpy(array))
         for name, parameter in self._trainable.items():
-            own = []
-            for _, prefix in _MOMENTS:
-                moment = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                if prefix + name in saved:
-                    moment.copy_(torch.from_numpy(saved[prefix + name]))
-                own.append(moment)
+            own = (self._moments[prefix + name] for _, prefix in _MOMENTS)
             self._optimizer.set_state(parameter, updates, *own)
 
     def step(self, lr: float) -> None:

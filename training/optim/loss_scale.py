@@ -34,6 +34,11 @@ class LossScale:
         """The scale of the next backward pass."""
         return float(self._state.loss_scale) if self.on else 1.0
 
+    @property
+    def may_skip(self) -> bool:
+        """A smaller scale may make the gradient finite: below 1 there is none."""
+        return self.value > 1.0
+
     def update(self, finite: bool) -> None:
         """Count a step: one with an infinite gradient was skipped, and halves the scale.
 

@@ -24,7 +24,7 @@ from howdah.data.manifest import load_dataset
 from howdah.errors import DataError
 from training.comm.base import split_evenly
 from training.data.planner import Planner, Rows, micro_batches, pad_multiple, padded_length
-from training.data.replay import replayed
+from training.data.replay import training_rows
 from training.data.shards import ShardSet, node_cache
 from training.model import parameters
 from training.model.pretrained import load_base
@@ -57,7 +57,7 @@ class Sizes:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._dataset = replayed(load_dataset(config.data.dataset), config.training)
+        self._dataset = training_rows(load_dataset(config.data.dataset), config)
         self._shards = ShardSet(self._dataset, TRAIN, cache=node_cache(config.training))
 
     def planner(self, global_batch_size: int) -> Planner:

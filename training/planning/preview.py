@@ -15,7 +15,7 @@ from howdah.data.modelfiles import base_config
 from howdah.errors import ConfigError, UsageError
 from training.comm.groups import check_ranks
 from training.data.planner import check_world, micro_batches, pad_multiple, padded_length
-from training.data.replay import replayed
+from training.data.replay import training_rows
 from training.data.shards import ShardSet, node_cache
 from training.optim.schedule import Schedule
 from training.planning.rank_state import rank_state
@@ -37,7 +37,7 @@ def preview(config: Config, world: int) -> dict:
         DataError: no dataset, or it is not whole.
     """
     training = config.training
-    dataset = replayed(load_dataset(config.data.dataset), config.training)
+    dataset = training_rows(load_dataset(config.data.dataset), config)
     shards = ShardSet(dataset, TRAIN, cache=node_cache(training))
     planner = training_planner(config, shards)
     schedule = Schedule.of(training, planner.steps_per_epoch)

@@ -5,6 +5,7 @@ Storage is read once, and all ranks have the same weights.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -19,18 +20,25 @@ from howdah.models.base import with_pinned_base
 from training.comm.base import Comm
 from training.evaluation import tally
 from training.model import parameters
-from training.model.pretrained import BaseModel, load_base
-from training.model.warm import start_from
+from training.model.pretrained import BaseModel
+from training.model.warm import begin
 from training.run.run import Run
 
 __all__ = ["agreed_base", "broadcast_files"]
 
 
 def agreed_base(
-    config: Config, dataset: Dataset, comm: Comm, run: Run
+    config: Config,
+    dataset: Dataset,
+    comm: Comm,
+    run: Run,
+    *,
+    learnt: Sequence[str] | None = None,
 ) -> tuple[BaseModel, dict[str, np.ndarray]]:
     """The base model, read by rank 0 for all, and the weights to begin with. Every rank enters.
 
+    Args:
+        learnt: identities of the parts that model.init_from was trained on, for run.json.
     Returns:
         (base without its weights, every tensor of the model to be trained).
     Raises:
@@ -39,17 +47,14 @@ def agreed_base(
     manifest, base, facts = dataset.manifest, None, None
     if comm.rank == 0:
         config = with_pinned_base(config)  # rank 0's alone: another version may be published now
-        base = load_base(
-            config.model.base, revision=config.model.revision, label_names=manifest.labels
-        )
-        _check_fit(config, dataset, base)
-        if (wanted := config.model.init_from) is not None:
-            base = start_from(wanted, base, manifest.labels, config.training.seed)
+        base = begin(config, manifest.labels, check=lambda base: _check_fit(config, dataset, base))
         for note in base.notes:
             run.say(note)
         begins = {"source": redact.text(base.source), "hash": base.hash}
-        if wanted is not None:
-            begins["init_from"] = wanted
+        if config.model.init_from is not None:
+            begins["init_from"] = config.model.init_from
+            if learnt is not None:
+                begins["parts"] = list(learnt)
         run.update(base=begins)
         facts = {"config": base.config, "hash": base.hash, "source": base.source}
     facts = comm.broadcast_json(facts)

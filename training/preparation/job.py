@@ -17,6 +17,7 @@ from howdah.config.tasks import Task
 from howdah.data.inputs import encoder_of_model
 from howdah.data.manifest import Dataset, described, load_dataset
 from howdah.errors import ConfigError, DataError
+from howdah.models.base import learnt_parts, with_pinned_base
 from training.checkpoint.identity import Identity
 from training.checkpoint.state import TrainState
 from training.comm.base import Comm
@@ -33,7 +34,7 @@ from training.data.planner import (
 from training.data.readers import BatchSource
 from training.data.replay import replayed
 from training.data.shard_cache import ShardCache
-from training.data.shards import ShardSet, node_cache
+from training.data.shards import ShardSet, first_rows, node_cache
 from training.evaluation import tally
 from training.model import parameters
 from training.model.pretrained import BaseModel
@@ -75,6 +76,8 @@ class Job:
     sparse_embeddings: bool
     """The word embeddings' gradient crosses the network as rows."""
     identity: Identity
+    learnt: list[str] | None = None
+    """Identities of the parts that training.replay does not take for new; None: not known."""
     evaluated: dict[str, ShardSet] = field(default_factory=dict, repr=False)
     """Splits that evaluations read, opened once: between two of them no shard is held, only the
     indexes. Training's own shards are never among them, since both are read at the same time."""
@@ -141,18 +144,14 @@ class Job:
         """This rank's batches of a split, each row once.
 
         Args:
-            max_rows: the first rows of each shard, so many in all: shards are shuffled globally,
-                so that these are a sample.
+            max_rows: a sample of so many rows (training/data/shards.py `first_rows`).
             row_ids: the rows' keys are going to be asked for.
         """
         shards = self.evaluated.get(split)
         if shards is None:
             shards = ShardSet(self.dataset, split, cache=node_cache(self.config.training))
             self.evaluated[split] = shards
-        lengths = shards.lengths
-        if max_rows is not None and max_rows < shards.rows:
-            share = -(-max_rows // len(lengths))
-            lengths = [part[:share] for part in lengths]
+        lengths = first_rows(shards.lengths, max_rows)
         return BatchSource(
             shards,
             _evaluation_planner(self.config, shards, lengths, comm.size),
@@ -168,7 +167,10 @@ class Job:
     def facts(self) -> dict:
         """What a rank that joins later needs, as JSON; the tokenizer's files come separately."""
         base = {"config": self.base.config, "hash": self.base.hash, "source": self.base.source}
-        return {"path": self.dataset.path, "base": base, "precision": self.precision}
+        return {
+            "path": self.dataset.path, "base": base, "precision": self.precision,
+            "learnt": self.learnt,
+        }  # fmt: skip
 
     def has(self, split: str) -> bool:
         """The dataset has rows in the split."""
@@ -215,16 +217,15 @@ def prepare(
         divided = f", {parallel.tensor} of which divide each layer"
     elif parallel.pipeline > 1:
         divided = f", {parallel.pipeline} of which have layers one after the other"
-    words = job.base.family.kind == "text"
+    ranks = "1 rank"
+    if comm.size > 1:
+        ranks = f"{comm.size} ranks by {comm.backend}{divided}"
+    crossing = ""
+    if comm.size > 1 and job.base.family.kind == "text":
+        crossing = f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
     run.say(
         f"{job.planner.rows:,} rows, {job.planner.steps_per_epoch:,} steps an epoch,"
-        f" {job.schedule.steps:,} in all; {comm.size} rank(s) by {comm.backend}{divided};"
-        f" {job.precision}"
-        + (
-            f"; word embeddings cross the network {'as rows' if sparse else 'dense'}"
-            if words
-            else ""
-        )
+        f" {job.schedule.steps:,} in all; {ranks}; {job.precision}{crossing}"
     )
     return replace(job, sparse_embeddings=sparse)
 
@@ -233,27 +234,44 @@ def _opened(config: Config, comm: Comm, run: Run, device: Device, before: Job | 
     """The job of a run that begins or resumes from a checkpoint: all is read and verified."""
     precision = agreed_precision(config, comm, run, device, before and before.precision)
     # Rank 0 chooses the version: the ETL may be committing another one at this moment.
-    path = None
+    facts = None
     if comm.rank == 0:
         path = run.choose_dataset(lambda wanted: load_dataset(wanted).path)
-    version = load_dataset(comm.broadcast_json(path))
+        facts = {"path": path, "learnt": _learnt(config, load_dataset(path), run)}
+    facts = comm.broadcast_json(facts)
+    version, learnt = load_dataset(facts["path"]), facts["learnt"]
     run.update(source=described(version.manifest))
-    dataset = replayed(version, config.training)
+    dataset = replayed(version, config.training, learnt)
     opened, cache = _open_splits(config, dataset, comm, run, pad_multiple(device.gpu, precision))
     _verify(opened, cache, comm, run)
     comm.barrier()  # no rank begins to train while another may still find a damaged shard
-    base, weights = agreed_base(config, dataset, comm, run)
-    return _job(config, device.gpu, precision, dataset, opened, base, weights)
+    base, weights = agreed_base(config, dataset, comm, run, learnt=learnt)
+    return _job(config, device.gpu, precision, dataset, opened, base, weights, learnt)
+
+
+def _learnt(config: Config, version: Dataset, run: Run) -> list[str] | None:
+    """Rank 0: the parts that training.replay does not take for new, by their identities."""
+    if config.training.replay is None:
+        return None
+    pinned = with_pinned_base(config)
+    learnt = learnt_parts(pinned, version)
+    if learnt is None and pinned.model.init_from is not None:
+        run.say(
+            f"training.replay: the dataset version that {pinned.model.init_from} was trained on"
+            " cannot be read, so the newest part alone counts as new"
+        )
+    return learnt
 
 
 def _joined(
     config: Config, comm: Comm, run: Run, gpu: bool, facts: dict, files: dict[str, bytes]
 ) -> Job:
     """The job of a rank that joins a running job."""
-    dataset, precision = replayed(load_dataset(facts["path"]), config.training), facts["precision"]
+    learnt, precision = facts["learnt"], facts["precision"]
+    dataset = replayed(load_dataset(facts["path"]), config.training, learnt)
     opened, _ = _open_splits(config, dataset, comm, run, pad_multiple(gpu, precision))
     base = BaseModel(weights={}, tokenizer_files=files, **facts["base"])
-    return _job(config, gpu, precision, dataset, opened, base, {})
+    return _job(config, gpu, precision, dataset, opened, base, {}, learnt)
 
 
 def _job(
@@ -264,6 +282,7 @@ def _job(
     opened: dict[str, ShardSet],
     base: BaseModel,
     weights: dict[str, np.ndarray],
+    learnt: list[str] | None,
 ) -> Job:
     shards, task = opened[TRAIN], dataset.manifest.task
     planner = training_planner(config, shards)
@@ -284,6 +303,7 @@ def _job(
         precision=precision,
         sparse_embeddings=False,
         identity=_identity(base, dataset, planner),
+        learnt=learnt,
         evaluated={split: one for split, one in opened.items() if split != TRAIN},
     )
 
@@ -293,7 +313,7 @@ def training_planner(config: Config, shards: ShardSet) -> Planner:
     return Planner(
         shards.lengths,
         PlanSpec(
-            dataset_hash=shards.dataset.manifest_hash,
+            dataset_hash=shards.dataset.identity,
             split=shards.split,
             seed=config.training.seed,
             global_batch_size=config.training.global_batch_size,
@@ -327,6 +347,17 @@ def _check_ranks_agree(config: Config, comm: Comm, device: Device) -> None:
     """Every rank must train by the same configuration and on the same kind of device, and have a
     row to train on.
     """
+    if device.gpu and config.training.parallel.copies > 1:
+        # NCCL carries the messages of two ranks in one order each way: two stages that both send
+        # wait for each other. What ranks of a tensor group hold alike drifts apart on GPUs.
+        raise ConfigError(
+            "ranks on GPUs do not divide the layers among themselves",
+            where=config.training.parallel.model_key,
+            expected="training.parallel.shard: optimizer or full, no tensor or pipeline",
+            got=f"{comm.size} ranks on GPUs",
+            remedy="leave training.parallel.tensor and pipeline out, or set CUDA_VISIBLE_DEVICES=''"
+            " to train on CPUs",
+        )
     # By other values of training.parallel they would wait in different collectives, too.
     own, parallel = config_hash(config), config.training.parallel
     if parallel != ParallelSection():
@@ -450,7 +481,8 @@ def _identity(base: BaseModel, dataset: Dataset, planner: Planner) -> Identity:
     spec = planner.spec
     return Identity(
         base_model=base.hash,
-        dataset=dataset.manifest_hash,
+        dataset=dataset.identity,
+        manifest=dataset.manifest_hash,
         dataset_path=dataset.path,
         tokenizer=dataset.manifest.tokenizer.hash,
         labels=tuple(dataset.manifest.labels),

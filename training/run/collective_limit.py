@@ -51,7 +51,7 @@ class CollectiveLimit:
 
     def _watch(self) -> None:
         while True:
-            since = self._waits.since
+            since = self._waits.longest_since
             waited = 0.0 if since is None else time.monotonic() - since
             if waited >= self._seconds:
                 self._end(waited)

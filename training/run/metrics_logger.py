@@ -157,6 +157,7 @@ class MetricsLogger:
         return {
             "steps": state.step,
             "epochs": self.epoch(state),
+            "skipped_steps": state.skipped_steps,
             "train_seconds": round(state.train_seconds, 6),
             "examples_per_second": round(state.rows / seconds, 3),
             "tokens_per_second": round(state.tokens / seconds, 3),
@@ -210,6 +211,7 @@ class MetricsLogger:
             tokens_per_second=window.real_tokens / max(window.seconds, 1e-9),
             padding_ratio=window.padded_tokens / max(window.real_tokens, 1),
             input_wait=min(1.0, waited / max(window.seconds, 1e-9)),
+            skipped_steps=state.skipped_steps,
         )
         self._show(metrics)
         return seconds
@@ -226,12 +228,17 @@ class MetricsLogger:
         for tracker in self._trackers:
             tracker.log(metrics.step, values)
 
-    def evaluated(self, state: TrainState, split: str, metrics: dict[str, Any]) -> None:
-        """Show an evaluation, during training or at its end."""
+    def evaluated(
+        self, state: TrainState, split: str, metrics: dict[str, Any], *, exported: bool = False
+    ) -> None:
+        """Show an evaluation, during training or of the model that is exported at its end."""
         shown = [
             f"{key} {metrics[key]:.4f}" for key in SHOWN if isinstance(metrics.get(key), float)
         ]
-        self.say(f"{split} at step {state.step}: {' '.join(shown)}")
+        what = f"the model of step {state.step} on {split}"
+        if not exported:
+            what = f"{split} at step {state.step}"
+        self.say(f"{what}: {' '.join(shown)}")
         self._write(step=state.step, epoch=self.epoch(state), split=split, metrics=metrics)
         for tracker in self._trackers:
             tracker.log(state.step, flat(metrics, f"{split}/"))

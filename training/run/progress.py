@@ -28,6 +28,8 @@ class StepMetrics:
     """Padded tokens / real tokens."""
     input_wait: float = 0.0
     """Share of the time for which this rank waited for its batches."""
+    skipped_steps: int = 0
+    """Steps so far that fp16 skipped, since their gradient was infinite."""
 
     def line(self, total: int, seconds_left: float) -> str:
         """`step 120/900 loss 0.5120 lr 4.10e-05 123 ex/s 8,812 tok/s pad 1.02 eta 3m12s`"""
@@ -36,9 +38,10 @@ class StepMetrics:
     def _values(self) -> str:
         # Said only where it counts: steps that wait are slow for want of data.
         waits = f" waits for input {self.input_wait:.0%}" if self.input_wait >= 0.05 else ""
+        skipped = f" skipped {self.skipped_steps}" if self.skipped_steps else ""
         return (
             f"loss {self.loss:.4f} lr {self.lr:.2e} {self.examples_per_second:,.0f} ex/s"
-            f" {self.tokens_per_second:,.0f} tok/s pad {self.padding_ratio:.2f}{waits}"
+            f" {self.tokens_per_second:,.0f} tok/s pad {self.padding_ratio:.2f}{waits}{skipped}"
         )
 
 

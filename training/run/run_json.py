@@ -145,7 +145,7 @@ class RunFile:
     def of(self, identity: Identity) -> None:
         """Note what the run learns from: dataset and base model, by their hashes."""
         self.update(
-            dataset=identity.dataset_path, dataset_hash=identity.dataset,
+            dataset=identity.dataset_path, dataset_hash=identity.manifest,
             model_hash=identity.base_model,
         )  # fmt: skip
 

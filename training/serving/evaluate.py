@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, BinaryIO, assert_never
 
 import numpy as np
@@ -16,12 +16,12 @@ from howdah.config.splits import TEST
 from howdah.config.tasks import Task
 from howdah.core import activity
 from howdah.data.manifest import Dataset, load_dataset
-from howdah.errors import DataError, HowdahError, ModelError
+from howdah.errors import DataError, HowdahError, ModelError, StorageFull
 from training.comm.base import Comm, SoloComm
 from training.comm.in_step import InStep
 from training.data.planner import Planner, PlanSpec, Rows, pad_multiple
 from training.data.readers import Batch, BatchSource
-from training.data.shards import ShardSet, node_cache
+from training.data.shards import ShardSet, first_rows, node_cache
 from training.evaluation.metrics import scores_of
 from training.evaluation.tally import Tally
 
@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["PredictionPart", "check_fit", "evaluate", "evaluate_run", "split_source"]
 
-_ROW_GROUP = 20_000
+_GROUP_ROWS = 20_000
+_GROUP_BYTES = 16 * 2**20
+"""Rows wait in memory until they are so many, or take so many bytes: one row of 10,000 classes has
+40 kB."""
 _IN_MEMORY = 64 * 2**20
 
 
@@ -49,6 +52,7 @@ def evaluate(
     check: Callable[[], None] = lambda: None,
     together: Comm | None = None,
     task: Task = "single_label",
+    unwritten: Callable[[str], None] | None = None,
     kept: Kept | None = None,
 ) -> dict | None:
     """Metrics of a model over all rows of all ranks' sources. Every rank enters.
@@ -64,6 +68,8 @@ def evaluate(
         check: called before predictions are written; raises where this process must not write.
         together: all ranks of it enter each call of `forward`; None: each rank calls it alone.
         task: what the labels are.
+        unwritten: called with a line where a disk has no room for the predictions: there are none
+            then, of no rank. None: it is an error.
         kept: gets this rank's rows, as many as it has room for; None: none are kept.
     Returns:
         The task's metrics (training/evaluation/), equal on all ranks; None where a rank was asked
@@ -77,13 +83,19 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         part = None
         if predictions_dir is not None:
-            part = stack.enter_context(PredictionPart(label_names, run_id, task))
+            part = PredictionPart(label_names, run_id, task, keep_going=unwritten is not None)
+            stack.enter_context(part)
         with activity.doing("evaluate", what, total=rows, unit="rows"):
             if in_step is None:
                 stopped = _forward_all(forward, source, tally, part, asked, kept)
             else:
+
+                def within_limit(ids_BT: np.ndarray, mask_BT: np.ndarray) -> np.ndarray:
+                    with together.limited():
+                        return np.asarray(forward(ids_BT, mask_BT), np.float32)
+
                 with together.guarded():
-                    _forward_all(forward, in_step, tally, part, None, kept)
+                    _forward_all(within_limit, in_step, tally, part, None, kept)
                 stopped = in_step.stopped
         # Every rank enters, also one that was not asked to stop: it must not enter the sums alone.
         if stop is not None and comm.agree(stopped):
@@ -91,8 +103,12 @@ def evaluate(
         if part is not None:
             check()
             part.publish(storage.join(predictions_dir, _part_name(comm.rank)))
+            # Every rank enters: all of them write a part, and none keeps its own without the rest.
+            lost = [why for why in comm.gather_json(part.failed) if why is not None]
+            if lost and unwritten is not None:
+                unwritten(f"there is no room for the predictions, so there are none: {lost[0]}")
             if comm.rank == 0:
-                _remove_parts_beyond(predictions_dir, comm.size)
+                _remove_parts_beyond(predictions_dir, 0 if lost else comm.size)
     outcome: object = None
     try:
         # Every rank enters, also one that had only filler rows: it adds no rows.
@@ -154,16 +170,28 @@ class PredictionPart:
     manifest's list of the split), row (in the shard), tokens. Of task multi_label label and
     predicted are lists of names; of regression they are numbers, and there are no scores. Up to 64
     MiB it is in memory, then in a temporary file, until it is published.
+
+    Args:
+        keep_going: where the disk of temporary files or storage has no room, `failed` says so, and
+            nothing is written. Otherwise it is an error.
     """
 
     def __init__(
-        self, label_names: Sequence[str], run_id: str, task: Task = "single_label"
+        self,
+        label_names: Sequence[str],
+        run_id: str,
+        task: Task = "single_label",
+        *,
+        keep_going: bool = False,
     ) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         self.names = pa.array(list(label_names), pa.string())
         self.run_id, self.task = run_id, task
+        self.keep_going = keep_going
+        self.failed: str | None = None
+        """Why there will be no file; None: there will be one."""
         named = {
             "single_label": pa.dictionary(pa.int32(), pa.string()),
             "multi_label": pa.list_(pa.string()),
@@ -192,14 +220,34 @@ class PredictionPart:
 
     def __exit__(self, *_: object) -> None:
         if self.writer.is_open:  # it would write its footer when it is collected
-            self.writer.close()
-        self.file.close()
+            with contextlib.suppress(OSError):
+                self.writer.close()
+        with contextlib.suppress(OSError):  # it writes what is in its buffer
+            self.file.close()
+
+    @contextlib.contextmanager
+    def _with_room(self) -> Iterator[None]:
+        try:
+            yield
+        except StorageFull as error:
+            if not self.keep_going:
+                raise
+            self.failed = f"{error.what} ({error.where})"
+        except OSError as error:  # the temporary file's
+            if not self.keep_going:
+                raise
+            self.failed = f"{error.strerror or error} ({tempfile.gettempdir()})"
+        if self.failed is not None:
+            self.waiting = []
 
     def add(
         self, ids_B: Sequence[bytes], labels_B: np.ndarray, logits_BC: np.ndarray, places: Rows
     ) -> None:
         """Take in a batch's rows, without fillers."""
         import pyarrow as pa
+
+        if self.failed is not None:
+            return
 
         def named(given: np.ndarray) -> pa.Array:
             if self.task == "regression":
@@ -234,26 +282,31 @@ class PredictionPart:
             pa.array(places.length, pa.int32()),
         ]
         self.waiting.append(pa.RecordBatch.from_arrays(columns, schema=self.schema))
-        if sum(batch.num_rows for batch in self.waiting) >= _ROW_GROUP:
+        rows = sum(batch.num_rows for batch in self.waiting)
+        if rows >= _GROUP_ROWS or sum(batch.nbytes for batch in self.waiting) >= _GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
         import pyarrow as pa
 
-        self.writer.write_table(pa.Table.from_batches(self.waiting, self.schema))
+        with self._with_room():
+            self.writer.write_table(pa.Table.from_batches(self.waiting, self.schema))
         self.waiting = []
 
     def publish(self, path: str) -> None:
         """Write or replace the file at `path`, whole or not at all."""
-        self._write()
-        self.writer.close()
-        size = self.file.tell()
+        if self.failed is None:
+            self._write()
+        if self.failed is not None:
+            return
 
         def copy(target: BinaryIO) -> None:
             self.file.seek(0)
             shutil.copyfileobj(self.file, target, 2**20)
 
-        storage.write_stream(path, copy, size=size)
+        with self._with_room():
+            self.writer.close()
+            storage.write_stream(path, copy, size=self.file.tell())
 
 
 def _remove_parts_beyond(directory: str, world: int) -> None:
@@ -317,8 +370,7 @@ def split_source(
     """Batches of a split for one process, each row once.
 
     Args:
-        max_rows: about so many, the first ones of each shard: shards are shuffled globally, so that
-            these are a sample. None: all.
+        max_rows: a sample of so many rows (training/data/shards.py `first_rows`); None: all.
     """
     shards = ShardSet(dataset, split, cache=node_cache(config.training))
     spec = PlanSpec(
@@ -328,11 +380,7 @@ def split_source(
         global_batch_size=config.training.global_batch_size,
         shuffle=False,
     )
-    lengths = shards.lengths
-    if max_rows is not None and max_rows < shards.rows:
-        share = -(-max_rows // len(lengths))
-        lengths = [part[:share] for part in lengths]
-    planner = Planner(lengths, spec)
+    planner = Planner(first_rows(shards.lengths, max_rows), spec)
     shards.check_room(planner)
     if shards.cached_bytes + shards.files.index_bytes <= config.training.shard_cache_bytes:
         shards.verify()  # otherwise each shard is checked when it is fetched

@@ -28,15 +28,18 @@ from howdah.config.tasks import TASKS, Task
 from howdah.data.family import ImageFamily, ModelFamily, family_of
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset
 from howdah.drift.profile import PROFILE
-from howdah.errors import AlreadyExists, CheckpointError, ModelError, NotFound
+from howdah.errors import AlreadyExists, CheckpointError, ConfigError, ModelError, NotFound
 from howdah.models import registry as models
+from howdah.models.base import with_pinned_base
 from howdah.runs import RUN_JSON
 from howdah.storage import commit
 from training.checkpoint.manager import Checkpoints
 from training.checkpoint.manager import load as load_checkpoint
 from training.checkpoint.read import model_weights, read_manifest
+from training.data.replay import training_rows
 from training.model.parameters import with_dropouts
-from training.model.pretrained import BaseModel, load_base
+from training.model.pretrained import BaseModel
+from training.model.warm import begin
 from training.run.run_json import CONFIG
 from training.serving import onnx_graph
 from training.serving.formats import Source, require, sample_rows
@@ -384,8 +387,9 @@ def export_run(
             )
     else:
         found = load_checkpoint(checkpoint)
-    base = load_base(config.model.base, revision=config.model.revision)
-    dataset = _dataset_of(config.data.dataset, found.path, base)
+    config = with_pinned_base(config, as_begun=True)
+    dataset = _dataset_of(config, found.path)
+    base = _base_of(config, found.path, dataset)
     run = _run_json(config.run.directory)
     info = describe_run(
         config=config,
@@ -451,30 +455,46 @@ def _exported_step(run: dict) -> int | None:
     return run.get("steps") if best is None else best
 
 
-def _dataset_of(path: str, checkpoint: str, base: BaseModel) -> Dataset:
-    """The dataset version that a checkpoint was trained on; checks its base model too."""
-    identity = read_manifest(checkpoint)["identity"]
-    if identity["base_model"] != base.hash:
+def _base_of(config: Config, checkpoint: str, dataset: Dataset) -> BaseModel:
+    """The base model that a checkpoint was trained from."""
+    base = begin(config, dataset.manifest.labels)
+    trained = read_manifest(checkpoint)["identity"]["base_model"]
+    if trained != base.hash:
+        begun = config.model.init_from
         raise CheckpointError(
             "the checkpoint belongs to another base model",
             where=checkpoint,
-            expected=f"base model {identity['base_model']}",
-            got=f"{base.hash} ({base.source})",
-            remedy="set model.base to the base it was trained from",
+            expected=f"base model {trained}",
+            got=f"{base.hash} ({base.source}" + (f", begun from {begun})" if begun else ")"),
+            remedy="set model.base and model.init_from to what it was trained from",
         )
-    newest = load_dataset(path)
-    if newest.manifest_hash == identity["dataset"]:
+    return base
+
+
+def _dataset_of(config: Config, checkpoint: str) -> Dataset:
+    """The dataset version that a checkpoint was trained on."""
+    trained = read_manifest(checkpoint)["identity"]["dataset"]
+    newest = load_dataset(config.data.dataset)
+    if _trains_on(config, newest) == trained:
         return newest
     root = storage.parent(newest.path)  # the ETL may have run again since
     for entry in storage.list_dir(root):
         if entry.is_dir and storage.exists(storage.join(entry.path, MANIFEST)):
             version = load_dataset(entry.path)
-            if version.manifest_hash == identity["dataset"]:
+            if _trains_on(config, version) == trained:
                 return version
     raise CheckpointError(
         "the dataset that the checkpoint was trained on is missing",
         where=root,
-        expected=f"a version whose manifest has the hash {identity['dataset']}",
+        expected=f"a version whose manifest has the hash {trained}",
         got=f"the newest has {newest.manifest_hash}",
         remedy="set data.dataset to the one it was trained on",
     )
+
+
+def _trains_on(config: Config, version: Dataset) -> str | None:
+    """Identity of a version as the run would train on it; None: it could not."""
+    try:
+        return training_rows(version, config, as_begun=True).identity
+    except ConfigError:  # training.replay, and the version has no parts or nothing is left
+        return None

@@ -56,6 +56,7 @@ def check(config: Config, manager: ResourceManager, progress: Progress) -> None:
         lambda: checks.parallel(config),
         lambda: checks.dataset(config),
         lambda: checks.model(config, progress),
+        lambda: checks.begins(config),
         lambda: _memory(config),
         lambda: checks.free_space(config),
     )

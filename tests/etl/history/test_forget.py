@@ -181,8 +181,8 @@ def test_replay_takes_the_newest_part_and_some_of_the_older(root):
     for wanted in (0.5, 6):
         half = replayed(dataset, training(wanted, 1))
         assert half.manifest.rows("train") == 12
-        assert half.manifest_hash == replayed(dataset, training(wanted, 1)).manifest_hash
-        assert len({half.manifest_hash, none.manifest_hash, dataset.manifest_hash}) == 3
+        assert half.identity == replayed(dataset, training(wanted, 1)).identity
+        assert len({half.identity, none.identity, dataset.identity}) == 3
     chosen = {replayed(dataset, training(6, s)).manifest.splits["train"][0].part for s in range(8)}
     assert chosen == {"day-0", "day-1"}
     with pytest.raises(ConfigError):

@@ -107,7 +107,7 @@ def _appended(
         "reason": ["near_duplicate"], "detail": [f"like {ids[0][1]}"],
     })  # fmt: skip
     storage.write_whole(storage.join(path, "report.html"), b"<p>the text of a sample</p>")
-    parts = [PartEntry(name=part, identity="x", version=f"v={day:016x}", read=12,
+    parts = [PartEntry(name=part, identity=f"{part}, 12 rows", version=f"v={day:016x}", read=12,
                        rows={split: e.rows for split, (e,) in splits.items()},
                        drops={"near_duplicate": 1})]  # fmt: skip
     if parent is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +73,20 @@ def test_a_fold_that_there_is_not_is_refused(fold):
 def test_folds_must_leave_rows_to_train_on():
     with pytest.raises(ConfigError, match="one fold of 2"):
         from_dict({"data": {"split": {"fold": "1/2", "validation": 0.5}}})
+
+
+@pytest.mark.parametrize("key", ["base", "init_from"])
+def test_a_model_that_has_learnt_the_rows_is_not_cross_validated(key, tmp_path, tiny_model_dir):
+    trained = tmp_path / "export"
+    shutil.copytree(tiny_model_dir, trained)
+    (trained / "howdah.json").write_text('{"run_id": "r"}')
+    config = from_dict({
+        "run": {"directory": str(tmp_path / "run")},
+        "model": {"base": tiny_model_dir} | {key: str(trained)},
+    })  # fmt: skip
+    with pytest.raises(ConfigError, match="was trained on rows that folds are tested on") as caught:
+        cross_validate(config, folds=2, np=1, launcher="auto", baseline=False, progress=print)
+    assert caught.value.where == f"model.{key}" and not (tmp_path / "run").exists()
 
 
 def test_mean_and_deviation_of_folds():

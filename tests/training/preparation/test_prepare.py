@@ -103,6 +103,10 @@ def test_a_shard_that_no_manifest_lists_is_named_and_left_alone(tmp_path, tiny_m
     (tmp_path / "v=1" / "train-00007-of-00003.tfrecord").write_bytes(b"junk")
     console = io.StringIO()
     got = job(own.path, tiny_model_dir, console=console)
+    (tmp_path / "v=1" / f"{own.manifest.splits['train'][0].name}.ids").write_bytes(b"of its rows")
+    console = io.StringIO()
+    job(own.path, tiny_model_dir, console=console)
+    assert console.getvalue().count("the manifest does not list") == 1
     assert "train-00007-of-00003.tfrecord" in console.getvalue()
     assert got.planner.rows == own.manifest.rows("train")
 
@@ -319,6 +323,14 @@ def test_gpus_of_different_generations_train_in_fp32_and_are_called_gpus(
 
 
 # ------------------------------------------------------------------------------- what is refused
+@pytest.mark.parametrize("key", ["tensor", "pipeline"])
+def test_gpus_do_not_divide_layers(key, tiny_dataset, tiny_model_dir):
+    given = {"comm": "torch", "parallel": {key: 2}}
+    with pytest.raises(ConfigError, match="on GPUs do not divide") as caught:
+        job(tiny_dataset.path, tiny_model_dir, OneOfAlike(0, 2), device=AMPERE, training=given)
+    assert caught.value.where == f"training.parallel.{key}: 2"
+
+
 def test_gpus_on_some_ranks_alone_are_refused(tiny_dataset, tiny_model_dir):
     class Mixed(OneOfAlike):
         def gather_json(self, obj):
@@ -439,6 +451,8 @@ def test_the_loss_scale_halves_at_infinity_and_doubles_after_2000_good_steps():
     for _ in range(40):
         again.update(False)
     assert again.value == 1.0
+    assert not again.may_skip  # no smaller scale can help: an infinite gradient is an error
     off = LossScale(TrainState(), on=False)
+    assert not off.may_skip
     off.update(False)
     assert off.value == 1.0

@@ -27,7 +27,7 @@ from training.comm.base import Waits
 from training.process.env import RankEnv
 from training.run.run import Run
 
-directory, saves = sys.argv[1:]
+directory, saves, inside = sys.argv[1:]
 config = from_dict({"run": {"directory": directory}, "checkpoint": {"grace_seconds": 1.0}})
 run = Run(config, RankEnv(), console=sys.stderr, log=sys.stderr)
 run.open()
@@ -36,20 +36,22 @@ saved = lambda: print("saved", file=sys.stderr, flush=True)
 run.last_save.arm(held.wait if saves == "hang" else saved)
 waits = Waits()
 CollectiveLimit(run, waits, 1.0, margin=0.5).start()
-with waits.counted():
+with getattr(waits, inside)():
     held.wait()
 """
 
 
-def rank(directory, saves):
+def rank(directory, saves, inside="counted"):
     return subprocess.run(
-        [sys.executable, "-c", _RANK, str(directory), saves], capture_output=True, text=True,
-        env=os.environ | {"PYTHONPATH": ROOT}, timeout=120, cwd=ROOT,
+        [sys.executable, "-c", _RANK, str(directory), saves, inside], capture_output=True,
+        text=True, env=os.environ | {"PYTHONPATH": ROOT}, timeout=120, cwd=ROOT,
     )  # fmt: skip
 
 
-def test_it_ends_the_process_with_the_reason_the_stacks_and_a_save(tmp_path):
-    done = rank(tmp_path / "run", "well")
+@pytest.mark.parametrize("inside", ["counted", "limited"])
+def test_it_ends_the_process_with_the_reason_the_stacks_and_a_save(tmp_path, inside):
+    """Also in a pass through a divided model, whose collectives are not counted one by one."""
+    done = rank(tmp_path / "run", "well", inside)
     assert done.returncode == ClusterError.exit_code
     assert "a collective does not come back" in done.stderr
     assert "at most 1 s (training.gpu_collective_seconds)" in done.stderr
@@ -63,6 +65,15 @@ def test_a_save_that_hangs_too_does_not_keep_the_process(tmp_path):
     done = rank(tmp_path / "run", "hang")
     assert done.returncode == ClusterError.exit_code
     assert "could not be saved in time" in done.stderr
+
+
+def test_a_pass_through_a_divided_model_is_no_time_of_waiting():
+    waits = Waits()
+    with waits.limited():
+        assert waits.longest_since is not None and waits.since is None
+        with waits.counted():
+            assert waits.longest_since < waits.since
+    assert waits.longest_since is None and waits.total < 60
 
 
 def test_many_short_collectives_are_none_that_lasts(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import threading
 from types import SimpleNamespace
 
@@ -11,12 +12,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from howdah import storage
 from howdah.config.metric_table import metrics_of
-from howdah.errors import DataError, ModelError
+from howdah.errors import DataError, ModelError, StorageFull
 from training.comm.base import SoloComm
 from training.data.planner import Rows
 from training.evaluation.metrics import classification_metrics, softmax
-from training.serving.evaluate import evaluate
+from training.serving.evaluate import PredictionPart, evaluate
 
 LABELS = ["red", "green", "blue"]
 
@@ -63,6 +65,9 @@ class Rank:
 
     def sum(self, array):
         return np.sum(self._exchange(array), axis=0)
+
+    def gather_json(self, obj):
+        return self._exchange(obj)
 
     def broadcast_json(self, obj):
         return json.loads(json.dumps(self._exchange(obj)[0]))
@@ -188,3 +193,69 @@ def test_solo():
         LABELS,
     )
     assert result == classification_metrics(labels_N, logits_NC, LABELS)
+
+
+# ------------------------------------------------------------------------- room for predictions
+def test_rows_of_many_classes_wait_in_memory_by_their_bytes():
+    names = [f"label {number}" for number in range(10_000)]
+    with PredictionPart(names, "r") as part:
+        for _ in range(60):
+            _, labels_N, _ = rows(10)
+            logits_NC = np.zeros((10, len(names)), np.float32)
+            places = Rows(shard=labels_N, row=labels_N, length=labels_N, real=labels_N > -1)
+            part.add([b"id"] * 10, labels_N, logits_NC, places)
+            assert sum(batch.nbytes for batch in part.waiting) < 2**25
+
+
+class FullDisk:
+    """A temporary file on a disk without room: the device that always says so."""
+
+    def __call__(self, *args, **kwargs):
+        return open("/dev/full", "r+b", buffering=0)
+
+
+def _evaluated(comm, rank, directory, said):
+    ids_NT, labels_N, logits_NC = rows(9)
+    source = batches(ids_NT, labels_N, list(range(rank, 9, comm.size)))
+    return evaluate(
+        lambda ids_BT, mask_BT: logits_NC[ids_BT[:, 0]], source, comm, LABELS, directory, "r",
+        unwritten=said,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_without_room_for_predictions_there_are_none_and_the_metrics_stay(
+    world, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("training.serving.evaluate._IN_MEMORY", 64)
+    monkeypatch.setattr(tempfile, "TemporaryFile", FullDisk())
+    lines = []
+    directory = str(tmp_path / "predictions")
+    storage.make_dirs(directory)
+    results = World(world).run(lambda comm, rank: _evaluated(comm, rank, directory, lines.append))
+    assert {result["accuracy"] for result in results} == {results[0]["accuracy"]}
+    assert os.listdir(directory) == []
+    assert len(lines) == world and "No space left on device" in lines[0]
+
+
+def test_one_rank_without_room_takes_the_others_predictions_along(tmp_path, monkeypatch):
+    """Predictions of some rows alone would be taken for all."""
+    publish = PredictionPart.publish
+
+    def full(part, path):
+        if path.endswith("part-00001.parquet"):
+            with part._with_room():
+                raise StorageFull("the disk is full", where=path)
+        return publish(part, path)
+
+    monkeypatch.setattr(PredictionPart, "publish", full)
+    directory, lines = str(tmp_path / "predictions"), []
+    World(3).run(lambda comm, rank: _evaluated(comm, rank, directory, lines.append))
+    assert os.listdir(directory) == [] and "the disk is full" in lines[0]
+
+
+def test_who_asks_for_predictions_is_told_that_there_is_no_room(tmp_path, monkeypatch):
+    monkeypatch.setattr("training.serving.evaluate._IN_MEMORY", 64)
+    monkeypatch.setattr(tempfile, "TemporaryFile", FullDisk())
+    with pytest.raises(OSError, match="No space left"):
+        _evaluated(SoloComm(), 0, str(tmp_path), None)

@@ -1,0 +1,93 @@
+"""A run on a fresh dataset prints the lines that a user expects, and no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import ROOT
+from tests.support.rows.word_rows import write_rows
+
+_ETL = [
+    r"source \S+rows\.csv \(csv\); starting Spark on local\[\*\]",
+    r"read 240 rows, 240 passed the gate",
+    r"kept 240 rows; dropped none",
+    r".*27 test.*",  # near duplicates that were looked for
+    r"wrote 3 shards",
+    r"committed \S+ \(train 185, validation 28, test 27 rows\)",
+    r"dataset written: \S+",
+    r"rows: train 185, validation 28, test 27",
+    r"report: \S+/report\.html",
+]
+_TRAIN = [
+    r"\+ \S+ .*-m training.*",
+    r"185 rows, 12 steps an epoch, 14 in all; (1 rank; fp32|2 ranks by \S+ \(gloo\); fp32; .*)",
+    r"starting from the base model",
+    r"step 10/14 loss .*",
+    r"validation at step 12: loss .*",
+    r"step 14/14 loss .*",
+    r"validation at step 14: loss .*",
+    r"the model of step 1[24] on validation: loss .*",
+    r"the model of step 1[24] on test: loss .*",
+    r"exported step 1[24] to \S+",
+]
+
+
+def howdah(*words: str, cwd) -> list[str]:
+    """The lines of a command, both streams together, as a user's terminal has them."""
+    done = subprocess.run(
+        [sys.executable, "-m", "howdah.cli", *words], cwd=cwd, text=True, timeout=280,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    return done.stdout.splitlines()
+
+
+def expect(lines: list[str], patterns: list[str]) -> None:
+    """Each line is one that is expected, each once."""
+    left = list(patterns)
+    for line in lines:
+        found = next((one for one in left if re.fullmatch(one, line)), None)
+        assert found is not None, f"nobody expects: {line}\n" + "\n".join(lines)
+        left.remove(found)
+    assert not left, "\n".join(lines)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, tiny_model_dir):
+    """A folder with a configuration and its dataset; the lines of the command that made it."""
+    folder = tmp_path_factory.mktemp("clean")
+    write_rows(folder / "rows.csv")
+    config = {
+        "data": {"source": str(folder / "rows.csv"), "max_length": 32, "dataset": "dataset",
+                 "spark": {"driver_memory": "1g"}},
+        "model": {"base": tiny_model_dir},
+        "training": {"max_steps": 14, "global_batch_size": 16, "threads_per_rank": 1,
+                     "precision": "fp32"},
+    }  # fmt: skip
+    (folder / "run.yaml").write_text(json.dumps(config))
+    return folder, howdah("etl", "--config", "run.yaml", cwd=folder)
+
+
+@pytest.mark.spark
+def test_the_etl_prints_what_it_did(place):
+    expect(place[1], _ETL)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(("framework", "np"), [("torch", 1), ("tensorflow", 1), ("torch", 2)])
+def test_training_prints_what_it_does(place, framework, np):
+    launcher = ("--launcher", "torchrun") if np > 1 else ()
+    lines = howdah(
+        "train", "--config", "run.yaml", "--np", str(np), *launcher,
+        "--set", f"training.framework={framework}",
+        "--set", f"run.directory=runs/{framework}-{np}", cwd=place[0],
+    )  # fmt: skip
+    lines = [re.sub(r" waits for input \d+%", "", line) for line in lines]
+    expect(lines, _TRAIN)

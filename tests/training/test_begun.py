@@ -1,0 +1,83 @@
+"""Runs that began from another model or replay older rows: what they learn from is found again."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from howdah import storage
+from howdah.config.loader import load
+from howdah.data.manifest import load_dataset
+from howdah.models.base import learnt_parts, with_pinned_base
+from tests.runs.training_runs import train
+from tests.support.rows.appended import build_appended, ids_of
+from training.data.replay import training_rows
+from training.evaluation.findings.material import gather
+from training.run.run_json import CONFIG
+from training.serving.export import export_run
+
+_SHORT = {
+    "training.global_batch_size": 6, "training.max_steps": 2, "evaluation.splits": ["validation"],
+    "checkpoint.every_steps": 2,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory, tiny_model_dir):
+    """A run on two days, and one that begins from it, on four days with few of the older rows."""
+    place = tmp_path_factory.mktemp("begun")
+    root = str(place / "data")
+    build_appended(root, model_dir=tiny_model_dir, days=4)
+    second = storage.join(root, f"v={1:016x}")
+    first = train(str(place / "a"), dataset=second, base=tiny_model_dir, settings=_SHORT)
+    again = _SHORT | {
+        "model.init_from": os.path.join(first.directory, "export"), "training.replay": 0.5,
+    }  # fmt: skip
+    return train(str(place / "b"), dataset=root, base=tiny_model_dir, settings=again)
+
+
+def config_of(run):
+    return load(os.path.join(run.directory, "given.yaml"))
+
+
+def test_days_that_the_model_before_has_not_seen_are_all_new(begun):
+    dataset = load_dataset(config_of(begun).data.dataset)
+    chosen = training_rows(dataset, config_of(begun))
+    parts = [entry.part for entry in chosen.manifest.splits["train"]]
+    assert parts[-2:] == ["day-2", "day-3"] and len(parts) == 3
+    assert "18 rows, 3 steps an epoch" in begun.output
+    assert begun.run_json()["base"]["parts"] == ["day-0, 12 rows", "day-1, 12 rows"]
+
+
+def test_a_model_whose_dataset_is_gone_leaves_the_newest_day_new(begun, tmp_path):
+    config = with_pinned_base(config_of(begun))
+    config = config.model_copy(
+        update={"run": config.run.model_copy(update={"directory": str(tmp_path / "other")})}
+    )
+    dataset = load_dataset(config.data.dataset)
+    assert learnt_parts(config, dataset) == ["day-0, 12 rows", "day-1, 12 rows"]
+    export = str(tmp_path / "export")
+    storage.make_dirs(export)
+    storage.write_whole(
+        f"{export}/howdah.json", b'{"dataset": {"path": "/gone/v=77", "hash": "77"}}'
+    )
+    model = config.model.model_copy(update={"init_from": export})
+    gone = config.model_copy(update={"model": model})
+    assert learnt_parts(gone, dataset) is None
+    parts = [entry.part for entry in training_rows(dataset, gone).manifest.splits["train"]]
+    assert parts[-1] == "day-3" and len(parts) == 3  # half of 18 older rows: two shards of 6
+
+
+def test_such_a_run_is_exported_again(begun, tmp_path):
+    target = export_run(config_of(begun), output=str(tmp_path / "again"))
+    before = storage.read_bytes(os.path.join(begun.directory, "export", "model.safetensors"))
+    assert storage.read_bytes(f"{target}/model.safetensors") == before
+
+
+def test_its_report_has_texts_and_does_not_say_that_the_dataset_changed(begun):
+    run = begun.run_json()
+    assert run["dataset_hash"] == load_dataset(run["dataset"]).manifest_hash
+    found = gather(begun.directory, run, storage.read_text(os.path.join(begun.directory, CONFIG)))
+    assert not [note for note in found.notes if "changed" in note]
+    assert found.findings is not None and ids_of(load_dataset(run["dataset"]))
