@@ -12,6 +12,7 @@ import numpy as np
 
 from howdah.config.tasks import Task
 from howdah.errors import DataError, ModelError
+from howdah.models.decision import log_softmax, scores_of, softmax
 
 __all__ = [
     "ACCURACY_OF_COVERAGE", "TOP", "areas", "areas_of_rows", "assembled", "calibration",
@@ -28,32 +29,6 @@ TOP = (3, 5)
 """k of the top-k accuracies; one of as many classes or fewer is undefined: it would be 1."""
 ACCURACY_OF_COVERAGE = 0.95
 """Accuracy that the rows of `coverage_at_95` have."""
-
-
-def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
-    """Natural logarithm of the softmax over the last axis, in float64, without overflow."""
-    shifted = np.asarray(logits_NC, np.float64)
-    shifted = shifted - shifted.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def softmax(logits_NC: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, in float64."""
-    return np.exp(log_softmax(logits_NC))
-
-
-def scores_of(task: Task, logits_NC: np.ndarray) -> np.ndarray:
-    """What predictions show of a model's output, float64 [N, C]: probabilities that add up to 1; of
-    several labels one for each; of a regression the number itself."""
-    if task == "single_label":
-        return softmax(logits_NC)
-    logits = np.asarray(logits_NC, np.float64)
-    if task == "regression":
-        return logits
-    if task != "multi_label":
-        assert_never(task)
-    small = np.exp(-np.abs(logits))  # no overflow
-    return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
 
 def no_labels(task: Task, classes: int) -> np.ndarray:

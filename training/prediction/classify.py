@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from howdah.data.clean import PAIR
-from howdah.drift.profile import Profile
+from howdah.drift.profile import Profile, find_reference
 from howdah.errors import ModelError
 from training.prediction.rows import Outputs, Prediction, Row
 from training.serving.serve import ServedModel
@@ -43,8 +43,9 @@ def classify(
     scores_NC = served.scores_of_ids(ids_N)
     if numbers:
         observe(scores_NC, ids_N)
-    for number, scores_C in zip(numbers, scores_NC, strict=True):
-        out[number] = predicted(served, rows[number], scores_C)
+    answers = served.rule.answers(scores_NC) if numbers else []
+    for number, answer, scores_C in zip(numbers, answers, scores_NC, strict=True):
+        out[number] = Prediction(rows[number].id, answer, scores_C)
     return out
 
 
@@ -80,7 +81,8 @@ def no_profile(path: str) -> ModelError:
     return ModelError(
         "the model has no profile of its own to hold rows against",
         where=path,
-        expected="profile.json in the export",
+        expected="profile.json in the export, counted with its decision",
+        got=find_reference(path)[1],
         remedy="`howdah drift --make-reference --config FILE --model MODEL` makes it from the"
         " dataset that the model was trained on",
     )
