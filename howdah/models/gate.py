@@ -302,7 +302,7 @@ def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
     margin, split, name = config.gate.min_over_baseline, config.gate.split, config.evaluation.metric
     if margin is None:
         return ()
-    value = baseline.require(run.directory, run.dataset.get("hash"), split, name)
+    value = baseline.require(run.directory, run.dataset, config, split, name)
     bound = value - margin if METRICS[name].lower else value + margin
     against = f"baseline ({value:.6g}), gate.min_over_baseline {margin:g}"
     return (Check(name, bound, run.metrics().get(split, {}).get(name), against),)

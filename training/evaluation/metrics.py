@@ -175,17 +175,32 @@ def counted(
     )
 
 
-def pair_metrics(keys: np.ndarray, counts: np.ndarray, classes: int) -> dict[str, float]:
-    """The METRICS that follow from counted pairs of label and prediction (see `assembled`)."""
+def pair_metrics(
+    keys: np.ndarray, counts: np.ndarray, classes: int, whole: ClassScores | None = None
+) -> dict[str, float]:
+    """The METRICS that follow from counted pairs of label and prediction (see `assembled`).
+
+    Args:
+        whole: of rows drawn again from a sample, the sample's `class_scores`: macro averages go
+            over the sample's classes, and one that the draw has no row of keeps its value. Else
+            the draws of a rare class would be averages of other classes than the sample's.
+    """
     hits, support, guesses = counted(keys, counts, classes)
-    precision, recall, f1, seen = class_scores(hits, support, guesses)
+    scores = class_scores(hits, support, guesses)
+    precision, recall, f1, seen = scores
+    macro = [each[seen] for each in scores[:3]]
+    if whole is not None:
+        macro = [
+            np.where(support > 0, drawn, of_sample)[whole[3]]
+            for drawn, of_sample in zip(scores[:3], whole[:3], strict=True)
+        ]
     rows = float(support.sum())
     share = support / rows
     return {
         "accuracy": float(hits.sum() / rows),
-        "macro_precision": float(precision[seen].mean()),
-        "macro_recall": float(recall[seen].mean()),
-        "macro_f1": float(f1[seen].mean()),
+        "macro_precision": float(macro[0].mean()),
+        "macro_recall": float(macro[1].mean()),
+        "macro_f1": float(macro[2].mean()),
         "weighted_precision": float(precision @ share),
         "weighted_recall": float(recall @ share),
         "weighted_f1": float(f1 @ share),
@@ -193,9 +208,11 @@ def pair_metrics(keys: np.ndarray, counts: np.ndarray, classes: int) -> dict[str
     }
 
 
-def class_scores(
-    hits: np.ndarray, support: np.ndarray, guesses: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+ClassScores = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""(precision, recall, F1, whether it occurs at all) of each class."""
+
+
+def class_scores(hits: np.ndarray, support: np.ndarray, guesses: np.ndarray) -> ClassScores:
     """(precision, recall, F1, whether it occurs at all) of each class.
 
     Args:
