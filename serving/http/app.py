@@ -33,7 +33,7 @@ from serving.compute.refusals import (
 from serving.http import faces, pages
 from serving.http.reading import Held, deadline_ms, header, read_body
 from training.deployment.requests import Refusal, UnknownRoute, WrongHost, WrongMethod, refusal_body
-from training.prediction.classify import EMPTY
+from training.prediction.classify import has_no_text
 
 __all__ = ["Front", "State", "build"]
 
@@ -234,7 +234,7 @@ def _count(state: State, work: Work) -> None:
         state.metrics.prediction(one, work.generation)
     wrong = [one.error for one in work.predictions if one.scores is None]
     if wrong:
-        empty = wrong.count(EMPTY)
+        empty = sum(map(has_no_text, wrong))
         state.unpredicted(empty, len(wrong) - empty)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -13,14 +13,20 @@ from howdah.errors import ModelError
 from training.prediction.rows import Outputs, Prediction, Row
 from training.serving.serve import ServedModel
 
-EMPTY = "the text is empty"
-"""The error of a row whose text has nothing left after cleaning."""
 _WRONG_SIDES = {
     True: "the model reads pairs of texts, and this is one text",
     False: "the model reads single texts, and this is a pair",
 }
 EMPTY = "the text is empty"
 """The error of a row whose text has nothing left after cleaning."""
+_NULL = re.compile(r"the .+ is null")
+"""The error of a row without a text, from files (which name the column) and from tables."""
+
+
+def has_no_text(error: str) -> bool:
+    """Whether a row's error says that it has no text: nothing has failed then. Training leaves such
+    rows out as well, and the model's profile says how many were expected."""
+    return error == EMPTY or _NULL.fullmatch(error) is not None
 
 
 def classify(
@@ -71,9 +77,9 @@ def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction
 
 def count_failed(profile: Profile, predictions: Sequence[Prediction]) -> None:
     """Count the rows that have no prediction in a profile."""
-    reasons = Counter(one.error for one in predictions if one.error is not None)
-    empty = reasons.pop(EMPTY, 0)
-    profile.add_failed(empty=empty, errors=reasons.total())
+    errors = [one.error for one in predictions if one.error is not None]
+    empty = sum(map(has_no_text, errors))
+    profile.add_failed(empty=empty, errors=len(errors) - empty)
 
 
 def no_profile(path: str) -> ModelError:
