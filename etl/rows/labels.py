@@ -14,15 +14,8 @@ MOST_LABELS = 10_000
 
 
 def mapping(data: DataSection) -> dict[str, str] | None:
-    """{value in the source: label name} of the config, or None where every value is a label.
-
-    Without blanks at the ends of values, as the gate compares them.
-    """
-    if data.labels is None:
-        return None
-    if isinstance(data.labels, dict):
-        return {value.strip(): name for value, name in data.labels.items()}
-    return {name.strip(): name.strip() for name in data.labels}
+    """`DataSection.label_mapping`."""
+    return data.label_mapping()
 
 
 def rules(data: DataSection) -> RowRules:

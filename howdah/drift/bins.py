@@ -1,6 +1,6 @@
 """What is counted into which bin: fixed by a model's reference, for all that is compared with it.
 
-label        one bin a class
+label        one bin a class, by the model's decision; one for rows that it rejects
 confidence   deciles of the validation split (of a regression: of the predicted number)
 length       deciles of the training split's token counts
 tokens       the TOP most frequent tokens of training have a cell each, all others share OTHERS
@@ -17,7 +17,7 @@ import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, assert_never
 
@@ -25,6 +25,7 @@ import numpy as np
 
 from howdah.config.tasks import Task
 from howdah.errors import ModelError
+from howdah.models.decision import Decision, Rule
 
 __all__ = ["OTHERS", "SKIPPED", "TOP", "Bins", "Known", "damaged", "pack", "unpack"]
 
@@ -134,16 +135,23 @@ class Bins:
     """Numbers of the tokens that are not counted: start, end, padding."""
     unknown: int | None = None
     """Number of the token for what the vocabulary cannot spell; None: there is none."""
+    decision: Decision = field(default_factory=Decision)
+    """What made the scores that are counted, and gives each row its label."""
 
     @cached_property
     def id(self) -> str:
         """Hash of all of it."""
         return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()[:16]
 
+    @cached_property
+    def rule(self) -> Rule:
+        """The decision for these labels."""
+        return self.decision.rule(self.task, self.labels)
+
     @property
     def classes(self) -> int:
-        """Bins of labels: C; 0 of a regression, which has none."""
-        return 0 if self.task == "regression" else len(self.labels)
+        """Bins of labels (`Rule.counted`); 0 of a regression, which has none."""
+        return len(self.rule.counted)
 
     @cached_property
     def cells(self) -> np.ndarray:
@@ -154,22 +162,22 @@ class Bins:
         return cells
 
     def outputs(self, scores_NC: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What is counted of a model's output: rows of each label int64 [C], and each row's
+        """What is counted of a model's output: rows of each label int64 [classes], and each row's
         confidence float64 [N].
 
         Confidence is the highest probability; of several labels that of the least certain one; of a
         regression the predicted number.
         """
-        scores_NC = np.asarray(scores_NC, np.float64)
+        scores_NC = np.asarray(scores_NC, np.float32)  # as served: an edge decides alike
+        counts = self.rule.counts(scores_NC)
+        scores_NC = scores_NC.astype(np.float64)
         if self.task == "regression":
-            return np.zeros(0, np.int64), scores_NC[:, 0]
+            return counts, scores_NC[:, 0]
         if self.task == "single_label":
-            counts = np.bincount(scores_NC.argmax(axis=1), minlength=self.classes)
-            return counts.astype(np.int64), scores_NC.max(axis=1)
+            return counts, scores_NC.max(axis=1)
         if self.task != "multi_label":
             assert_never(self.task)
-        sure_NC = np.maximum(scores_NC, 1 - scores_NC)
-        return (scores_NC > 0.5).sum(axis=0).astype(np.int64), sure_NC.min(axis=1)
+        return counts, np.maximum(scores_NC, 1 - scores_NC).min(axis=1)
 
     def calibrated(self, confidence_N: np.ndarray) -> np.ndarray:
         """Probability that each prediction is right, float64 [N]."""
@@ -179,7 +187,9 @@ class Bins:
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON."""
+        decision = self.decision.as_dict()
         return {
+            **({"decision": decision} if decision else {}),  # else the id is that of older profiles
             "task": self.task,
             "labels": list(self.labels),
             "confidence": list(self.confidence),
@@ -202,10 +212,11 @@ class Bins:
         task = fields["task"]
         if task not in ("single_label", "multi_label", "regression"):
             raise ValueError(f"task {task!r}")
-        unknown = fields["unknown"]
+        unknown, labels = fields["unknown"], tuple(str(label) for label in fields["labels"])
         made = cls(
             task=task,
-            labels=tuple(str(label) for label in fields["labels"]),
+            labels=labels,
+            decision=Decision.of(fields, labels, task, "profile"),
             confidence=tuple(float(edge) for edge in fields["confidence"]),
             slope=float(fields["slope"]),
             intercept=float(fields["intercept"]),

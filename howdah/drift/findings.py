@@ -86,7 +86,7 @@ class Findings:
         shares = [(old_C / old_C.sum())[n] for n in range(bins.classes)]
         order = np.argsort(-np.abs(new_C / new_C.sum() - np.array(shares)), kind="stable")
         return {
-            bins.labels[n]: {
+            bins.rule.counted[n]: {
                 "rows": int(new_C[n]),
                 "share": float(new_C[n] / new_C.sum()),
                 "reference": float(shares[n]),

@@ -257,11 +257,12 @@ class _Judging:
             why = "no labels were joined" if labelled is None else "a regression has no accuracy"
             return Column(name="accuracy", state="not measured", why=why)
         rows, right = labelled
-        refused = self._refused("accuracy", self.old.rows, rows)
+        answered = self.old.rows if self.known.answered is None else self.known.answered
+        refused = self._refused("accuracy", answered, rows)
         if refused is not None:
             return refused
-        old = self.known.right / self.old.rows
-        noise = self.sigma * math.sqrt(old * (1 - old) * (1 / self.old.rows + 1 / rows))
+        old = self.known.right / answered
+        noise = self.sigma * math.sqrt(old * (1 - old) * (1 / answered + 1 / rows))
         return self._below("accuracy", right / rows, reference=old, noise=noise)
 
     def _above(self, name: str, value: float, *, reference: float, limit: float) -> Column:

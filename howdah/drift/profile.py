@@ -26,9 +26,13 @@ import numpy as np
 from howdah import storage
 from howdah.drift.bins import NANO, SKIPPED, Bins, Known, damaged, pack, unpack
 from howdah.errors import DataError, NotFound
-from howdah.models.registry import profile_path
+from howdah.models.export_info import read_info
+from howdah.models.registry import decision_hash, profile_path
 
-__all__ = ["FORMAT_VERSION", "PROFILE", "Counts", "Profile", "Reference", "read", "reference_of"]
+__all__ = [
+    "FORMAT_VERSION", "PROFILE", "Counts", "Profile", "Reference", "find_reference", "read",
+    "reference_of",
+]  # fmt: skip
 
 PROFILE = "profile.json"
 """Name of the file in an export, and beside a scored partition's marker."""
@@ -134,6 +138,8 @@ class Reference:
     """The split of `rows`, `labels` and `confidence`: validation, unless there was none."""
     right: int | None = None
     """Its rows with a right prediction; None of a regression."""
+    answered: int | None = None
+    """Its rows with a prediction, which `right` is of; None: all (the decision rejects none)."""
     unseen: tuple[int, int, float] = (0, 0, 0.0)
     """Of that split: tokens, those that training never had, and the spread of a row's part in it
     (howdah/drift/reference.py)."""
@@ -151,6 +157,7 @@ class Reference:
             "known": self.known.as_dict(),
             "split": self.split,
             "right": self.right,
+            **({} if self.answered is None else {"answered": self.answered}),
             "unseen": list(self.unseen),
             "spread": [list(size) for size in self.spread],
             "expected_empty": self.expected_empty,
@@ -169,6 +176,7 @@ class Reference:
             known=Known.from_dict(given["known"]),
             split=str(given["split"]),
             right=None if given["right"] is None else int(given["right"]),
+            answered=None if given.get("answered") is None else int(given["answered"]),
             unseen=(int(tokens), int(unseen), float(spread)),
             spread=tuple((float(n), float(mean), float(sd)) for n, mean, sd in given["spread"]),
             expected_empty=float(given["expected_empty"]),
@@ -357,8 +365,12 @@ def read(path: str) -> Profile:
     return Profile.from_dict(storage.read_object(path), where=path)
 
 
-def reference_of(model_directory: str) -> Profile | None:
-    """The profile in an export; None: it has none.
+def find_reference(model_directory: str) -> tuple[Profile | None, str]:
+    """The profile of an export, counted with the decision that the export has now; else None, and
+    why.
+
+    A profile that was counted with another decision (a temperature was fitted since) has other
+    scores than the model gives: held against it, rows that have not changed would have moved.
 
     Args:
         model_directory: an export's, on any storage: a run's `export`, a version `v=N`.
@@ -367,6 +379,7 @@ def reference_of(model_directory: str) -> Profile | None:
     """
     # A version that was published without one can have got one later, beside the versions.
     paths = [storage.join(model_directory, PROFILE), profile_path(model_directory, PROFILE)]
+    why = f"no {PROFILE}"
     for path in dict.fromkeys(paths):
         try:
             profile = read(path)
@@ -374,5 +387,19 @@ def reference_of(model_directory: str) -> Profile | None:
             continue
         if profile.reference is None:
             raise damaged(path, "a partition's profile")
-        return profile
-    return None
+        if profile.bins.decision.hash == _decision_of(model_directory):
+            return profile, ""
+        why = f"{path} was counted with another decision than `howdah threshold` has put there"
+    return None, why
+
+
+def reference_of(model_directory: str) -> Profile | None:
+    """`find_reference` without the reason."""
+    return find_reference(model_directory)[0]
+
+
+def _decision_of(model_directory: str) -> str | None:
+    try:
+        return decision_hash(read_info(model_directory))
+    except NotFound:  # a model of others
+        return None

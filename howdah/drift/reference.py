@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,9 @@ from howdah.config.tasks import Task
 from howdah.drift.bins import SKIPPED, TOP, Bins, Known, log_odds
 from howdah.drift.profile import Profile, Reference
 from howdah.drift.statistics import js_distance
+from howdah.models.decision import Decision
 
-__all__ = ["MOST_ROWS", "Tokenizer", "Tokens", "fit_calibration", "make"]
+__all__ = ["MOST_ROWS", "Tokenizer", "Tokens", "fit_calibration", "make", "redecided"]
 
 MOST_ROWS = 100_000
 """Rows of each split whose tokens are read: further ones would change no limit that matters."""
@@ -70,6 +71,7 @@ def make(
     task: Task,
     labels: Sequence[str],
     split: str,
+    decision: Decision | None = None,
     train: Tokens | None = None,
     held_out: Tokens | None = None,
     tokenizer: Tokenizer | None = None,
@@ -80,24 +82,19 @@ def make(
     """The profile of a model.
 
     Args:
-        scores_NC: `scores_of` the task, of the rows of `split`.
-        right_N: bool, whether each row's prediction is right; None for a regression.
+        scores_NC: `Decision.scores`, of the rows of `split`.
+        right_N: bool, whether each row's answer would be right (`Rule.right`); None for a
+            regression.
         labels: C names.
         split: the split that was scored: validation, unless there was none.
+        decision: of the model; None: the default.
         train, held_out, tokenizer: tokens of the training split and of `split`; None for images.
         expected_empty: share of rows without text in the source of the training data.
         about: kept for those who look.
         seed: of the samples that noise is measured by.
     """
-    probe = Bins(task=task, labels=tuple(labels), confidence=(), slope=1.0, intercept=0.0)
-    confidence_N = probe.outputs(scores_NC)[1]
-    slope, intercept = (1.0, 0.0) if right_N is None else fit_calibration(confidence_N, right_N)
-    bins = Bins(
-        task=task,
-        labels=tuple(labels),
-        confidence=_edges(confidence_N),
-        slope=slope,
-        intercept=intercept,
+    bins = replace(
+        _output_bins(scores_NC, right_N, task, labels, decision or Decision()),
         **_token_bins(train, tokenizer),
     )
     known = Known.of(np.zeros(0, np.int64), bins.vocabulary)
@@ -107,16 +104,80 @@ def make(
     counting._add_scores(np.asarray(scores_NC))
     if train is not None:
         counting._add_tokens(_rows_of(train))
+    right, answered = _right(bins, scores_NC, right_N)
     reference = Reference(
         known=known,
         split=split,
-        right=None if right_N is None else int(np.sum(right_N)),
+        right=right,
+        answered=answered,
         unseen=_unseen(bins, known, held_out),
         spread=_spread(bins, train, seed),
         expected_empty=expected_empty,
         about=about or {},
     )
     return Profile(bins, counts=counting.counts, reference=reference)
+
+
+def redecided(
+    profile: Profile,
+    scores_NC: np.ndarray,
+    right_N: np.ndarray | None,
+    *,
+    split: str,
+    decision: Decision,
+) -> Profile:
+    """The profile of the same model with another decision: what it says of outputs is counted anew,
+    what it says of tokens stays.
+
+    Args:
+        profile: the model's own, of the decision before.
+        scores_NC, right_N, split, decision: as of `make`.
+    """
+    if profile.bins is None or profile.reference is None:
+        raise ValueError("the profile must be a model's own")
+    old = profile.bins
+    outputs = _output_bins(scores_NC, right_N, old.task, old.labels, decision)
+    bins = replace(
+        old, confidence=outputs.confidence, slope=outputs.slope, intercept=outputs.intercept,
+        decision=decision,
+    )  # fmt: skip
+    counting = Profile(bins, known=profile.reference.known)
+    counting._add_scores(np.asarray(scores_NC))
+    counts = counting.counts
+    for name in ("texts", "length", "ids", "tokens", "unseen", "unknown", "cells"):
+        setattr(counts, name, getattr(profile.counts, name))
+    right, answered = _right(bins, scores_NC, right_N)
+    return Profile(
+        bins,
+        counts=counts,
+        reference=replace(profile.reference, split=split, right=right, answered=answered),
+    )
+
+
+def _output_bins(
+    scores_NC: np.ndarray,
+    right_N: np.ndarray | None,
+    task: Task,
+    labels: Sequence[str],
+    decision: Decision,
+) -> Bins:
+    """Bins of confidence and its calibration, without those of tokens."""
+    probe = Bins(task=task, labels=tuple(labels), confidence=(), slope=1.0, intercept=0.0,
+                 decision=decision)  # fmt: skip
+    confidence_N = probe.outputs(scores_NC)[1]
+    slope, intercept = (1.0, 0.0) if right_N is None else fit_calibration(confidence_N, right_N)
+    return replace(probe, confidence=_edges(confidence_N), slope=slope, intercept=intercept)
+
+
+def _right(
+    bins: Bins, scores_NC: np.ndarray, right_N: np.ndarray | None
+) -> tuple[int | None, int | None]:
+    """(right rows, rows with a prediction) as `Reference` has them."""
+    if right_N is None:
+        return None, None
+    answered_N = bins.rule.answered(np.asarray(scores_NC, np.float32))
+    rejects = bins.decision.reject_below is not None
+    return int((right_N & answered_N).sum()), int(answered_N.sum()) if rejects else None
 
 
 def _edges(values_N: np.ndarray) -> tuple[float, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import quote, unquote
 
 from howdah import storage
-from howdah.config.options.partition import parse_spec
+from howdah.config.options.partition import order_of, parse_spec
 from howdah.drift import profile as profiles
 from howdah.drift.profile import PROFILE, Profile
 from howdah.errors import ModelError, NotFound, UsageError
@@ -66,16 +66,19 @@ def find(root: str, table: str, partition: str) -> Partition:
 
 
 def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
-    """The newest scored partitions up to one, in the order of their names, that one last.
+    """The newest scored partitions up to one, in their order, that one last: hour=9 is before
+    hour=10.
 
     A partition whose profile cannot be read is left out: it must not hide the others.
     """
-    names = sorted(
+    names = [
         (_shown(name.split("/")), directory)
         for name, directory in _walk(storage.join(root, DIRECTORY, table), "", 0)
-    )
+    ]
+    last = _order(until)
+    there = sorted((_order(name), name, directory) for name, directory in names)
     found: list[Partition] = []
-    for name, directory in reversed([each for each in names if each[0] <= until]):
+    for _, name, directory in reversed([each for each in there if each[0] <= last]):
         try:
             one = _read(directory, name)
         except ModelError:
@@ -102,6 +105,10 @@ def _shown(names: Sequence[str]) -> str:
     """Directories' names as a partition's, in which a slash of a value stays escaped."""
     values = (unquote(name).replace("%", "%25").replace("/", "%2F") for name in names)
     return "/".join(values)
+
+
+def _order(name: str) -> list[tuple[int, int, str]]:
+    return [order_of(part.partition("=")[2]) for part in name.split("/")]
 
 
 def _walk(directory: str, name: str, depth: int) -> Iterator[tuple[str, str]]:

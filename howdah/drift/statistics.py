@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -13,9 +14,10 @@ __all__ = [
     "chi2_quantile", "interpolated", "js_distance", "normal_quantile", "pool", "psi", "psi_noise",
 ]  # fmt: skip
 
-_LEAST_EXPECTED = 5.0
-"""Rows that a bin must be expected to have (Cochran 1954): the quantile of a PSI's noise is that of
-chi-squared only then."""
+_LEAST_EXPECTED = 20.0
+"""Rows that a bin must be expected to have on the side with fewer rows: the quantile of a PSI's
+noise is that of chi-squared only then. The usual 5 (Cochran 1954) is for a test at 5 %; at 0.1 %
+the PSI's longer tail gave up to 20 false alarms in 1,000 partitions, at 20 up to 3."""
 _TRIES = 200
 
 
@@ -44,18 +46,37 @@ def psi_noise(bins: int, reference_rows: int, current_rows: int, quantile: float
 
 
 def pool(reference_B: np.ndarray, current_B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both histograms with all bins put into one where fewer than 5 of the current's rows are
-    expected, by the shares of the reference.
+    """Both histograms with neighbouring rare bins put together until each has enough rows.
 
-    With a hundred labels and 200 rows most labels have one row or none: alone they are noise.
+    A bin is rare where fewer than 20 rows are expected of it, by the shares of both sides together,
+    on the side with fewer rows: a reference bin with 0 or 3 rows is as uncertain as one of a
+    partition. With a hundred labels and 200 rows most labels have one row or none: alone they are
+    noise, and all in one bin they would hide every shift among them.
+
+    >>> old, new = pool(np.array([60, 7, 8, 9, 16]), np.array([58, 9, 8, 10, 15]))
+    >>> old.tolist(), new.tolist()
+    ([60, 40], [58, 42])
     """
     reference_B, current_B = np.asarray(reference_B), np.asarray(current_B)
-    expected_B = reference_B / max(1, reference_B.sum()) * current_B.sum()
-    rare_B = expected_B < _LEAST_EXPECTED
-    if rare_B.sum() < 2:
+    sizes = reference_B.sum(), current_B.sum()
+    expected_B = (reference_B + current_B) / max(1, sum(sizes)) * min(sizes)
+    rare = np.flatnonzero(expected_B < _LEAST_EXPECTED)
+    if len(rare) < 2:
         return reference_B, current_B
+    total = np.cumsum(expected_B[rare])
+    ends, before = [], 0.0
+    while total[-1] - before >= _LEAST_EXPECTED:
+        # Rounding must not look beyond the last one.
+        last = min(int(np.searchsorted(total, before + _LEAST_EXPECTED)), len(rare) - 1)
+        ends.append(last + 1)
+        before = total[last]
+    # What is left is too little for a bin: it belongs to the last one.
+    ends = [*ends[:-1], len(rare)]
+    group = np.searchsorted(ends, np.arange(len(rare)), side="right")
+    frequent = np.delete(np.arange(len(expected_B)), rare)
     return tuple(
-        np.append(counts[~rare_B], counts[rare_B].sum()) for counts in (reference_B, current_B)
+        np.append(counts[frequent], np.bincount(group, counts[rare]).astype(counts.dtype))
+        for counts in (reference_B, current_B)
     )
 
 
@@ -78,6 +99,7 @@ def normal_quantile(quantile: float) -> float:
     return NormalDist().inv_cdf(quantile)
 
 
+@lru_cache(maxsize=4096)
 def chi2_quantile(quantile: float, freedom: int) -> float:
     """Quantile of the chi-squared distribution, within 1e-9 of it: bisection of its distribution
     function, the regularised incomplete gamma function."""

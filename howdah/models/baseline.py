@@ -1,20 +1,42 @@
-"""baseline.json: metrics of the simple model that a run is compared with (`howdah baseline`)."""
+"""baseline.json: metrics of the simple model that a run is compared with (`howdah baseline`).
+
+    <run.directory>/baseline.json, baseline.npz                  what this run is compared with
+    <data.dataset>/baselines/<dataset hash>/<options hash>/...   the same files, found again by all
+                                                                 runs on that version
+
+baseline.npz has what the baseline predicts of each row, in the order of the version's shards, so
+that a model is compared with it row by row. It holds class numbers alone.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import io
+import json
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from howdah import storage
 from howdah.config.metric_table import METRICS, SHOWN
+from howdah.config.model import Config
+from howdah.data.manifest import content_hash
 from howdah.errors import ModelError, NotFound
 from howdah.runs.record import METRICS_SHAPE
 from howdah.storage.shapes import fault
 
-__all__ = ["FILE_NAME", "Baseline", "read", "require"]
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "FILE_NAME", "PREDICTIONS", "Baseline", "directory_of", "find", "options", "read", "require",
+    "write",
+]  # fmt: skip
 
 FILE_NAME = "baseline.json"
+PREDICTIONS = "baseline.npz"
+_BESIDE = "baselines"
 _REMEDY = "run `howdah baseline` with this configuration"
 
 
@@ -29,6 +51,25 @@ class Baseline:
     """{split: result of `classification_metrics`}."""
     about: dict[str, Any]
     """The whole file."""
+    directory: str
+    """Where it lies."""
+
+    def predicted(self, split: str) -> np.ndarray | None:
+        """int[N]: what it predicts of each row of a split, in the order of the version's shards.
+        None: not kept (it was computed by Spark, or by an earlier version), or of other files."""
+        import numpy as np
+
+        try:
+            data = storage.read_bytes(storage.join(self.directory, PREDICTIONS))
+        except NotFound:
+            return None
+        if hashlib.sha256(data).hexdigest() != self.about.get("predictions_sha256"):
+            return None
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as kept:
+                return kept.get(split)
+        except (ValueError, OSError, zipfile.BadZipFile):
+            return None
 
     def value(self, split: str, metric: str) -> float | None:
         """A metric; None where the split was not measured, or the metric is undefined."""
@@ -48,6 +89,68 @@ class Baseline:
                 judged = "better" if better else "not better"
                 lines.append(f"{split} {name}: baseline {ours:.4f}, model {theirs:.4f} ({judged})")
         return lines
+
+
+def options(config: Config) -> dict[str, Any]:
+    """What of a configuration decides a baseline's metrics, besides the dataset."""
+    return {
+        **config.baseline.model_dump(mode="json", exclude={"max_bytes"}),
+        "class_weights": config.training.class_weights,
+        "metric": config.evaluation.metric,
+        "splits": list(config.evaluation.splits),
+    }
+
+
+def directory_of(dataset: str, dataset_hash: str, config: Config) -> str:
+    """Where the baseline of a dataset version is kept for all runs on it.
+
+    Args:
+        dataset: path of the version; the directory lies beside it.
+    """
+    below = [_BESIDE, dataset_hash, content_hash(options(config))]
+    return storage.join(storage.parent(dataset), *below)
+
+
+def write(directory: str, about: Mapping[str, Any], predicted: Mapping[str, np.ndarray]) -> str:
+    """Write a baseline's files into a directory; the path of baseline.json.
+
+    Args:
+        about: the contents of baseline.json.
+        predicted: see `Baseline.predicted`, by split; {}: not known.
+    """
+    import numpy as np
+
+    about = dict(about)
+    path = storage.join(directory, FILE_NAME)
+    storage.make_dirs(directory)
+    if predicted:
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **predicted)
+        about["predictions_sha256"] = hashlib.sha256(buffer.getvalue()).hexdigest()
+        storage.write_whole(storage.join(directory, PREDICTIONS), buffer.getvalue())
+    text = json.dumps(about, indent=1, ensure_ascii=False, allow_nan=False)
+    storage.write_whole(path, (text + "\n").encode())
+    return path
+
+
+def find(
+    directory: str, dataset: str | None, dataset_hash: str | None, config: Config | None
+) -> Baseline | None:
+    """The baseline that a run is compared with: its own, else the one that is kept beside the
+    dataset version; None: there is none.
+
+    Args:
+        directory: the run's.
+        dataset, dataset_hash: of the version that the run was trained on; None: not known.
+        config: the run's; None: not known.
+    Raises:
+        ModelError, DataError: see `read`.
+    """
+    own = read(directory)
+    known = dataset is not None and dataset_hash is not None and config is not None
+    if not known or (own is not None and own.dataset_hash == dataset_hash):
+        return own
+    return read(directory_of(dataset, dataset_hash, config)) or own
 
 
 def read(directory: str) -> Baseline | None:
@@ -70,6 +173,7 @@ def read(directory: str) -> Baseline | None:
             dataset_hash=str(about["dataset_hash"]),
             metrics={split: dict(found) for split, found in about["metrics"].items()},
             about=about,
+            directory=directory,
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         raise ModelError(
@@ -80,14 +184,20 @@ def read(directory: str) -> Baseline | None:
         ) from None
 
 
-def require(directory: str, dataset_hash: str | None, split: str, metric: str) -> float:
+def require(
+    directory: str, dataset: Mapping[str, Any], config: Config, split: str, metric: str
+) -> float:
     """The baseline's value of a metric, on the dataset that a run was measured on.
 
+    Args:
+        directory: the run's.
+        dataset: {path, hash} of that version.
     Raises:
         ModelError: no baseline, one of another dataset, or without this metric of this split.
     """
     path = storage.join(directory, FILE_NAME)
-    found = read(directory)
+    dataset_hash = dataset.get("hash")
+    found = find(directory, dataset.get("path"), dataset_hash, config)
     if found is None:
         raise ModelError(
             "gate.min_over_baseline needs the baseline's metrics, and there are none",

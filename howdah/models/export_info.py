@@ -45,7 +45,7 @@ _INFO = Fields(
         "formats": Each(ANY_OBJECT),
     }
 )
-"""`decision` is not here: training/evaluation/decision.py knows more of it."""
+"""`decision` is not here: howdah/models/decision.py knows more of it."""
 _REMEDY = "`howdah export` writes the run's export again; a published version: publish it again"
 
 

@@ -22,7 +22,7 @@ from howdah.data.manifest import content_hash
 from howdah.errors import CheckFailed, ConfigError, DataError, HowdahError, ModelError, NotFound
 from howdah.models import baseline
 from howdah.models.export_info import read_info
-from howdah.models.registry import DECISION_KEYS, Published
+from howdah.models.registry import Published, decision_hash
 from howdah.runs import RUN_JSON, record
 from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields, Items, one_of
 
@@ -118,9 +118,7 @@ class Run:
     def decision(self) -> str | None:
         """Hash of what `howdah threshold` has put into the export; None: nothing. Two exports of
         the same weights and other decisions are two versions of a model."""
-        found = self.info.get("decision") or {}
-        used = {key: found[key] for key in DECISION_KEYS if key in found}
-        return content_hash(used) if used else None
+        return decision_hash(self.info)
 
     @property
     def dataset(self) -> dict:
@@ -304,7 +302,7 @@ def _over_baseline(config: Config, run: Run) -> tuple[Check, ...]:
     margin, split, name = config.gate.min_over_baseline, config.gate.split, config.evaluation.metric
     if margin is None:
         return ()
-    value = baseline.require(run.directory, run.dataset.get("hash"), split, name)
+    value = baseline.require(run.directory, run.dataset, config, split, name)
     bound = value - margin if METRICS[name].lower else value + margin
     against = f"baseline ({value:.6g}), gate.min_over_baseline {margin:g}"
     return (Check(name, bound, run.metrics().get(split, {}).get(name), against),)

@@ -15,9 +15,12 @@ the last file to arrive). publish.py writes all of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from howdah import storage
+from howdah.data.manifest import content_hash
 from howdah.errors import ModelError, NotFound
 from howdah.storage.shapes import (
     ANY_OBJECT,
@@ -39,6 +42,7 @@ __all__ = [
     "MLFLOW",
     "POINTER",
     "Published",
+    "decision_hash",
     "located",
     "profile_path",
     "resolve",
@@ -48,7 +52,7 @@ EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
 
 DECISION_KEYS = ("temperature", "reject_below", "thresholds")
-"""Of `decision` in that file: what changes predictions (training/evaluation/decision.py)."""
+"""Of `decision` in that file: what changes predictions (howdah/models/decision.py)."""
 
 EXPORT_FOLDERS = ("saved_model",)
 """What an export has below it, beside its files."""
@@ -204,6 +208,14 @@ class Published:
             return [entry.name for entry in storage.list_dir(path)]
         except NotFound:
             return []
+
+
+def decision_hash(info: Mapping[str, Any]) -> str | None:
+    """Identity of the decision in an export's howdah.json; None: it has none. The same weights with
+    another decision give other predictions: it belongs to whatever names a model's results."""
+    found = info.get("decision") or {}
+    used = {key: found[key] for key in DECISION_KEYS if key in found}
+    return content_hash(used) if used else None
 
 
 def profile_path(directory: str, name: str) -> str:

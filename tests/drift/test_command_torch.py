@@ -149,6 +149,13 @@ def test_a_scored_partition_is_judged_with_those_before_it(place):
     assert len(written["history"]) == 3
 
 
+def test_the_history_of_hours_is_in_their_order(place):
+    for hour in (8, 9, 10, 11):
+        write_scored(place, "db.hours", f"ds=2026-11-01/hour={hour}", texts(place, 3, hour))
+    shown = scored.history(place.run, "db.hours", until="ds=2026-11-01/hour=10", most=3)
+    assert [one.name.rpartition("=")[2] for one in shown] == ["8", "9", "10"]
+
+
 def test_partitions_that_are_not_there_are_named(place):
     write_scored(place, "db.named", "ds=1", texts(place, 3, 1))
     with pytest.raises(UsageError, match="is not scored") as caught:

@@ -53,7 +53,7 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         best: tuple[float, float, linear.Linear] | None = None
         for value in values:
             model = fitted(value)
-            found = _evaluated(config, dataset, VALIDATION, words, model)[name]
+            found = _evaluated(config, dataset, VALIDATION, words, model)[0][name]
             tried[f"{value:g}"] = found
             score = METRICS[name].score(found) if found is not None else -np.inf
             if best is None or score > best[0]:
@@ -66,6 +66,7 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         model = fitted(c)
     if not model.converged:
         progress("the regression has not converged: its metrics may be a little low")
+    evaluated = {split: _evaluated(config, dataset, split, words, model) for split in splits}
     return Measured(
         by="scikit-learn",
         features=len(words.keys_F),
@@ -73,7 +74,8 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         tried=tried,
         chosen_by=chosen_by,
         converged=model.converged,
-        metrics={split: _evaluated(config, dataset, split, words, model) for split in splits},
+        metrics={split: found for split, (found, _) in evaluated.items()},
+        predicted={split: predicted for split, (_, predicted) in evaluated.items()},
         packages=("scikit-learn", "scipy", "numpy"),
     )
 
@@ -109,15 +111,18 @@ def _matrix(shards: ShardSet, words: ngrams.Vocabulary) -> tuple[Any, np.ndarray
 
 def _evaluated(
     config: Config, dataset: Dataset, split: str, words: ngrams.Vocabulary, model: linear.Linear
-) -> dict[str, Any]:
-    """Metrics over a split, whose features are never held as a whole."""
+) -> tuple[dict[str, Any], np.ndarray]:
+    """(metrics over a split, int32[N] the class predicted of each row); its features are never held
+    as a whole."""
     labels, logits = [], []
     for chunk in ngrams.chunks(_shards(config, dataset, split)):
         labels.append(chunk.labels_N)
         logits.append(model.logits(words.matrix(chunk)))
-    return metrics.classification_metrics(
-        np.concatenate(labels), np.concatenate(logits), dataset.manifest.labels
+    logits_NC = np.concatenate(logits)
+    found = metrics.classification_metrics(
+        np.concatenate(labels), logits_NC, dataset.manifest.labels
     )
+    return found, logits_NC.argmax(axis=1).astype(np.int32)
 
 
 def _refuse_too_large(config: Config, dataset: Dataset) -> None:

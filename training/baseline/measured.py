@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+import numpy as np
 
 from howdah.config.loader import Config
 from howdah.core import machine
 from howdah.data.manifest import Dataset
 from howdah.errors import DataError
 
-__all__ = ["Measured", "gib", "memory_limit", "options", "strengths", "wanted_splits"]
+__all__ = ["Measured", "gib", "memory_limit", "strengths", "wanted_splits"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,9 @@ class Measured:
     """None: not known."""
     metrics: dict[str, dict[str, Any]]
     packages: tuple[str, ...]
+    predicted: dict[str, np.ndarray] = field(default_factory=dict)
+    """{split: int[N], the class that it predicts of each row in the order of the shards}; {}: not
+    known."""
     application: str | None = None
 
 
@@ -49,16 +54,6 @@ def wanted_splits(config: Config, dataset: Dataset) -> list[str]:
             remedy="give one of them a share in data.split, or name another split",
         )
     return splits
-
-
-def options(config: Config) -> dict[str, Any]:
-    """What of a configuration decides a baseline's metrics, besides the dataset."""
-    return {
-        **config.baseline.model_dump(mode="json", exclude={"max_bytes"}),
-        "class_weights": config.training.class_weights,
-        "metric": config.evaluation.metric,
-        "splits": list(config.evaluation.splits),
-    }
 
 
 def strengths(config: Config) -> tuple[float, ...]:

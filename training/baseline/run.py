@@ -2,27 +2,29 @@
 
 Cleaning, duplicates, splits and rows are the model's, since both read the same shards; so are class
 weights, the metrics' code, the choice by `evaluation.metric` on validation, and the splits that are
-evaluated. The fitted model is not kept: its metrics are.
+evaluated. The fitted model is not kept: its metrics and predictions are, in the run's directory and
+beside the dataset version, where other runs on it find them.
 """
 
 from __future__ import annotations
 
 import datetime
 import importlib.metadata
-import json
 import time
+from typing import Any
+
+import numpy as np
 
 from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.splits import TRAIN
 from howdah.core.activity import Progress
 from howdah.data.manifest import Dataset, load_dataset
-from howdah.errors import ConfigError
+from howdah.errors import ConfigError, HowdahError
 from howdah.models import baseline as results
 from howdah.runs import RUN_JSON, record
 from howdah.storage import directories
 from training.baseline import local, mllib
-from training.baseline.measured import options
 from training.evaluation import report, tally
 
 __all__ = ["measure_baseline"]
@@ -67,6 +69,26 @@ def measure_baseline(
     directory = output or config.run.directory
     key = "--output" if output else "run.directory"
     directories.take(directory, config.run.mode, key=key)
+    manifest = dataset.manifest
+    beside = results.directory_of(dataset.path, manifest.dataset_hash, config)
+    by = "spark" if spark else "scikit-learn"
+    kept = _kept(beside, by, progress)
+    if kept is None:
+        value, predicted = _measured(config, dataset, spark, progress)
+        _keep(beside, value, predicted, progress)
+    else:
+        value = kept.about
+        predicted = {split: kept.predicted(split) for split in kept.metrics}
+        predicted = {split: each for split, each in predicted.items() if each is not None}
+    path = results.write(directory, value, predicted)
+    _renew_report(directory, progress)
+    return {**storage.read_json(path), "path": path}
+
+
+def _measured(
+    config: Config, dataset: Dataset, spark: bool, progress: Progress
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """(contents of baseline.json, what is predicted of each row by split)."""
     began = time.monotonic()
     found = (mllib if spark else local).measure(config, dataset, progress)
     manifest = dataset.manifest
@@ -77,7 +99,7 @@ def measure_baseline(
         "dataset_hash": manifest.dataset_hash,
         "labels": manifest.labels,
         "train_rows": manifest.rows(TRAIN),
-        "options": options(config),
+        "options": results.options(config),
         "features": found.features,
         "c": found.c,
         "tried": found.tried,
@@ -89,11 +111,33 @@ def measure_baseline(
         "versions": {name: importlib.metadata.version(name) for name in found.packages},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    path = storage.join(directory, results.FILE_NAME)
-    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False)
-    storage.write_whole(path, (text + "\n").encode())
-    _renew_report(directory, progress)
-    return {**value, "path": path}
+    return value, found.predicted
+
+
+def _kept(beside: str, by: str, progress: Progress) -> results.Baseline | None:
+    """The baseline that was measured on this dataset version with these options before."""
+    try:
+        found = results.read(beside)
+    except HowdahError as error:
+        progress(f"the baseline that is kept cannot be read and is measured again: {error.what}")
+        return None
+    if found is None or found.about.get("by") != by:
+        return None
+    progress(
+        f"measured on this dataset version before ({found.about.get('created')}); remove"
+        f" {beside} to measure it again"
+    )
+    return found
+
+
+def _keep(
+    beside: str, value: dict[str, Any], predicted: dict[str, np.ndarray], progress: Progress
+) -> None:
+    """Keep a baseline for other runs on the dataset version; some may not write there."""
+    try:
+        results.write(beside, value, predicted)
+    except HowdahError as error:
+        progress(f"not kept beside the dataset for other runs: {error.what} ({beside})")
 
 
 def _dataset(config: Config) -> Dataset:

@@ -40,11 +40,11 @@ from howdah.errors import (
     TerminationSignal,
 )
 from howdah.models import baseline as baselines
+from howdah.models.baseline import options
 from howdah.models.gate import scalars
 from howdah.models.registry import EXPORT_INFO, located
 from howdah.runs import record
 from howdah.storage import directories
-from training.baseline.measured import options
 from training.crossval.summary import summarize
 from training.run.run_json import config_hash, readable_config
 

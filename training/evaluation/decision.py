@@ -1,151 +1,24 @@
-"""What becomes of scores: temperature, rejection, thresholds of labels. Pure numpy.
-
-`howdah threshold` fits them on validation and writes them into an export's howdah.json as
-`decision`; whatever opens the export applies them. Without it nothing changes: temperature 1, no
-rejection, labels of several above 0.5.
-"""
+"""Fits a decision (howdah/models/decision.py): temperature, rejection, thresholds. Pure numpy."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, assert_never
+from collections.abc import Callable
+from typing import assert_never
 
 import numpy as np
 
 from howdah.config.tasks import Task
-from howdah.errors import ModelError
-from training.evaluation.metrics import log_softmax, scores_of
+from howdah.models.decision import Decision, log_softmax, scores_of
 
 __all__ = [
-    "KEY", "LABEL_METRICS", "Decision", "best_threshold", "fit_temperature", "logits_of",
+    "LABEL_METRICS", "Decision", "best_threshold", "fit_temperature", "logits_of",
     "reject_threshold",
 ]  # fmt: skip
 
-KEY = "decision"
-"""In howdah.json."""
-_HALF = 0.5
 _LEAST_SCORE = 1e-30
 _TEMPERATURES = (0.05, 20.0)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Decision:
-    """How a model's logits become scores, and its scores a prediction."""
-
-    temperature: float = 1.0
-    """Logits are divided by it (Guo et al., 2017): above 1 the scores become less extreme. It
-    changes no label of the highest score."""
-    reject_below: float | None = None
-    """A row whose predicted label's score is lower gets no label (task single_label)."""
-    thresholds: Mapping[str, float] = field(default_factory=dict)
-    """{label: least score}. Several labels: each is predicted from its own on, others above 0.5. A
-    single label: it is predicted from this on, whatever the other scores are."""
-
-    @classmethod
-    def of(cls, info: Mapping[str, Any], labels: Sequence[str], task: Task, where: str) -> Decision:
-        """The decision in an export's howdah.json; without one, the default.
-
-        Raises:
-            ModelError: it is not one that `howdah threshold` writes.
-        """
-        given = info.get(KEY)
-        if given is None:
-            return cls()
-        problem = _problem(given, labels, task)
-        if problem is not None:
-            raise ModelError(
-                "the export's decision cannot be used",
-                where=f"{where}: {KEY}",
-                expected="temperature, reject_below, thresholds as `howdah threshold` writes them",
-                got=problem,
-                remedy="run `howdah threshold` again, or `--reset`",
-            )
-        return cls(
-            temperature=float(given.get("temperature", 1.0)),
-            reject_below=given.get("reject_below"),
-            thresholds=dict(given.get("thresholds") or {}),
-        )
-
-    def scores(self, task: Task, logits_NC: np.ndarray) -> np.ndarray:
-        """`scores_of` the task with the temperature, float64 [N, C]."""
-        if self.temperature == 1.0 or task == "regression":
-            return scores_of(task, logits_NC)
-        return scores_of(task, np.asarray(logits_NC, np.float64) / self.temperature)
-
-    def chosen(self, labels: Sequence[str], scores_NC: np.ndarray) -> np.ndarray:
-        """int[N], of task single_label: the label's number of each row, -1 where it is rejected."""
-        scores = np.asarray(scores_NC)
-        picked = scores.argmax(axis=1)
-        for name, least in self.thresholds.items():
-            number = list(labels).index(name)
-            others = scores.copy()
-            others[:, number] = -1.0
-            picked = np.where(scores[:, number] >= least, number, others.argmax(axis=1))
-        if self.reject_below is not None:
-            kept = scores[np.arange(len(scores)), picked] >= self.reject_below
-            picked = np.where(kept, picked, -1)
-        return picked
-
-    def floors(self, labels: Sequence[str]) -> np.ndarray:
-        """float64[C], of task multi_label: the least score of each label."""
-        above_half = np.nextafter(_HALF, 1.0, dtype=np.float32)  # above 0.5, not at it
-        return np.array([self.thresholds.get(name, float(above_half)) for name in labels])
-
-    def predicted(
-        self, task: Task, labels: Sequence[str], scores_C: np.ndarray
-    ) -> str | list[str] | float | None:
-        """What is predicted of a row: its label (None: rejected), its labels, or its number."""
-        if task == "single_label":
-            number = int(self.chosen(labels, np.asarray(scores_C)[None])[0])
-            return None if number < 0 else labels[number]
-        if task == "multi_label":
-            return [labels[n] for n in np.flatnonzero(scores_C >= self.floors(labels))]
-        if task == "regression":
-            return float(scores_C[0])
-        assert_never(task)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON, of what is not at its default."""
-        out: dict[str, Any] = {}
-        if self.temperature != 1.0:
-            out["temperature"] = self.temperature
-        if self.reject_below is not None:
-            out["reject_below"] = self.reject_below
-        if self.thresholds:
-            out["thresholds"] = dict(self.thresholds)
-        return out
-
-
-def _problem(given: Any, labels: Sequence[str], task: Task) -> str | None:
-    """Why a value of howdah.json is no decision."""
-    if not isinstance(given, dict):
-        return type(given).__name__
-    temperature, reject = given.get("temperature", 1.0), given.get("reject_below")
-    thresholds = given.get("thresholds") or {}
-    if not _number(temperature) or not 0.0 < temperature < 1e6:
-        return f"temperature {temperature!r}"
-    if reject is not None and not (_number(reject) and 0.0 <= reject <= 1.0):
-        return f"reject_below {reject!r}"
-    if not isinstance(thresholds, dict):
-        return f"thresholds {thresholds!r}"
-    for name, least in thresholds.items():
-        if name not in labels:
-            return f"a threshold of {name!r}, which is no label of the model"
-        if not (_number(least) and 0.0 <= least <= 1.0):
-            return f"threshold {least!r} of {name!r}"
-    if task == "regression" or (task == "multi_label" and reject is not None):
-        return f"a decision that task {task} does not have"
-    if task == "single_label" and len(thresholds) > 1:
-        return "thresholds of several labels, of which a row has one"
-    return None
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-# -------------------------------------------------------------------------------------- fitting
 def logits_of(task: Task, scores_NC: np.ndarray) -> np.ndarray:
     """Logits, float64 [N, C], that give these scores; of a single label up to a constant a row."""
     scores = np.asarray(scores_NC, np.float64)

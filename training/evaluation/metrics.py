@@ -12,6 +12,7 @@ import numpy as np
 
 from howdah.config.tasks import Task
 from howdah.errors import DataError, ModelError
+from howdah.models.decision import log_softmax, scores_of, softmax
 
 __all__ = [
     "ACCURACY_OF_COVERAGE", "TOP", "areas", "areas_of_rows", "assembled", "calibration",
@@ -28,32 +29,6 @@ TOP = (3, 5)
 """k of the top-k accuracies; one of as many classes or fewer is undefined: it would be 1."""
 ACCURACY_OF_COVERAGE = 0.95
 """Accuracy that the rows of `coverage_at_95` have."""
-
-
-def log_softmax(logits_NC: np.ndarray) -> np.ndarray:
-    """Natural logarithm of the softmax over the last axis, in float64, without overflow."""
-    shifted = np.asarray(logits_NC, np.float64)
-    shifted = shifted - shifted.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
-def softmax(logits_NC: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, in float64."""
-    return np.exp(log_softmax(logits_NC))
-
-
-def scores_of(task: Task, logits_NC: np.ndarray) -> np.ndarray:
-    """What predictions show of a model's output, float64 [N, C]: probabilities that add up to 1; of
-    several labels one for each; of a regression the number itself."""
-    if task == "single_label":
-        return softmax(logits_NC)
-    logits = np.asarray(logits_NC, np.float64)
-    if task == "regression":
-        return logits
-    if task != "multi_label":
-        assert_never(task)
-    small = np.exp(-np.abs(logits))  # no overflow
-    return np.where(logits >= 0, 1.0, small) / (1.0 + small)
 
 
 def no_labels(task: Task, classes: int) -> np.ndarray:
@@ -200,17 +175,32 @@ def counted(
     )
 
 
-def pair_metrics(keys: np.ndarray, counts: np.ndarray, classes: int) -> dict[str, float]:
-    """The METRICS that follow from counted pairs of label and prediction (see `assembled`)."""
+def pair_metrics(
+    keys: np.ndarray, counts: np.ndarray, classes: int, whole: ClassScores | None = None
+) -> dict[str, float]:
+    """The METRICS that follow from counted pairs of label and prediction (see `assembled`).
+
+    Args:
+        whole: of rows drawn again from a sample, the sample's `class_scores`: macro averages go
+            over the sample's classes, and one that the draw has no row of keeps its value. Else
+            the draws of a rare class would be averages of other classes than the sample's.
+    """
     hits, support, guesses = counted(keys, counts, classes)
-    precision, recall, f1, seen = class_scores(hits, support, guesses)
+    scores = class_scores(hits, support, guesses)
+    precision, recall, f1, seen = scores
+    macro = [each[seen] for each in scores[:3]]
+    if whole is not None:
+        macro = [
+            np.where(support > 0, drawn, of_sample)[whole[3]]
+            for drawn, of_sample in zip(scores[:3], whole[:3], strict=True)
+        ]
     rows = float(support.sum())
     share = support / rows
     return {
         "accuracy": float(hits.sum() / rows),
-        "macro_precision": float(precision[seen].mean()),
-        "macro_recall": float(recall[seen].mean()),
-        "macro_f1": float(f1[seen].mean()),
+        "macro_precision": float(macro[0].mean()),
+        "macro_recall": float(macro[1].mean()),
+        "macro_f1": float(macro[2].mean()),
         "weighted_precision": float(precision @ share),
         "weighted_recall": float(recall @ share),
         "weighted_f1": float(f1 @ share),
@@ -218,9 +208,11 @@ def pair_metrics(keys: np.ndarray, counts: np.ndarray, classes: int) -> dict[str
     }
 
 
-def class_scores(
-    hits: np.ndarray, support: np.ndarray, guesses: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+ClassScores = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""(precision, recall, F1, whether it occurs at all) of each class."""
+
+
+def class_scores(hits: np.ndarray, support: np.ndarray, guesses: np.ndarray) -> ClassScores:
     """(precision, recall, F1, whether it occurs at all) of each class.
 
     Args:

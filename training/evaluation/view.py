@@ -13,19 +13,12 @@ from howdah.config.splits import TRAIN, VALIDATION
 from howdah.data.clean import PAIR
 from howdah.data.manifest import DatasetManifest
 from training.evaluation import charts
-from training.evaluation.decision import logits_of
+from training.evaluation.findings import compared
 from training.evaluation.findings.intervals import (
-    Interval,
-    bootstrapped,
     differs,
-    of_counts,
-    wilson,
 )
 from training.evaluation.findings.material import Material
-from training.evaluation.findings.reference import NAMES, majority
-from training.evaluation.findings.verdict import Versus, judge
-from training.evaluation.metrics import pair_metrics
-from training.evaluation.tally import MEASURES
+from training.evaluation.findings.verdict import judge
 
 __all__ = ["context", "curves"]
 
@@ -80,11 +73,8 @@ def context(
 def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any]:
     name, split = material.metric, material.split
     value, rows = metrics.get(name), int(metrics.get("rows") or 0)
-    interval = _interval(material, metrics, kind) if value is not None else None
-    against = list(material.against)
-    least = majority(name, metrics, material.manifest, material.task)
-    if least is not None:
-        against.insert(0, Versus(name=NAMES[material.task], value=least, trivial=True))
+    interval = compared.interval(material, metrics, kind) if value is not None else None
+    against = compared.against(material, metrics, kind)
     verdict = judge(name, value, interval, rows, split, against, material.bounds)
     marks = [(one.name, one.value) for one in against]
     marks += [(f"bound {one.name}", one.value) for one in material.bounds if one.metric == name]
@@ -99,49 +89,6 @@ def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict
         "bounds": material.bounds,
         "ruler": _svg(charts.ruler(value, interval, marks)) if value is not None else "",
     }
-
-
-def _interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:
-    """Of 95 %, of the main metric."""
-    name, rows = material.metric, int(metrics.get("rows") or 0)
-    classes = len(metrics.get("labels") or ())
-    if not (rows and classes):
-        return None
-    if name in ("accuracy", "subset_accuracy"):
-        return wilson(metrics[name] * rows, rows)
-    if material.task == "single_label" and name in pair_metrics(
-        np.zeros(1, int), np.ones(1), classes
-    ):
-        keys, counts = _counted(metrics, kind)
-        if keys is None:
-            return None
-        return of_counts(keys, counts, lambda k, c: pair_metrics(k, c, classes)[name])
-    if material.findings is None or material.findings.split != material.split:
-        return None
-    if not material.findings.sample:
-        return None
-    labels, scores = material.findings.sample
-    step = max(1, -(-len(labels) // _BOOTSTRAP_ROWS))
-    labels, logits = labels[::step], logits_of(material.task, scores[::step])
-    measure = MEASURES[material.task][0]
-    return bootstrapped(
-        lambda at: measure(labels[at], logits[at], metrics["labels"]).get(name),
-        len(labels),
-        classes,
-        rows,
-    )
-
-
-def _counted(metrics: Metrics, kind: Mapping[str, Any]) -> tuple:
-    """(keys, counts) of pairs, from the predictions, else the confusion matrix."""
-    if "keys" in kind:
-        return kind["keys"], kind["counts"]
-    matrix = metrics.get("confusion_matrix")
-    if matrix is None or not np.any(matrix):
-        return None, None
-    counts = np.asarray(matrix).reshape(-1)
-    keys = np.flatnonzero(counts)
-    return keys, counts[keys]
 
 
 def _tiles(run: Mapping[str, Any], metrics: Metrics, main: str) -> list[tuple[str, str]]:

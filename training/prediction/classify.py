@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from howdah.data.clean import PAIR
-from howdah.drift.profile import Profile
+from howdah.drift.profile import Profile, find_reference
 from howdah.errors import ModelError
 from training.prediction.rows import Outputs, Prediction, Row
 from training.serving.serve import ServedModel
 
-EMPTY = "the text is empty"
-"""The error of a row whose text has nothing left after cleaning."""
 _WRONG_SIDES = {
     True: "the model reads pairs of texts, and this is one text",
     False: "the model reads single texts, and this is a pair",
 }
 EMPTY = "the text is empty"
 """The error of a row whose text has nothing left after cleaning."""
+_NULL = re.compile(r"the .+ is null")
+"""The error of a row without a text, from files (which name the column) and from tables."""
+
+
+def has_no_text(error: str) -> bool:
+    """Whether a row's error says that it has no text: nothing has failed then. Training leaves such
+    rows out as well, and the model's profile says how many were expected."""
+    return error == EMPTY or _NULL.fullmatch(error) is not None
 
 
 def classify(
@@ -43,8 +49,9 @@ def classify(
     scores_NC = served.scores_of_ids(ids_N)
     if numbers:
         observe(scores_NC, ids_N)
-    for number, scores_C in zip(numbers, scores_NC, strict=True):
-        out[number] = predicted(served, rows[number], scores_C)
+    answers = served.rule.answers(scores_NC) if numbers else []
+    for number, answer, scores_C in zip(numbers, answers, scores_NC, strict=True):
+        out[number] = Prediction(rows[number].id, answer, scores_C)
     return out
 
 
@@ -70,9 +77,9 @@ def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction
 
 def count_failed(profile: Profile, predictions: Sequence[Prediction]) -> None:
     """Count the rows that have no prediction in a profile."""
-    reasons = Counter(one.error for one in predictions if one.error is not None)
-    empty = reasons.pop(EMPTY, 0)
-    profile.add_failed(empty=empty, errors=reasons.total())
+    errors = [one.error for one in predictions if one.error is not None]
+    empty = sum(map(has_no_text, errors))
+    profile.add_failed(empty=empty, errors=len(errors) - empty)
 
 
 def no_profile(path: str) -> ModelError:
@@ -80,7 +87,8 @@ def no_profile(path: str) -> ModelError:
     return ModelError(
         "the model has no profile of its own to hold rows against",
         where=path,
-        expected="profile.json in the export",
+        expected="profile.json in the export, counted with its decision",
+        got=find_reference(path)[1],
         remedy="`howdah drift --make-reference --config FILE --model MODEL` makes it from the"
         " dataset that the model was trained on",
     )

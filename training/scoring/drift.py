@@ -135,7 +135,7 @@ def of_source(
     if labels is not None:
         labelled = joined_file(
             labels, wanted or {}, id_column=id_column or "id", label_column=label_column,
-            names=config.data.labels,
+            names=config.data.label_mapping(), progress=progress,
         )  # fmt: skip
         progress(f"labels of {labelled[0]:,} rows were found in {labels}")
     return Findings(

@@ -9,8 +9,8 @@ import numpy as np
 
 from howdah.config.tasks import Task
 from howdah.drift.profile import Profile
-from training.prediction.classify import EMPTY, classify
-from training.prediction.executor import NULL, ModelLocation, Predictor
+from training.prediction.classify import classify, count_failed
+from training.prediction.executor import ModelLocation, Predictor
 from training.prediction.rows import Prediction, Row
 from training.serving.serve import ServedModel
 
@@ -71,9 +71,7 @@ class RowScorer(Predictor):
         if profile is None:
             return _batch(served, classify(served, rows))
         predictions = classify(served, rows, profile.add)
-        errors = [one.error for one in predictions if one.error is not None]
-        empty = errors.count(EMPTY) + errors.count(NULL)
-        profile.add_failed(empty=empty, errors=len(errors) - empty)
+        count_failed(profile, predictions)
         return _batch(served, predictions)
 
 
@@ -94,9 +92,7 @@ def _batch(served: ServedModel, predictions: Sequence[Prediction]) -> pa.RecordB
         "scores": lambda: [
             None if each is None else list(zip(served.labels, each, strict=True)) for each in scored
         ],
-        "margin": lambda: [
-            None if each is None else margin_of(served.task, each) for each in scored
-        ],
+        "margin": lambda: _margins(served, scored),
         "error": lambda: [one.error for one in predictions],
     }
     columns = columns_of(served.task)
@@ -105,25 +101,15 @@ def _batch(served: ServedModel, predictions: Sequence[Prediction]) -> pa.RecordB
     return pa.record_batch(arrays, names=[*columns, "run_id"])
 
 
-def margin_of(task: Task, scores_C: np.ndarray) -> float | None:
-    """How clear a prediction is: the distance of the best score to the next one; of several labels
-    the smallest distance of a score to 0.5, where a label would come or go; of a number none.
-
-    >>> float(margin_of("single_label", np.array([0.125, 0.75, 0.5])))
-    0.25
-    >>> float(margin_of("multi_label", np.array([0.0, 0.75])))
-    0.25
-    """
-    if task == "single_label":
-        if len(scores_C) < 2:
-            return 1.0
-        second, best = np.partition(scores_C, -2)[-2:]
-        return best - second
-    if task == "multi_label":
-        return np.abs(scores_C - 0.5).min()
-    if task == "regression":
-        return None
-    assert_never(task)
+def _margins(served: ServedModel, scored: Sequence[np.ndarray | None]) -> list[float | None]:
+    """How far each row is from another answer; None of rows that failed."""
+    out: list[float | None] = [None] * len(scored)
+    there = [number for number, each in enumerate(scored) if each is not None]
+    if there:
+        margins = served.rule.margins(np.stack([scored[number] for number in there]))
+        for number, margin in zip(there, margins, strict=True):
+            out[number] = float(margin)
+    return out
 
 
 def profiles() -> Any:

@@ -25,32 +25,46 @@ def joined_file(
     id_column: str,
     label_column: str,
     names: Mapping[str, str] | None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[int, int]:
-    """(rows, right ones) of those whose label is in a file.
+    """(rows, right ones) of the predicted rows whose label is in a file; each row counts once.
 
     Args:
-        path: CSV, JSON lines or Parquet with columns of ids and labels.
+        path: CSV, JSON lines or Parquet with columns of ids and labels. An id that has several
+            labels says nothing: it is left out, in a line.
         predicted: {id: predicted label}.
-        names: data.labels, {value in the file: label}; None: the values are the labels.
+        names: `DataSection.label_mapping`; None: the values are the labels.
     Raises:
         DataError: a column is missing, or no row has a label.
     """
     columns = Columns(text=label_column, id=id_column, label=label_column)
-    rows = right = 0
+    labels: dict[str, str] = {}
+    unclear: set[str] = set()
     for row in read_rows(source_files(path), columns, id_required=True):
         if row.id not in predicted or row.text is None:
             continue
-        label = row.text if names is None else names.get(row.text, row.text)
-        rows += 1
-        right += predicted[row.id] == label
-    if not rows:
+        value = row.text.strip()
+        label = value if names is None else names.get(value, value)
+        if labels.setdefault(row.id, label) != label:
+            unclear.add(row.id)
+    for row_id in unclear:
+        del labels[row_id]
+    if unclear:
+        progress(_unclear(path, len(unclear), min(unclear)))
+    if not labels:
         raise DataError(
             "no predicted row has a label in this file",
             where=path,
             expected=f"ids in column {id_column!r}, as the rows have them",
+            got=f"{len(unclear):,} ids with several labels" if unclear else None,
             remedy="check --id-column, and that the predictions are of the same rows",
         )
-    return rows, right
+    right = sum(predicted[row_id] == label for row_id, label in labels.items())
+    return len(labels), right
+
+
+def _unclear(where: str, count: int, example: str) -> str:
+    return f"{where}: {count:,} ids have several labels and are left out, for example {example!r}"
 
 
 def joined_table(
@@ -72,7 +86,7 @@ def joined_table(
     """
     from howdah.spark.session import session
 
-    names = config.data.labels
+    names = config.data.label_mapping()
     with session(config.data.spark, name="howdah drift", hive=True, user=config.run.user) as spark:
         from pyspark.sql import functions as F
 
@@ -94,15 +108,25 @@ def joined_table(
         rows = spark.table(scored)
         for column, value in partition.items():
             rows = rows.where(F.col(column).cast("string") == value)
-        label = F.col(f"truth.{label_column}").cast("string")
+        label = F.trim(F.col(f"`{label_column}`").cast("string"))
         if names:
             pairs = [F.lit(text) for pair in names.items() for text in pair]
             label = F.coalesce(F.create_map(*pairs)[label], label)
-        same = F.col("rows.id").cast("string") == F.col(f"truth.{id_column}").cast("string")
-        both = rows.alias("rows").join(truth.alias("truth"), same)
-        both = both.where(F.col("rows.label").isNotNull() & label.isNotNull())
-        right = F.sum((F.col("rows.label") == label).cast("bigint"))
-        found = both.agg(F.count("*").alias("n"), right.alias("right")).first()
+        truth = truth.select(
+            F.col(f"`{id_column}`").cast("string").alias("id"), label.alias("true")
+        )
+        truth = truth.where("id is not null and true is not null").groupBy("id")
+        truth = truth.agg(F.min("true").alias("true"), F.max("true").alias("other"))
+        rows = rows.select(F.col("id").cast("string"), F.col("label")).where("label is not null")
+        clear = F.col("found") == F.col("other")
+        found = rows.join(truth, "id").agg(
+            F.count(F.when(clear, 1)).alias("n"),
+            F.count(F.when(clear & (F.col("label") == F.col("found")), 1)).alias("right"),
+            F.count(F.when(~clear, 1)).alias("unclear"),
+            F.min(F.when(~clear, F.col("id"))).alias("example"),
+        ).first()  # fmt: skip
+    if found["unclear"]:
+        progress(_unclear(labels, found["unclear"], found["example"]))
     if not found["n"]:
         raise DataError(
             "no scored row has a label in this table",

@@ -45,7 +45,7 @@ class Wanted:
     """What a scored partition depends on."""
 
     model: Mapping[str, Any]
-    """{name, version, run_id, weights}."""
+    """{name, version, run_id, weights, decision}: see `Scorer.identity`."""
     source: Files
     options: Mapping[str, Any]
     """Columns of text and id."""
@@ -148,6 +148,9 @@ def reason(
         return f"scored by v={was.get('version')}"
     if (was.get("run_id"), was.get("weights")) != (now.get("run_id"), now.get("weights")):
         return "scored by other weights"
+    # A published version never changes, its decision neither; markers of older ones do not name it.
+    if now.get("version") is None and was.get("decision") != now.get("decision"):
+        return "scored with another decision (`howdah threshold`)"
     if marker.source != wanted.source:
         return "the source has changed"
     if marker.options != dict(wanted.options):

@@ -52,11 +52,11 @@ def state_of(catalogue: Catalogue, table: Table, spec: Mapping[str, str]) -> mar
 
 def reference_of(scorer: Scorer, progress: Callable[[str], None]) -> Profile | None:
     """The model's reference profile; None, said in a line, where it has none."""
-    reference = profile.reference_of(scorer.model.path)
+    reference, why = profile.find_reference(scorer.model.path)
     if reference is None:
         progress(
-            "no profiles for `howdah drift`: the model has none of its own"
-            f" ({profile.PROFILE} in its export)"
+            f"no profiles for `howdah drift`: the model has none of its own ({why});"
+            " `howdah drift --make-reference` makes it"
         )
     return reference
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from howdah.config.options.partition import parse_spec
+from howdah.config.options.partition import order_of, parse_spec
 from howdah.errors import DataError, HowdahError, UsageError
 from howdah.spark.hive_catalog import text_of
 
@@ -14,7 +13,6 @@ __all__ = ["Selection", "chosen"]
 
 _NEWEST = 5
 """Partitions that a message lists."""
-_NUMBER = re.compile(r"[+-]?[0-9]+")
 
 Spec = dict[str, str]
 """{partition column: value}"""
@@ -68,7 +66,7 @@ def chosen(
         DataError: a column by which the table is not partitioned, or a partition that is not
             there; `problems` has each.
     """
-    ordered = sorted(there, key=lambda one: tuple(map(_order, one.values())))
+    ordered = sorted(there, key=lambda one: tuple(map(order_of, one.values())))
     if not selection.partitions:
         return _walked(selection, columns, ordered, table)
     problems: list[HowdahError] = []
@@ -94,26 +92,17 @@ def _walked(
         if text is None:
             continue
         ((column, value),) = _known(parse_spec(text, option), columns, option, table).items()
-        bound = _order(value)
+        bound = order_of(value)
         later = option == "--since"
         found = [
             one
             for one in found
-            if (_order(one[column]) >= bound if later else _order(one[column]) <= bound)
+            if (order_of(one[column]) >= bound if later else order_of(one[column]) <= bound)
         ]
     if not found:
         asked = " ".join(filter(None, (selection.since, selection.until)))
         raise _missing(asked, "--since" if selection.since else "--until", ordered, table)
     return found
-
-
-def _order(value: str) -> tuple[int, int, str]:
-    """Whole numbers by their size, before all other values; those by their text.
-
-    >>> sorted(["10", "9", "2026-01-02", "2026-01-01"], key=_order)
-    ['9', '10', '2026-01-01', '2026-01-02']
-    """
-    return (0, int(value), value) if _NUMBER.fullmatch(value) else (1, 0, value)
 
 
 def _known(spec: dict[str, str], columns: Sequence[str], option: str, table: str) -> dict[str, str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from howdah import storage
 from howdah.errors import UsageError
+from howdah.models.registry import decision_hash
 from howdah.runs import RUN_JSON
 from training.prediction.cluster import Model, find_model
 from training.serving import variants
@@ -26,6 +27,8 @@ class Scorer:
     """Of the run that made it; None: a model of others."""
     weights: str
     """SHA-256 of the weights; of a model of others a hash of its files' sizes and times."""
+    decision: str | None = None
+    """Hash of what `howdah threshold` has put into the export; None: nothing."""
     root: str
     """The directory below which its markers lie: the published model's, the run's, or the
     export's own."""
@@ -44,6 +47,7 @@ class Scorer:
             "version": self.version,
             "run_id": self.run_id,
             "weights": self.weights,
+            "decision": self.decision,
         }
 
 
@@ -72,6 +76,7 @@ def find_scorer(model: str, publish_directory: str, framework: str | None = None
         version=found.version,
         run_id=found.run_id,
         weights=str(found.info.get("weights_sha256") or files.key),
+        decision=decision_hash(found.info),
         root=root_of(found),
         model=files,
     )

@@ -41,7 +41,7 @@ from training.model.parameters import with_dropouts
 from training.model.pretrained import BaseModel
 from training.model.warm import begin
 from training.run.run_json import CONFIG
-from training.serving import onnx_graph
+from training.serving import decided, onnx_graph
 from training.serving.formats import Source, require, sample_rows
 from training.serving.formats import write as write_formats
 from training.serving.onnx_graph import WEIGHTS
@@ -99,7 +99,7 @@ def export(
     files = _files(weights, base_config, tokenizer_files, label_names, info, progress)
     if profile is not None:
         files[PROFILE] = profile
-    _keep_decision(files, target)
+    decision = decided.keep(files, target, label_names, info.task, progress)
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
         if set(named) <= {"hf"}:
@@ -112,6 +112,8 @@ def export(
                 metadata=onnx_graph.metadata(info, label_names),
                 task=info.task,
                 samples=samples,
+                decision=decision,
+                labels=label_names,
             )
             _put_checked(named, files, source, staged.path, progress)
         check()
@@ -121,31 +123,36 @@ def export(
     return target
 
 
-def with_decision(target: str, entry: Mapping[str, Any] | None) -> None:
-    """Write an export anew, the same but for howdah.json's `decision`; whole or not at all.
+def with_decision(
+    target: str, entry: Mapping[str, Any] | None, *, profile: bytes | None = None
+) -> None:
+    """Write an export anew, the same but for howdah.json's `decision` and for profile.json, which
+    is counted with it; whole or not at all.
 
     Args:
         entry: the decision; None: there is none afterwards.
+        profile: contents of profile.json; None: it has none afterwards.
     """
     token = secrets.token_hex(4)
     with commit.stage(f"{target}.new-{token}") as staged:
-        _copy(target, staged.path)
+        _copy(target, staged.path, leave=(INFO, PROFILE))
         info = storage.read_json(storage.join(target, INFO))
         described = {key: value for key, value in info.items() if key != "decision"}
         if entry is not None:
             described["decision"] = entry
-        _put({INFO: _json(described)}, staged.path)
+        renewed = {INFO: _json(described)} | ({} if profile is None else {PROFILE: profile})
+        _put(renewed, staged.path)
         staged.publish(target, aside=f"{target}.old-{token}")
     _sweep(target)
 
 
-def _copy(source: str, target: str) -> None:
-    """Copy a directory's files and those below, howdah.json aside."""
+def _copy(source: str, target: str, *, leave: Sequence[str] = ()) -> None:
+    """Copy a directory's files and those below, but for those named so at its top."""
     for entry in storage.list_dir(source):
         there = storage.join(target, entry.name)
         if entry.is_dir:
             _copy(entry.path, there)
-        elif entry.name != INFO:
+        elif entry.name not in leave:
             with storage.open_read(entry.path) as given, storage.open_write(there) as file:
                 shutil.copyfileobj(given, file, _CHUNK)
 
@@ -200,15 +207,6 @@ def _check_target(target: str, info: RunInfo, replace: bool) -> None:
             got=f"an export of run {owner}" if owner else "no export by Howdah",
             remedy="give another directory, or remove that one",
         )
-
-
-def _keep_decision(files: dict[str, bytes], target: str) -> None:
-    """Put what `howdah threshold` fitted for the same weights into the new howdah.json."""
-    path = storage.join(target, INFO)
-    there = storage.read_json(path) if storage.exists(path) else {}
-    described = json.loads(files[INFO])
-    if "decision" in there and there.get("weights_sha256") == described["weights_sha256"]:
-        files[INFO] = _json({**described, "decision": there["decision"]})
 
 
 def _check_weights(

@@ -13,7 +13,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ from howdah.core.child import Child
 from howdah.data.family import family_of
 from howdah.data.manifest import Dataset
 from howdah.errors import ModelError, UsageError
+from howdah.models.decision import Decision
 from howdah.models.registry import EXPORT_FOLDERS
 from training.data.shards import ShardSet
-from training.evaluation.metrics import scores_of
 from training.model import forward_numpy
 from training.serving import onnx_graph
 
@@ -92,6 +92,10 @@ class Source:
     samples: Sequence[np.ndarray] = ()
     """Token ids of real rows, which formats that are not exact are compared on; none: of the
     probes."""
+    decision: Decision = field(default_factory=Decision)
+    """Of the export: by it two formats agree on a row's answer, or do not."""
+    labels: Sequence[str] = ()
+    """C names in the order of the classifier's rows."""
 
 
 def require(names: Iterable[str], config: Mapping[str, Any] | None, *, where: str) -> list[str]:
@@ -314,12 +318,8 @@ def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
     ]
     own = _opened(os.path.join(directory, onnx_graph.FILE))
     other = _opened(os.path.join(directory, FORMATS[name].file))
-    ours, theirs = (_scores(source.task, forward, rows) for forward in (own, other))
-    same = {
-        "single_label": lambda: ours.argmax(1) == theirs.argmax(1),
-        "multi_label": lambda: ((ours > 0.5) == (theirs > 0.5)).all(1),
-        "regression": lambda: np.abs(ours - theirs).max(1) < _NEAR,
-    }[source.task]()
+    ours, theirs = (_scores(source, forward, rows) for forward in (own, other))
+    same = source.decision.rule(source.task, source.labels).agree(ours, theirs, near=_NEAR)
     return {
         "agreement": float(same.mean()),
         "furthest_score": float(np.abs(ours - theirs).max()),
@@ -327,9 +327,9 @@ def _compared(name: str, directory: str, source: Source) -> dict[str, Any]:
     }
 
 
-def _scores(task: Task, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:
+def _scores(source: Source, forward: Callable, rows: Sequence[np.ndarray]) -> np.ndarray:
     logits = [forward(np.asarray(row)[None], np.ones((1, len(row)), np.int32))[0] for row in rows]
-    return scores_of(task, np.stack(logits))
+    return source.decision.scores(source.task, np.stack(logits))
 
 
 def _bytes(path: str) -> int:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, assert_never
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,10 +23,11 @@ from howdah.drift import reference as references
 from howdah.drift.profile import PROFILE, Profile
 from howdah.errors import DataError, ModelError, NotFound, UsageError
 from howdah.models import registry
+from howdah.models.decision import Decision
 from howdah.models.export_info import read_info
 from training.comm.base import Comm
 from training.data.shards import ShardSet
-from training.evaluation.metrics import no_labels, scores_of
+from training.evaluation.metrics import no_labels
 
 if TYPE_CHECKING:
     from howdah.data.encode import Encoder
@@ -89,6 +90,7 @@ def profile_of(
     train: ShardSet | None,
     held_out: ShardSet | None,
     about: dict[str, Any],
+    decision: Decision | None = None,
 ) -> Profile:
     """The profile of a model that was trained on `dataset`.
 
@@ -98,8 +100,10 @@ def profile_of(
         logits_NC: what the model answers.
         train, held_out: shards of the training split and of `split`, for the tokens; None with no
             encoder.
+        decision: of the model; None: the default.
     """
-    manifest = dataset.manifest
+    manifest, decision = dataset.manifest, decision or Decision()
+    scores_NC = decision.scores(manifest.task, logits_NC).astype(np.float32)  # as served
     read = manifest.quality.get("read") or 0
     empty = (manifest.quality.get("drops") or {}).get("empty", 0)
     tokens: dict[str, Any] = {}
@@ -115,8 +119,9 @@ def profile_of(
         }
         about = about | {"train_rows_read": len(tokens["train"].lengths)}
     return references.make(
-        scores_of(manifest.task, logits_NC),
-        _right(manifest.task, labels_N, logits_NC),
+        scores_NC,
+        decision.rule(manifest.task, manifest.labels).right(labels_N, scores_NC),
+        decision=decision,
         task=manifest.task,
         labels=manifest.labels,
         split=split,
@@ -124,17 +129,6 @@ def profile_of(
         about=about | {"dataset": manifest.dataset_hash, "rows_scored": len(labels_N)},
         **tokens,
     )
-
-
-def _right(task: Task, labels_N: np.ndarray, logits_NC: np.ndarray) -> np.ndarray | None:
-    """Whether each prediction is right (of several labels: all of them); None of a regression."""
-    if task == "regression":
-        return None
-    if task == "single_label":
-        return logits_NC.argmax(axis=1) == labels_N
-    if task != "multi_label":
-        assert_never(task)
-    return ((logits_NC > 0) == (labels_N > 0)).all(axis=1)
 
 
 def sampled_tokens(shards: ShardSet, most: int) -> references.Tokens:
@@ -215,6 +209,7 @@ def make_reference(
         train=train,
         held_out=held_out,
         about={"run_id": served.run_id},
+        decision=served.decision,
     )
     path = registry.profile_path(directory, PROFILE)
     storage.make_dirs(storage.parent(path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 
@@ -21,9 +22,9 @@ from howdah.data.family import IMAGE_FILES, TOKENIZER_FILES
 from howdah.data.inputs import AnyEncoder, encoder_of_model
 from howdah.errors import ModelError, UsageError
 from howdah.models import integrity
+from howdah.models.decision import Answer, Decision, Rule
 from howdah.models.export_info import read_config, read_info
 from training.data.planner import pad_multiple, padded_length
-from training.evaluation.decision import Decision
 from training.model.pretrained import label_names_of, load_base
 from training.serving import onnx_graph
 from training.serving.export import INFO, resolve_export
@@ -101,10 +102,15 @@ class ServedModel:
         """A row whose label's score is lower gets no label; None: every row gets one."""
         return self.decision.reject_below
 
-    def decided(self, scores_C: np.ndarray) -> str | list[str] | float | None:
+    @cached_property
+    def rule(self) -> Rule:
+        """The decision for the model's labels: answers and margins of many rows."""
+        return self.decision.rule(self.task, self.labels)
+
+    def decided(self, scores_C: np.ndarray) -> Answer:
         """What is predicted of a row by its `scores`: the label (None: rejected), the labels, or
         the number."""
-        return self.decision.predicted(self.task, self.labels, scores_C)
+        return self.rule.answers(np.asarray(scores_C)[None])[0]
 
     def require(self, kind: InputKind, *, where: str, remedy: str) -> None:
         """Refuse a model of another kind of rows.

@@ -1,7 +1,8 @@
 """`howdah threshold`: fits an export's decision on validation and writes the export anew with it.
 
-The decision (training/evaluation/decision.py) stands in howdah.json: temperature, rejection,
-thresholds of labels. What it does is measured on test, which it is never fitted on.
+The decision (howdah/models/decision.py) stands in howdah.json: temperature, rejection,
+thresholds of labels. What it does is measured on test, which it is never fitted on. The export's
+profile.json is counted anew with it: `howdah drift` compares scores of one decision alone.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.core.activity import Progress
 from howdah.errors import DataError, HowdahError, ModelError, NotFound, UsageError
+from howdah.models.decision import Decision
 from howdah.models.export_info import read_info
 from howdah.models.registry import MANIFEST, resolve
 from howdah.runs import record
 from training.evaluation.decision import (
     LABEL_METRICS,
-    Decision,
     best_threshold,
     fit_temperature,
     logits_of,
@@ -34,6 +35,7 @@ from training.evaluation.decision import (
 from training.evaluation.findings.predictions import Predictions
 from training.evaluation.findings.sums import Sample
 from training.evaluation.metrics import ECE_BINS, calibration, calibration_bins, class_scores
+from training.serving import decided
 from training.serving.export import INFO, resolve_export, with_decision
 
 __all__ = ["Asked", "decide", "lines"]
@@ -141,11 +143,14 @@ def decide(
     labels, task = list(info["labels"]), info.get("task") or "single_label"
     _check_task(asked, task, labels)
     before = Decision.of(info, labels, task, storage.join(export, INFO))
-    if asked.reset:
-        with_decision(export, None)
-        return {"export": export, "decision": None, "replaced": before.as_dict() or None,
-                "rows": None, "before": {}, "after": {}}  # fmt: skip
     with tempfile.TemporaryDirectory(prefix="howdah-threshold-") as place:
+        if asked.reset:
+            profile = None
+            if decided.has_profile(export) and task != "regression":
+                profile = _without_decision(export, info, config, place, progress)
+            with_decision(export, None, profile=profile)
+            return {"export": export, "decision": None, "replaced": before.as_dict() or None,
+                    "rows": None, "before": {}, "after": {}}  # fmt: skip
         known, scores, step = _sample(
             _predictions(export, info, VALIDATION, config, place, progress)
         )
@@ -164,7 +169,8 @@ def decide(
         "test": {"before": measured[0], "after": measured[1]},
         "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    with_decision(export, entry)
+    profile = decided.profile_with(export, task, decision, known, scores)
+    with_decision(export, entry, profile=profile)
     return {
         "export": export, "decision": decision.as_dict(), "replaced": before.as_dict() or None,
         "rows": entry["rows"], "before": measured[0], "after": measured[1],
@@ -276,6 +282,24 @@ def _sample(predictions: Predictions) -> tuple[np.ndarray, np.ndarray, int]:
     return labels, scores, sample.step
 
 
+def _without_decision(
+    export: str, info: dict[str, Any], config: Config | None, place: str, progress: Progress
+) -> bytes | None:
+    """The profile of an export whose decision is taken out. Where validation cannot be read it goes
+    too: one of another decision says nothing."""
+    try:
+        known, scores, _ = _sample(_predictions(export, info, VALIDATION, config, place, progress))
+    except HowdahError as error:
+        progress(
+            f"profile.json is removed, for it was counted with the decision ({error.what});"
+            " `howdah drift --make-reference` makes it"
+        )
+        return None
+    return decided.profile_with(
+        export, info.get("task") or "single_label", Decision(), known, scores
+    )
+
+
 # -------------------------------------------------------------------------------------- fitting
 def _fitted(
     asked: Asked,
@@ -308,7 +332,7 @@ def _fitted(
         decision = replace(decision, thresholds=found)
     if asked.rejects:
         confidence = scores.max(axis=1)
-        right = scores.argmax(axis=1) == known
+        right = decision.rule(task, labels).right(known, scores)
         least = asked.reject_below
         if least is None:
             least = reject_threshold(
@@ -335,19 +359,20 @@ def _best_accuracy(confidence: np.ndarray, right: np.ndarray) -> float:
 def _measured(predictions: Predictions, decision: Decision) -> dict[str, Any]:
     """Figures of a decision on a split, in bounded memory."""
     task, labels = predictions.task, predictions.labels
+    rule = decision.rule(task, labels)
     counts = np.zeros((3, len(labels)))
     bins = np.zeros((3, ECE_BINS))
     rows = kept = right = 0
     for own, scores in _decided(predictions, decision):
         rows += len(own)
         if task == "multi_label":
-            given = scores >= decision.floors(labels)
+            given = rule.having(scores)
             right += int((given == own).all(axis=1).sum())
             kept += len(own)
             counts += np.stack([(own & given).sum(0), own.sum(0), given.sum(0)])
             bins += calibration_bins(scores.reshape(-1), own.reshape(-1))
             continue
-        chosen = decision.chosen(labels, scores)
+        chosen = rule.chosen(scores)
         there = chosen >= 0
         kept += int(there.sum())
         right += int((chosen == own).sum())

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from howdah.config.options.source import TABLE_NAME
 from howdah.errors import ConfigError, UsageError
 
-__all__ = ["expanded", "is_files", "parse", "parse_spec", "text_of"]
+__all__ = ["expanded", "is_files", "order_of", "parse", "parse_spec", "text_of"]
 
 _PAIR = re.compile(r"([A-Za-z_]\w*)=([^/=\s][^/=]*)", re.ASCII)
 _COLUMN = re.compile(r"[A-Za-z0-9_]+")
+_WHOLE = re.compile(r"[+-]?[0-9]+", re.ASCII)
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}", re.ASCII)
 _FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".orc", ".avro")
 
@@ -66,6 +67,16 @@ def parse_spec(text: str, option: str) -> dict[str, str]:
             )
         spec[column] = value.replace("%2F", "/").replace("%2f", "/").replace("%25", "%")
     return spec
+
+
+def order_of(value: str) -> tuple[int, int, str]:
+    """What partitions are sorted by: whole numbers by their size, before all other values; those by
+    their text.
+
+    >>> sorted(["10", "9", "2026-01-02", "2026-01-01"], key=order_of)
+    ['9', '10', '2026-01-01', '2026-01-02']
+    """
+    return (0, int(value), value) if _WHOLE.fullmatch(value) else (1, 0, value)
 
 
 def text_of(values: Mapping[str, str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 
+import numpy as np
 import pytest
 
 from howdah import storage
@@ -14,7 +15,9 @@ from howdah.config.metric_table import metrics_of
 from howdah.errors import ConfigError, DataError, ModelError
 from howdah.models import baseline as results
 from tests.fixtures.dataset import build_dataset
+from training.baseline import local
 from training.baseline.run import measure_baseline
+from training.data.shards import ShardSet
 from training.evaluation import report
 
 
@@ -60,7 +63,7 @@ def test_a_baseline_is_measured_on_the_splits_of_the_dataset(dataset, tmp_path, 
     assert found["metrics"]["test"]["accuracy"] > 0.8  # four classes, words tell them apart
     assert set(found["tried"]) == {"1", "10"} and found["converged"] is True
     assert f"{found['c']:g}" == max(found["tried"], key=found["tried"].get)
-    assert os.listdir(tmp_path / "run") == ["baseline.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["baseline.json", "baseline.npz"]
 
 
 def test_the_report_of_a_finished_run_shows_it(dataset, tmp_path):
@@ -99,8 +102,42 @@ def test_a_run_that_goes_on_keeps_its_report(dataset, tmp_path):
     os.makedirs(tmp_path / "run")
     (tmp_path / "run" / "run.json").write_text('{"status": "running"}')
     _, lines = measured(dataset, tmp_path / "run", baseline={"c": 1.0})
-    assert sorted(os.listdir(tmp_path / "run")) == ["baseline.json", "run.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == [
+        "baseline.json", "baseline.npz", "run.json",
+    ]  # fmt: skip
     assert not any("report" in line for line in lines)
+
+
+def test_it_is_measured_once_for_a_dataset_version_and_found_by_other_runs(
+    dataset, tmp_path, monkeypatch
+):
+    options = {"baseline": {"c": 0.5}}
+    first, _ = measured(dataset, tmp_path / "a", **options)
+    monkeypatch.setattr(local, "measure", lambda *of: pytest.fail("it is measured already"))
+    second, lines = measured(dataset, tmp_path / "b", **options)
+    assert {**second, "path": None} == {**first, "path": None}
+    assert any("measured on this dataset version before" in line for line in lines)
+    # A run that never asked for it is compared with it, row by row.
+    given = config(dataset, tmp_path / "c", **options)
+    found = results.find(str(tmp_path / "c"), dataset.path, dataset.manifest.dataset_hash, given)
+    labels = np.concatenate([ShardSet(dataset, "test").labels[n] for n in range(1)])
+    predicted = found.predicted("test")
+    assert len(predicted) == 60
+    assert (predicted[: len(labels)] == labels).mean() > 0.7
+    # Other options, or another dataset, are another baseline.
+    other = config(dataset, tmp_path / "c", baseline={"c": 0.25})
+    assert results.find(str(tmp_path / "c"), dataset.path, found.dataset_hash, other) is None
+    assert results.find(str(tmp_path / "c"), dataset.path, "other", given) is None
+
+
+def test_predictions_of_another_measurement_are_not_taken(dataset, tmp_path):
+    measured(dataset, tmp_path / "run", baseline={"c": 2.0})
+    found = results.read(str(tmp_path / "run"))
+    assert found.predicted("test") is not None
+    os.remove(tmp_path / "run" / "baseline.npz")
+    assert found.predicted("test") is None
+    np.savez(tmp_path / "run" / "baseline.npz", test=np.zeros(60, np.int32))
+    assert found.predicted("test") is None
 
 
 def test_class_weights_are_the_models(dataset, tmp_path):
@@ -117,7 +154,7 @@ def test_class_weights_are_the_models(dataset, tmp_path):
 
 def test_what_memory_does_not_hold_is_refused_with_both_sizes(dataset, tmp_path):
     with pytest.raises(ConfigError) as caught:
-        measured(dataset, tmp_path / "run", baseline={"max_bytes": "1 MiB"})
+        measured(dataset, tmp_path / "run", baseline={"max_bytes": "1 MiB", "min_rows": 3})
     error = caught.value
     assert error.where == "baseline.max_bytes" and "0.000977 GiB" in error.expected
     assert "400 rows" in error.got and "4 classes" in error.got and "--spark" in error.remedy

@@ -76,20 +76,87 @@ def test_rejection_keeps_the_share_or_the_accuracy_asked_for():
     assert reject_threshold(confidence, np.zeros(1000, bool), accuracy=0.5) is None
 
 
+def answer(decision, task, labels, scores):
+    return decision.rule(task, labels).answers(np.asarray(scores)[None])[0]
+
+
 def test_what_is_predicted():
     labels, scores = ["a", "b", "c"], np.array([0.5, 0.3, 0.2], np.float32)
-    assert Decision().predicted("single_label", labels, scores) == "a"
-    assert Decision(reject_below=0.51).predicted("single_label", labels, scores) is None
-    assert Decision(reject_below=0.5).predicted("single_label", labels, scores) == "a"
+    assert answer(Decision(), "single_label", labels, scores) == "a"
+    assert answer(Decision(reject_below=0.51), "single_label", labels, scores) is None
+    assert answer(Decision(reject_below=0.5), "single_label", labels, scores) == "a"
     early = Decision(thresholds={"c": 0.15})
-    assert early.predicted("single_label", labels, scores) == "c"
+    assert answer(early, "single_label", labels, scores) == "c"
     late = Decision(thresholds={"a": 0.9})  # although it has the highest score
-    assert late.predicted("single_label", labels, scores) == "b"
+    assert answer(late, "single_label", labels, scores) == "b"
     half = np.array([0.5, 0.50001, 0.9], np.float32)
-    assert Decision().predicted("multi_label", labels, half) == ["b", "c"]  # above, not at 0.5
+    assert answer(Decision(), "multi_label", labels, half) == ["b", "c"]  # above, not at 0.5
     own = Decision(thresholds={"a": 0.4, "c": 0.95})
-    assert own.predicted("multi_label", labels, half) == ["a", "b"]
-    assert Decision().predicted("regression", ["x"], np.array([2.5])) == 2.5
+    assert answer(own, "multi_label", labels, half) == ["a", "b"]
+    assert answer(Decision(), "regression", ["x"], np.array([2.5])) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("decision", "task", "scores", "margin"),
+    [
+        ({}, "single_label", [0.125, 0.75, 0.125], 0.625),
+        ({}, "multi_label", [0.0, 0.75, 1.0], 0.25),
+        # 0.21 at a threshold of 0.2: 0.01 from losing the label.
+        ({"thresholds": {"a": 0.2}}, "multi_label", [0.21, 0.9, 0.95], 0.01),
+        # Its threshold decides, not the distance to the best of the others.
+        ({"thresholds": {"c": 0.15}}, "single_label", [0.5, 0.3, 0.2], 0.05),
+        ({"thresholds": {"a": 0.9}}, "single_label", [0.88, 0.1, 0.02], 0.02),
+        # A rejection is nearer than the next label, from either side.
+        ({"reject_below": 0.5}, "single_label", [0.55, 0.3, 0.15], 0.05),
+        ({"reject_below": 0.6}, "single_label", [0.55, 0.3, 0.15], 0.05),
+    ],
+)
+def test_a_margin_is_the_distance_to_another_answer(decision, task, scores, margin):
+    rule = Decision(**decision).rule(task, ["a", "b", "c"])
+    row = np.array([scores], np.float64)
+    assert rule.margins(row) == pytest.approx([margin])
+
+
+@pytest.mark.parametrize("task", ["single_label", "multi_label"])
+def test_within_the_margin_no_score_changes_the_answer(task):
+    """By moving one score at a time: less than the margin changes nothing."""
+    random = np.random.default_rng(5)
+    labels = ["a", "b", "c", "d"]
+    decisions = [Decision(), Decision(thresholds={"b": 0.35})]
+    if task == "single_label":
+        decisions += [Decision(reject_below=0.45)]
+    for decision in decisions:
+        rule = decision.rule(task, labels)
+        scores = random.dirichlet(np.ones(4), 300)
+        before, margins = rule.answers(scores), rule.margins(scores)
+        for column in range(4):
+            for side in (-0.49, 0.49):  # two scores may come nearer by half of it each
+                moved = scores.copy()
+                moved[:, column] += side * margins
+                assert rule.answers(moved) == before
+
+
+def test_rejected_rows_are_counted_as_such():
+    rule = Decision(reject_below=0.6).rule("single_label", ["a", "b"])
+    assert rule.counted == ["a", "b", "(rejected)"]
+    assert rule.counts(np.array([[0.7, 0.3], [0.45, 0.55], [0.1, 0.9]])).tolist() == [1, 1, 1]
+    assert Decision().rule("single_label", ["a", "b"]).counted == ["a", "b"]
+
+
+def test_thresholds_are_looked_up_once_and_not_for_each_row():
+    class Counting(dict):
+        looked = 0
+
+        def get(self, *key):
+            Counting.looked += 1
+            return super().get(*key)
+
+    labels = [f"l{n}" for n in range(1_000)]
+    rule = Decision(thresholds=Counting({"l3": 0.25})).rule("multi_label", labels)
+    first = Counting.looked
+    answers = rule.answers(np.full((500, 1_000), 0.3, np.float32))
+    assert answers == [["l3"]] * 500
+    assert Counting.looked == first
 
 
 def test_a_temperature_changes_scores_and_no_label():

@@ -4,13 +4,18 @@ import numpy as np
 import pytest
 
 from howdah import storage
+from howdah.config.loader import from_dict
+from howdah.models import baseline
 from tests.support.models.finished_run import make_run
 from tests.support.models.tiny_model import words
-from training.evaluation.findings import intervals, sums
-from training.evaluation.findings.material import gather
+from training.evaluation.findings import compared, intervals, sums
+from training.evaluation.findings.look import Findings
+from training.evaluation.findings.material import Material, gather
 from training.evaluation.findings.texts import script_of
 from training.evaluation.findings.verdict import Versus, judge
-from training.evaluation.metrics import pair_metrics
+from training.evaluation.metrics import classification_metrics, pair_metrics, scores_of
+from training.evaluation.tally import MEASURES
+from training.evaluation.view import context
 
 LABELS = ["World", "Sports", "Business", "Sci/Tech"]
 
@@ -141,6 +146,112 @@ def test_intervals_hold_what_they_promise(monkeypatch):
     assert all(0.88 <= count / 100 <= 0.99 for count in hits.values()), hits
     low, high = intervals.wilson(right=8, rows=10)
     assert (round(low, 3), round(high, 3)) == (0.490, 0.943)
+
+
+def counted(labels, *predictions):
+    """(keys, counts) of label and predictions, of three classes or more."""
+    classes = int(max(map(max, (labels, *predictions)))) + 1
+    keys = np.asarray(labels)
+    for each in predictions:
+        keys = keys * classes + each
+    return (*np.unique(keys, return_counts=True), classes)
+
+
+def test_rare_classes_do_not_move_the_interval_away_from_the_figure():
+    """Four classes of 50 rows that are right 4 times in 5, five of one row: never and always right.
+    Draws without the rare ones are averages of the same nine classes."""
+    random = np.random.default_rng(17)
+    labels = np.array([*np.repeat(np.arange(4), 50), 4, 5, 6, 7, 8])
+    common = np.where(random.random(200) < 0.8, labels[:200], random.integers(0, 4, 200))
+    for rare in ([0, 1, 2, 3, 0], [4, 5, 6, 7, 8]):
+        keys, counts, classes = counted(labels, np.array([*common, *rare]))
+        value = pair_metrics(keys, counts, classes)["macro_f1"]
+        low, high = intervals.of_pairs("macro_f1", keys, counts, classes)
+        assert low < value < high and high - low < 0.25
+        middle = (low + high) / 2
+        assert abs(value - middle) < 0.35 * (high - low), (rare, low, value, high)
+
+
+def test_a_model_is_compared_with_the_baseline_row_by_row():
+    """The same rows, 0.78 against 0.91 of them right, and singletons that neither knows: the
+    baseline is better, although its figure lies within the interval of the model's."""
+    random = np.random.default_rng(3)
+    labels = np.array([*np.repeat(np.arange(3), 66), 3, 4, 5, 6])
+    wrong = (labels + 1) % 3
+    theirs = np.where(random.random(len(labels)) < 0.91, labels % 3, wrong)
+    ours = np.where(random.random(len(labels)) < 0.86, theirs, wrong)
+    keys, counts, classes = counted(labels, ours, theirs)
+    low, high = intervals.of_difference("macro_f1", keys, counts, classes)
+    value = pair_metrics(*counted(labels, ours))["macro_f1"]
+    other = pair_metrics(*counted(labels, theirs))["macro_f1"]
+    assert low < value - other < high < 0
+    found = judge(
+        "macro_f1", value, (value - 0.2, value + 0.2), len(labels), "test",
+        [Versus(name="the baseline", value=other, difference=(low, high))],
+    )  # fmt: skip
+    assert found.state == "bad" and "worse than the baseline" in found.sentence
+    # Both alike in each row: no difference, whatever their figures' own intervals are.
+    keys, counts, classes = counted(labels, ours, ours)
+    assert intervals.of_difference("macro_f1", keys, counts, classes) == (0.0, 0.0)
+
+
+def test_the_paired_interval_holds_the_true_difference(monkeypatch):
+    monkeypatch.setattr(intervals, "_DRAWS", 120)
+    random = np.random.default_rng(11)
+    cells = np.array([0.40, 0.06, 0.03, 0.04, 0.30, 0.08, 0.05, 0.04])  # (label, ours, theirs)
+    keys = np.arange(8)
+    sides = (keys // 4 * 2 + keys // 2 % 2, keys // 4 * 2 + keys % 2)
+    ours, theirs = (pair_metrics(side, cells, 2)["macro_f1"] for side in sides)
+    true = ours - theirs
+    hits = 0
+    for _ in range(100):
+        low, high = intervals.of_difference("macro_f1", keys, random.multinomial(300, cells), 2)
+        hits += low <= true <= high
+    assert hits >= 88, hits
+
+
+@pytest.mark.parametrize("metric", ["macro_f1", "roc_auc", "mean_average_precision"])
+def test_averages_over_several_labels_keep_their_labels(metric):
+    """A label of one row is absent from a third of the draws."""
+    random = np.random.default_rng(5)
+    labels = (random.random((150, 4)) < 0.4).astype(int)
+    labels[:, 3] = 0
+    labels[7, 3] = 1
+    logits = np.where(labels > 0, 1.0, -1.0) + random.normal(0, 1.2, labels.shape)
+    logits[:, 3] = np.where(labels[:, 3] > 0, 3.0, -3.0)  # always right: 1.0 in the average
+    names = ["a", "b", "c", "rare"]
+    measured = MEASURES["multi_label"][0](labels, logits, names)
+    found = Findings(split="test", sample=(labels, scores_of("multi_label", logits)))
+    material = Material(task="multi_label", metric=metric, split="test", findings=found)
+    low, high = compared.interval(material, measured, {})
+    assert low < measured[metric] < high
+    assert abs(measured[metric] - (low + high) / 2) < 0.3 * (high - low)
+
+
+def test_a_run_is_compared_with_the_baseline_that_the_dataset_version_has(tmp_path):
+    """The run has no baseline of its own; three labels, of which one has two rows."""
+    random, names = np.random.default_rng(23), ["a", "b", "rare"]
+    labels = np.array([*random.integers(0, 2, 298), 2, 2])
+    theirs = np.where(random.random(300) < 0.88, labels, (labels + 1) % 2)
+    ours = np.where(random.random(300) < 0.96, theirs, (labels + 1) % 2)
+    texts = [" ".join(random.choice(words(), 8)) for _ in labels]
+    rows = (texts, labels.tolist(), np.eye(3)[ours])
+    run = make_run(str(tmp_path), names, {"train": rows, "test": rows})
+    values = storage.read_json(f"{run}/run.json")
+    config = from_dict({"run": {"directory": run}})
+    version, number = values["dataset"], "0" * 16
+    about = {
+        "dataset": version, "dataset_hash": number,
+        "metrics": {"test": classification_metrics(labels, np.eye(3)[theirs], names)},
+    }  # fmt: skip
+    beside = baseline.directory_of(version, number, config)
+    baseline.write(beside, about, {"test": theirs.astype(np.int32)})
+    main = context(values, [], gathered(run))["main"]
+    assert main["verdict"].state == "bad", main["verdict"]
+    assert "worse than the baseline" in main["verdict"].sentence
+    # Its figure alone, without the rows, says nothing of it: the interval is too wide.
+    storage.remove(f"{beside}/baseline.npz")
+    assert context(values, [], gathered(run))["main"]["verdict"].state == "unknown"
 
 
 def test_a_sample_stands_for_more_rows():

@@ -12,6 +12,7 @@ import pytest
 
 from howdah.config.options.partition import parse_spec
 from howdah.errors import DataError, UsageError
+from howdah.models.decision import Decision
 from howdah.models.scored import MARKER
 from training.scoring import marker as markers
 from training.scoring.executor import _batch, columns_of, profiles
@@ -119,6 +120,16 @@ def test_a_partition_is_skipped_only_if_all_it_was_made_from_is_as_it_was():
     assert reason(dataclasses.replace(DONE, profile="profile.json"), profile=True) is None
 
 
+def test_an_export_with_another_decision_scores_its_partitions_again():
+    export = {**MODEL, "version": None, "decision": None}
+    done = dataclasses.replace(DONE, model=export)
+    asked = dataclasses.replace(WANTED, model={**export, "decision": "b" * 16})
+    assert "another decision" in reason(done, asked)
+    assert reason(done, dataclasses.replace(WANTED, model=export)) is None
+    # A version never changes; markers that do not name its decision are as good as before.
+    assert reason(DONE, dataclasses.replace(WANTED, model={**MODEL, "decision": "b"})) is None
+
+
 def test_a_marker_is_read_as_it_was_written_and_another_format_is_none(tmp_path):
     directory = str(tmp_path / "ds=1")
     assert markers.read(directory) is None
@@ -137,6 +148,7 @@ class Served:
 
     def __init__(self, task, labels):
         self.task, self.labels, self.run_id = task, labels, "run-5"
+        self.rule = Decision().rule(task, labels)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,17 @@ import pytest
 
 from howdah import storage
 from howdah.config.loader import from_dict
+from howdah.drift.judge import judge
+from howdah.drift.profile import PROFILE, Profile, find_reference, read
+from howdah.drift.reference import make
 from howdah.errors import DataError, ModelError, UsageError
+from howdah.models.decision import Decision, scores_of
 from howdah.models.publish import publish
 from tests.support.models.finished_run import make_run
 from tests.support.models.tiny_model import words
-from training.evaluation.decision import Decision
 from training.prediction.classify import classify
 from training.prediction.rows import Outputs, Row, as_json
+from training.scoring.target import find_scorer
 from training.serving.export import export
 from training.serving.serve import open_model
 from training.serving.threshold import Asked, decide
@@ -149,6 +153,63 @@ def test_a_changed_decision_is_a_new_version(run, tmp_path):
         decide(f"{tmp_path}/models/made/v=2", Asked(calibrate=True))
     with pytest.raises(ModelError, match="never altered"):
         decide(f"{tmp_path}/models/made", Asked(calibrate=True))
+
+
+def judged(run, seed):
+    """The verdict on new rows of the source that the run's rows are of, as `howdah score` counts
+    them: by the model's scores with its decision."""
+    reference, why = find_reference(f"{run}/export")
+    assert reference is not None, why
+    info = info_of(run)
+    decision = Decision.of(info, LABELS, "single_label", run)
+    _, labels, logits = rows_of(3_000, seed)
+    part = Profile.like(reference)
+    scores = decision.scores("single_label", logits).astype(np.float32)
+    part.add(scores)
+    answers = decision.rule("single_label", LABELS).answers(scores)
+    joined = [LABELS[of] == said for of, said in zip(labels, answers, strict=True) if said]
+    return judge(reference, part, labelled=(len(joined), sum(joined)))
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"calibrate": True},
+        {"metric": "f1", "labels": ("spam",)},
+        {"calibrate": True, "coverage": 0.7},
+    ],
+)
+def test_unchanged_rows_do_not_drift_after_a_decision(run, asked):
+    _, labels, logits = rows_of(4_000, 2)
+    scores = scores_of("single_label", logits).astype(np.float32)
+    own = make(
+        scores, scores.argmax(1) == labels, task="single_label", labels=LABELS, split="validation"
+    )
+    storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
+    decide(run, Asked(**asked))
+    verdict = judged(run, 9)
+    assert verdict.alarms == (), [column.sentence for column in verdict.alarms]
+    assert verdict.column("accuracy").state == "ok"
+    decide(run, Asked(reset=True))
+    assert read(f"{run}/export/{PROFILE}").bins.decision == Decision()
+    assert judged(run, 10).alarms == ()
+
+
+def test_a_profile_of_another_decision_is_no_reference(run):
+    scores = np.random.default_rng(0).dirichlet(np.ones(2), 300)
+    own = make(scores, scores[:, 0] > 0.5, task="single_label", labels=LABELS, split="validation")
+    decide(run, Asked(calibrate=True))
+    storage.write_whole(f"{run}/export/{PROFILE}", own.to_bytes())
+    found, why = find_reference(f"{run}/export")
+    assert found is None and "another decision" in why
+
+
+def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
+    before = find_scorer(run, "models").identity
+    decide(run, Asked(reject_below=0.75))
+    after = find_scorer(run, "models").identity
+    assert before["decision"] is None and after["decision"]
+    assert {key for key in before if before[key] != after[key]} == {"decision"}
 
 
 @pytest.mark.parametrize(

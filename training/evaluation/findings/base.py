@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from training.evaluation.findings.sums import (
     judged,
 )
 
-__all__ = ["WORST", "First", "Second", "row_of"]
+__all__ = ["WORST", "First", "Rival", "Second", "row_of"]
 
 WORST = 20
 _SAMPLE_VALUES = 2**22
@@ -32,6 +33,32 @@ def row_of(split: str, chunk: Chunk, number: int, **of_task: Any) -> ROW:
     return {"split": split, "id": chunk.ids[number].as_py(), "place": place, **of_task}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """Another model's predictions of the same rows."""
+
+    predicted: np.ndarray
+    """int[N], class numbers, of all rows in the order of the split's shards."""
+    starts: np.ndarray
+    """int[shards + 1]: where each shard's rows begin."""
+
+    @classmethod
+    def of(cls, predicted: np.ndarray | None, rows: Sequence[int]) -> Rival | None:
+        """The predictions, if they are of as many rows as the split's shards have."""
+        starts = np.cumsum([0, *rows])
+        if predicted is None or len(predicted) != starts[-1]:
+            return None
+        return cls(predicted=predicted, starts=starts)
+
+    def at(self, places: np.ndarray) -> np.ndarray:
+        """What it predicts of rows.
+
+        Args:
+            places: `Chunk.places`.
+        """
+        return self.predicted[self.starts[places[:, 0]] + places[:, 1]]
+
+
 class First:
     """The first pass over a split.
 
@@ -40,6 +67,7 @@ class First:
         predictions: to be read.
         advance: called after each batch.
         parts: the source part of each shard.
+        rival: another model's predictions of the split, of tasks with one label.
     """
 
     share = True
@@ -54,7 +82,9 @@ class First:
         advance: Callable[[], None] = lambda: None,
         *,
         parts: Sequence[str | None] = (),
+        rival: Rival | None = None,
     ) -> None:
+        self.rival = rival
         self.split, self.labels, self.rows = split, predictions.labels, 0
         self.worst = Best(WORST)
         classes = len(self.labels)

@@ -6,7 +6,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-__all__ = ["Interval", "bootstrapped", "differs", "of_counts", "of_mean", "wilson"]
+from training.evaluation.metrics import class_scores, counted, pair_metrics
+
+__all__ = [
+    "Interval", "bootstrapped", "differs", "of_counts", "of_difference", "of_mean", "of_pairs",
+    "wilson",
+]  # fmt: skip
 
 Interval = tuple[float, float]
 
@@ -60,6 +65,34 @@ def of_counts(
     shares = counts / rows
     values = [measure(keys, random.multinomial(rows, shares)) for _ in range(draws)]
     return _ends(values)
+
+
+def of_pairs(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> Interval:
+    """`of_counts` of one of `pair_metrics`; the classes are those of all rows in each draw."""
+    whole = class_scores(*counted(keys, counts, classes))
+    return of_counts(keys, counts, lambda k, c: pair_metrics(k, c, classes, whole)[name])
+
+
+def of_difference(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> Interval:
+    """Of the difference of one of `pair_metrics` between two models on the same rows, the first one
+    minus the second: the rows are drawn again with both predictions (a paired bootstrap), so that
+    rows which both get right, or both wrong, add no noise.
+
+    Args:
+        keys, counts: rows of each (label * C + first prediction) * C + second prediction.
+    """
+    label, first, second = keys // classes**2, keys // classes % classes, keys % classes
+    sides = [label * classes + first, label * classes + second]
+    wholes = [class_scores(*counted(side, counts, classes)) for side in sides]
+
+    def measure(_: np.ndarray, drawn: np.ndarray) -> float:
+        ours, theirs = (
+            pair_metrics(side, drawn, classes, whole)[name]
+            for side, whole in zip(sides, wholes, strict=True)
+        )
+        return ours - theirs
+
+    return of_counts(keys, counts, measure)
 
 
 def bootstrapped(

@@ -21,6 +21,7 @@ from howdah.config.tasks import Task
 from howdah.errors import HowdahError
 from training.evaluation.decision import fit_temperature, logits_of
 from training.evaluation.findings import kinds
+from training.evaluation.findings.base import Rival
 from training.evaluation.findings.predictions import Predictions
 from training.evaluation.findings.sums import Slice, SliceSums, judged
 from training.evaluation.findings.texts import LONGEST, Texts, script_of
@@ -62,6 +63,7 @@ def look(
     *,
     texts: Callable[[], Texts] | None,
     shown: bool = True,
+    rivals: Mapping[str, Rival] | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Findings | None:
     """Look at a run's predictions.
@@ -71,6 +73,7 @@ def look(
         splits: that were evaluated; the findings are of test, else of the last one.
         texts: opens the dataset's rows; None: they cannot be had.
         shown: put texts into the rows; False: they are only counted by script.
+        rivals: the baseline's predictions by split, where they are known.
         advance: called after each batch of rows.
     Returns:
         None: there are no predictions of any split.
@@ -88,7 +91,9 @@ def look(
     reader, why = _opened(texts)
     notes += why
     firsts = {
-        split: kinds.FIRST[task](split, found, advance, parts=_parts(reader, split))
+        split: kinds.FIRST[task](
+            split, found, advance, parts=_parts(reader, split), rival=(rivals or {}).get(split)
+        )
         for split, found in opened.items()
     }
     temperature = None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from howdah import storage
+from howdah.config import loader as configs
 from howdah.config import yaml_text
 from howdah.config.metric_table import METRICS
 from howdah.config.splits import TEST
@@ -18,12 +19,16 @@ from howdah.models import baseline
 from howdah.models.export_info import read_info
 from howdah.models.gate import VERDICT, VERDICT_SHAPE
 from howdah.models.registry import Published
+from training.evaluation.findings.base import Rival
 from training.evaluation.findings.look import Findings, look
 from training.evaluation.findings.texts import Texts
 from training.evaluation.findings.verdict import Versus
 from training.run.run_json import CONFIG
 
-__all__ = ["Material", "figures", "gather"]
+__all__ = ["BASELINE", "Material", "figures", "gather"]
+
+BASELINE = "the baseline"
+"""Its name among `Material.against`."""
 
 _WAIT_SECONDS = 5.0
 """For a storage that is away: the page is written all the same, and says what it lacks."""
@@ -80,6 +85,7 @@ def gather(
     manifest = _manifest(path, run, notes)
     info = _info(run_directory)
     shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
+    own, lines = _baseline(run_directory, run, keys, info)
     findings = None
     if metrics:
         labels = next(iter(metrics.values())).get("labels") or []
@@ -96,6 +102,7 @@ def gather(
                 task,
                 texts=opened if manifest is not None else None,
                 shown=shown,
+                rivals=_rivals(own, metrics, manifest),
                 advance=lambda: activity.advanced(1),
             )
         if findings is None:
@@ -104,7 +111,10 @@ def gather(
             )
         elif not shown:
             notes.append("Texts are left out (report.texts: none)")
-    against, lines = _baseline(run_directory, run, metrics, split, metric)
+    value = own.value(split, metric) if own is not None else None
+    against = [] if value is None else [Versus(name=BASELINE, value=value)]
+    if own is not None:
+        lines = _about(own, metrics)
     against += _published(keys, info, split, metric, notes)
     return Material(
         task=task,
@@ -162,32 +172,53 @@ def _info(run_directory: str) -> dict[str, Any]:
 
 
 def _baseline(
-    run_directory: str,
-    run: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    split: str,
-    metric: str,
-) -> tuple[list[Versus], list[str]]:
-    """The baseline's figure, and lines about it.
+    run_directory: str, run: Mapping[str, Any], keys: Mapping[str, Any], info: Mapping[str, Any]
+) -> tuple[baseline.Baseline | None, list[str]]:
+    """The baseline of the run's dataset, or lines about why there is none.
 
     A file that cannot be read is no reason for a finished run to have no report: a line says so.
     """
+    dataset = info.get("dataset") or {}
     try:
-        found = baseline.read(run_directory)
+        config = configs.from_dict(dict(keys))
+    except ConfigError:  # of another version: then only the run's own baseline is known
+        config = None
+    try:
+        with storage.waiting_at_most(_WAIT_SECONDS):
+            found = baseline.find(run_directory, dataset.get("path"), dataset.get("hash"), config)
     except HowdahError as error:
-        return [], [f"baseline: {error.what} ({error.where})"]
-    if found is None:
-        return [], []
+        return None, [f"baseline: {error.what} ({error.where})"]
     attempts = run.get("attempts") or [{}]
     own = attempts[-1].get("dataset")
-    if own is not None and storage.name(own) != storage.name(found.dataset):
-        return [], [f"baseline: of another dataset ({found.dataset}), not compared"]
+    if found is not None and own is not None and storage.name(own) != storage.name(found.dataset):
+        return None, [f"baseline: of another dataset ({found.dataset}), not compared"]
+    return found, []
+
+
+def _about(found: baseline.Baseline, metrics: Mapping[str, Any]) -> list[str]:
+    """Lines about the baseline: its figures beside the run's, how it was measured."""
     lines = [line for of, each in metrics.items() for line in found.beside(of, each)]
     keys = ("baseline", "by", "features", "c", "created")
     about = ", ".join(f"{key} {found.about[key]}" for key in keys if key in found.about)
-    value = found.value(split, metric)
-    versus = [] if value is None else [Versus(name="the baseline", value=value)]
-    return versus, [*lines, f"measured: {about}"]
+    return [*lines, f"measured: {about}"]
+
+
+def _rivals(
+    found: baseline.Baseline | None, metrics: Mapping[str, Any], manifest: DatasetManifest | None
+) -> dict[str, Rival]:
+    """The baseline's predictions of the splits that were evaluated, as far as they are kept."""
+    if found is None or manifest is None:
+        return {}
+    rivals = {}
+    for split in metrics:
+        try:
+            predicted = found.predicted(split)
+        except HowdahError:  # then its figure alone is compared
+            continue
+        rows = [entry.rows for entry in manifest.splits.get(split, [])]
+        if (rival := Rival.of(predicted, rows)) is not None:
+            rivals[split] = rival
+    return rivals
 
 
 def _published(

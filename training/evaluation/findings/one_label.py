@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from training.evaluation.decision import Decision, logits_of
+from howdah.models.decision import Decision
+from training.evaluation.decision import logits_of
 from training.evaluation.findings import suspects
 from training.evaluation.findings.base import First, Second, row_of
 from training.evaluation.findings.predictions import Chunk
@@ -21,7 +22,7 @@ from training.evaluation.findings.sums import (
 )
 from training.evaluation.metrics import ECE_BINS, calibration, calibration_bins, ratio
 
-__all__ = ["FirstOfOne", "SecondOfOne", "curve_points"]
+__all__ = ["Counted", "FirstOfOne", "SecondOfOne", "curve_points"]
 
 PAIRS = 20
 EXAMPLES = 5
@@ -31,11 +32,25 @@ _CONFIDENCE = 2_048
 _TENTHS = 10
 
 
+class Counted:
+    """How often each number occurred: `keys` ascending, `counts` of them."""
+
+    def __init__(self) -> None:
+        self.keys, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+    def add(self, values: np.ndarray) -> None:
+        """Count some more."""
+        keys, counts = np.unique(values, return_counts=True)
+        self.keys, inverse = np.unique(np.concatenate([self.keys, keys]), return_inverse=True)
+        both = np.concatenate([self.counts, counts])
+        self.counts = np.bincount(inverse, both, len(self.keys)).astype(np.int64)
+
+
 class FirstOfOne(First):
     """Pairs, mean scores of labels, histograms."""
 
     def begin(self, classes: int) -> None:
-        self.keys, self.counts = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self.pairs, self.triples = Counted(), Counted()
         self.own = np.zeros((2, classes))
         """Rows of each label, and the sum of their scores of it."""
         self.width = max(32, min(_MOST_BINS, _CURVE_VALUES // classes))
@@ -47,7 +62,10 @@ class FirstOfOne(First):
         classes, rows = len(self.labels), np.arange(len(chunk))
         confidence = chunk.scores[rows, chunk.predicted]
         own, right = chunk.scores[rows, chunk.labels], chunk.labels == chunk.predicted
-        self._count(*np.unique(chunk.labels * classes + chunk.predicted, return_counts=True))
+        pairs = chunk.labels * classes + chunk.predicted
+        self.pairs.add(pairs)
+        if self.rival is not None and chunk.places is not None:
+            self.triples.add(pairs * classes + self.rival.at(chunk.places))
         self.own[0] += np.bincount(chunk.labels, minlength=classes)
         self.own[1] += np.bincount(chunk.labels, own, classes)
         at = odds_bins(confidence, _CONFIDENCE)
@@ -61,11 +79,6 @@ class FirstOfOne(First):
         self._tenths.add(np.minimum((confidence * _TENTHS).astype(int), _TENTHS - 1), values)
         self.worst.offer(np.where(right, -1.0, confidence), lambda n: _row(self, chunk, n))
         return values
-
-    def _count(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        self.keys, inverse = np.unique(np.concatenate([self.keys, keys]), return_inverse=True)
-        both = np.concatenate([self.counts, counts])
-        self.counts = np.bincount(inverse, both, len(self.keys)).astype(np.int64)
 
     def slices(self) -> list[Slice]:
         named = [
@@ -98,7 +111,7 @@ class SecondOfOne(Second):
     def begin(self, classes: int) -> None:
         rows, total = self.first.own
         self._own = np.where(rows > 0, ratio(total, rows), np.inf)
-        keys, counts = self.first.keys, self.first.counts
+        keys, counts = self.first.pairs.keys, self.first.pairs.counts
         wrong = keys // classes != keys % classes
         order = np.lexsort((keys[wrong], -counts[wrong]))[:PAIRS]
         self.pairs = {
@@ -140,8 +153,8 @@ class SecondOfOne(Second):
         first, classes = self.first, len(self.first.labels)
         reliability, ece = calibration(self._bins)
         found = {
-            "keys": first.keys,
-            "counts": first.counts,
+            "keys": first.pairs.keys,
+            "counts": first.pairs.counts,
             "pairs": [
                 {
                     "label": first.labels[key // classes],
@@ -157,6 +170,8 @@ class SecondOfOne(Second):
             "coverage": coverage_points(*first.confidence),
             "calibration": {"before": {"bins": reliability, "ece": ece}},
         }
+        if first.triples.counts.sum() == first.rows:
+            found["beside"] = (first.triples.keys, first.triples.counts)
         if self.temperature is not None:
             bins, after = calibration(self._tempered)
             found["calibration"] |= {

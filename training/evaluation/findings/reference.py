@@ -13,7 +13,7 @@ from howdah.config.tasks import Task
 from howdah.data.manifest import DatasetManifest
 from training.evaluation.metrics import class_scores, pair_metrics
 
-__all__ = ["NAMES", "majority"]
+__all__ = ["NAMES", "majority", "most_frequent"]
 
 NAMES: dict[Task, str] = {
     "single_label": "always the most frequent label",
@@ -34,29 +34,51 @@ def majority(
     """
     if task == "regression":
         return _mean(metric, metrics, manifest)
-    names, per_class = list(metrics.get("labels") or ()), metrics.get("per_class") or {}
-    if not (names and per_class and metrics.get("rows")):
+    support = _support(metrics)
+    if support is None:
         return None
-    support = np.array([per_class[name]["support"] for name in names], float)
-    if not support.sum():
-        return None
-    trained = Counter(dict(zip(range(len(names)), support.tolist(), strict=True)))
-    rows = float(metrics["rows"])
-    if manifest is not None and manifest.rows(TRAIN):
-        rows = float(manifest.rows(TRAIN))
-        trained = Counter()
-        for shard in manifest.splits[TRAIN]:
-            trained.update({int(number): count for number, count in shard.class_counts.items()})
     if metric == "roc_auc":
         return 0.5
     if metric == "mean_average_precision":  # equal scores: precision is the share at any recall
         return float((support[support > 0] / float(metrics["rows"])).mean())
     if task == "multi_label":
-        given = np.array([trained[number] > rows / 2 for number in range(len(names))])
+        trained, rows = _trained(metrics, support, manifest)
+        given = np.array([trained[number] > rows / 2 for number in range(len(support))])
         return _several(metric, support, given, float(metrics["rows"]))
-    top = max(range(len(names)), key=lambda number: (trained[number], -number))
-    keys = np.arange(len(names)) * len(names) + top
-    return pair_metrics(keys, support, len(names)).get(metric)
+    keys = np.arange(len(support)) * len(support) + most_frequent(metrics, manifest)
+    return pair_metrics(keys, support, len(support)).get(metric)
+
+
+def most_frequent(metrics: Mapping[str, Any], manifest: DatasetManifest | None) -> int | None:
+    """The number of training's most frequent label, of one label a row; None: it is not known."""
+    support = _support(metrics)
+    if support is None:
+        return None
+    trained, _ = _trained(metrics, support, manifest)
+    return max(range(len(support)), key=lambda number: (trained[number], -number))
+
+
+def _support(metrics: Mapping[str, Any]) -> np.ndarray | None:
+    """float[C], rows of each label in the split that the metrics are of."""
+    names, per_class = list(metrics.get("labels") or ()), metrics.get("per_class") or {}
+    if not (names and per_class and metrics.get("rows")):
+        return None
+    support = np.array([per_class[name]["support"] for name in names], float)
+    return support if support.sum() else None
+
+
+def _trained(
+    metrics: Mapping[str, Any], support: np.ndarray, manifest: DatasetManifest | None
+) -> tuple[Counter, float]:
+    """(rows of each label in the training split, its rows); of the split itself where the dataset
+    is not known."""
+    trained = Counter(dict(enumerate(support.tolist())))
+    if manifest is None or not manifest.rows(TRAIN):
+        return trained, float(metrics["rows"])
+    trained = Counter()
+    for shard in manifest.splits[TRAIN]:
+        trained.update({int(number): count for number, count in shard.class_counts.items()})
+    return trained, float(manifest.rows(TRAIN))
 
 
 def _several(metric: str, support: np.ndarray, given: np.ndarray, rows: float) -> float | None:

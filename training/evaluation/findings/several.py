@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from training.evaluation.decision import Decision, logits_of
+from howdah.models.decision import Decision
+from training.evaluation.decision import logits_of
 from training.evaluation.findings import suspects
 from training.evaluation.findings.base import First, Second, row_of
 from training.evaluation.findings.one_label import curve_points

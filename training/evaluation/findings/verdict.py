@@ -24,6 +24,9 @@ class Versus:
     name: str
     """As it stands in a sentence: "the baseline"."""
     value: float
+    difference: Interval | None = None
+    """Of the run's figure minus this one, 95 %, from both predictions of each row; None: this
+    figure is taken as it is, beside the interval of the run's."""
     trivial: bool = False
     """It is what a model reaches that has learnt nothing."""
     metric: str = ""
@@ -74,11 +77,14 @@ def judge(
         why = "; ".join(_missed(one) for one in missed)
         return _said("bad", f"It misses the gate: {why}.")
     lower = METRICS[metric].lower
-    low, high = interval or (value, value)
-    worst, best = (high, low) if lower else (low, high)
-    sign = -1 if lower else 1
-    behind = [one for one in against if sign * (best - one.value) < 0]
-    ahead = [one for one in against if sign * (worst - one.value) > 0]
+    behind, ahead = [], []
+    for one in against:
+        ends = one.difference or tuple(end - one.value for end in interval or (value, value))
+        worst, best = sorted(-end for end in ends) if lower else sorted(ends)
+        if best < 0:
+            behind.append(one)
+        elif worst > 0:
+            ahead.append(one)
     unclear = [one for one in against if one not in behind and one not in ahead]
     if behind:
         names = _list([f"{one.name} ({one.value:.4f})" for one in behind])

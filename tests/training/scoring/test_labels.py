@@ -1,0 +1,71 @@
+"""Labels of users, joined to predicted rows: each row once, whatever the file says how often."""
+
+import csv
+import types
+
+import pytest
+
+from howdah.config.loader import from_dict
+from howdah.errors import DataError
+from training.prediction.classify import count_failed
+from training.prediction.rows import Prediction
+from training.scoring.labels import joined_file
+
+
+@pytest.fixture
+def labels(tmp_path):
+    """Writes a CSV as a user's spreadsheet does."""
+
+    def write(*rows):
+        path = tmp_path / "labels.csv"
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file, lineterminator="\r\n").writerows([("id", "label"), *rows])
+        return str(path)
+
+    return write
+
+
+def joined(path, predicted, names=None, said=None):
+    return joined_file(
+        path, predicted, id_column="id", label_column="label", names=names,
+        progress=(said if said is not None else []).append,
+    )  # fmt: skip
+
+
+def test_an_id_that_stands_twice_counts_once(labels):
+    path = labels(("1", "pos"), ("1", "pos"), ("2", "neg"), ("9", "neg"))
+    assert joined(path, {"1": "pos", "2": "pos", "3": "neg"}) == (2, 1)
+
+
+def test_an_id_with_several_labels_is_left_out_and_named(labels):
+    said = []
+    path = labels(("1", "pos"), ("1", "neg"), ("1", "neg"), ("2", "neg"))
+    assert joined(path, {"1": "pos", "2": "neg"}, said=said) == (1, 1)
+    assert "1 ids have several labels" in said[0] and "'1'" in said[0]
+    with pytest.raises(DataError, match="has a label") as caught:
+        joined(path, {"1": "pos"})
+    assert "several labels" in caught.value.got
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["neg", "pos"], (2, 2)),  # the documented form: a list
+        ({"-": "neg", "+": "pos"}, (2, 2)),
+        (None, (2, 2)),
+    ],
+)
+def test_labels_of_the_configuration_are_a_list_or_a_mapping(labels, given, expected):
+    config = from_dict({"data": {"labels": given}})
+    values = ("+", "-") if isinstance(given, dict) else ("pos", " neg ")
+    path = labels(("1", values[0]), ("2", values[1]))
+    names = config.data.label_mapping()
+    assert joined(path, {"1": "pos", "2": "neg"}, names) == expected
+
+
+@pytest.mark.parametrize("error", ["the text is empty", "the text is null", "the body is null"])
+def test_rows_without_a_text_are_no_failures_wherever_they_come_from(error):
+    counted = {}
+    profile = types.SimpleNamespace(add_failed=lambda **of: counted.update(of))
+    count_failed(profile, [Prediction("1", None, None, error), Prediction("2", None, None, "x")])
+    assert counted == {"empty": 1, "errors": 1}
