@@ -12,7 +12,6 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
-    BooleanType,
     CharType,
     DataType,
     DateType,
@@ -31,6 +30,7 @@ from etl.sources import given, hive, jdbc, json_numbers, lake
 from etl.sources.source import Kind, Source
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
+from howdah.data import ids
 from howdah.data.clean import PAIR
 from howdah.data.files import footers, lines
 from howdah.errors import ConfigError, DataError
@@ -333,31 +333,17 @@ def key_column(table: DataFrame, source: Source, name: str, where: str) -> Colum
         DataError: it is missing, or of another type.
     """
     column, kind = find(table, source, name, where)
-    if isinstance(kind, DecimalType):  # unsigned 64-bit integers of Parquet are such
-        if kind.scale <= 0:
-            return column.cast("string")
-        whole = column == F.floor(column)
-        return F.when(whole, F.floor(column).cast("string")).otherwise(column.cast("string"))
-    if isinstance(kind, FloatType | DoubleType):
-        whole = column == F.floor(column)
-        text = F.when(whole, column.cast("bigint").cast("string"))
-        return F.when(~F.isnan(column), text.otherwise(column.cast("string")))
-    if not isinstance(kind, StringType | VarcharType | CharType | IntegralType | BooleanType):
+    spelt = ids.column(column, kind)
+    if spelt is None or isinstance(kind, DateType | TimestampType | TimestampNTZType):
         raise _wrong_type(source, where, "a string or a number", kind)
-    return column.cast("string")
+    return spelt
 
 
 def _id(table: DataFrame, source: Source, name: str, where: str) -> Column:
     """`key_column`, and dates and times as ISO 8601 (in UTC, where the type knows a zone)."""
     column, kind = find(table, source, name, where)
-    if isinstance(kind, DateType):
-        return column.cast("string")
-    if isinstance(kind, TimestampNTZType):
-        return F.translate(column.cast("string"), " ", "T")
-    if isinstance(kind, TimestampType):
-        utc = F.to_utc_timestamp(column, F.current_timezone()).cast("string")
-        return F.concat(F.translate(utc, " ", "T"), F.lit("Z"))
-    return key_column(table, source, name, where)
+    spelt = ids.column(column, kind)
+    return key_column(table, source, name, where) if spelt is None else spelt
 
 
 def _without_point(label: Column, data: DataSection) -> Column:
