@@ -15,7 +15,7 @@ from etl.history import judge
 from etl.history.past import Past
 from etl.rows import dedup, forgotten, gate, labels, leakage, split, units
 from etl.rows import images as image_rows
-from etl.sources import given, images, reading
+from etl.sources import gathering, given, images, reading
 from etl.sources.source import Source
 from etl.workspace.kept import Kept, release
 from etl.workspace.scratch import Scratch
@@ -244,8 +244,8 @@ def from_images(
     work = partial(
         image_rows.decode_batches, files=files, options=data.image, labels=labels.mapping(data)
     )
-    rows = forgotten.leave_out(images.read(spark, source, data), gone)
-    gated = rows.mapInArrow(crossing(work), image_rows.SCHEMA).persist()
+    rows = images.read(spark, source, data).mapInArrow(crossing(work), image_rows.SCHEMA)
+    gated = forgotten.leave_out(rows, gone).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
         at_gate, _ = counting.at_gate(gated, data)
@@ -269,7 +269,8 @@ def from_images(
     good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
     encoded = (
         good.join(F.broadcast(numbers), "label")
-        .join(gated.select("id", "pixels"), "id")
+        # A rejected row may be named like a key: "a#2" is the second row of the key "a".
+        .join(gated.where(F.col("reason").isNull()).select("id", "pixels"), "id")
         .select(
             "id", "split", F.col("number").alias("label"), F.col("pixels").alias("ids"),
             F.lit(encoder.tokens).alias("length"),
@@ -307,11 +308,11 @@ def _gate(
         gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
     more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
-    rows = reading.read(spark, source, data)
+    rows = gathering.gathered(reading.read(spark, source, data))
+    rows = rows.mapInArrow(crossing(work), gate.SCHEMA + more)
     if past is not None:
         rows = judge.with_own_ids(rows, past, data)
-    rows = forgotten.leave_out(rows, gone)
-    return rows.mapInArrow(crossing(work), gate.SCHEMA + more)
+    return forgotten.leave_out(rows, gone)
 
 
 def _labels_at_gate(
@@ -342,6 +343,7 @@ def _labels_at_gate(
     counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
     counting.refuse_rejects(read, counting.drops_of(at_gate), data)
+    before = [] if past is None else past.labels
     if data.task == "regression":
         if not rows:
             raise DataError(
@@ -349,8 +351,7 @@ def _labels_at_gate(
                 where=f"data.columns.label: {data.columns.label}",
                 remedy="check data.columns.label; see the rejected rows' reasons",
             )
-        return [data.columns.label]
-    before = [] if past is None else past.labels
+        return before or [data.columns.label]
     return labels.names(data, passed if several is None else several, before)
 
 

@@ -30,11 +30,13 @@ from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
 from howdah.data.images import ImageEncoder
 from howdah.data.inputs import AnyEncoder
 from howdah.data.manifest import (
+    MANIFEST,
     DatasetManifest,
     RecordEntry,
     ShardEntry,
     TokenizerEntry,
     created_now,
+    load_dataset,
     version_before,
 )
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
@@ -184,6 +186,31 @@ def expectations(
             progress(f"data.expect.{one.key} is not judged: {one.detail}")
     expect.refuse(found, storage.join(config.data.dataset, f"v={manifest.dataset_hash}"))
     return expect.as_quality(found, parent)
+
+
+def expect_of_part(config: Config, past: Past, progress: Callable[[str], None]) -> None:
+    """Judge `data.expect` of a part that is there already, as when it was appended: by its own rows
+    and counts, which the version that it was read for has.
+
+    Raises:
+        ExpectationsFailed: something is not met.
+    """
+    part = past.replaced
+    if part is None or not config.data.expect.asks:
+        return
+    path = storage.join(config.data.dataset, part.version)
+    if not storage.exists(storage.join(path, MANIFEST)):
+        progress(f"data.expect is not judged: {path}, for which the part was read, is gone")
+        return
+    manifest = load_dataset(path).manifest
+    own = {
+        split: [shard for shard in shards if shard.part == part.name]
+        for split, shards in manifest.splits.items()
+    }
+    if any(part.rows.values()) and not any(own.values()):
+        progress(f"data.expect is not judged: the part {part.name} was merged with others")
+        return
+    expectations(config, manifest.model_copy(update={"splits": own}), progress)
 
 
 def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:

@@ -33,9 +33,12 @@ _DETAIL = re.compile(
     re.DOTALL,
 )
 """Details of etl/rows/dedup.py, etl/history/judge.py and etl/sources/reading.py that name a row."""
-READ = ("duplicate_id", "malformed", "bad_split", "bad_time")
-"""Reasons of rows that are rejected as they are read: such a row may be one whose key came again,
-which is named <key>#<number>."""
+READ = (
+    "duplicate_id", "malformed", "bad_split", "bad_time", "wrong_encoding", "empty", "too_short",
+    "too_long", "undecodable", "too_small", "too_large", "bad_label", "bad_target",
+)  # fmt: skip
+"""Reasons of rows that are rejected as they are read or at the gate: such a row may be one whose
+key another row has, which is named <key>#<number>."""
 
 
 def original(row_id: str) -> str | None:

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from etl.rows.gate import RowRules
 from howdah.config.data import DataSection
+from howdah.data.targets import label_name
 from howdah.errors import DataError
 
 MOST_LABELS = 10_000
+_UNSEEN = re.compile("[\u200c\u200d\ufe00-\ufe0f]+")
 
 
 def mapping(data: DataSection) -> dict[str, str] | None:
     """{value in the source: label name} of the config, or None where every value is a label.
 
-    Without blanks at the ends of values, as the gate compares them.
+    Values are spelt as the gate compares them (`targets.label_name`).
     """
     if data.labels is None:
         return None
     if isinstance(data.labels, dict):
-        return {value.strip(): name for value, name in data.labels.items()}
-    return {name.strip(): name.strip() for name in data.labels}
+        return {label_name(value): name for value, name in data.labels.items()}
+    return {label_name(name): name.strip() for name in data.labels}
 
 
 def rules(data: DataSection) -> RowRules:
@@ -83,14 +86,16 @@ def refuse_too_many(data: DataSection, count: int, *examples: str | None) -> Non
 
 
 def similar(names: Iterable[str]) -> list[list[str]]:
-    """Names that differ in case or in how Unicode composes their letters alone.
+    """Names that a reader cannot tell apart, but for their case: in letters composed by Unicode,
+    in blanks, joiners and variation selectors.
 
     >>> similar(["Sports", "World", "sports"])
     [['Sports', 'sports']]
     """
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+        seen = _UNSEEN.sub("", unicodedata.normalize("NFC", name)).casefold()
+        alike.setdefault(" ".join(seen.split()), []).append(name)
     return [group for group in alike.values() if len(group) > 1]
 
 

@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
 
-from etl.sources import reading
+from etl.rows.numbering import GROUP
+from etl.sources import gathering, reading
 from etl.sources.source import Source
 from howdah import storage
 from howdah.config.data import DataSection
@@ -19,14 +20,14 @@ from howdah.errors import DataError
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 
-SCHEMA = "id string, text string, label string, reason string, detail string, image binary"
+SCHEMA = "key string, text string, label string, reason string, detail string, image binary"
 """`text` is the file's path below the source; null for rows of a table."""
 _BEFORE_PATH = "^[a-z][a-z0-9+.-]*:(//[^/]*)?"
 """Scheme and host of a path, as Spark and Java write it."""
 
 
 def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
-    """The source's rows: SCHEMA, each with an id of its own.
+    """The source's rows: SCHEMA and `GROUP`, those of a key together.
 
     Raises:
         DataError: a missing column, a column of another type, an unreadable file.
@@ -75,8 +76,9 @@ def _files(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     inside = F.instr(below, "/") > 0 if source.root else F.lit(True)
     label = F.when(inside, F.element_at(parts, -2))
     return table.select(
-        below.alias("id"), below.alias("text"), label.alias("label"), "reason", "detail", "image"
-    )
+        below.alias("key"), below.alias("text"), label.alias("label"), "reason", "detail", "image",
+        below.alias(GROUP),  # a file's path is its own: nothing is gathered
+    )  # fmt: skip
 
 
 def _plain(path: str) -> str:
@@ -124,4 +126,4 @@ def _table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
         key.alias("key"), nothing.alias("text"), label.alias("label"), reason.alias("reason"),
         nothing.alias("detail"), image.alias("image"),
     )  # fmt: skip
-    return reading.with_ids(rows, content="image")
+    return gathering.gathered(rows, content="image")

@@ -1,4 +1,4 @@
-"""Read a source into rows (id, text, label, reason, detail), its columns checked first."""
+"""Read a source into rows (key, text, label, reason, detail), its columns checked first."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
@@ -40,13 +40,12 @@ from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 
 CORRUPT = "_corrupt_record"
-SCHEMA = "id string, text string, label string, reason string, detail string"
-_ID_DIGITS = 24
+SCHEMA = "key string, text string, label string, reason string, detail string"
 _DETAIL = 200
 
 
 def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
-    """The source's rows: SCHEMA, each with an id of its own.
+    """The source's rows: SCHEMA, and `given.columns`; etl/rows/numbering.py makes ids of keys.
 
     Raises:
         DataError: no such table, a missing column, a column of another type, an unreadable file.
@@ -56,7 +55,7 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
             _mapped(_TABLES[part.kind](spark, part, own), part, own, split)
             for split, part, own in given.each(source, data)
         ]
-        return with_ids(functools.reduce(DataFrame.unionByName, rows))
+        return functools.reduce(DataFrame.unionByName, rows)
 
 
 def table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
@@ -365,37 +364,4 @@ def _wrong_type(source: Source, where: str, expected: str, kind: DataType) -> Da
         expected=expected,
         got=kind.simpleString(),
         remedy="map another column, or cast it where the source is made",
-    )
-
-
-def with_ids(rows: DataFrame, *, content: str = "text") -> DataFrame:
-    """Give each row its id: the source's key, else hash(source text or image, occurrence).
-
-    Args:
-        content: the column that is hashed; where it is another one than the text, it is kept.
-
-    Rows of the same content differ in nothing but the label (and what the source says of their
-    split), and are numbered in its order: the ids
-    are the same under any partitioning. A key that comes again is rejected (duplicate_id).
-    """
-    nothing = F.lit("") if content == "text" else F.lit("").cast("binary")
-    digest = F.sha2(F.coalesce(content, nothing), 256)
-    rows = rows.withColumn("_group", F.coalesce("key", digest)).withColumn("_digest", digest)
-    more = given.only(rows)
-    label = F.coalesce("label", F.lit(""))
-    order = Window.partitionBy("_group").orderBy("_digest", label, *more)
-    rows = rows.withColumn("_n", F.row_number().over(order))
-    again = F.col("key").isNotNull() & (F.col("_n") > 1)
-    made = F.substring(
-        F.sha2(F.concat_ws(":", F.col("_group"), F.col("_n").cast("string")), 256), 1, _ID_DIGITS
-    )
-    repeated = F.concat("key", F.lit("#"), F.col("_n").cast("string"))
-    return rows.select(
-        F.when(again, repeated).otherwise(F.coalesce("key", made)).alias("id"),
-        "text",
-        "label",
-        F.coalesce("reason", F.when(again, "duplicate_id")).alias("reason"),
-        F.coalesce("detail", F.when(again, F.concat(F.lit("key "), "key"))).alias("detail"),
-        *more,
-        *([] if content == "text" else [content]),
     )
