@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from etl import counting
 from etl.history import judge
 from etl.history.past import Past
-from etl.rows import dedup, forgotten, gate, labels, leakage, split, units
+from etl.rows import dedup, forgotten, gate, labels, leakage, numbering, split, units
 from etl.rows import images as image_rows
-from etl.sources import gathering, given, images, reading
+from etl.sources import given, images, reading
 from etl.sources.source import Source
 from etl.workspace.kept import Kept, release
 from etl.workspace.scratch import Scratch
@@ -244,7 +244,12 @@ def from_images(
     work = partial(
         image_rows.decode_batches, files=files, options=data.image, labels=labels.mapping(data)
     )
-    rows = images.read(spark, source, data).mapInArrow(crossing(work), image_rows.SCHEMA)
+    rows = images.read(spark, source, data)
+    if source.kind == "image":  # a file's path is its own: nothing is to be brought together
+        rows = rows.withColumn(numbering.GROUP, F.col("key"))
+    else:
+        rows = numbering.gathered(rows, content="image")
+    rows = rows.mapInArrow(crossing(work), image_rows.SCHEMA)
     gated = forgotten.leave_out(rows, gone).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
@@ -308,7 +313,8 @@ def _gate(
         gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
     more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
-    rows = gathering.gathered(reading.read(spark, source, data))
+    rows = reading.read(spark, source, data)
+    rows = numbering.gathered(rows, given.only(rows))
     rows = rows.mapInArrow(crossing(work), gate.SCHEMA + more)
     if past is not None:
         rows = judge.with_own_ids(rows, past, data)

@@ -32,7 +32,7 @@ _DETAIL = re.compile(
     rf"(?P<named>.+?)(?P<split> of (?:{'|'.join(SPLITS)}))?",
     re.DOTALL,
 )
-"""Details of etl/rows/dedup.py, etl/history/judge.py and etl/sources/reading.py that name a row."""
+"""Details of etl/rows/dedup.py, etl/history/judge.py and etl/rows/gate.py that name a row."""
 READ = (
     "duplicate_id", "malformed", "bad_split", "bad_time", "wrong_encoding", "empty", "too_short",
     "too_long", "undecodable", "too_small", "too_large", "bad_label", "bad_target",

@@ -1,6 +1,6 @@
 """Which row a key belongs to: to the first one that passes the gate, in an order of all rows.
 
-Rows of a key lie together and sorted when the gate reads them (etl/sources/gathering.py), whatever
+Rows of a key lie together and sorted when the gate reads them (`gathered`), whatever
 the source's files, partitions and order of lines are. The gate judges them one after the other and
 names them (`Names`): the first row that passes has the key, the others of a source with keys are
 duplicates.
@@ -9,14 +9,37 @@ Without keys the rows of one content have a hash of it, numbered in the same way
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 GROUP = "_group"
 """Column of what rows have in common that could have one id: their key, or their content."""
 _ID_DIGITS = 24
+
+
+def gathered(rows: DataFrame, more: Sequence[str] = (), *, content: str = "text") -> DataFrame:
+    """The rows with `GROUP`, those of a group together and in an order that only they decide.
+
+    Rows that differ in nothing that they are ordered by are the same row. Those that the source's
+    reader has rejected come last, so that they take no key from others.
+
+    Args:
+        rows: key, the content, label, reason, detail and `more`.
+        content: the column that is hashed where there is no key.
+    """
+    from pyspark.sql import functions as F
+
+    nothing = F.lit("") if content == "text" else F.lit("").cast("binary")
+    digest = F.sha2(F.coalesce(content, nothing), 256)
+    rows = rows.withColumn("_digest", digest).withColumn(GROUP, F.coalesce("key", "_digest"))
+    order = [F.col("reason").isNotNull(), "_digest", "label", *more, "reason", "detail"]
+    return rows.repartition(GROUP).sortWithinPartitions(GROUP, *order).drop("_digest")
 
 
 class Name:

@@ -11,8 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType
 
-from etl.rows.numbering import GROUP
-from etl.sources import gathering, reading
+from etl.sources import reading
 from etl.sources.source import Source
 from howdah import storage
 from howdah.config.data import DataSection
@@ -27,7 +26,7 @@ _BEFORE_PATH = "^[a-z][a-z0-9+.-]*:(//[^/]*)?"
 
 
 def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
-    """The source's rows: SCHEMA and `GROUP`, those of a key together.
+    """The source's rows: SCHEMA.
 
     Raises:
         DataError: a missing column, a column of another type, an unreadable file.
@@ -77,7 +76,6 @@ def _files(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     label = F.when(inside, F.element_at(parts, -2))
     return table.select(
         below.alias("key"), below.alias("text"), label.alias("label"), "reason", "detail", "image",
-        below.alias(GROUP),  # a file's path is its own: nothing is gathered
     )  # fmt: skip
 
 
@@ -122,8 +120,7 @@ def _table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     if columns.id is not None:
         key = reading.key_column(table, source, columns.id, f"data.columns.id: {columns.id}")
         reason = F.when(key.isNull() | (F.trim(key) == ""), "no_id")
-    rows = table.select(
+    return table.select(
         key.alias("key"), nothing.alias("text"), label.alias("label"), reason.alias("reason"),
         nothing.alias("detail"), image.alias("image"),
     )  # fmt: skip
-    return gathering.gathered(rows, content="image")

@@ -30,11 +30,10 @@ from etl.sources import given, hive, jdbc, json_numbers, lake
 from etl.sources.source import Kind, Source
 from howdah.config.data import CsvOptions, DataSection
 from howdah.config.splits import Split
-from howdah.data import ids
 from howdah.data.clean import PAIR
 from howdah.data.files import footers, lines
 from howdah.errors import ConfigError, DataError
-from howdah.spark import columnar, csv_quotes
+from howdah.spark import columnar, csv_quotes, ids
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path

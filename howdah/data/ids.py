@@ -10,7 +10,7 @@
 
 pandas makes a column of doubles of whole numbers with a gap, and a database's timestamp comes with
 or without a zone, by its driver: the id must not depend on which tool wrote the file. `text` spells
-a Python value, `texts` an Arrow column, `column` is the same as an expression of Spark's.
+a Python value, `texts` an Arrow column; howdah/spark/ids.py has the same for Spark.
 """
 
 from __future__ import annotations
@@ -22,10 +22,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql import Column
-    from pyspark.sql.types import DataType
 
-__all__ = ["column", "text", "texts"]
+__all__ = ["text", "texts"]
 
 _PLAIN_FROM, _PLAIN_BELOW = 1e-3, 1e7
 """Between these Java writes a number that is not whole without an exponent."""
@@ -78,35 +76,6 @@ def texts(values: pa.Array | pa.ChunkedArray) -> list[str | None]:
         numbers = values.cast(pa.int64()).to_pylist()
         return [None if one is None else _nanoseconds(one, kind.tz is not None) for one in numbers]
     return [text(one) for one in values.to_pylist()]
-
-
-def column(values: Column, kind: DataType) -> Column | None:
-    """`text` in Spark, of a column of this type; None: no key is of such a type.
-
-    Times with a zone are spelt in UTC, in whatever zone the session shows them.
-    """
-    from pyspark.sql import functions as F
-    from pyspark.sql import types as T
-
-    plain = (T.StringType, T.VarcharType, T.CharType, T.IntegralType, T.BooleanType, T.DateType)
-    if isinstance(kind, plain):
-        return values.cast("string")
-    if isinstance(kind, T.TimestampNTZType):
-        return F.translate(values.cast("string"), " ", "T")
-    if isinstance(kind, T.TimestampType):
-        utc = F.to_utc_timestamp(values, F.current_timezone()).cast("string")
-        return F.concat(F.translate(utc, " ", "T"), F.lit("Z"))
-    if isinstance(kind, T.DecimalType):  # unsigned 64-bit integers of Parquet are such
-        if kind.scale <= 0:
-            return values.cast("string")
-        whole = values == F.floor(values)
-        return F.when(whole, F.floor(values).cast("string")).otherwise(values.cast("string"))
-    if isinstance(kind, T.FloatType | T.DoubleType):
-        # floor() ends at the bounds of 64-bit integers: larger numbers are not equal to theirs
-        whole = (values == F.floor(values)) & (F.abs(values) < 2.0**63)
-        number = F.when(whole, F.floor(values).cast("string"))
-        return F.when(~F.isnan(values), number.otherwise(values.cast("string")))
-    return None
 
 
 def _moment(value: datetime.datetime) -> str:

@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from howdah.data import ids
+from howdah.spark.ids import column
 
 BERLIN = datetime.timezone(datetime.timedelta(hours=1))
 AT = datetime.datetime(2026, 11, 1, 0, 30)
@@ -35,7 +36,7 @@ def test_spark_and_python_spell_ids_alike(spark, tmp_path):
     path = str(tmp_path / "keys.parquet")
     pq.write_table(pa.table(COLUMNS), path)
     frame = spark.read.parquet(path)
-    spelt = [ids.column(frame[name], frame.schema[name].dataType).alias(name) for name in COLUMNS]
+    spelt = [column(frame[name], frame.schema[name].dataType).alias(name) for name in COLUMNS]
     rows = frame.select(*spelt).collect()
     read = pq.read_table(path)
     for name in COLUMNS:
@@ -56,7 +57,7 @@ def test_spark_and_python_spell_ids_alike(spark, tmp_path):
 
 def test_a_type_without_ids_has_no_column(spark):
     frame = spark.createDataFrame([([1],)], "a array<int>")
-    assert ids.column(frame["a"], frame.schema["a"].dataType) is None
+    assert column(frame["a"], frame.schema["a"].dataType) is None
 
 
 def test_nanoseconds_and_the_scalars_of_numpy():

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from howdah.config.data import Columns
-from howdah.data import ids
 from howdah.data.clean import PAIR
 from howdah.errors import DataError
+from howdah.spark import ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
