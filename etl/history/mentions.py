@@ -11,7 +11,7 @@ import decimal
 import html
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from howdah.config.splits import SPLITS
@@ -108,6 +108,8 @@ class Wanted:
     """Ids of rows that are copies of theirs (id#2), by what the rows hold."""
     marks: tuple[Forgotten, ...] = ()
     """Of the datasets: they know copies that earlier calls have removed."""
+    met: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Those of `ids` that were found anywhere: what is looked for adds them."""
 
     @cached_property
     def exact(self) -> frozenset[str]:
@@ -120,6 +122,7 @@ class Wanted:
         `page#12` is not taken for a copy of `page` because of its name.
         """
         if row_id in self.exact:
+            self.met.add(row_id)
             return True
         return original(row_id) in self.ids and any(mark.when(row_id) for mark in self.marks)
 
@@ -135,7 +138,8 @@ class Wanted:
         """`has` of a rejected row; of one that was rejected as it was read, its key counts too."""
         if row_id is None:
             return False
-        return self.has(row_id) or (reason in READ and original(row_id) in self.exact)
+        key = original(row_id)
+        return self.has(row_id) or (reason in READ and key is not None and self.has(key))
 
     @cached_property
     def _shown(self) -> frozenset[str]:
@@ -195,6 +199,7 @@ class Wanted:
                     and text.startswith(one, begin)
                     and _stands_alone(text, begin, end)
                 ):
+                    self.met.add(one)
                     yield begin, end
                     after = end
                     break

@@ -260,7 +260,7 @@ def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
             "path": directory, "run_id": run.get("run_id"), "status": run.get("status"),
             "dataset": run.get("dataset"),
             # run.json has the hash of the manifest; the version's own is in its name
-            "dataset_hash": _hash_in(run.get("dataset")),
+            "dataset_hash": shards.version_hash(run.get("dataset")),
             "began": [base[key] for key in ("source", "init_from") if base.get(key)],
         }  # fmt: skip
     if depth:
@@ -329,12 +329,6 @@ def _mlflow(root: str) -> dict[str, Any]:
 def _brief(dataset: Dataset) -> dict[str, Any]:
     manifest = dataset.manifest
     return {"path": dataset.path, "hash": manifest.dataset_hash, "created": manifest.created}
-
-
-def _hash_in(path: Any) -> str | None:
-    """`"hdfs:///data/news/v=0badcafe"` -> `"0badcafe"`."""
-    name = storage.name(path) if isinstance(path, str) else ""
-    return name.removeprefix("v=") if name.startswith("v=") else None
 
 
 def _root(version: str) -> str:
