@@ -146,8 +146,6 @@ def from_text(
         quality["csv"] = _csv_quality(data, lines, strays, progress)
     if alike := labels.similar(names):
         quality["similar_labels"] = alike
-        said = "; ".join(", ".join(map(repr, group)) for group in alike[:5])
-        progress(f"labels that differ in case or composition alone are classes each: {said}")
     rejected = _rejected(rejects, final)
     good = final.where(F.col("reason").isNull())
     if data.quality.leakage_sample:

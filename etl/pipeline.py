@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import SparkSession
 
-from etl import report
+from etl import attention, report
 from etl.history import past as history
 from etl.history.past import Past
 from etl.history.turn import turn
@@ -376,4 +376,6 @@ def _make(
             raise
     rows = ", ".join(f"{name} {manifest.rows(name):,}" for name in manifest.splits)
     progress(f"committed {path} ({rows} rows)")
+    for line in attention.lines(manifest, config.data):
+        progress(line)
     return committed(path, unchanged=False)

@@ -11,7 +11,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl import build, expect, report
+from etl import attention, build, expect, report
 from etl.build import Built
 from etl.history import ledger
 from etl.history.past import Past
@@ -121,6 +121,7 @@ def write_files(
         for n, name in enumerate(built.labels)
         if n not in trained and task.config.data.task != "regression"
     ]
+    _look_at_labels(task, built, splits)
     _warn_empty(task, built, splits)
     _refuse_changed(task.spark, task.config, task.source)
     built.quality["software"] = _software(task.spark)
@@ -296,6 +297,17 @@ def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Kee
         hive_write.write_rejects(task.spark, table, task.hash, task.directory, files)
         built.quality["rejects_table"] = table
         task.progress(f"rejected rows are in {table}, dataset={task.hash}")
+
+
+def _look_at_labels(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
+    """Add what etl/attention.py says of the labels."""
+    if task.config.data.task == "regression":
+        return
+    if missing := attention.missing_values(built.labels):
+        built.quality["missing_value_labels"] = missing
+    whole = {name: [*_stays(task, name), *splits.get(name, [])] for name in SPLITS}
+    if lacking := attention.absent(built.labels, whole):
+        built.quality["labels_absent"] = lacking
 
 
 def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:

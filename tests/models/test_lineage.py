@@ -2,6 +2,8 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from etl.history import forget
@@ -90,6 +92,28 @@ def test_a_marker_that_cannot_be_read_is_of_any_version(place):
     storage.write_whole(broken, b'{"format_version": 99}')
     assert scored.tables(f"{place}/models/zoo", 1) == ["db.other"]
     assert scored.tables(f"{place}/models/zoo", 2) == ["db.other", "db.scored"]
+
+
+def test_a_row_that_the_etl_has_dropped_is_found_with_its_reason(place):
+    version = f"{place}/data/v={2:016x}"
+    rows = {
+        "id": ["bad", "key#2", "key#two", "bad\u001b[1m"], "text": ["t"] * 4, "label": ["a"] * 4,
+        "reason": ["wrong_encoding", "duplicate_id", "empty", "empty"],
+        "detail": ["\u00c3\u00a9", "key key", None, None],
+    }  # fmt: skip
+    pq.write_table(pa.table(rows), f"{version}/rejects-1.parquet")
+    manifest = storage.read_json(f"{version}/manifest.json")
+    manifest["quality"]["reject_files"] = ["rejects-1.parquet", "gone.parquet"]
+    storage.write_whole(f"{version}/manifest.json", json.dumps(manifest).encode())
+    found = of_row("bad", places(place))
+    assert not found["datasets"] and found["rejected"][0]["path"] == version
+    assert [row["reason"] for row in found["rejected"][0]["rows"]] == ["wrong_encoding"]
+    lines = list(lineage.text(found))
+    assert "no dataset version has this row among its kept rows" in lines
+    assert "    bad: wrong_encoding (\u00c3\u00a9)" in lines
+    [row] = of_row("key", places(place))["rejected"][0]["rows"]
+    assert (row["id"], row["reason"]) == ("key#2", "duplicate_id")
+    assert of_row("other", places(place))["rejected"] == []
 
 
 def test_a_row_of_another_day_or_split_leads_to_less(place):

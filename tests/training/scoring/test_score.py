@@ -251,7 +251,7 @@ def test_each_partition_is_scored_once_by_each_model(place):
     known = {one["partition"]: one for one in scored.markers(str(place.models / "news"))}
     assert list(known) == ["ds=2026-11-01", "ds=2026-11-02", "ds=2026-11-03"]
     one = known["ds=2026-11-02"]
-    assert (one["table"], one["source"], one["version"]) == (OUTPUT, SOURCE, 1)
+    assert (one["table"], one["source"], one["version"]) == (OUTPUT, f"default.{SOURCE}", 1)
     assert (one["run_id"], one["rows"]) == ("run-1", 3)
     assert scored.tables(str(place.models / "news"), 1) == [OUTPUT]
     assert scored.tables(str(place.models / "news"), 2) == []
