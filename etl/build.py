@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from etl import counting
 from etl.history import judge
 from etl.history.past import Past
-from etl.rows import dedup, forgotten, gate, labels, leakage, split, units
+from etl.rows import dedup, forgotten, gate, labels, leakage, numbering, split, units
 from etl.rows import images as image_rows
 from etl.sources import given, images, reading
 from etl.sources.source import Source
@@ -25,6 +25,7 @@ from howdah.config.model import Config
 from howdah.config.tasks import Task
 from howdah.data.encode import Encoder
 from howdah.data.images import ImageEncoder
+from howdah.data.targets import label_mapping
 from howdah.errors import ConfigError, DataError
 from howdah.lineage.forgotten import NONE, Forgotten
 from howdah.spark.csv_quotes import Strays
@@ -146,8 +147,6 @@ def from_text(
         quality["csv"] = _csv_quality(data, lines, strays, progress)
     if alike := labels.similar(names):
         quality["similar_labels"] = alike
-        said = "; ".join(", ".join(map(repr, group)) for group in alike[:5])
-        progress(f"labels that differ in case or composition alone are classes each: {said}")
     rejected = _rejected(rejects, final)
     good = final.where(F.col("reason").isNull())
     if data.quality.leakage_sample:
@@ -242,10 +241,15 @@ def from_images(
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(batch))
     files = spark.sparkContext.broadcast((encoder.files, encoder.source, encoder.hash))
     work = partial(
-        image_rows.decode_batches, files=files, options=data.image, labels=labels.mapping(data)
+        image_rows.decode_batches, files=files, options=data.image, labels=label_mapping(data)
     )
-    rows = forgotten.leave_out(images.read(spark, source, data), gone)
-    gated = rows.mapInArrow(crossing(work), image_rows.SCHEMA).persist()
+    rows = images.read(spark, source, data)
+    if source.kind == "image":  # a file's path is its own: nothing is to be brought together
+        rows = rows.withColumn(numbering.GROUP, F.col("key"))
+    else:
+        rows = numbering.gathered(rows, content="image")
+    rows = rows.mapInArrow(crossing(work), image_rows.SCHEMA)
+    gated = forgotten.leave_out(rows, gone).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
         at_gate, _ = counting.at_gate(gated, data)
@@ -269,7 +273,8 @@ def from_images(
     good = final.where(F.col("reason").isNull()).select("id", "text", "label", "split")
     encoded = (
         good.join(F.broadcast(numbers), "label")
-        .join(gated.select("id", "pixels"), "id")
+        # A rejected row may be named like a key: "a#2" is the second row of the key "a".
+        .join(gated.where(F.col("reason").isNull()).select("id", "pixels"), "id")
         .select(
             "id", "split", F.col("number").alias("label"), F.col("pixels").alias("ids"),
             F.lit(encoder.tokens).alias("length"),
@@ -308,10 +313,11 @@ def _gate(
     )
     more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
     rows = reading.read(spark, source, data)
+    rows = numbering.gathered(rows, given.only(rows))
+    rows = rows.mapInArrow(crossing(work), gate.SCHEMA + more)
     if past is not None:
         rows = judge.with_own_ids(rows, past, data)
-    rows = forgotten.leave_out(rows, gone)
-    return rows.mapInArrow(crossing(work), gate.SCHEMA + more)
+    return forgotten.leave_out(rows, gone)
 
 
 def _labels_at_gate(
@@ -342,6 +348,7 @@ def _labels_at_gate(
     counting.refuse_empty(read, source)
     labels.refuse_unknown(data, unknown)
     counting.refuse_rejects(read, counting.drops_of(at_gate), data)
+    before = [] if past is None else past.labels
     if data.task == "regression":
         if not rows:
             raise DataError(
@@ -349,8 +356,7 @@ def _labels_at_gate(
                 where=f"data.columns.label: {data.columns.label}",
                 remedy="check data.columns.label; see the rejected rows' reasons",
             )
-        return [data.columns.label]
-    before = [] if past is None else past.labels
+        return before or [data.columns.label]
     return labels.names(data, passed if several is None else several, before)
 
 
@@ -446,7 +452,7 @@ def _numbered(data: DataSection) -> dict[str, str] | None:
     """{label number as text: name} for records: a list names the numbers in order."""
     if isinstance(data.labels, list):
         return {str(number): name for number, name in enumerate(data.labels)}
-    return labels.mapping(data)
+    return label_mapping(data)
 
 
 def _csv_quality(

@@ -11,7 +11,7 @@ import numpy as np
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from etl import build, expect, report
+from etl import attention, build, expect, report
 from etl.build import Built
 from etl.history import ledger
 from etl.history.past import Past
@@ -30,11 +30,13 @@ from howdah.config.splits import SPLITS, TEST, TRAIN, VALIDATION
 from howdah.data.images import ImageEncoder
 from howdah.data.inputs import AnyEncoder
 from howdah.data.manifest import (
+    MANIFEST,
     DatasetManifest,
     RecordEntry,
     ShardEntry,
     TokenizerEntry,
     created_now,
+    load_dataset,
     version_before,
 )
 from howdah.data.record import Columns, RecordLayout, ids_dtype_for
@@ -119,6 +121,7 @@ def write_files(
         for n, name in enumerate(built.labels)
         if n not in trained and task.config.data.task != "regression"
     ]
+    _look_at_labels(task, built, splits)
     _warn_empty(task, built, splits)
     _refuse_changed(task.spark, task.config, task.source)
     built.quality["software"] = _software(task.spark)
@@ -184,6 +187,31 @@ def expectations(
             progress(f"data.expect.{one.key} is not judged: {one.detail}")
     expect.refuse(found, storage.join(config.data.dataset, f"v={manifest.dataset_hash}"))
     return expect.as_quality(found, parent)
+
+
+def expect_of_part(config: Config, past: Past, progress: Callable[[str], None]) -> None:
+    """Judge `data.expect` of a part that is there already, as when it was appended: by its own rows
+    and counts, which the version that it was read for has.
+
+    Raises:
+        ExpectationsFailed: something is not met.
+    """
+    part = past.replaced
+    if part is None or not config.data.expect.asks:
+        return
+    path = storage.join(config.data.dataset, part.version)
+    if not storage.exists(storage.join(path, MANIFEST)):
+        progress(f"data.expect is not judged: {path}, for which the part was read, is gone")
+        return
+    manifest = load_dataset(path).manifest
+    own = {
+        split: [shard for shard in shards if shard.part == part.name]
+        for split, shards in manifest.splits.items()
+    }
+    if any(part.rows.values()) and not any(own.values()):
+        progress(f"data.expect is not judged: the part {part.name} was merged with others")
+        return
+    expectations(config, manifest.model_copy(update={"splits": own}), progress)
 
 
 def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:
@@ -269,6 +297,17 @@ def _write_rejects(task: Task, built: Built, token: str, keeper: credentials.Kee
         hive_write.write_rejects(task.spark, table, task.hash, task.directory, files)
         built.quality["rejects_table"] = table
         task.progress(f"rejected rows are in {table}, dataset={task.hash}")
+
+
+def _look_at_labels(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:
+    """Add what etl/attention.py says of the labels."""
+    if task.config.data.task == "regression":
+        return
+    if missing := attention.missing_values(built.labels):
+        built.quality["missing_value_labels"] = missing
+    whole = {name: [*_stays(task, name), *splits.get(name, [])] for name in SPLITS}
+    if lacking := attention.absent(built.labels, whole):
+        built.quality["labels_absent"] = lacking
 
 
 def _warn_empty(task: Task, built: Built, splits: dict[str, list[ShardEntry]]) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from etl.history import artefacts, in_dataset, rewrite
+from etl.history import artefacts, in_dataset, rewrite, trained
 from etl.history.mentions import NOTHING, Wanted
 from etl.workspace import staging
 from howdah import redact, storage
@@ -24,8 +24,6 @@ from howdah.core.user import user_and_host
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
 from howdah.errors import DataError, NotFound
 from howdah.lineage import forgotten as marks
-from howdah.models import scored
-from howdah.models.registry import EXPORT_INFO, Published
 from howdah.runs import RUN_JSON
 
 _NO_ROWS = ("attempts", "checkpoints", "export", "tensorboard")
@@ -44,8 +42,13 @@ class Found:
     hashes: dict[str, list[str]] = field(default_factory=dict)
     """{root of a dataset: hashes of its versions that have one of them in a shard}."""
     models: list[dict] = field(default_factory=list)
-    """Runs and published models trained on such a version: {path, dataset, run_id, current: whether
-    it is the one that is served, scored: tables that it has scored}."""
+    """Runs and published models trained on such a version: {path, dataset, run_id, status: of a run
+    that has no export of it, current: whether it is the one that is served, scored: tables that it
+    has scored}."""
+    tables: list[str] = field(default_factory=list)
+    """Partitions of data.rejects_table with the rejected rows of such versions."""
+    nowhere: list[str] = field(default_factory=list, repr=False)
+    """Ids that are in no place that was looked through, and that no earlier call has forgotten."""
     leftovers: dict[str, int] = field(default_factory=dict)
     """{path: rows, as far as they can be read} of files of ETL runs that have not ended well."""
     unread: list[dict] = field(default_factory=list)
@@ -60,17 +63,27 @@ class Found:
 
     def as_dict(self) -> dict:
         """For --json: without ids."""
-        kept = ("files", "versions", "hashes", "models", "leftovers", "unread")
-        return {name: getattr(self, name) for name in kept}
+        kept = ("files", "versions", "hashes", "models", "tables", "leftovers", "unread")
+        return {name: getattr(self, name) for name in kept} | {"ids_nowhere": len(self.nowhere)}
 
 
 def read_ids(path: str) -> frozenset[str]:
-    """The ids in a file, one a line.
+    """The ids in a file in UTF-8, one a line: a line ends with LF or CR LF, and with nothing else
+    that could be a part of an id. A byte order mark is none.
 
     Raises:
-        DataError: it has none.
+        DataError: it is in another encoding, or has none.
     """
-    ids = frozenset(line.strip() for line in storage.read_text(path).splitlines() if line.strip())
+    try:
+        text = storage.read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            "the file of ids is not UTF-8",
+            where=f"{path}, byte {error.start}",
+            expected="UTF-8 text with an id of a row a line",
+            remedy="save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8",
+        ) from None
+    ids = frozenset(line.strip(" \t\r") for line in text.split("\n")) - {""}
     if not ids:
         raise DataError(
             "the file names no row",
@@ -105,10 +118,11 @@ def survey(
     marked = {root: marks.load(root) for root in datasets}
     rows: dict[str, int] = {}
     copies: frozenset[str] = frozenset()
+    met: set[str] = set()
     for versions in known.values():
-        own, more = in_dataset.in_shards(versions, ids)
+        own, more = in_dataset.in_shards(versions, ids, met)
         rows, copies = rows | own, copies | more
-    found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()))
+    found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()), met=met)
     mapped = [v.manifest.source.get("columns") for own in known.values() for v in own]
     named = [one.get("id") for one in mapped if isinstance(one, dict)]
     found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
@@ -122,12 +136,14 @@ def survey(
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
-    for places, given in ((runs, False), (files, True), (_markers(models), False)):
+    for places, given in ((runs, False), (files, True), (trained.markers(models), False)):
         for path in _below(places, datasets, found):
             _look(path, found, given=given)
+    forgotten = {one for one in ids if any(mark.when(one) for mark in marked.values())}
+    found.nowhere = sorted(frozenset(ids) - met - forgotten)
     found.models = [
         {**one, "dataset": hashes[one["dataset"]]}
-        for one in (*_trained(runs), *_published(models))
+        for one in (*trained.of_runs(runs), *trained.published(models))
         if one["dataset"] in hashes
     ]
     return found
@@ -215,14 +231,22 @@ def refuse_unread(found: Found) -> None:
         )
 
 
-def model_lines(one: dict) -> list[str]:
-    """A run or published model of `Found.models`, for the user."""
-    state = ", which is current" if one.get("current") else ""
-    lines = [f"trained on such rows: {one['path']}{state} ({one['dataset']})"]
-    if one.get("scored"):
-        tables = ", ".join(one["scored"])
-        lines.append(f"    scored {tables}: give their directories as --files")
-    return lines
+def table_lines(found: Found) -> list[str]:
+    """What this command does not change, for the user: rejected rows in Hive tables."""
+    return [
+        f"rejected rows of such a version are in {table}: drop the partition there"
+        for table in found.tables
+    ]
+
+
+def nowhere_lines(found: Found) -> list[str]:
+    """Ids that are in no place, for the user: mistyped, or of places that were not given."""
+    if not found.nowhere:
+        return []
+    few = ", ".join(repr(one)[:80] for one in found.nowhere[:_MOST_LISTED])
+    more = ", ..." if len(found.nowhere) > _MOST_LISTED else ""
+    count = f"{len(found.nowhere):,} of {len(found.wanted.ids):,} ids"
+    return [f"{count} were found in no place: {few}{more}"]
 
 
 def refuse_left(left: Found) -> None:
@@ -275,6 +299,8 @@ def _of_version(
     found.files |= own | more
     if own or more:
         found.stained |= {version.path}
+        if table := version.manifest.quality.get("rejects_table"):
+            found.tables.append(f"{table}, partition dataset={version.manifest.dataset_hash}")
 
 
 def _beside(root: str, versions: Sequence[Dataset], found: Found) -> None:
@@ -336,67 +362,7 @@ def _directories(version: Dataset) -> set[str]:
     return {version.directory(entry) for entry in (*entries, *(ledger.files if ledger else ()))}
 
 
-# --------------------------------------------------------------------------------------- models
-def _trained(places: Sequence[str]) -> Iterator[dict]:
-    """{path, dataset: its hash, run_id} of the exports below run directories."""
-    for path in _all(places):
-        if storage.name(path) == EXPORT_INFO:
-            info = storage.read_fields(path)
-            dataset = info.get("dataset") or {}
-            yield {
-                "path": storage.parent(path), "dataset": dataset.get("hash"),
-                "run_id": info.get("run_id"),
-            }  # fmt: skip
-
-
-def _published(places: Sequence[str]) -> Iterator[dict]:
-    for model in _models(places):
-        now = (model.current() or {}).get("version")
-        for number in model.versions():
-            manifest = model.version(number)
-            dataset = manifest.get("dataset") or {}
-            yield {
-                "path": model.path_of(number), "dataset": dataset.get("hash"),
-                "run_id": manifest.get("run_id"), "current": number == now,
-                "scored": scored.tables(model.root, number),
-            }  # fmt: skip
-
-
-def _models(places: Sequence[str]) -> Iterator[Published]:
-    for place in places:
-        roots = [place]
-        if not Published(place).numbers():
-            roots = [entry.path for entry in storage.list_dir(place) if entry.is_dir]
-        yield from map(Published, roots)
-
-
-def _markers(places: Sequence[str]) -> list[str]:
-    """The markers of partitions that the models have scored: they name rows with errors."""
-    return [
-        storage.join(one["path"], scored.MARKER)
-        for model in _models(places)
-        for one in scored.markers(model.root)
-    ]
-
-
 # ---------------------------------------------------------------------------------------- files
-def _all(places: Sequence[str]) -> Iterator[str]:
-    """Files of directories, and of those below; files that are named."""
-    for place in places:
-        try:
-            if not storage.is_dir(place):
-                yield storage.entry(place).path
-                continue
-            entries = storage.list_dir(place)
-        except NotFound:
-            continue
-        for entry in entries:
-            if entry.is_dir:
-                yield from _all([entry.path])
-            else:
-                yield entry.path
-
-
 def _below(places: Sequence[str], datasets: Sequence[str], found: Found) -> Iterator[str]:
     """Files that may have rows: of directories, and of those below; files that are named.
 

@@ -37,9 +37,12 @@ def text_id(row_id: bytes) -> str:
 
 # -------------------------------------------------------------------------------------- records
 def in_shards(
-    versions: Sequence[Dataset], ids: Collection[str]
+    versions: Sequence[Dataset], ids: Collection[str], met: set[str]
 ) -> tuple[dict[str, int], frozenset[str]]:
     """({path of a shard: rows}, ids of copies) of all versions of a dataset.
+
+    Args:
+        met: ids that a row has are added.
 
     A copy (id#2, of class balance) has the id of a row with a number behind it, and the tokens and
     label of that row: by the name alone `page#12` would be taken for a copy of `page`.
@@ -66,6 +69,7 @@ def in_shards(
                 held.setdefault(row_id, set()).add(_contents(ids_T, label))
             elif original(row_id) in wanted:
                 numbered.append((path, row_id, _contents(ids_T, label)))
+    met |= held.keys()
     copies = set()
     for path, row_id, contents in numbered:
         if contents in held.get(original(row_id) or "", ()):

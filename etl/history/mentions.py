@@ -7,16 +7,16 @@ anything else; `5` or `cat` in a text can be a step, a count or a word.
 
 from __future__ import annotations
 
-import datetime
 import decimal
 import html
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from howdah.config.splits import SPLITS
 from howdah.core.terminal import shown
+from howdah.data import ids
 from howdah.lineage.forgotten import Forgotten
 
 __all__ = ["GONE", "NOTHING", "Wanted", "is_unmistakable", "original", "spellings"]
@@ -32,10 +32,13 @@ _DETAIL = re.compile(
     rf"(?P<named>.+?)(?P<split> of (?:{'|'.join(SPLITS)}))?",
     re.DOTALL,
 )
-"""Details of etl/rows/dedup.py, etl/history/judge.py and etl/sources/reading.py that name a row."""
-READ = ("duplicate_id", "malformed", "bad_split", "bad_time")
-"""Reasons of rows that are rejected as they are read: such a row may be one whose key came again,
-which is named <key>#<number>."""
+"""Details of etl/rows/dedup.py, etl/history/judge.py and etl/rows/gate.py that name a row."""
+READ = (
+    "duplicate_id", "malformed", "bad_split", "bad_time", "wrong_encoding", "empty", "too_short",
+    "too_long", "undecodable", "too_small", "too_large", "bad_label", "bad_target",
+)  # fmt: skip
+"""Reasons of rows that are rejected as they are read or at the gate: such a row may be one whose
+key another row has, which is named <key>#<number>."""
 
 
 def original(row_id: str) -> str | None:
@@ -64,29 +67,35 @@ def is_unmistakable(row_id: str) -> bool:
     return False
 
 
-def spellings(value: object) -> tuple[str, ...]:
-    """How a value of a column of ids can be written as an id: whole numbers without a point, times
-    in ISO 8601, as the ETL reads them.
+_NUMBER_TEXT = re.compile(r"-?\d+\.\d+(?:E-?\d+)?")
+_TIME_TEXT = re.compile(r"(\d{4,}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:\.(\d+))?(Z?)")
 
-    >>> spellings(5.0), spellings("a"), spellings(None)
-    (('5', '5.0'), ('a',), ())
+
+def spellings(value: object) -> tuple[str, ...]:
+    """How a value of a column of ids can be written as an id: as `howdah.data.ids` spells it, and
+    as the ETL would have spelt the number or time that a text is. Rows that were scored or
+    predicted by an earlier version have texts as Spark casts them: 5.0, 1.0E7, times with a blank.
+
+    >>> spellings(5.0), spellings("a"), spellings(None), spellings("1.0E7")
+    (('5', '5.0'), ('a',), (), ('1.0E7', '10000000'))
+    >>> spellings("2026-11-01 10:00:00.50")[1:]
+    ('2026-11-01T10:00:00.5', '2026-11-01T10:00:00.5Z')
     """
-    if value is None:
+    spelt = ids.text(value)
+    if spelt is None:
         return ()
-    if isinstance(value, bool):
-        return (str(value).lower(),)
     if isinstance(value, float | decimal.Decimal):
-        whole = value == value and abs(value) != float("inf") and value == int(value)
-        return (str(int(value)), str(value)) if whole else (str(value),)
-    if isinstance(value, bytes):
-        return (value.decode("utf-8", "backslashreplace"),)
-    if isinstance(value, datetime.datetime):
-        text = value.replace(tzinfo=None).isoformat()
-        text = text.rstrip("0") if "." in text else text
-        return (text if value.tzinfo is None else f"{text}Z",)
-    if isinstance(value, datetime.date):
-        return (value.isoformat(),)
-    return (str(value),)
+        return tuple(dict.fromkeys((spelt, str(value))))
+    if not isinstance(value, str):
+        return (spelt,)
+    more: list[str] = []
+    if _NUMBER_TEXT.fullmatch(spelt):
+        more.append(ids.text(float(spelt)) or spelt)
+    if (time := _TIME_TEXT.fullmatch(spelt)) is not None:
+        fraction = (time[3] or "").rstrip("0")
+        at = f"{time[1]}T{time[2]}" + (f".{fraction}" if fraction else "")
+        more += [f"{at}Z"] if time[4] else [at, f"{at}Z"]
+    return tuple(dict.fromkeys((spelt, *more)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +108,8 @@ class Wanted:
     """Ids of rows that are copies of theirs (id#2), by what the rows hold."""
     marks: tuple[Forgotten, ...] = ()
     """Of the datasets: they know copies that earlier calls have removed."""
+    met: set[str] = field(default_factory=set, compare=False, repr=False)
+    """Those of `ids` that were found anywhere: what is looked for adds them."""
 
     @cached_property
     def exact(self) -> frozenset[str]:
@@ -111,6 +122,7 @@ class Wanted:
         `page#12` is not taken for a copy of `page` because of its name.
         """
         if row_id in self.exact:
+            self.met.add(row_id)
             return True
         return original(row_id) in self.ids and any(mark.when(row_id) for mark in self.marks)
 
@@ -126,7 +138,8 @@ class Wanted:
         """`has` of a rejected row; of one that was rejected as it was read, its key counts too."""
         if row_id is None:
             return False
-        return self.has(row_id) or (reason in READ and original(row_id) in self.exact)
+        key = original(row_id)
+        return self.has(row_id) or (reason in READ and key is not None and self.has(key))
 
     @cached_property
     def _shown(self) -> frozenset[str]:
@@ -186,6 +199,7 @@ class Wanted:
                     and text.startswith(one, begin)
                     and _stands_alone(text, begin, end)
                 ):
+                    self.met.add(one)
                     yield begin, end
                     after = end
                     break

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from etl.history import ledger
+from etl.history import ledger, place
 from etl.sources.source import Source
 from etl.workspace.credentials import Secrets
 from howdah import storage
@@ -35,7 +35,8 @@ class Past:
     Attributes:
         parent: the newest version; None: this is the first.
         part: the new part's name.
-        identity: of its source.
+        identity: of its source's state and what it is read with.
+        source: what it is read from (etl/history/place.py).
         config: what all parts agree on.
         buckets: of the ledger.
         secrets: tokens for tasks that read and write the ledger.
@@ -44,6 +45,7 @@ class Past:
     parent: Dataset | None
     part: str
     identity: str
+    source: dict[str, Any]
     config: dict[str, Any]
     buckets: int
     secrets: Secrets | None = None
@@ -101,8 +103,8 @@ class Past:
         """
         quality = manifest.quality
         part = PartEntry(
-            name=self.part, identity=self.identity, version=f"v={manifest.dataset_hash}",
-            read=quality["read"], rows=rows, drops=quality["drops"],
+            name=self.part, identity=self.identity, source=self.source, rows=rows,
+            version=f"v={manifest.dataset_hash}", read=quality["read"], drops=quality["drops"],
         )  # fmt: skip
         splits = {
             split: [shard.model_copy(update={"part": self.part}) for shard in shards]
@@ -156,11 +158,13 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
         return None
     parent = newest(data.dataset)
     config = _agreed(data, etl_format, tokenizer)
-    name = options.part or _name(data, source)
+    where = place.of_source(source, data)
+    read = {"kind": source.kind, "source": source.identity, "read": place.settings(data)}
     past = Past(
         parent=parent,
-        part=name,
-        identity=content_hash({"kind": source.kind, "source": source.identity}),
+        part=options.part or place.display_name(source, data),
+        identity=content_hash(read),
+        source=where,
         config=config,
         buckets=options.buckets,
     )
@@ -184,12 +188,17 @@ def find(data: DataSection, source: Source, *, etl_format: int, tokenizer: str) 
             ),
             expected=", ".join(f"{key}: {agreed.get(key, 'the default')}" for key in keys),
             got=", ".join(f"{key}: {config.get(key, 'the default')}" for key in keys),
-            remedy=f"set them as {parent.path} was made, or begin another data.dataset",
+            remedy="begin another data.dataset: this version of Howdah makes other rows of the same"
+            f" source; {parent.path} stays as it is, and can be trained on"
+            if "etl_format" in keys
+            else f"set them as {parent.path} was made, or begin another data.dataset",
         )
-    if past.replaced is not None and not past.unchanged and _merged(parent, name):
+    _refuse_other_rows(data, parent)
+    past = replace(past, part=_name(past, options.part is not None))
+    if past.replaced is not None and not past.unchanged and _merged(parent, past.part):
         raise DataError(
             "a part that was merged with others cannot be replaced",
-            where=f"data.append.part: {name}",
+            where=f"data.append.part: {past.part}",
             got=f"{parent.path} was compacted after this part",
             remedy="append it under another data.append.part: rows that are there already are left"
             " out (known_id, or duplicates), and do not count for data.quality.max_reject_fraction",
@@ -230,7 +239,49 @@ def _merged(parent: Dataset, name: str) -> bool:
     return not any(file.part == name for file in files) and any(file.part is None for file in files)
 
 
-def _name(data: DataSection, source: Source) -> str:
-    if data.partitions:
-        return ",".join(f"{k}={'+'.join(values)}" for k, values in data.partitions.items())
-    return storage.name(source.name.rstrip("/")) or source.name
+def _refuse_other_rows(data: DataSection, parent: Dataset) -> None:
+    """Fail where the part's rows would be of another kind than those of the parts before.
+
+    Raises:
+        ConfigError: texts among pairs of texts, or the labels of another task.
+    """
+    old = parent.manifest
+    said = {False: "rows of one text (no text_pair)", True: "pairs of texts (text_pair)"}
+    pairs = data.columns.text_pair is not None
+    for key, before, now in (
+        ("task", old.task, data.task),
+        ("columns.text_pair", said[old.pairs], said[pairs]),
+    ):
+        if before != now:
+            raise ConfigError(
+                "a part must have rows as the parts before it",
+                where=f"data.{key}",
+                expected=f"{before}, as in {parent.path}",
+                got=now,
+                remedy=f"set data.{key} as the parts before have it, or begin another data.dataset",
+            )
+
+
+def _name(past: Past, by_user: bool) -> str:
+    """The part's name: that of the part that was read from the same source, or one that no part
+    has.
+
+    Args:
+        by_user: data.append.part gives it.
+    Raises:
+        ConfigError: a part of the given name was read from another source.
+    """
+    other = past.replaced
+    own = f"{past.part}~{content_hash(past.source)[:8]}"
+    if other is None or other.source == past.source:
+        return past.part
+    if other.source is not None and not by_user:
+        return own
+    raise ConfigError(
+        "another source has a part of this name",
+        where=f"data.append.part: {past.part} in {past.parent.path}",
+        expected=f"a name of its own for {place.shown(past.source)}",
+        got=f"the part was read from {place.shown(other.source)}",
+        remedy=f"give another name, such as data.append.part: {own}; the rows of both parts are"
+        " kept, and those that are there already are left out (known_id, or duplicates)",
+    )

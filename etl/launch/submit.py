@@ -218,7 +218,8 @@ def _settings_file(
     }
     conf = connectors.joined(conf, options.conf)
     defaults = properties.defaults_of(home, os.environ)
-    return properties.written(properties.redacting(conf, defaults), defaults)
+    conf = properties.in_utc(properties.redacting(conf, defaults), defaults)
+    return properties.written(conf, defaults)
 
 
 def _command(home: str, config: Config, settings: str, directory: str) -> list[str]:

@@ -13,10 +13,11 @@ from typing import NamedTuple, assert_never
 
 import pyarrow as pa
 
+from etl.rows.numbering import GROUP, Name, Names, with_ids
 from howdah.config.data import CleanOptions, QualityOptions
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR, clean_pair, clean_text
-from howdah.data.targets import label_set, set_text, target_text
+from howdah.data.targets import label_name, label_set, set_text, target_text
 
 REASONS = (
     "malformed",
@@ -52,7 +53,13 @@ SCHEMA = (
 )
 """`key` of the rows that pass, and the line breaks that their texts had before cleaning."""
 
-_READ = ["text", "label", "reason", "detail"]
+REJECTED_CHARACTERS = 2_000
+"""What is kept of a rejected row's text: it is there to be looked at, and rows may be of any
+length."""
+_RAW = 16
+"""A text with more than this times quality.max_characters is not cleaned: cleaning costs time by
+the character, and takes out entities, tags and blanks, not fifteen of sixteen characters."""
+_READ = ["key", GROUP, "text", "label", "reason", "detail"]
 
 # UTF-8 read as Latin-1 or Windows-1252. Only what right texts do not hold: capitals and accented
 # letters do come before quotation marks and no-break spaces in French, German and Portuguese.
@@ -117,6 +124,10 @@ def judge(
         rules: how the source's rows are read.
     """
     raw = text or ""
+    for name, side in zip(("text", "text_pair"), raw.split(PAIR), strict=False):
+        if len(side) > _RAW * quality.max_characters:
+            detail = f"{name}: " * rules.pairs + f"{len(side)} characters before cleaning"
+            return Verdict(raw[:REJECTED_CHARACTERS], label, "too_long", detail)
     if rules.pairs:
         text = clean_pair(raw, clean)
         sides = [
@@ -159,7 +170,7 @@ def _judge_text(raw: str, text: str, quality: QualityOptions) -> tuple[str | Non
 
 def _named(label: str, rules: RowRules) -> tuple[str | None, str | None]:
     """(the label's text in the ETL, None) of a value of the source, or (None, what is wrong)."""
-    value = label.strip()
+    value = label_name(label)
     if rules.task == "single_label":
         name = rules.names.get(value) if rules.names is not None else value
         return (name, None) if name else (None, value)
@@ -196,31 +207,44 @@ def clean_batches(
     quality: QualityOptions,
     rules: RowRules,
 ) -> Iterator[pa.RecordBatch]:
-    """mapInArrow: (id, text, label, reason, detail, more...) -> SCHEMA and those columns as they
-    are; earlier reasons are kept."""
+    """mapInArrow: (key, text, label, reason, detail, `numbering.GROUP`, more...) -> SCHEMA and
+    those columns as they are; earlier reasons are kept."""
+    names = Names()
+    yield from with_ids(_judged(batches, clean, quality, rules, names), names)
+
+
+def _judged(
+    batches: Iterable[pa.RecordBatch],
+    clean: CleanOptions,
+    quality: QualityOptions,
+    rules: RowRules,
+    names: Names,
+) -> Iterator[tuple[pa.RecordBatch, list[Name]]]:
+    """SCHEMA without the id, and the names of the rows."""
     for batch in batches:
         columns = batch.select(_READ).to_pydict()
-        more = [name for name in batch.schema.names if name != "id" and name not in _READ]
+        more = [name for name in batch.schema.names if name not in _READ]
         out: dict[str, list] = {name: [] for name in ("text", "label", "reason", "detail", "key")}
         breaks: list[int] = []
-        for text, label, reason, detail in zip(
-            columns["text"], columns["label"], columns["reason"], columns["detail"], strict=True
+        named: list[Name] = []
+        for key, group, text, label, reason, detail in zip(
+            *(columns[name] for name in ("key", GROUP, "text", "label", "reason", "detail")),
+            strict=True,
         ):
             if reason is None:
                 verdict = judge(text, label, clean, quality, rules)
             else:
                 verdict = Verdict(text or "", label, reason, detail)
-            for name, value in verdict._asdict().items():
-                out[name].append(value)
+            name = names.of(group, key, passes=verdict.reason is None)
+            if name.again:
+                verdict = verdict._replace(reason="duplicate_id", detail=f"key {key}")
+            if verdict.reason is not None:
+                verdict = verdict._replace(text=verdict.text[:REJECTED_CHARACTERS])
+            for column, value in verdict._asdict().items():
+                out[column].append(value)
             out["key"].append(None if verdict.reason else text_key(verdict.text))
             breaks.append(0 if verdict.reason else line_breaks(text or ""))
+            named.append(name)
         strings = (pa.array(out[name], pa.string()) for name in out)
-        yield pa.RecordBatch.from_arrays(
-            [
-                batch.column("id"),
-                *strings,
-                pa.array(breaks, pa.int32()),
-                *(batch.column(name) for name in more),
-            ],
-            names=["id", *out, "breaks", *more],
-        )
+        arrays = [*strings, pa.array(breaks, pa.int32()), *(batch.column(name) for name in more)]
+        yield pa.RecordBatch.from_arrays(arrays, names=[*out, "breaks", *more]), named

@@ -9,9 +9,11 @@ import pyarrow as pa
 from pyspark import Broadcast
 
 from etl.rows.gate import DETAIL_CHARACTERS
+from etl.rows.numbering import GROUP, Name, Names, with_ids
 from howdah.config.data import ImageOptions
 from howdah.data.images import UnusableImage
 from howdah.data.inputs import encoder_of_files
+from howdah.data.targets import label_name
 
 SCHEMA = (
     "id string, text string, label string, reason string, detail string, key string, pixels binary"
@@ -25,21 +27,36 @@ def decode_batches(
     options: ImageOptions,
     labels: dict[str, str] | None,
 ) -> Iterator[pa.RecordBatch]:
-    """mapInArrow: (id, text, label, reason, detail, image) -> SCHEMA; earlier reasons are kept.
+    """mapInArrow: (key, text, label, reason, detail, image, `numbering.GROUP`) -> SCHEMA; earlier
+    reasons are kept.
 
     Args:
         files: (ImageEncoder.files, .source, .hash).
         labels: {value in the source: label name}, or None where every value is a label.
     """
+    names = Names()
+    yield from with_ids(_judged(batches, files, options, labels, names), names)
+
+
+def _judged(
+    batches: Iterable[pa.RecordBatch],
+    files: Broadcast,
+    options: ImageOptions,
+    labels: dict[str, str] | None,
+    names: Names,
+) -> Iterator[tuple[pa.RecordBatch, list[Name]]]:
+    """SCHEMA without the id, and the names of the rows."""
     encoder = encoder_of_files("image", *files.value)
     for batch in batches:
         columns = batch.to_pydict()
         out: dict[str, list] = {name: [] for name in ("label", "reason", "detail", "key", "pixels")}
-        for label, reason, detail, image in zip(
-            columns["label"], columns["reason"], columns["detail"], columns["image"], strict=True
+        named: list[Name] = []
+        for source_key, group, label, reason, detail, image in zip(
+            *(columns[name] for name in ("key", GROUP, "label", "reason", "detail", "image")),
+            strict=True,
         ):
             pixels = None
-            value = (label or "").strip()
+            value = label_name(label or "")
             name = labels.get(value) if labels is not None else value
             if reason is None:
                 try:
@@ -49,15 +66,18 @@ def decode_batches(
             if reason is None and not name:
                 reason = "bad_label"
                 detail = value[:DETAIL_CHARACTERS] if value else "no label"
+            row_name = names.of(group, source_key, passes=reason is None)
+            if row_name.again:
+                reason, detail = "duplicate_id", f"key {source_key}"
             key = pixel_key(pixels) if reason is None else None
             row = (name or label, reason, detail, key, pixels if reason is None else None)
             for column, each in zip(out.values(), row, strict=True):
                 column.append(each)
+            named.append(row_name)
         kinds = [pa.string()] * 4 + [pa.binary()]
         arrays = (pa.array(out[name], kind) for name, kind in zip(out, kinds, strict=True))
-        yield pa.RecordBatch.from_arrays(
-            [batch.column("id"), batch.column("text"), *arrays], names=["id", "text", *out]
-        )
+        made = pa.RecordBatch.from_arrays([batch.column("text"), *arrays], names=["text", *out])
+        yield made, named
 
 
 def pixel_key(pixels: bytes) -> str:

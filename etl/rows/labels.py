@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import difflib
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 
 from etl.rows.gate import RowRules
 from howdah.config.data import DataSection
+from howdah.data.targets import label_mapping
 from howdah.errors import DataError
 
 MOST_LABELS = 10_000
-
-
-def mapping(data: DataSection) -> dict[str, str] | None:
-    """`DataSection.label_mapping`."""
-    return data.label_mapping()
+_UNSEEN = re.compile("[\u200c\u200d\ufe00-\ufe0f]+")
 
 
 def rules(data: DataSection) -> RowRules:
     """How the gate reads the source's rows."""
     return RowRules(
-        names=mapping(data),
+        names=label_mapping(data),
         task=data.task,
         separator=data.columns.label_separator,
         pairs=data.columns.text_pair is not None,
@@ -76,14 +74,16 @@ def refuse_too_many(data: DataSection, count: int, *examples: str | None) -> Non
 
 
 def similar(names: Iterable[str]) -> list[list[str]]:
-    """Names that differ in case or in how Unicode composes their letters alone.
+    """Names that a reader cannot tell apart, but for their case: in letters composed by Unicode,
+    in blanks, joiners and variation selectors.
 
     >>> similar(["Sports", "World", "sports"])
     [['Sports', 'sports']]
     """
     alike: dict[str, list[str]] = {}
     for name in names:
-        alike.setdefault(unicodedata.normalize("NFC", name).casefold(), []).append(name)
+        seen = _UNSEEN.sub("", unicodedata.normalize("NFC", name)).casefold()
+        alike.setdefault(" ".join(seen.split()), []).append(name)
     return [group for group in alike.values() if len(group) > 1]
 
 

@@ -11,7 +11,9 @@ Ullman, "Mining of Massive Datasets", chapter 3.
 
 from __future__ import annotations
 
+import functools
 import re
+import unicodedata
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Literal
@@ -26,11 +28,31 @@ _UNSPACED = (
     "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
 _WORD = re.compile(r"\w+")
-_WORD_OR_CHARACTER = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _AUTO = (1, 2)
 _SEED = 0x5EED_0F_30DA
 _CACHED_WORDS = 500_000
 _words: dict[str, int] = {}
+
+
+@functools.cache
+def _word_or_character() -> re.Pattern[str]:
+    """A character of a script without blanks, or a word with its combining marks.
+
+    `\\w` has no marks: without their vowel signs, which are marks, Hindi's words for boy and girl
+    are the same consonants. Joiners, which only shape the letters, are inside words too.
+    """
+    spaced = re.compile(rf"[^{_UNSPACED}]")
+
+    def marks(first: int, last: int) -> str:
+        every = map(chr, range(first, last + 1))
+        return "".join(c for c in every if unicodedata.category(c)[0] == "M" and spaced.match(c))
+
+    # `re` looks up characters below U+10000 in a table, and walks through a set with others in it:
+    # that one is asked for these alone.
+    high = rf"(?=[\U00010000-\U0010ffff])[{marks(0x10000, 0x1FFFF)}\U000e0100-\U000e01ef]+"
+    mark = rf"[{marks(0x300, 0xFFFF)}\u200c\u200d]+|{high}"
+    letters = rf"[^\W{_UNSPACED}]"
+    return re.compile(rf"[{_UNSPACED}]|{letters}+(?:(?:{mark}){letters}*)*")
 
 
 def widths(ngram: int | Literal["auto"]) -> tuple[int, ...]:
@@ -48,7 +70,7 @@ def words_of(text: str) -> list[str]:
         first, _, second = text.partition(PAIR)
         return [*words_of(first), PAIR, *(PAIR + word for word in words_of(second))]
     lower = text.lower()
-    return (_WORD if lower.isascii() else _WORD_OR_CHARACTER).findall(lower)
+    return (_WORD if lower.isascii() else _word_or_character()).findall(lower)
 
 
 def _word_hash(word: str) -> int:

@@ -17,6 +17,7 @@ from pyspark.sql import functions as F
 
 from etl.sources.source import Source
 from howdah.config.data import DataSection
+from howdah.config.options.partition import canonical
 from howdah.errors import DataError
 from howdah.spark.errors import translated
 from howdah.spark.hive_catalog import (
@@ -25,6 +26,7 @@ from howdah.spark.hive_catalog import (
     each,
     listed,
     refuse_unreadable,
+    rows_of,
     table_of_java,
     text_of,
 )
@@ -71,8 +73,7 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     frame = spark.table(source.name)
     if data.partitions:
         columns = table.partition_columns if table is not None else []
-        for column, values in _chosen(data.partitions, columns, source.name).items():
-            frame = frame.where(F.col(f"`{column}`").cast("string").isin(values))
+        frame = rows_of(frame, _chosen(data.partitions, columns, source.name))
     return frame
 
 
@@ -167,13 +168,13 @@ def _table_state(spark: SparkSession, table: Table, data: DataSection) -> dict:
         return {"files": listed([table.location])}
     wanted = _chosen(data.partitions or {}, table.partition_columns, table.name)
     partitions, there = [], {column: set() for column in wanted}
-    for one in Catalogue.of(spark).partitions(table, wanted):
+    for one in Catalogue.of(spark).matching(table, wanted):
         for column in wanted:
-            there[column].add(one.spec[column])
-        if all(one.spec[column] in values for column, values in wanted.items()):
-            partitions.append([text_of(one.spec), one.location or table.location])
+            there[column].add(canonical(one.spec[column], table.columns[column]))
+        partitions.append([text_of(one.spec), one.location or table.location])
     for column, values in wanted.items():
-        if missing := [value for value in values if value not in there[column]]:
+        kind = table.columns[column]
+        if missing := [value for value in values if canonical(value, kind) not in there[column]]:
             raise DataError(
                 "the table has no such partition",
                 where=f"data.partitions of {table.name}",

@@ -19,14 +19,14 @@ from howdah.errors import DataError
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 
-SCHEMA = "id string, text string, label string, reason string, detail string, image binary"
+SCHEMA = "key string, text string, label string, reason string, detail string, image binary"
 """`text` is the file's path below the source; null for rows of a table."""
 _BEFORE_PATH = "^[a-z][a-z0-9+.-]*:(//[^/]*)?"
 """Scheme and host of a path, as Spark and Java write it."""
 
 
 def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
-    """The source's rows: SCHEMA, each with an id of its own.
+    """The source's rows: SCHEMA.
 
     Raises:
         DataError: a missing column, a column of another type, an unreadable file.
@@ -75,8 +75,8 @@ def _files(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     inside = F.instr(below, "/") > 0 if source.root else F.lit(True)
     label = F.when(inside, F.element_at(parts, -2))
     return table.select(
-        below.alias("id"), below.alias("text"), label.alias("label"), "reason", "detail", "image"
-    )
+        below.alias("key"), below.alias("text"), label.alias("label"), "reason", "detail", "image",
+    )  # fmt: skip
 
 
 def _plain(path: str) -> str:
@@ -120,8 +120,7 @@ def _table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
     if columns.id is not None:
         key = reading.key_column(table, source, columns.id, f"data.columns.id: {columns.id}")
         reason = F.when(key.isNull() | (F.trim(key) == ""), "no_id")
-    rows = table.select(
+    return table.select(
         key.alias("key"), nothing.alias("text"), label.alias("label"), reason.alias("reason"),
         nothing.alias("detail"), image.alias("image"),
     )  # fmt: skip
-    return reading.with_ids(rows, content="image")

@@ -1,4 +1,4 @@
-"""Read a source into rows (id, text, label, reason, detail), its columns checked first."""
+"""Read a source into rows (key, text, label, reason, detail), its columns checked first."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import assert_never
 
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
     ArrayType,
-    BooleanType,
     CharType,
     DataType,
     DateType,
@@ -34,19 +33,18 @@ from howdah.config.splits import Split
 from howdah.data.clean import PAIR
 from howdah.data.files import footers, lines
 from howdah.errors import ConfigError, DataError
-from howdah.spark import columnar, csv_quotes
+from howdah.spark import columnar, csv_quotes, ids
 from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import translated
 from howdah.spark.paths import spark_path
 
 CORRUPT = "_corrupt_record"
-SCHEMA = "id string, text string, label string, reason string, detail string"
-_ID_DIGITS = 24
+SCHEMA = "key string, text string, label string, reason string, detail string"
 _DETAIL = 200
 
 
 def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
-    """The source's rows: SCHEMA, each with an id of its own.
+    """The source's rows: SCHEMA, and `given.columns`; etl/rows/numbering.py makes ids of keys.
 
     Raises:
         DataError: no such table, a missing column, a column of another type, an unreadable file.
@@ -56,7 +54,7 @@ def read(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
             _mapped(_TABLES[part.kind](spark, part, own), part, own, split)
             for split, part, own in given.each(source, data)
         ]
-        return with_ids(functools.reduce(DataFrame.unionByName, rows))
+        return functools.reduce(DataFrame.unionByName, rows)
 
 
 def table(spark: SparkSession, source: Source, data: DataSection) -> DataFrame:
@@ -333,31 +331,17 @@ def key_column(table: DataFrame, source: Source, name: str, where: str) -> Colum
         DataError: it is missing, or of another type.
     """
     column, kind = find(table, source, name, where)
-    if isinstance(kind, DecimalType):  # unsigned 64-bit integers of Parquet are such
-        if kind.scale <= 0:
-            return column.cast("string")
-        whole = column == F.floor(column)
-        return F.when(whole, F.floor(column).cast("string")).otherwise(column.cast("string"))
-    if isinstance(kind, FloatType | DoubleType):
-        whole = column == F.floor(column)
-        text = F.when(whole, column.cast("bigint").cast("string"))
-        return F.when(~F.isnan(column), text.otherwise(column.cast("string")))
-    if not isinstance(kind, StringType | VarcharType | CharType | IntegralType | BooleanType):
+    spelt = ids.column(column, kind)
+    if spelt is None or isinstance(kind, DateType | TimestampType | TimestampNTZType):
         raise _wrong_type(source, where, "a string or a number", kind)
-    return column.cast("string")
+    return spelt
 
 
 def _id(table: DataFrame, source: Source, name: str, where: str) -> Column:
     """`key_column`, and dates and times as ISO 8601 (in UTC, where the type knows a zone)."""
     column, kind = find(table, source, name, where)
-    if isinstance(kind, DateType):
-        return column.cast("string")
-    if isinstance(kind, TimestampNTZType):
-        return F.translate(column.cast("string"), " ", "T")
-    if isinstance(kind, TimestampType):
-        utc = F.to_utc_timestamp(column, F.current_timezone()).cast("string")
-        return F.concat(F.translate(utc, " ", "T"), F.lit("Z"))
-    return key_column(table, source, name, where)
+    spelt = ids.column(column, kind)
+    return key_column(table, source, name, where) if spelt is None else spelt
 
 
 def _without_point(label: Column, data: DataSection) -> Column:
@@ -379,37 +363,4 @@ def _wrong_type(source: Source, where: str, expected: str, kind: DataType) -> Da
         expected=expected,
         got=kind.simpleString(),
         remedy="map another column, or cast it where the source is made",
-    )
-
-
-def with_ids(rows: DataFrame, *, content: str = "text") -> DataFrame:
-    """Give each row its id: the source's key, else hash(source text or image, occurrence).
-
-    Args:
-        content: the column that is hashed; where it is another one than the text, it is kept.
-
-    Rows of the same content differ in nothing but the label (and what the source says of their
-    split), and are numbered in its order: the ids
-    are the same under any partitioning. A key that comes again is rejected (duplicate_id).
-    """
-    nothing = F.lit("") if content == "text" else F.lit("").cast("binary")
-    digest = F.sha2(F.coalesce(content, nothing), 256)
-    rows = rows.withColumn("_group", F.coalesce("key", digest)).withColumn("_digest", digest)
-    more = given.only(rows)
-    label = F.coalesce("label", F.lit(""))
-    order = Window.partitionBy("_group").orderBy("_digest", label, *more)
-    rows = rows.withColumn("_n", F.row_number().over(order))
-    again = F.col("key").isNotNull() & (F.col("_n") > 1)
-    made = F.substring(
-        F.sha2(F.concat_ws(":", F.col("_group"), F.col("_n").cast("string")), 256), 1, _ID_DIGITS
-    )
-    repeated = F.concat("key", F.lit("#"), F.col("_n").cast("string"))
-    return rows.select(
-        F.when(again, repeated).otherwise(F.coalesce("key", made)).alias("id"),
-        "text",
-        "label",
-        F.coalesce("reason", F.when(again, "duplicate_id")).alias("reason"),
-        F.coalesce("detail", F.when(again, F.concat(F.lit("key "), "key"))).alias("detail"),
-        *more,
-        *([] if content == "text" else [content]),
     )

@@ -109,7 +109,9 @@ def read_records(
         _read_batches, data=data, names=names, vocab_size=encoder.vocab_size, pad_id=encoder.pad_id
     )
     rows = table.repartition(len(files), "path").mapInArrow(crossing(work), ADOPTED)
-    place = F.row_number().over(Window.partitionBy("id").orderBy("ids", "label", "split"))
+    # A record that cannot be taken takes no key from one that can.
+    order = (F.col("reason").isNotNull(), "ids", "label", "split", "reason", "detail")
+    place = F.row_number().over(Window.partitionBy("id").orderBy(*order))
     rows = rows.withColumn("_n", place)
     again = F.col("_n") > 1
     numbered = F.concat("id", F.lit("#"), F.col("_n").cast("string"))

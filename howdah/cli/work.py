@@ -235,6 +235,7 @@ def forget(
     if not (dataset or runs or models or files):
         raise UsageError("give at least one of --dataset, --runs, --models, --files")
     from etl.history import forget as forgetting
+    from etl.history.trained import model_lines
 
     wanted = forgetting.read_ids(ids)
     places = {
@@ -258,7 +259,9 @@ def forget(
             *(f"{path}: {count:,}" for path, count in found.files.items()),
             *(f"{path}: left by a dead run" for path in found.leftovers),
             *([] if apply else forgetting.unread_lines(found)),
-            *(line for one in found.models for line in forgetting.model_lines(one)),
+            *(line for one in found.models for line in model_lines(one)),
+            *forgetting.table_lines(found),
+            *forgetting.nowhere_lines(found),
             f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
         ],
     )

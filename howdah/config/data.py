@@ -355,17 +355,6 @@ class DataSection(Section):
             )
         return {key: value for key, value in raw.items() if key != "docstring_packages"}
 
-    def label_mapping(self) -> dict[str, str] | None:
-        """{value in a source: label name}; None: every value is a label.
-
-        Without blanks at the ends of values, as rows are compared with them.
-        """
-        if self.labels is None:
-            return None
-        if isinstance(self.labels, dict):
-            return {value.strip(): name for value, name in self.labels.items()}
-        return {name.strip(): name.strip() for name in self.labels}
-
     @field_validator("labels", mode="before")
     @classmethod
     def _labels_as_text(cls, value: Any) -> Any:

@@ -1,8 +1,9 @@
 """Image files to pixels: one encoder for the ETL and for prediction.
 
 An image is opened as transformers' image-classification pipeline opens it (EXIF orientation
-applied, RGB) and resized by Pillow as the model's preprocessor_config.json says; the pixels are
-stored as uint8. Scaling and normalising are the forward pass's.
+applied, RGB), but for 16-bit and transparent ones (`_rgb`), and resized by Pillow as the model's
+preprocessor_config.json says; the pixels are stored as uint8. Scaling and normalising are the
+forward pass's.
 """
 
 from __future__ import annotations
@@ -219,7 +220,7 @@ def open_image(data: bytes, options: ImageOptions) -> Any:
                 if min(width, height) < options.min_side:
                     raise UnusableImage("too_small", f"{width} x {height} pixels")
                 image.load()
-                return ImageOps.exif_transpose(image).convert(_MODE)
+                return _rgb(ImageOps.exif_transpose(image))
     except UnusableImage:
         raise
     except UnidentifiedImageError:
@@ -230,3 +231,22 @@ def open_image(data: bytes, options: ImageOptions) -> Any:
         raise UnusableImage("too_large", "no memory to decode it") from None
     except Exception as error:  # noqa: BLE001 - Pillow's decoders raise whatever a file leads them to
         raise UnusableImage("undecodable", f"{type(error).__name__}: {error}"[:200]) from None
+
+
+def _rgb(image: Any) -> Any:
+    """A Pillow image in RGB, 8 bits a channel.
+
+    Pillow's own conversion clips 16 bits at 255, which makes almost any such image white, and drops
+    transparency, under which most programs store black. Here 16 bits become 8 by their share of
+    65,535, and what is transparent is laid on white.
+    """
+    from PIL import Image
+
+    if image.mode == "I" or image.mode.startswith("I;16"):  # of PNG alone
+        grey = np.asarray(image).astype(np.int64)
+        image = Image.fromarray(((grey * 255 + 32_767) // 65_535).astype(np.uint8), "L")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        ground = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(ground, image)
+    return image.convert(_MODE)

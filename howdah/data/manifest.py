@@ -127,7 +127,11 @@ class PartEntry(_Frozen):
 
     name: str
     identity: str
-    """Hash of the source's state and name: the same part again changes nothing."""
+    """Hash of the source's state and of what it was read with: the same part again changes
+    nothing."""
+    source: dict[str, Any] | None = None
+    """What it was read from: {path}, {kind, table, partitions} or {kind, query, server}. null: of a
+    version of Howdah that did not write it down."""
     version: str
     """The version that its rows were read for."""
     read: int

@@ -9,21 +9,60 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable
 from typing import assert_never
 
 import numpy as np
 
+from howdah.config.data import DataSection
 from howdah.config.tasks import Task
 from howdah.data.manifest import TargetEntry
 
-__all__ = ["Label", "label_set", "labels_as", "set_text", "summary", "target_text"]
+__all__ = [
+    "Label",
+    "label_mapping",
+    "label_name",
+    "label_set",
+    "labels_as",
+    "set_text",
+    "summary",
+    "target_text",
+]
 
 Label = int | tuple[int, ...] | float
 """A label's number; those of a row of several; a target."""
 
 _LARGEST = float(np.finfo(np.float32).max)
+# Control characters, soft hyphen, zero-width space, direction marks, byte order mark, as texts lose
+# them by data.clean.control_characters. Joiners stay: Persian and Indic words need them.
+_INVISIBLE = re.compile(
+    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069"
+    "\ufeff\ufff9-\ufffb\ufffe\uffff\ud800-\udfff]+"
+)
+
+
+def label_name(value: str) -> str:
+    """The label that a value of a source is: without characters that nobody sees, and without
+    blanks at its ends.
+
+    >>> label_name(" up\u00a0"), label_name("down\u200b"), label_name("\ufeffA b")
+    ('up', 'down', 'A b')
+    """
+    return _INVISIBLE.sub("", value).strip()
+
+
+def label_mapping(data: DataSection) -> dict[str, str] | None:
+    """{value in the source: label name} of the config, or None where every value is a label.
+
+    Values are spelt as `label_name` spells those of rows.
+    """
+    if data.labels is None:
+        return None
+    if isinstance(data.labels, dict):
+        return {label_name(value): name for value, name in data.labels.items()}
+    return {label_name(name): name.strip() for name in data.labels}
 
 
 def label_set(text: str, separator: str) -> list[str] | None:
@@ -43,9 +82,9 @@ def label_set(text: str, separator: str) -> list[str] | None:
             return None
         if any(isinstance(one, bool) or not isinstance(one, str | int) for one in given):
             return None
-        names = {str(one).strip() for one in given}
+        names = {label_name(str(one)) for one in given}
         return None if "" in names else sorted(names)
-    return sorted({name.strip() for name in text.split(separator)} - {""}) or None
+    return sorted({label_name(name) for name in text.split(separator)} - {""}) or None
 
 
 def set_text(names: Iterable[str]) -> str:

@@ -21,7 +21,7 @@ from howdah.errors import DataError, NotFound
 from howdah.lineage.rows import rows_of
 from howdah.storage import commit
 
-__all__ = ["find", "versions"]
+__all__ = ["find", "version_hash", "versions"]
 
 _AT_ONCE = 16
 """Shards that are asked at once: a remote storage answers each after some milliseconds."""
@@ -46,6 +46,16 @@ def versions(root: str) -> list[Dataset]:
         ) from None
     whole = [e.path for e in entries if storage.exists(storage.join(e.path, MANIFEST))]
     return sorted(map(load_dataset, whole), key=lambda one: one.manifest.created)
+
+
+def version_hash(path: Any) -> str | None:
+    """The hash in the path of a dataset's version, as run.json names it; None: it is not one.
+
+    >>> version_hash("hdfs:///data/news/v=0badcafe")
+    '0badcafe'
+    """
+    name = storage.name(path.rstrip("/")) if isinstance(path, str) else ""
+    return name.removeprefix("v=") if name.startswith("v=") else None
 
 
 def find(row_id: str, datasets: Sequence[Dataset]) -> dict[str, list[dict[str, Any]]]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from howdah import storage
 from howdah.config.splits import TRAIN
+from howdah.core.terminal import shown
 from howdah.data.manifest import Dataset, described
 from howdah.errors import ModelError, NotFound
-from howdah.lineage import forgotten, shards
+from howdah.lineage import forgotten, rejects, shards
 from howdah.models import scored
 from howdah.models.registry import EXPORT_INFO, MLFLOW, Published, located
 from howdah.runs import RUN_JSON
@@ -53,7 +54,8 @@ def of_row(row_id: str, places: Places) -> dict[str, Any]:
 
     Returns:
         {id, forgotten: when it was marked or null, datasets: [{path, hash, created, marked, rows:
-        [{split, shard, part}]}], runs: [{path, run_id, status, dataset, role, by}], models: [{name,
+        [{split, shard, part}]}], rejected: [{path, hash, created, rows: [{id, reason, detail}]}],
+        runs: [{path, run_id, status, dataset, role, by}], models: [{name,
         version, path, run_id, current, challenger, dataset, role, by, mlflow}], scored: [{table,
         partition, path, model, version}]}. `role` is trained, or evaluated: the row is in another
         split than train.
@@ -73,11 +75,15 @@ def of_row(row_id: str, places: Places) -> dict[str, Any]:
     # In versions that `howdah forget` has removed the row cannot be looked up any more.
     for mark in marks.values():
         roles = dict.fromkeys(mark.versions_with([row_id]), "trained") | roles
+    rejected = rejects.find(row_id, datasets)
     known = _known(places)
     return {
         "id": row_id,
         "forgotten": min(when, default=None),
         "datasets": listed,
+        "rejected": [
+            {**_brief(one), "rows": rejected[one.path]} for one in datasets if one.path in rejected
+        ],
         **_downwards(roles, {}, known, places),
     }
 
@@ -260,7 +266,7 @@ def _runs(directory: str, depth: int) -> Iterator[dict[str, Any]]:
             "path": directory, "run_id": run.get("run_id"), "status": run.get("status"),
             "dataset": run.get("dataset"),
             # run.json has the hash of the manifest; the version's own is in its name
-            "dataset_hash": _hash_in(run.get("dataset")),
+            "dataset_hash": shards.version_hash(run.get("dataset")),
             "began": [base[key] for key in ("source", "init_from") if base.get(key)],
         }  # fmt: skip
     if depth:
@@ -331,12 +337,6 @@ def _brief(dataset: Dataset) -> dict[str, Any]:
     return {"path": dataset.path, "hash": manifest.dataset_hash, "created": manifest.created}
 
 
-def _hash_in(path: Any) -> str | None:
-    """`"hdfs:///data/news/v=0badcafe"` -> `"0badcafe"`."""
-    name = storage.name(path) if isinstance(path, str) else ""
-    return name.removeprefix("v=") if name.startswith("v=") else None
-
-
 def _root(version: str) -> str:
     return storage.parent(version.rstrip("/"))
 
@@ -373,12 +373,19 @@ def _row_lines(found: Mapping[str, Any]) -> Iterator[str]:
     if found["forgotten"]:
         yield f"forgotten since {found['forgotten']}"
     if not found["datasets"]:
-        yield "no dataset version has this row"
+        yield "no dataset version has this row" + (
+            " among its kept rows" if found["rejected"] else ""
+        )
     for one in found["datasets"]:
         yield f"dataset {one['path']}, made {one['created']}" + _marked(one)
         for row in one["rows"]:
             part = f", part {row['part']}" if row["part"] else ""
             yield f"    {row['split']}{part}: {row['shard']}"
+    for one in found["rejected"]:
+        yield f"rejected by {one['path']}, made {one['created']}"
+        for row in one["rows"]:
+            detail = f" ({row['detail']})" if row["detail"] else ""
+            yield f"    {shown(row['id'])}: {row['reason']}{shown(detail)}"
 
 
 def _model_lines(found: Mapping[str, Any]) -> Iterator[str]:

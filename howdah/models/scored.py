@@ -1,25 +1,91 @@
 """What `howdah score` has written down beside a model.
 
-That is `<model>/scored/<table>/<partition>/done.json`, one for each partition that was scored. Read
-alone, and leniently: what a marker says besides is the business of `howdah score`.
+That is `<model>/scored/<table>/<partition>/done.json`, one for each partition that was scored: the
+marker of training/scoring/marker.py, which writes it. Lineage and `howdah forget` read it here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from howdah import storage
 from howdah.errors import NotFound
 
-__all__ = ["DIRECTORY", "MARKER", "markers", "tables"]
+__all__ = ["DIRECTORY", "MARKER", "Files", "Marker", "markers", "read", "tables"]
 
 DIRECTORY = "scored"
 MARKER = "done.json"
 
 
+FORMAT_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files:
+    """The state of a partition's files."""
+
+    location: str | None
+    """The partition's directory, as the catalogue has it."""
+    files: int
+    bytes: int
+    newest: float | None
+    """Latest modification, seconds since 1970; None: there is no file."""
+    digest: str
+    """Of all paths, sizes and times."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Marker:
+    """A finished partition; done.json holds this as JSON."""
+
+    model: dict[str, Any]
+    source_table: str
+    source: Files
+    options: dict[str, Any]
+    output_table: str
+    output: Files
+    partition: str
+    """column=value/... of the source."""
+    rows: int
+    errors: int
+    labels: dict[str, int]
+    """Rows by predicted label; of a regression none."""
+    reasons: list[dict[str, Any]]
+    """{error, rows, example}: the errors, the most frequent first, with the id of a row."""
+    profile: str | None
+    """Name of the profile beside the marker; None: there is none."""
+    framework: str
+    scored_at: str
+    """ISO 8601, UTC; the same in the rows."""
+    seconds: float
+    application: str | None = None
+    by: str | None = None
+    """user@host"""
+    format_version: int = field(default=FORMAT_VERSION)
+
+
+def read(directory: str) -> Marker | None:
+    """The marker in a directory; None: there is none, or none of this format."""
+    try:
+        found = storage.read_json(storage.join(directory, MARKER))
+    except NotFound:
+        return None
+    if not isinstance(found, dict) or found.get("format_version") != FORMAT_VERSION:
+        return None
+    try:
+        sides = {name: Files(**found[name]) for name in ("source", "output")}
+        return Marker(**{**found, **sides})
+    except (TypeError, KeyError):
+        return None
+
+
 def markers(root: str) -> Iterator[dict[str, Any]]:
     """{table, partition, path, version, run_id, source, rows} of each scored partition.
+
+    Of a marker that cannot be read, which an older or newer version of Howdah may have written, the
+    table and the partition are those of its directory, and everything else is None.
 
     Args:
         root: directory of a published model.
@@ -28,22 +94,23 @@ def markers(root: str) -> Iterator[dict[str, Any]]:
     for path in sorted(_files(top)):
         where = storage.parent(path)
         words = where[len(top) :].strip("/").split("/", 1)
-        found = storage.read_fields(path)
+        marker = read(where)
+        if marker is None:
+            table, partition = words[0], words[1] if len(words) > 1 else ""
+            nothing = dict.fromkeys(("version", "run_id", "source", "rows"))
+            yield {"table": table, "partition": partition, "path": where, **nothing}
+            continue
         yield {
-            "table": found.get("output") or words[0],
-            "partition": found.get("partition") or (words[1] if len(words) > 1 else ""),
-            "path": where,
-            **{key: found.get(key) for key in ("version", "run_id", "source", "rows")},
-        }
+            "table": marker.output_table, "partition": marker.partition, "path": where,
+            "version": marker.model.get("version"), "run_id": marker.model.get("run_id"),
+            "source": marker.source_table, "rows": marker.rows,
+        }  # fmt: skip
 
 
 def tables(root: str, version: int) -> list[str]:
-    """Tables with a partition that this version of the model has scored."""
-    return sorted({str(one["table"]) for one in markers(root) if _of(one["version"], version)})
-
-
-def _of(said: Any, version: int) -> bool:
-    return str(said).removeprefix("v=") == str(version)
+    """Tables with a partition that this version of the model has scored, or may have scored: those
+    whose marker cannot be read are among them."""
+    return sorted({str(one["table"]) for one in markers(root) if one["version"] in (version, None)})
 
 
 def _files(directory: str) -> Iterator[str]:

@@ -69,7 +69,7 @@ class Search:
                             expected=", ".join(table.partition_columns) or "no partition column",
                         )
                     wanted = {columns[c.lower()]: [value] for c, value in values.items()}
-                    if next(iter(catalogue.partitions(table, wanted)), None) is None:
+                    if next(catalogue.matching(table, wanted), None) is None:
                         found.append(partition)
         return found
 

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 
 from howdah import storage
 from howdah.config.data import SparkOptions
+from howdah.config.options.partition import NULL, canonical, text_of
 from howdah.errors import DataError, NotFound
 from howdah.spark.errors import translated
 from howdah.spark.session import driver_jvm, is_active
@@ -23,11 +24,13 @@ from howdah.storage import Entry
 
 __all__ = [
     "Catalogue", "Partition", "Table", "each", "listed", "path_of", "reading",
-    "refuse_unreadable", "table_of_java", "text_of",
+    "refuse_unreadable", "rows_of", "table_of_java", "text_of",
 ]  # fmt: skip
 
 _MOST_ASKED = 50
 """Combinations of partition values that the metastore is asked for one by one."""
+_AS_SPELT = ("string", "date")
+"""Types whose values have one spelling: the metastore can be asked for them."""
 _UTILS = "org.apache.spark.api.python.PythonUtils"
 
 
@@ -165,6 +168,37 @@ class Catalogue:
                     location=location.get().toString() if location.isDefined() else None,
                 )
 
+    def matching(self, table: Table, wanted: Mapping[str, Sequence[str]]) -> Iterator[Partition]:
+        """The partitions with these values, in whatever spelling the metastore has them.
+
+        Args:
+            wanted: {partition column: values}, by the table's own names of its columns.
+        """
+        kinds = table.columns
+        values = {
+            column: {canonical(value, kinds[column]) for value in own}
+            for column, own in wanted.items()
+        }
+        exact = {column: own for column, own in wanted.items() if kinds[column] in _AS_SPELT}
+        for one in self.partitions(table, exact):
+            if all(canonical(one.spec[c], kinds[c]) in own for c, own in values.items()):
+                yield one
+
+
+def rows_of(frame: Any, wanted: Mapping[str, Sequence[str]]) -> Any:
+    """The rows of a table's partitions: a DataFrame of those with these values.
+
+    Values are compared as the column's type has them: `05` is the hour 5, and the partition of
+    null has no value that a comparison would find.
+    """
+    from pyspark.sql import functions as F
+
+    for name, values in wanted.items():
+        column, kind = F.col(f"`{name}`"), frame.schema[name].dataType
+        chosen = column.isin(*(F.lit(value).cast(kind) for value in values if value != NULL))
+        frame = frame.where(chosen | column.isNull() if NULL in values else chosen)
+    return frame
+
 
 @contextlib.contextmanager
 def reading(options: SparkOptions, *, user: str | None = None) -> Iterator[Catalogue]:
@@ -262,14 +296,6 @@ def _unreadable(name: str, what: str, got: str, where: str) -> DataError:
 
 
 # --------------------------------------------------------------------------------------- files
-def text_of(spec: Mapping[str, str]) -> str:
-    """column=value/column=value, where a value may have a slash in it."""
-    return "/".join(
-        f"{column}={value.replace('%', '%25').replace('/', '%2F')}"
-        for column, value in spec.items()
-    )
-
-
 def listed(paths: Sequence[str]) -> list[list]:
     """[path, bytes, modified] of every file at or below the paths, sorted."""
     found: dict[str, Entry] = {}

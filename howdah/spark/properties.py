@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping
 
 from howdah.errors import ConfigError
 
-__all__ = ["REDACTION", "as_text", "defaults_of", "launching", "redacting", "written"]
+__all__ = ["REDACTION", "as_text", "defaults_of", "in_utc", "launching", "redacting", "written"]
 
 REDACTION = r"secret|password|passwd|token|access[.]?key|account[.]key|encryption[.-]key|[.]sas[.]"
 """Names (and values) that Spark must hide in its web pages and event logs: its default, and names
@@ -28,7 +28,8 @@ _REGEX = "spark.redaction.regex"
 _OPTION = "--properties-file"
 _SUBMIT_ARGS = "PYSPARK_SUBMIT_ARGS"
 _ESCAPES = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t", "\f": "\\f"}
-_SETTING = re.compile(rf"^\s*{re.escape(_REGEX)}\s*[=:\s]\s*(.*?)\s*$", re.MULTILINE)
+_JAVA_OPTIONS = ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions")
+_ZONE = "-Duser.timezone="
 
 
 def as_text(settings: Mapping[str, str]) -> str:
@@ -89,9 +90,34 @@ def redacting(settings: Mapping[str, str], defaults: str) -> dict[str, str]:
     """
     if _REGEX in settings:
         return dict(settings)
-    known = _SETTING.findall(defaults)
+    known = _of_defaults(_REGEX, defaults)
     pattern = f"(?i:{REDACTION})"
-    return {**settings, _REGEX: f"(?:{known[-1]})|{pattern}" if known else pattern}
+    return {**settings, _REGEX: f"(?:{known})|{pattern}" if known is not None else pattern}
+
+
+def in_utc(settings: Mapping[str, str], defaults: str) -> dict[str, str]:
+    """The settings with UTC as the time zone of the driver's and the executors' JVMs.
+
+    The session's time zone is not enough: a JDBC driver makes times of days and hours in the zone
+    of its JVM, so that rows would have another time, and another id, on a node in another zone.
+    Other options of the JVMs stay, and so does a time zone among them.
+
+    >>> in_utc({"spark.driver.extraJavaOptions": "-Xss4m"}, "")["spark.driver.extraJavaOptions"]
+    '-Xss4m -Duser.timezone=UTC'
+    """
+    zoned = dict(settings)
+    for key in _JAVA_OPTIONS:
+        options = settings.get(key) or _of_defaults(key, defaults) or ""
+        if _ZONE not in options:
+            zoned[key] = f"{options} {_ZONE}UTC".strip()
+    return zoned
+
+
+def _of_defaults(key: str, defaults: str) -> str | None:
+    """A setting's last value in the text of spark-defaults.conf; None: it is not there."""
+    line = rf"^\s*{re.escape(key)}\s*[=:\s]\s*(.*?)\s*$"
+    values = re.findall(line, defaults, re.MULTILINE)
+    return values[-1] if values else None
 
 
 @contextlib.contextmanager

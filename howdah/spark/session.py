@@ -115,7 +115,8 @@ def session(
     settings = _settings(options, hive, shipped or {})
     if not in_container():
         home = spark_home(options)
-        settings = properties.redacting(settings, properties.defaults_of(home, os.environ))
+        defaults = properties.defaults_of(home, os.environ)
+        settings = properties.in_utc(properties.redacting(settings, defaults), defaults)
     builder = SparkSession.builder.master(options.master).appName(name)
     for key, value in settings.items():
         builder = builder.config(key, value)

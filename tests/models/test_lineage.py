@@ -2,18 +2,21 @@
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from etl.history import forget
 from howdah import cli, storage
 from howdah.errors import DataError, ForgottenRows, ModelError
 from howdah.lineage import forgotten
-from howdah.models import lineage
+from howdah.models import lineage, scored
 from howdah.models.lineage import Places, of_dataset, of_model, of_row
 from howdah.models.publish import publish, republish
 from howdah.models.registry import Published
 from tests.runs.finished_runs import config_of, finished_run, never
 from tests.support.rows.appended import build_appended
+from training.scoring import marker
 
 BASE = {"source": "distilbert", "hash": "b1"}
 
@@ -28,11 +31,24 @@ def place(tmp_path, tiny_model_dir, monkeypatch) -> str:
     add_run(place, tiny_model_dir, "one", f"{place}/data/v={1:016x}", BASE)
     later = {**BASE, "init_from": f"{place}/models/zoo/v=1"}
     add_run(place, tiny_model_dir, "two", f"{place}/other/v=0badcafe", later)
-    marker = f"{place}/models/zoo/scored/db.scored/ds=2026-11-01/done.json"
-    storage.make_dirs(storage.parent(marker))
-    said = {"version": 2, "output": "db.scored", "partition": "ds=2026-11-01", "rows": 7}
-    storage.write_whole(marker, json.dumps(said).encode())
+    add_marker(f"{place}/models/zoo", 2)
     return place
+
+
+def add_marker(model: str, version: int) -> None:
+    """The marker of a partition that a version has scored, as `howdah score` writes it."""
+    state = scored.Files(
+        location="/warehouse/ds=2026-11-01", files=1, bytes=9, newest=1.0, digest="d"
+    )
+    directory = marker.directory_of(model, "db.scored", {"ds": "2026-11-01"})
+    storage.make_dirs(directory)
+    made = scored.Marker(
+        model={"name": "zoo", "version": version, "run_id": "two", "weights": "w"},
+        source_table="db.texts", source=state, options={}, output_table="db.scored", output=state,
+        partition="ds=2026-11-01", rows=7, errors=0, labels={"a": 7}, reasons=[], profile=None,
+        framework="onnx", scored_at="2026-11-02T00:00:00+00:00", seconds=1.0,
+    )  # fmt: skip
+    marker.write(directory, made)
 
 
 def add_run(place: str, model: str, name: str, dataset: str, base: dict) -> None:
@@ -68,6 +84,36 @@ def test_a_row_leads_to_all_that_came_of_it(place):
     assert [(one["table"], one["version"]) for one in found["scored"]] == [("db.scored", 2)]
     text = "\n".join(lineage.text(found))
     assert "scored by zoo v=2: db.scored ds=2026-11-01" in text
+
+
+def test_a_marker_that_cannot_be_read_is_of_any_version(place):
+    broken = f"{place}/models/zoo/scored/db.other/ds=1/done.json"
+    storage.make_dirs(storage.parent(broken))
+    storage.write_whole(broken, b'{"format_version": 99}')
+    assert scored.tables(f"{place}/models/zoo", 1) == ["db.other"]
+    assert scored.tables(f"{place}/models/zoo", 2) == ["db.other", "db.scored"]
+
+
+def test_a_row_that_the_etl_has_dropped_is_found_with_its_reason(place):
+    version = f"{place}/data/v={2:016x}"
+    rows = {
+        "id": ["bad", "key#2", "key#two", "bad\u001b[1m"], "text": ["t"] * 4, "label": ["a"] * 4,
+        "reason": ["wrong_encoding", "duplicate_id", "empty", "empty"],
+        "detail": ["\u00c3\u00a9", "key key", None, None],
+    }  # fmt: skip
+    pq.write_table(pa.table(rows), f"{version}/rejects-1.parquet")
+    manifest = storage.read_json(f"{version}/manifest.json")
+    manifest["quality"]["reject_files"] = ["rejects-1.parquet", "gone.parquet"]
+    storage.write_whole(f"{version}/manifest.json", json.dumps(manifest).encode())
+    found = of_row("bad", places(place))
+    assert not found["datasets"] and found["rejected"][0]["path"] == version
+    assert [row["reason"] for row in found["rejected"][0]["rows"]] == ["wrong_encoding"]
+    lines = list(lineage.text(found))
+    assert "no dataset version has this row among its kept rows" in lines
+    assert "    bad: wrong_encoding (\u00c3\u00a9)" in lines
+    [row] = of_row("key", places(place))["rejected"][0]["rows"]
+    assert (row["id"], row["reason"]) == ("key#2", "duplicate_id")
+    assert of_row("other", places(place))["rejected"] == []
 
 
 def test_a_row_of_another_day_or_split_leads_to_less(place):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from howdah.config.data import Columns
 from howdah.data.clean import PAIR
 from howdah.errors import DataError
+from howdah.spark import ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -66,7 +67,7 @@ def id_and_text(
     columns, key = names_of(
         info, rows.columns, source=source, text_columns=text_columns, id_column=id_column
     )
-    row_id = F.col(f"`{key}`").cast("string") if key else F.monotonically_increasing_id()
+    row_id = _id(rows, key, source) if key else F.monotonically_increasing_id()
 
     def joined(names: Sequence[str]) -> Column:
         parts = [F.col(f"`{name}`").cast("string") for name in names]
@@ -79,3 +80,23 @@ def id_and_text(
         ]
         whole = F.concat(sides[0], F.lit(PAIR), sides[1])
     return rows.select(row_id.cast("string").alias("id"), whole.alias("text"))
+
+
+def _id(rows: DataFrame, name: str, source: str) -> Column:
+    """The ids, spelt as the ETL spells them: labels are joined by id, and `howdah forget` finds
+    scored rows by it.
+
+    Raises:
+        DataError: the column is of a type that no id has.
+    """
+    kind = rows.schema[name].dataType
+    spelt = ids.column(rows[f"`{name}`"], kind)
+    if spelt is None:
+        raise DataError(
+            "the column of ids is of another type",
+            where=f"{name} in {source}",
+            expected="texts, numbers, dates or times",
+            got=kind.simpleString(),
+            remedy="name another column by --id-column",
+        )
+    return spelt

@@ -12,6 +12,7 @@ import numpy as np
 from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.options.partition import parse_spec
+from howdah.data.targets import label_mapping
 from howdah.drift import scored
 from howdah.drift.findings import Findings, Point
 from howdah.drift.judge import judge
@@ -135,7 +136,7 @@ def of_source(
     if labels is not None:
         labelled = joined_file(
             labels, wanted or {}, id_column=id_column or "id", label_column=label_column,
-            names=config.data.label_mapping(), progress=progress,
+            names=label_mapping(config.data), progress=progress,
         )  # fmt: skip
         progress(f"labels of {labelled[0]:,} rows were found in {labels}")
     return Findings(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from howdah import storage
 from howdah.config.data import Columns
+from howdah.data.targets import label_mapping, label_name
 from howdah.errors import DataError, UsageError
 from training.prediction.reading import read_rows, source_files
 from training.prediction.rows import format_of
@@ -33,7 +34,7 @@ def joined_file(
         path: CSV, JSON lines or Parquet with columns of ids and labels. An id that has several
             labels says nothing: it is left out, in a line.
         predicted: {id: predicted label}.
-        names: `DataSection.label_mapping`; None: the values are the labels.
+        names: `targets.label_mapping`; None: the values are the labels.
     Raises:
         DataError: a column is missing, or no row has a label.
     """
@@ -43,7 +44,7 @@ def joined_file(
     for row in read_rows(source_files(path), columns, id_required=True):
         if row.id not in predicted or row.text is None:
             continue
-        value = row.text.strip()
+        value = label_name(row.text)
         label = value if names is None else names.get(value, value)
         if labels.setdefault(row.id, label) != label:
             unclear.add(row.id)
@@ -86,7 +87,7 @@ def joined_table(
     """
     from howdah.spark.session import session
 
-    names = config.data.label_mapping()
+    names = label_mapping(config.data)
     with session(config.data.spark, name="howdah drift", hive=True, user=config.run.user) as spark:
         from pyspark.sql import functions as F
 

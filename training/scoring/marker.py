@@ -9,35 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
 from howdah import storage
 from howdah.data.manifest import content_hash
-from howdah.errors import NotFound
-from howdah.models.scored import DIRECTORY, MARKER
+from howdah.models.scored import DIRECTORY, MARKER, Files, Marker, read
 
 __all__ = [
     "Files", "Marker", "Wanted", "directory_of", "files_of", "read", "reason",
     "remove", "write",
 ]  # fmt: skip
-
-FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Files:
-    """The state of a partition's files."""
-
-    location: str | None
-    """The partition's directory, as the catalogue has it."""
-    files: int
-    bytes: int
-    newest: float | None
-    """Latest modification, seconds since 1970; None: there is no file."""
-    digest: str
-    """Of all paths, sizes and times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,36 +32,6 @@ class Wanted:
     source: Files
     options: Mapping[str, Any]
     """Columns of text and id."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Marker:
-    """A finished partition; done.json holds this as JSON."""
-
-    model: dict[str, Any]
-    source_table: str
-    source: Files
-    options: dict[str, Any]
-    output_table: str
-    output: Files
-    partition: str
-    """column=value/... of the source."""
-    rows: int
-    errors: int
-    labels: dict[str, int]
-    """Rows by predicted label; of a regression none."""
-    reasons: list[dict[str, Any]]
-    """{error, rows, example}: the errors, the most frequent first, with the id of a row."""
-    profile: str | None
-    """Name of the profile beside the marker; None: there is none."""
-    framework: str
-    scored_at: str
-    """ISO 8601, UTC; the same in the rows."""
-    seconds: float
-    application: str | None = None
-    by: str | None = None
-    """user@host"""
-    format_version: int = field(default=FORMAT_VERSION)
 
 
 def files_of(location: str | None, listed: Sequence[Sequence]) -> Files:
@@ -100,21 +53,6 @@ def directory_of(root: str, table: str, partition: Mapping[str, str]) -> str:
     """
     below = [f"{column}={quote(value, safe=' ')}" for column, value in partition.items()]
     return storage.join(root, DIRECTORY, table, *below)
-
-
-def read(directory: str) -> Marker | None:
-    """The marker in a directory; None: there is none, or none of this format."""
-    try:
-        found = storage.read_json(storage.join(directory, MARKER))
-    except NotFound:
-        return None
-    if not isinstance(found, dict) or found.get("format_version") != FORMAT_VERSION:
-        return None
-    try:
-        sides = {name: Files(**found[name]) for name in ("source", "output")}
-        return Marker(**{**found, **sides})
-    except (TypeError, KeyError):
-        return None
 
 
 def write(directory: str, marker: Marker) -> None:

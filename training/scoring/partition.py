@@ -17,7 +17,7 @@ from howdah.data.hive_table import replace_partition
 from howdah.drift import profile
 from howdah.drift.profile import Profile
 from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
-from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, text_of
+from howdah.spark.hive_catalog import Catalogue, Table, listed, path_of, rows_of, text_of
 from howdah.storage import commit
 from training.prediction import frames
 from training.prediction.executor import ModelLocation
@@ -134,9 +134,8 @@ class Job:
         from pyspark.sql import functions as F
 
         self.spark.catalog.refreshTable(self.source.name)  # a session keeps what it has listed
-        rows = self.spark.table(self.source.name)
-        for column, value in spec.items():
-            rows = rows.where(F.col(f"`{column}`").cast("string") == value)
+        wanted = {column: [value] for column, value in spec.items()}
+        rows = rows_of(self.spark.table(self.source.name), wanted)
         chosen = frames.id_and_text(
             rows, self.scorer.model.info, source=self.source.name, text_columns=self.text_columns,
             id_column=self.id_column,

@@ -14,6 +14,7 @@ from typing import Any
 
 from howdah import storage
 from howdah.config.loader import Config
+from howdah.config.options.partition import NULL
 from howdah.config.options.source import TABLE_NAME
 from howdah.config.tasks import Task, task_of
 from howdah.core.activity import Progress
@@ -37,7 +38,7 @@ __all__ = ["MODEL", "Request", "score"]
 
 MODEL = "model"
 """The output's last partition column: the model's name."""
-_NULL = "__HIVE_DEFAULT_PARTITION__"
+
 _KINDS = ("hive", "parquet", "orc")
 _NO_TEXT = ("array", "map", "struct", "binary", "variant")
 
@@ -280,10 +281,16 @@ def _planned(
 ) -> tuple[list[dict], list[Work]]:
     """(partitions that are done, those to do), by their markers and the present state."""
     specs = catalogue.specs(tables.source)
-    whole = [spec for spec in specs if _NULL not in spec.values()]
+    whole = [spec for spec in specs if NULL not in spec.values()]
     if len(whole) < len(specs):
-        progress(f"{len(specs) - len(whole)} partitions without a value ({_NULL}) are left out")
-    found = chosen(request.selection, tables.source.partition_columns, whole, table=request.source)
+        progress(f"{len(specs) - len(whole)} partitions without a value ({NULL}) are left out")
+    found = chosen(
+        request.selection,
+        tables.source.partition_columns,
+        whole,
+        table=request.source,
+        kinds=tables.source.columns,
+    )
     output = catalogue.table(request.output, where="--output") if tables.output_there else None
     done: list[dict] = []
     todo: list[Work] = []

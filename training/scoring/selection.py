@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from howdah.config.options.partition import order_of, parse_spec
+from howdah.config.options.partition import canonical, order_of, parse_spec
 from howdah.errors import DataError, HowdahError, UsageError
 from howdah.spark.hive_catalog import text_of
 
@@ -55,6 +56,7 @@ def chosen(
     there: Sequence[Spec],
     *,
     table: str,
+    kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> list[Spec]:
     """The partitions that are asked for, oldest first, each once.
 
@@ -62,18 +64,20 @@ def chosen(
         columns: partition columns of the table.
         there: {column: value} of each of its partitions.
         table: for messages.
+        kinds: {column: Spark's type}; a column without one is text.
     Raises:
         DataError: a column by which the table is not partitioned, or a partition that is not
             there; `problems` has each.
     """
     ordered = sorted(there, key=lambda one: tuple(map(order_of, one.values())))
     if not selection.partitions:
-        return _walked(selection, columns, ordered, table)
+        return _walked(selection, columns, ordered, table, kinds)
     problems: list[HowdahError] = []
     wanted: list[Spec] = []
     for text in selection.partitions:
         spec = _known(parse_spec(text, "--partition"), columns, "--partition", table)
-        found = [one for one in ordered if spec.items() <= one.items()]
+        asked = _canonical(spec, kinds).items()
+        found = [one for one in ordered if asked <= _canonical(one, kinds).items()]
         if not found:
             problems.append(_missing(text, "--partition", ordered, table))
         wanted += [one for one in found if one not in wanted]
@@ -85,19 +89,24 @@ def chosen(
 
 
 def _walked(
-    selection: Selection, columns: Sequence[str], ordered: Sequence[Spec], table: str
+    selection: Selection,
+    columns: Sequence[str],
+    ordered: Sequence[Spec],
+    table: str,
+    kinds: Mapping[str, str],
 ) -> list[Spec]:
     found = list(ordered)
     for option, text in (("--since", selection.since), ("--until", selection.until)):
         if text is None:
             continue
         ((column, value),) = _known(parse_spec(text, option), columns, option, table).items()
-        bound = order_of(value)
+        kind = kinds.get(column, "string")
+        bound = order_of(canonical(value, kind))
         later = option == "--since"
         found = [
             one
             for one in found
-            if (order_of(one[column]) >= bound if later else order_of(one[column]) <= bound)
+            if (at := order_of(canonical(one[column], kind))) == bound or (at > bound) == later
         ]
     if not found:
         asked = " ".join(filter(None, (selection.since, selection.until)))

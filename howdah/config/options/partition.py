@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import decimal
 import re
 from collections.abc import Mapping
 
 from howdah.config.options.source import TABLE_NAME
 from howdah.errors import ConfigError, UsageError
 
-__all__ = ["expanded", "is_files", "order_of", "parse", "parse_spec", "text_of"]
+__all__ = [
+    "NULL", "canonical", "expanded", "is_files", "order_of", "parse", "parse_spec", "text_of",
+]  # fmt: skip
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+"""The metastore's name of the partition whose value is null."""
+_INTEGRAL = ("tinyint", "smallint", "int", "bigint")
 
 _PAIR = re.compile(r"([A-Za-z_]\w*)=([^/=\s][^/=]*)", re.ASCII)
 _COLUMN = re.compile(r"[A-Za-z0-9_]+")
@@ -18,23 +25,19 @@ _FILE_ENDINGS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet", ".orc
 
 
 def parse(partition: str) -> dict[str, str]:
-    """{column: value} of a partition.
+    """{column: value} of a partition: %2F and %25 in a value are / and %, as in `text_of`.
 
-    >>> parse("country=de/ds=2026-11-01")
-    {'country': 'de', 'ds': '2026-11-01'}
+    >>> parse("country=de/ds=2026-11-01"), parse("path=a%2Fb")
+    ({'country': 'de', 'ds': '2026-11-01'}, {'path': 'a/b'})
 
     Raises:
         ConfigError: it is none.
     """
-    found: dict[str, str] = {}
-    for part in partition.split("/") if isinstance(partition, str) else ():
-        pair = _PAIR.fullmatch(part)
-        if pair is None or pair[1] in found or not part.isprintable():
-            break
-        found[pair[1]] = pair[2]
-    else:
-        if found:
-            return found
+    parts = partition.split("/") if isinstance(partition, str) else [""]
+    if all(_PAIR.fullmatch(part) and part.isprintable() for part in parts):
+        values = _values(partition)
+        if values is not None:
+            return values
     raise ConfigError(
         "this names no partition",
         where="partition",
@@ -44,8 +47,8 @@ def parse(partition: str) -> dict[str, str]:
 
 
 def parse_spec(text: str, option: str) -> dict[str, str]:
-    """`ds=2026-11-01/country=at` as {column: value}, of a command that has the table at hand: any
-    value that Hive takes, in which %2F and %25 are / and %. A comma is a part of the value.
+    """`parse` for a command that has the table at hand: any value that Hive takes. A comma is a
+    part of the value.
 
     Raises:
         UsageError: it is not of this form.
@@ -55,16 +58,24 @@ def parse_spec(text: str, option: str) -> dict[str, str]:
     >>> parse_spec("path=a%2Fb,c", "--partition")
     {'path': 'a/b,c'}
     """
+    values = _values(text)
+    if values is None:
+        raise UsageError(
+            "that is not a partition",
+            where=option,
+            expected="column=value, several columns with / between them, each once",
+            got=text,
+        )
+    return values
+
+
+def _values(text: str) -> dict[str, str] | None:
+    """{column: value}; None: the text is not of this form, or names a column twice."""
     spec: dict[str, str] = {}
     for part in text.split("/"):
         column, equals, value = part.partition("=")
         if not (equals and value and _COLUMN.fullmatch(column)) or column in spec:
-            raise UsageError(
-                "that is not a partition",
-                where=option,
-                expected="column=value, several columns with / between them, each once",
-                got=text,
-            )
+            return None
         spec[column] = value.replace("%2F", "/").replace("%2f", "/").replace("%25", "%")
     return spec
 
@@ -80,8 +91,38 @@ def order_of(value: str) -> tuple[int, int, str]:
 
 
 def text_of(values: Mapping[str, str]) -> str:
-    """The partition of these values: what `parse` takes."""
-    return "/".join(f"{column}={value}" for column, value in values.items())
+    """The partition of these values: what `parse` takes.
+
+    >>> text_of({"ds": "2026-11-01", "path": "a/b"})
+    'ds=2026-11-01/path=a%2Fb'
+    """
+    return "/".join(f"{column}={_spelt(value)}" for column, value in values.items())
+
+
+def _spelt(value: str) -> str:
+    return value.replace("%", "%25").replace("/", "%2F")
+
+
+def canonical(value: str, kind: str) -> str:
+    """A partition's value as all spellings of it are compared: directories of one value may be
+    named `hour=5` and `hour=05`, and the metastore has the name.
+
+    Args:
+        kind: Spark's type of the column.
+
+    >>> canonical("05", "int"), canonical("05", "string"), canonical("1.50", "decimal(4,2)")
+    ('5', '05', '1.5')
+    """
+    if value == NULL:
+        return value
+    if kind in _INTEGRAL and _WHOLE.fullmatch(value.strip()):
+        return str(int(value))
+    if kind.startswith("decimal") or kind in ("float", "double"):
+        try:
+            return f"{decimal.Decimal(value.strip()).normalize():f}"
+        except decimal.InvalidOperation:
+            return value
+    return value.strip().lower() if kind == "boolean" else value
 
 
 def is_files(source: str) -> bool:
@@ -113,5 +154,5 @@ def expanded(pattern: str, partition: str) -> str:
                 remedy="name a column of the partition in braces",
             )
     for column, value in values.items():
-        pattern = pattern.replace(f"{{{column}}}", value)
+        pattern = pattern.replace(f"{{{column}}}", _spelt(value))  # as Hive names directories
     return pattern

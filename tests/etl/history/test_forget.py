@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl.history import forget, rewrite
+from etl.history.trained import model_lines
 from etl.workspace import staging
 from howdah import cli, storage
 from howdah.config.model import TrainingSection
@@ -282,6 +283,51 @@ def test_what_has_none_of_the_rows_stays_as_it_is(root):
     assert storage.read_json(mark)["versions"] == []
     # ... and a second time not even a mark
     assert forget.apply({"no-such-id"}, found, datasets=[root], progress=quiet) == []
+
+
+def test_ids_that_are_in_no_place_are_listed(root, tmp_path):
+    parquet_path = tmp_path / "rows.parquet"
+    parquet_path.write_bytes(parquet({"id": ["elsewhere-1"]}))
+    ids = {"d0-train-0", "elsewhere-1", "mistyped-1"}
+    found = forget.survey(ids, datasets=[root], files=[str(tmp_path / "rows.parquet")])
+    assert found.nowhere == ["mistyped-1"] and found.as_dict()["ids_nowhere"] == 1
+    assert forget.nowhere_lines(found) == ["1 of 3 ids were found in no place: 'mistyped-1'"]
+    forget.apply({"d0-train-0"}, found, datasets=[root], progress=quiet)
+    again = forget.survey({"d0-train-0"}, datasets=[root])
+    assert again.nowhere == [] and forget.nowhere_lines(again) == []  # forgotten before
+
+
+def test_runs_without_an_export_and_tables_of_rejected_rows_are_listed(root, tmp_path):
+    version = load_dataset(root)
+    for name, status, dataset in (
+        ("failed", "failed", version.path), ("running", "running", version.path + "/"),
+        ("other", "failed", f"{root}/v=0badcafe"),
+    ):  # fmt: skip
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        run = {"run_id": name, "status": status, "dataset": dataset}
+        (tmp_path / "runs" / name / "run.json").write_text(json.dumps(run))
+    quality = {**version.manifest.quality, "rejects_table": "db.rejects"}
+    path = storage.join(version.path, "manifest.json")
+    said = storage.read_json(path) | {"quality": quality}
+    storage.write_whole(path, json.dumps(said).encode())
+    found = forget.survey({"d0-train-0"}, datasets=[root], runs=[str(tmp_path / "runs")])
+    listed = {one["run_id"]: one["status"] for one in found.models}
+    assert listed == {"failed": "failed", "running": "running"}
+    [line] = model_lines(next(one for one in found.models if one["run_id"] == "failed"))
+    assert "failed, whose checkpoints" in line and version.path in line
+    table = f"db.rejects, partition dataset={version.manifest.dataset_hash}"
+    assert found.tables == [table] and table in forget.table_lines(found)[0]
+
+
+@pytest.mark.parametrize("encoded", ["utf-8", "utf-8-sig"])
+def test_ids_of_a_file_are_taken_as_they_are(tmp_path, encoded):
+    lines = ["article-1", "a\u2028b", "x\u0085y\x0cz", "in  the middle", "\u00e9"]
+    (tmp_path / "ids").write_bytes(("\r\n".join(lines) + "\n\n").encode(encoded))
+    assert forget.read_ids(str(tmp_path / "ids")) == frozenset(lines)
+    (tmp_path / "ids").write_bytes("article-1\n".encode("utf-16"))
+    with pytest.raises(DataError, match="not UTF-8") as caught:
+        forget.read_ids(str(tmp_path / "ids"))
+    assert "UTF-16" in caught.value.remedy
 
 
 def test_a_list_without_ids_and_a_single_version_are_refused(root, tmp_path):

@@ -132,15 +132,15 @@ def root(tmp_path, tiny_model_dir):
     root = str(tmp_path / "data")
     made = build_appended(root, model_dir=tiny_model_dir)
     config = past._agreed(DataSection(), 4, "t")
-    identity = find(data(str(tmp_path / "none"))).identity
+    new = find(data(str(tmp_path / "none")))
+    own = {"identity": new.identity, "source": new.source}
     manifest = made.manifest.model_copy(update={
         "ledger": made.manifest.ledger.model_copy(update={"config": config, "buckets": 3}),
-        "parts": [p if p.name == "day-0" else p.model_copy(update={"identity": identity})
+        "parts": [p if p.name == "day-0" else p.model_copy(update=own)
                   for p in made.manifest.parts],
         "created": "2026-02-01", "dataset_hash": "c" * 16,
     })  # fmt: skip
-    own = manifest.model_copy(update={"splits": {}})
-    commit(f"{root}/v={'c' * 16}", own)
+    commit(f"{root}/v={'c' * 16}", manifest.model_copy(update={"splits": {}}))
     return root
 
 

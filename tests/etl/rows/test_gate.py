@@ -13,6 +13,7 @@ from etl.rows.components import roots
 from etl.rows.gate import RowRules, judge, wrong_encoding
 from etl.rows.split import split_of
 from howdah.config.data import CleanOptions, DataSection, QualityOptions, SplitOptions
+from howdah.data.targets import label_mapping
 from howdah.errors import DataError
 
 LABELS = {"1": "World", "2": "Sports"}
@@ -86,8 +87,8 @@ def test_names_of_one_number_have_one_order_and_similar_ones_are_named():
 
 
 def test_labels_of_the_configuration_are_texts_without_blanks_at_their_ends():
-    assert labels.mapping(DataSection(labels=[0, 1.0, "a "])) == {"0": "0", "1": "1", "a": "a"}
-    assert labels.mapping(DataSection(labels={1: "x", " b": 2})) == {"1": "x", "b": "2"}
+    assert label_mapping(DataSection(labels=[0, 1.0, "a "])) == {"0": "0", "1": "1", "a": "a"}
+    assert label_mapping(DataSection(labels={1: "x", " b": 2})) == {"1": "x", "b": "2"}
     for names, said in (([True, False], "in quotes"), (["a", " a"], "twice"), ([None], "string")):
         with pytest.raises(ValueError, match=said):
             DataSection(labels=names)

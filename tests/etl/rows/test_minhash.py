@@ -69,6 +69,35 @@ def test_scripts_without_blanks_are_compared_by_characters(sentence):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "words"),
+    [
+        # "the boy eats good food" and "the girl eats good food"
+        ("\u0932\u0921\u093c\u0915\u093e \u0905\u091a\u094d\u091b\u093e \u0916\u093e\u0928\u093e"
+         " \u0916\u093e\u0924\u093e \u0939\u0948",
+         "\u0932\u0921\u093c\u0915\u0940 \u0905\u091a\u094d\u091b\u093e \u0916\u093e\u0928\u093e"
+         " \u0916\u093e\u0924\u0940 \u0939\u0948", 5),
+        ("\u099b\u09c7\u09b2\u09c7 \u09ad\u09be\u09b2 \u0996\u09be\u09af\u09bc",
+         "\u099b\u09be\u09b2\u09be \u09ad\u09be\u09b2\u09cb \u0996\u09be\u09af\u09bc", 3),
+        ("\u0baa\u0bc8\u0baf\u0ba9\u0bcd \u0ba8\u0bb2\u0bcd\u0bb2 \u0b89\u0ba3\u0bb5\u0bc1",
+         "\u0baa\u0bc6\u0baf\u0bbe\u0ba9\u0bcd \u0ba8\u0bbe\u0bb2 \u0b89\u0ba3\u0bb5\u0bc1", 3),
+        # Thai has no blanks: each character is a word, its tone marks and vowels too
+        ("\u0e14\u0e35\u0e21\u0e32\u0e01", "\u0e14\u0e37\u0e21\u0e32\u0e01", 5),
+        # Brahmi, beyond the first plane; Arabic with vowel points; an accent that does not compose
+        ("\U0001102b\U00011038 \U0001102b", "\U0001102b\U0001103a \U0001102b", 2),
+        ("\u0643\u064e\u062a\u064e\u0628\u064e \u0648",
+         "\u0643\u064f\u062a\u0650\u0628\u064e \u0648", 2),
+        ("x\u0304y z", "x\u0301y z", 2),
+    ],
+    ids=["hindi", "bengali", "tamil", "thai", "brahmi", "arabic", "latin"],
+)  # fmt: skip
+def test_words_keep_the_marks_that_tell_them_apart(one, other, words):
+    assert len(minhash.words_of(one)) == len(minhash.words_of(other)) == words
+    assert "".join(minhash.words_of(one)) == one.replace(" ", "")
+    a, b = minhash.sets([one, other], "auto")
+    assert minhash.jaccard(a, b) < 0.7  # the threshold
+
+
 def test_signatures_estimate_the_similarity_of_the_sets():
     words = _texts(60, 1)[0]
     texts = [" ".join(words[:k] + [f"new{n}" for n in range(60 - k)]) for k in (60, 50, 40, 30)]

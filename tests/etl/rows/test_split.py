@@ -104,6 +104,26 @@ def test_each_class_has_its_share_of_each_split_in_whole_groups(spark, monkeypat
 
 
 @pytest.mark.spark
+def test_the_tenths_of_a_regression_do_not_depend_on_partitions(spark, monkeypatch):
+    dice = random.Random(3)
+    rows = [(repr(round(dice.gauss(0, 1), 4)), None, f"g{n}") for n in range(8_000)]
+    frame = spark.createDataFrame(rows, "label string, reason string, group string")
+    for sampled in (100_000, 500):  # all of them, or a sample
+        monkeypatch.setattr(draw, "_SAMPLED", sampled)
+        found = {
+            tuple(
+                draw._tenths(frame.repartition(parts).selectExpr("group", "double(label) target"))
+            )
+            for parts in (1, 2, 8)
+        }
+        assert len(found) == 1 and len(*found) == 9
+    ordered = sorted(float(label) for label, _, _ in rows)
+    monkeypatch.setattr(draw, "_SAMPLED", 100_000)
+    exact = draw._tenths(frame.selectExpr("group", "double(label) target"))
+    assert exact == [ordered[len(rows) * n // 10 - 1] for n in range(1, 10)]
+
+
+@pytest.mark.spark
 def test_no_task_ranks_a_whole_class(spark):
     frame = spark.createDataFrame(_rows(), "label string, reason string, group string")
     found = draw._units(frame, SplitOptions(stratify=10))

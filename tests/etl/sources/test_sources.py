@@ -10,12 +10,14 @@ import pyarrow.orc as orc
 import pyarrow.parquet as pq
 import pytest
 
+from etl import build
 from etl.sources import given, hive, json_numbers, reading
 from etl.sources import source as sources
 from howdah.config import loader as config_module
 from howdah.config.options.split import moment
 from howdah.data.files.lines import json_value
 from howdah.errors import ConfigError, DataError
+from howdah.lineage.forgotten import NONE
 
 ROWS = [
     ("k1", "plain text", "1"),
@@ -41,7 +43,7 @@ def read(spark, **data):
     data.setdefault("columns", {"id": "key"})
     settings = section(**data)
     table = reading.read(spark, given.resolve(settings), settings)
-    return sorted(tuple(row) for row in table.collect())
+    return sorted((tuple(row) for row in table.collect()), key=str)
 
 
 def state(spark, table):
@@ -97,6 +99,14 @@ def test_every_format_gives_the_same_rows(spark, tmp_path):
     assert state(spark, "m")["rows"][0] == len(ROWS)
 
 
+def judged(spark, **data):
+    """(id, text, label, reason) of the rows as the gate names them."""
+    data = {"columns": {"id": "key"}, "quality": {"min_characters": 1}, **data}
+    settings = section(**data)
+    rows = build._gate(spark, given.resolve(settings), settings, NONE, None)
+    return sorted(map(tuple, rows.select("id", "text", "label", "reason").collect()))
+
+
 @pytest.mark.spark
 def test_ids_without_a_key_do_not_depend_on_order_or_partitions(spark, tmp_path):
     rows = [("same", "b"), ("same", "a"), ("same", "a"), ("other", "a")]
@@ -106,7 +116,7 @@ def test_ids_without_a_key_do_not_depend_on_order_or_partitions(spark, tmp_path)
         for n, row in enumerate(ordered):
             text = csv_text([("text", "label"), row])
             (tmp_path / name / f"{n}.csv").write_text(text)
-        seen.append(read(spark, source=str(tmp_path / name), columns={}))
+        seen.append(judged(spark, source=str(tmp_path / name), columns={}))
     assert seen[0] == seen[1]
     assert len({row[0] for row in seen[0]}) == 4
 
@@ -116,7 +126,7 @@ def test_broken_rows_and_keys_get_a_reason(spark, tmp_path):
     keyed = [("k", "one", "a"), ("k", "two", "a"), ("", "x", "a")]
     text = csv_text([("key", "text", "label"), *keyed])
     (tmp_path / "a.csv").write_text(text + '"k9","too few"\n')
-    rows = read(spark, source=str(tmp_path / "a.csv"))
+    rows = judged(spark, source=str(tmp_path / "a.csv"))
     reasons = {row[1]: row[3] for row in rows}
     assert sorted(filter(None, reasons.values())) == ["duplicate_id", "malformed", "no_id"]
     assert reasons["too few"] == "malformed" and reasons["x"] == "no_id"

@@ -6,6 +6,7 @@ import types
 import pytest
 
 from howdah.config.loader import from_dict
+from howdah.data.targets import label_mapping
 from howdah.errors import DataError
 from training.prediction.classify import count_failed
 from training.prediction.rows import Prediction
@@ -59,7 +60,7 @@ def test_labels_of_the_configuration_are_a_list_or_a_mapping(labels, given, expe
     config = from_dict({"data": {"labels": given}})
     values = ("+", "-") if isinstance(given, dict) else ("pos", " neg ")
     path = labels(("1", values[0]), ("2", values[1]))
-    names = config.data.label_mapping()
+    names = label_mapping(config.data)
     assert joined(path, {"1": "pos", "2": "neg"}, names) == expected
 
 

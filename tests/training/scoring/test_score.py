@@ -19,6 +19,7 @@ import pytest
 from howdah.data.encode import Encoder
 from howdah.drift.bins import Known
 from howdah.drift.profile import PROFILE, Profile, Reference, read
+from howdah.models import scored
 from tests.drift import samples
 from tests.support.waiting import wait_until
 from training.model.pretrained import load_base
@@ -246,6 +247,14 @@ def test_each_partition_is_scored_once_by_each_model(place):
     assert rows["2026-11-01", "news", "d"]["label"] is None
     marker = place.models / "news/scored/scored/ds=2026-11-02/done.json"
     assert json.loads(marker.read_text())["rows"] == 3
+    # What lineage and forget read of the markers that this job has written.
+    known = {one["partition"]: one for one in scored.markers(str(place.models / "news"))}
+    assert list(known) == ["ds=2026-11-01", "ds=2026-11-02", "ds=2026-11-03"]
+    one = known["ds=2026-11-02"]
+    assert (one["table"], one["source"], one["version"]) == (OUTPUT, f"default.{SOURCE}", 1)
+    assert (one["run_id"], one["rows"]) == ("run-1", 3)
+    assert scored.tables(str(place.models / "news"), 1) == [OUTPUT]
+    assert scored.tables(str(place.models / "news"), 2) == []
 
     # As a command: what is done is found out without any Spark application.
     before = place.applications()

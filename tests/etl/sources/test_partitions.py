@@ -1,0 +1,80 @@
+"""Partition columns of any type: directories named 05 and 5, null, decimals, booleans."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from etl.sources import hive
+from etl.sources import source as sources
+from howdah.config import loader as config_module
+from howdah.errors import DataError
+from howdah.spark.hive_catalog import Catalogue
+from training.scoring.selection import Selection, chosen
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+@pytest.fixture
+def table(spark, tmp_path):
+    """A table whose directories another loader has named, as the catalogue found them."""
+    for n, name in enumerate(("hour=05/p=1.50", "hour=12/p=2.00", f"hour={NULL}/p=3.00")):
+        (tmp_path / name).mkdir(parents=True)
+        pq.write_table(
+            pa.table({"text": [f"text {n}"], "label": ["a"]}), tmp_path / name / "0.parquet"
+        )
+    spark.sql("DROP TABLE IF EXISTS hours")
+    spark.sql(
+        "CREATE TABLE hours (text STRING, label STRING, hour INT, p DECIMAL(4,2)) USING parquet"
+        f" PARTITIONED BY (hour, p) LOCATION '{tmp_path}'"
+    )
+    spark.sql("MSCK REPAIR TABLE hours")
+    yield "hours"
+    spark.sql("DROP TABLE hours")
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    ("partitions", "texts"),
+    [
+        ({"hour": ["05", "12"]}, [0, 1]),
+        ({"hour": ["5"]}, [0]),
+        ({"hour": ["05"], "p": ["1.5"]}, [0]),
+        ({"hour": [NULL]}, [2]),
+        ({"hour": [NULL, "12"]}, [1, 2]),
+    ],
+)
+def test_the_rows_of_the_partitions_that_are_found_are_read(spark, table, partitions, texts):
+    given = {"source": table, "format": "hive", "partitions": partitions}
+    data = config_module.from_dict({"data": given}).data
+    source = hive.resolved(spark, sources.resolve(data), data)
+    assert len(source.identity["partitions"]) == len(source.identity["files"]) == len(texts)
+    rows = hive.read(spark, source, data).collect()
+    assert sorted(row["text"] for row in rows) == [f"text {n}" for n in texts]
+
+
+@pytest.mark.spark
+def test_a_partition_that_is_not_there_is_refused_in_any_spelling(spark, table):
+    for value in ("6", "five"):
+        given = {"source": table, "format": "hive", "partitions": {"hour": ["05", value]}}
+        data = config_module.from_dict({"data": given}).data
+        with pytest.raises(DataError, match="no such partition") as caught:
+            hive.resolved(spark, sources.resolve(data), data)
+        assert caught.value.got == f"hour={value}"
+    catalogue = Catalogue.of(spark)
+    entry = catalogue.table(table)
+    assert [one.spec["hour"] for one in catalogue.matching(entry, {"hour": ["5"]})] == ["05"]
+
+
+def test_scoring_takes_partitions_in_any_spelling():
+    there = [{"hour": value} for value in ("05", "4", "12", "06")]
+    kinds = {"hour": "int"}
+
+    def of(**asked):
+        return [
+            one["hour"]
+            for one in chosen(Selection(**asked), ["hour"], there, table="t", kinds=kinds)
+        ]
+
+    assert of(partitions=("hour=5",)) == of(partitions=("hour=05",)) == ["05"]
+    assert of(since="hour=5") == ["05", "06", "12"] and of(until="hour=05") == ["4", "05"]
+    assert of(since="hour=05", until="hour=6") == ["05", "06"]

@@ -1,0 +1,54 @@
+"""Times of a database are the same on a machine in any time zone."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from howdah.spark import properties
+
+SCRIPT = """
+import json, sys
+from howdah.config.data import SparkOptions
+from howdah.spark.ids import column
+from howdah.spark.session import session
+
+conf = {"spark.driver.extraJavaOptions": "-Dits.own=1", "spark.sql.codegen.wholeStage": "false"}
+options = SparkOptions(master="local[1]", driver_memory="512m", conf=conf)
+with session(options) as spark:
+    jvm, url = spark._jvm, "jdbc:derby:memory:times;create=true"
+    with_rows = jvm.java.sql.DriverManager.getConnection(url)
+    statement = with_rows.createStatement()
+    statement.execute("CREATE TABLE t (seen TIMESTAMP)")
+    for at in sys.argv[1:]:
+        statement.execute(f"INSERT INTO t VALUES ('{at}')")
+    rows = spark.read.jdbc(url, "t")
+    ids = rows.select(column(rows["SEEN"], rows.schema["SEEN"].dataType)).collect()
+    own = jvm.java.lang.System.getProperty("its.own")
+    print(json.dumps([sorted(row[0] for row in ids), own]))
+"""
+TIMES = ["2026-03-29 02:30:00", "2026-03-29 03:30:00", "2026-10-25 02:30:00", "2026-11-01 00:30:00"]
+
+
+@pytest.mark.spark
+def test_times_of_a_database_do_not_shift_where_the_machine_is_in_berlin(tmp_path):
+    environment = {**os.environ, "TZ": "Europe/Berlin"}
+    run = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *TIMES], env=environment, cwd=tmp_path, check=False,
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-2_000:]
+    ids, own = json.loads(run.stdout.splitlines()[-1])
+    assert ids == [at.replace(" ", "T") + "Z" for at in TIMES] and own == "1"
+
+
+def test_options_of_the_jvm_stay():
+    driver, executor = "spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"
+    utc = "-Duser.timezone=UTC"
+    assert properties.in_utc({}, "") == {driver: utc, executor: utc}
+    made = properties.in_utc({driver: "-Xss4m"}, f"{executor}  -XX:+UseG1GC\n{driver} -Xss1m\n")
+    assert made == {driver: f"-Xss4m {utc}", executor: f"-XX:+UseG1GC {utc}"}
+    theirs = {driver: "-Duser.timezone=Asia/Tokyo -Xss4m"}
+    assert properties.in_utc(theirs, "")[driver] == theirs[driver]
