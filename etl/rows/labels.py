@@ -36,7 +36,7 @@ def names(data: DataSection, found: Mapping[str, int], before: Sequence[str] = (
     Raises:
         DataError: fewer than two labels, or so many that the column can be none of labels.
     """
-    known = mapping(data)
+    known = label_mapping(data)
     if known is not None:
         ordered = list(dict.fromkeys(known.values()))
     elif all(_is_whole(name) for name in found):
@@ -93,7 +93,7 @@ def refuse_unknown(data: DataSection, unknown: Mapping[str, int]) -> None:
     Args:
         unknown: {value in the source: rows}.
     """
-    known, fails = mapping(data), {"fail": True, "reject": False}[data.quality.unknown_label]
+    known, fails = label_mapping(data), {"fail": True, "reject": False}[data.quality.unknown_label]
     if known is None or not fails or not unknown:
         return
     rows = ", ".join(f"{value!r} ({count} rows)" for value, count in sorted(unknown.items())[:5])

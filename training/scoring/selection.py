@@ -114,6 +114,10 @@ def _walked(
     return found
 
 
+def _canonical(spec: Spec, kinds: Mapping[str, str]) -> Spec:
+    return {c: canonical(value, kinds.get(c, "string")) for c, value in spec.items()}
+
+
 def _known(spec: dict[str, str], columns: Sequence[str], option: str, table: str) -> dict[str, str]:
     """The spec under the table's own spelling of its columns."""
     by_lower = {column.lower(): column for column in columns}
