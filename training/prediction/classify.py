@@ -10,17 +10,13 @@ import numpy as np
 from howdah.data.clean import PAIR
 from howdah.drift.profile import Profile
 from howdah.errors import ModelError
-from training.prediction.rows import Outputs, Prediction, Row
+from training.prediction.rows import EMPTY, Outputs, Prediction, Row
 from training.serving.serve import ServedModel
 
-EMPTY = "the text is empty"
-"""The error of a row whose text has nothing left after cleaning."""
 _WRONG_SIDES = {
     True: "the model reads pairs of texts, and this is one text",
     False: "the model reads single texts, and this is a pair",
 }
-EMPTY = "the text is empty"
-"""The error of a row whose text has nothing left after cleaning."""
 
 
 def classify(

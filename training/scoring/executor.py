@@ -9,8 +9,8 @@ import numpy as np
 
 from howdah.config.tasks import Task
 from howdah.drift.profile import Profile
-from training.prediction.classify import EMPTY, classify
-from training.prediction.executor import NULL, ModelLocation, Predictor
+from training.prediction.classify import classify, count_failed
+from training.prediction.executor import ModelLocation, Predictor
 from training.prediction.rows import Prediction, Row
 from training.serving.serve import ServedModel
 
@@ -71,9 +71,7 @@ class RowScorer(Predictor):
         if profile is None:
             return _batch(served, classify(served, rows))
         predictions = classify(served, rows, profile.add)
-        errors = [one.error for one in predictions if one.error is not None]
-        empty = errors.count(EMPTY) + errors.count(NULL)
-        profile.add_failed(empty=empty, errors=len(errors) - empty)
+        count_failed(profile, predictions)
         return _batch(served, predictions)
 
 
