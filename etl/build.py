@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,12 +24,13 @@ from howdah.config.data import DataSection
 from howdah.config.model import Config
 from howdah.config.tasks import Task
 from howdah.data.encode import Encoder
+from howdah.data.files.quotes import Quotes
 from howdah.data.images import ImageEncoder
 from howdah.data.targets import label_mapping
 from howdah.errors import ConfigError, DataError
 from howdah.lineage.forgotten import NONE, Forgotten
-from howdah.spark.csv_quotes import Strays
 from howdah.spark.errors import crossing, translated
+from howdah.spark.text_rows import Strays
 
 _BATCH_IMAGES, _BATCH_BYTES = 1_000, 16 * 2**20
 """Most images, and bytes of their pixels, in one Arrow batch."""
@@ -76,7 +77,8 @@ def from_text(
     """
     data = config.data
     strays = reading.check_quotes(spark, source, data.csv) if source.kind == "csv" else None
-    gated = _gate(spark, source, data, gone, past).persist()
+    counted = None if strays is None else strays.counted
+    gated = _gate(spark, source, data, gone, past, counted).persist()
     kept.append(gated)
     with translated(f"read the source {source.name}", DataError):
         at_gate, lines = counting.at_gate(gated, data)
@@ -305,14 +307,19 @@ def _rejected(rejects: DataFrame, final: DataFrame) -> DataFrame:
 
 
 def _gate(
-    spark: SparkSession, source: Source, data: DataSection, gone: Forgotten, past: Past | None
+    spark: SparkSession,
+    source: Source,
+    data: DataSection,
+    gone: Forgotten,
+    past: Past | None,
+    counted: Mapping[str, Quotes] | None,
 ) -> DataFrame:
     """The source's rows, cleaned and judged: `gate.SCHEMA`."""
     work = partial(
         gate.clean_batches, clean=data.clean, quality=data.quality, rules=labels.rules(data)
     )
     more = "".join(f", {name} {kind}" for name, kind in given.columns(data.split).items())
-    rows = reading.read(spark, source, data)
+    rows = reading.read(spark, source, data, counted)
     rows = numbering.gathered(rows, given.only(rows))
     rows = rows.mapInArrow(crossing(work), gate.SCHEMA + more)
     if past is not None:

@@ -125,7 +125,8 @@ class ForgottenRows(DataError):
 
 
 class TooManyErrors(DataError):
-    """More rows of a partition have an error than `score.max_error_fraction` allows."""
+    """More rows, of a partition or a prediction, have an error than `score.max_error_fraction`
+    allows."""
 
 
 class ModelError(HowdahError):

@@ -6,13 +6,14 @@ need.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.data import DataSection
 from howdah.config.options.source import LAKES, TABLE_NAME
-from howdah.data.files.listing import below, ending
+from howdah.data.files.listing import ending, files_of
 from howdah.errors import ConfigError, DataError
 from howdah.storage import Entry
 
@@ -133,30 +134,21 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
             where=source,
             remedy="give a path that all executors reach: a file, hdfs://",
         )
-    if storage.is_local(source):
-        source = storage.local_path(source)
-    if storage.is_dir(source):
-        return source, below(source)
+    found = files_of(source)
+    if found is not None:
+        return found
     if any(mark in source for mark in "*?["):
-        hits = []
-        for path in storage.find(source):
-            entry = storage.entry(path)
-            hits += below(path) if entry.is_dir else [entry]
-        if not hits:
-            raise DataError(
-                "no file matches the source's pattern", where=source, remedy="check data.source"
-            )
-        return None, hits
-    if not storage.exists(source):
-        parent = storage.parent(source)
-        near = [e.name for e in storage.list_dir(parent)] if storage.is_dir(parent) else None
         raise DataError(
-            "the source does not exist",
-            where=source,
-            got=f"{parent} holds {', '.join(near[:8]) or 'nothing'}" if near is not None else None,
-            remedy="check data.source (for a table set data.format: hive)",
+            "no file matches the source's pattern", where=source, remedy="check data.source"
         )
-    return None, [storage.entry(source)]
+    parent = storage.parent(source)
+    near = [e.name for e in storage.list_dir(parent)] if storage.is_dir(parent) else None
+    raise DataError(
+        "the source does not exist",
+        where=source,
+        got=f"{parent} holds {', '.join(near[:8]) or 'nothing'}" if near is not None else None,
+        remedy="check data.source (for a table set data.format: hive)",
+    )
 
 
 def _kind_of(data: DataSection, entries: list[Entry]) -> Kind:
@@ -185,10 +177,31 @@ def _kind(source: str, entries: list[Entry]) -> Kind:
         raise DataError(
             "the source is empty", where=source, got="no file", remedy="check data.source"
         )
+    remedy = "set data.format, or narrow data.source to a pattern such as DIR/*.csv"
     raise ConfigError(
         "the source's format does not follow from its file names",
         where="data.format",
         expected="files that all end in one of " + ", ".join(_ENDINGS),
         got=", ".join(sorted(kinds) + others[:5]),
-        remedy="set data.format, or narrow data.source to a pattern such as DIR/*.csv",
+        remedy=remedy_for(others) or remedy,
     )
+
+
+_OTHERS = {
+    (".xlsx", ".xls", ".xlsm", ".ods"): "spreadsheets are not read: save the sheet as CSV UTF-8, or"
+    " write it with pandas: read_excel(FILE).to_csv(NEW, index=False)",
+    (".arrow", ".feather"): "a directory of Hugging Face's save_to_disk is not read: write it as"
+    " Parquet, datasets.load_from_disk(DIR).to_parquet(FILE)",
+    (".txt",): "directories of text files are not read: write one CSV or JSON line for each file,"
+    " with its text and its directory's name as the label",
+    (".db", ".sqlite", ".sqlite3"): "databases are read with data.format: jdbc",
+    (".zip", ".tar", ".rar", ".7z"): "archives are not read: unpack them",
+    (".pkl", ".pickle", ".npy", ".npz", ".h5"): "Python's own formats are not read: write CSV or"
+    " Parquet with pandas",
+}
+
+
+def remedy_for(names: Sequence[str]) -> str | None:
+    """What to do with files of a format of everyday that is not read; None: not such files."""
+    seen = {ending(name) for name in names}
+    return next((words for ends, words in _OTHERS.items() if seen & set(ends)), None)

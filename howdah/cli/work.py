@@ -479,6 +479,7 @@ def predict(
         ("--master", "master", master),
     )  # fmt: skip
     checked = load(config, set)
+    from training.prediction import judged
     from training.prediction import predict as predictor
 
     if stdin:
@@ -497,7 +498,7 @@ def predict(
         overwrite=overwrite, batch=batch, framework=framework, drift=drift,
         progress=say,
     )  # fmt: skip
-    lines = [f"{summary['rows']:,} rows -> {output}"]
+    lines = judged.lines(summary)
     if "drift" in summary:
         alarms = ", ".join(summary["drift"]["alarms"])
         lines += [f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from howdah.charsets import codec_of, lines_are_bytes
 from howdah.config.options.append import AppendOptions
 from howdah.config.options.dedup import ConflictOptions, DedupOptions
 from howdah.config.options.source import LAKES, TABLE_NAME, JdbcOptions, check_as_of
@@ -90,13 +91,13 @@ class CsvOptions(Section):
     names: list[str] | None = None
     """Column names of a file without header."""
     delimiter: str = ","
-    """Field separator, one character."""
+    """Field separator, one character; `\\t` is a tab."""
     quote: str = '"'
-    """Quote character."""
+    """Quote character; empty: quotes are part of the text."""
     escape: str | None = None
     """Escape character inside quotes; null: a quote is doubled."""
     encoding: str = "UTF-8"
-    """Character set of the file."""
+    """Character set of the file, by its name in Python or Java: windows-1252, GBK, UTF-16, ..."""
     multiline: bool = True
     """Quoted fields may contain line breaks: then one task reads each file, after a check for
     unclosed quotes. false: each line is a record, and several tasks read a large file."""
@@ -104,13 +105,35 @@ class CsvOptions(Section):
     """More line breaks in one quoted field count as an unclosed quote, and the ETL fails (exit code
     3)."""
 
-    @model_validator(mode="after")
-    def _lines_can_be_found(self) -> CsvOptions:
+    @field_validator("delimiter", "quote", "escape")
+    @classmethod
+    def _one_character(cls, value: str | None, info: ValidationInfo) -> str | None:
+        value = "\t" if value == "\\t" else value
+        if value is None or (value == "" and info.field_name == "quote"):
+            return value
+        if len(value) != 1 or value in "\r\n\0":
+            raise ValueError(
+                f"it is {value!r}; expected one character other than a line break (in YAML and in"
+                " --set a special one stands in quotes: '|')"
+            )
+        return value
+
+    @field_validator("encoding")
+    @classmethod
+    def _text_encoding(cls, value: str) -> str:
         try:
-            ascii_lines = "a\n".encode(self.encoding).endswith(b"a\n")
+            codec_of(value)
         except LookupError:
-            return self  # the ETL's own check names the key
-        if not self.multiline and not ascii_lines:
+            raise ValueError(
+                f"no such character set: {value!r}; UTF-8, ISO-8859-1, windows-1252, ... are some"
+            ) from None
+        return value
+
+    @model_validator(mode="after")
+    def _fields_can_be_told_apart(self) -> CsvOptions:
+        if self.delimiter in (self.quote, self.escape):
+            raise ValueError(f"delimiter is the quote or escape character: {self.delimiter!r}")
+        if not self.multiline and not lines_are_bytes(self.encoding):
             raise ValueError(
                 f"multiline: false cannot find the lines of {self.encoding}: convert the files to"
                 " UTF-8, or keep multiline: true"

@@ -165,10 +165,11 @@ def list_dir(path: str, *, unfinished: bool = False) -> list[Entry]:
 
 
 def find(pattern: str) -> list[str]:
-    """Files that match a pattern (*, ?, [..], **), sorted; a plain file matches itself."""
+    """Files that match a pattern (*, ?, [..], **), sorted; a plain file matches itself. A name
+    with such characters that exists is that file or directory."""
     if is_local(pattern):
         with typed(pattern, "look up"):
-            hits = _glob.glob(local_path(pattern), recursive=True)
+            hits = _glob.glob(_existing_escaped(local_path(pattern)), recursive=True)
     else:
         head, _, rest = pattern.partition("://")
         root, _, rest = rest.partition("/")
@@ -177,9 +178,21 @@ def find(pattern: str) -> list[str]:
     return sorted({hit for hit in hits if not name(hit).startswith(TEMP_PREFIX)})
 
 
+def _existing_escaped(path: str) -> str:
+    """A local pattern in which the characters of names that exist stand for themselves."""
+    begin, parts = "/", path.strip("/").split("/")
+    done: list[str] = []
+    for part in parts:
+        begin = os.path.join(begin, part)
+        if not os.path.lexists(begin):
+            break
+        done.append(_glob.escape(part))
+    return "/" + "/".join([*done, *parts[len(done) :]])
+
+
 def _matches(directory: str, parts: list[str]) -> Iterator[str]:
     """Paths below a remote directory whose names match the parts, as glob does for local files."""
-    while parts and not _glob.has_magic(parts[0]):
+    while parts and (not _glob.has_magic(parts[0]) or exists(f"{directory}/{parts[0]}")):
         directory, parts = f"{directory}/{parts[0]}", parts[1:]
     if not parts:
         if exists(directory):

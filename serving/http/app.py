@@ -23,7 +23,7 @@ from serving.http.question import Question
 from serving.http.reading import deadline_ms, header, read_body
 from serving.http.state import State
 from training.deployment.requests import Refusal, UnknownRoute, WrongMethod
-from training.prediction.classify import has_no_text
+from training.prediction.rows import EMPTY
 
 __all__ = ["build"]
 
@@ -191,7 +191,7 @@ def _count(state: State, work: Work) -> None:
         state.metrics.prediction(one, work.generation)
     wrong = [one.error for one in work.predictions if one.scores is None]
     if wrong:
-        empty = sum(map(has_no_text, wrong))
+        empty = wrong.count(EMPTY)
         state.unpredicted(empty, len(wrong) - empty)
 
 

@@ -67,7 +67,8 @@ def test_each_choice_is_handled_and_an_unknown_one_is_an_error(use, known):
 
 
 def test_each_kind_of_source_is_read_by_its_own_reader():
-    others = {"tfrecord", "image"}  # etl/write/adopt.py, etl/sources/images.py
+    # howdah/spark/text_rows.py, etl/write/adopt.py, etl/sources/images.py
+    others = {"csv", "jsonl", "tfrecord", "image"}
     assert set(reading._TABLES) | others == set(get_args(sources.Kind))
     assert set(choices(DataSection, "format")) == {"auto", *get_args(sources.Kind)}
 

@@ -38,11 +38,11 @@ class HowdahModel(mlflow.pyfunc.PythonModel):
         """
         from training.deployment.requests import as_json
         from training.prediction.classify import classify, outputs_of
-        from training.prediction.rows import Row
+        from training.prediction.rows import EMPTY, Row
 
         texts = [None if text is None or text != text else str(text) for text in model_input[TEXT]]
         rows = [
-            Row(str(number), text, "the text is null" if text is None else None)
+            Row(str(number), text, EMPTY if text is None else None)
             for number, text in enumerate(texts)
         ]
         found = as_json(classify(self._served, rows), outputs_of(self._served))

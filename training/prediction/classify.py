@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -10,23 +9,13 @@ import numpy as np
 from howdah.data.clean import PAIR
 from howdah.drift.profile import Profile, find_reference
 from howdah.errors import ModelError
-from training.prediction.rows import Outputs, Prediction, Row
+from training.prediction.rows import EMPTY, Outputs, Prediction, Row
 from training.serving.serve import ServedModel
 
 _WRONG_SIDES = {
     True: "the model reads pairs of texts, and this is one text",
     False: "the model reads single texts, and this is a pair",
 }
-EMPTY = "the text is empty"
-"""The error of a row whose text has nothing left after cleaning."""
-_NULL = re.compile(r"the .+ is null")
-"""The error of a row without a text, from files (which name the column) and from tables."""
-
-
-def has_no_text(error: str) -> bool:
-    """Whether a row's error says that it has no text: nothing has failed then. Training leaves such
-    rows out as well, and the model's profile says how many were expected."""
-    return error == EMPTY or _NULL.fullmatch(error) is not None
 
 
 def classify(
@@ -78,7 +67,7 @@ def predicted(served: ServedModel, row: Row, scores_C: np.ndarray) -> Prediction
 def count_failed(profile: Profile, predictions: Sequence[Prediction]) -> None:
     """Count the rows that have no prediction in a profile."""
     errors = [one.error for one in predictions if one.error is not None]
-    empty = sum(map(has_no_text, errors))
+    empty = errors.count(EMPTY)
     profile.add_failed(empty=empty, errors=len(errors) - empty)
 
 

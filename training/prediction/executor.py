@@ -20,7 +20,7 @@ from howdah.errors import ModelError
 from howdah.models.integrity import Files
 from howdah.spark.errors import crossing
 from training.prediction.classify import classify, outputs_of
-from training.prediction.rows import Row
+from training.prediction.rows import EMPTY, Row
 from training.serving.serve import ServedModel, open_model
 
 if TYPE_CHECKING:
@@ -57,9 +57,6 @@ class Worker:
 
 Reader = Callable[[Iterable["pa.RecordBatch"]], Iterator[list[Row]]]
 """Makes rows of batches."""
-
-NULL = "the text is null"
-"""The error of a row whose text's columns are all null."""
 
 _opened: tuple[tuple[str, str], ServedModel] | None = None
 _times_opened = 0
@@ -103,7 +100,7 @@ class Predictor:
             pairs = self._model().pairs
             columns = batch.to_pydict()
             yield [
-                Row(row_id, text, None if text is not None else NULL, pairs)
+                Row(row_id, text, None if text is not None else EMPTY, pairs)
                 for row_id, text in zip(columns["id"], columns["text"], strict=True)
             ]
 

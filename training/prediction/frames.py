@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from howdah.config.data import Columns
 from howdah.data.clean import PAIR
+from howdah.data.files.checks import no_column
 from howdah.errors import DataError
-from howdah.spark import ids
+from howdah.spark import columnar, ids
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
 __all__ = ["id_and_text", "names_of"]
+
+_OPTIONS = "--text-column and --id-column name them"
 
 
 def names_of(
@@ -37,17 +41,24 @@ def names_of(
     """
     trained = Columns(**(info.get("columns") or {}))
     columns = trained.model_copy(update={"text": list(text_columns or trained.text)})
-    key = id_column or (trained.id if trained.id in there else None)
+    key = id_column or (trained.id if trained.id and _has(there, trained.id) else None)
     wanted = (*columns.text, *(columns.text_pair or ()), *([key] if key else []))
-    missing = [name for name in wanted if name not in there]
-    if missing:
-        raise DataError(
-            f"the source has no column {missing[0]!r}",
-            where=source,
-            got=f"columns {', '.join(there)}",
-            remedy="--text-column and --id-column name them",
-        )
+    for name in wanted:
+        if not _has(there, name):
+            raise no_column(name, there, where=source, remedy=_OPTIONS)
     return columns, key
+
+
+def _has(there: Sequence[str], name: str) -> bool:
+    """Whether there is a column, or one that may be the struct of a field `a.b`."""
+    return name in there or ("." in name and name.partition(".")[0] in there)
+
+
+def _column(rows: DataFrame, name: str, source: str) -> tuple[Column, DataType]:
+    found = columnar.find(rows, name)
+    if found is None:
+        raise no_column(name, rows.columns, where=source, remedy=_OPTIONS)
+    return found
 
 
 def id_and_text(
@@ -70,7 +81,7 @@ def id_and_text(
     row_id = _id(rows, key, source) if key else F.monotonically_increasing_id()
 
     def joined(names: Sequence[str]) -> Column:
-        parts = [F.col(f"`{name}`").cast("string") for name in names]
+        parts = [_column(rows, name, source)[0].cast("string") for name in names]
         return F.when(F.coalesce(*parts).isNotNull(), F.concat_ws(columns.separator, *parts))
 
     whole = joined(columns.text)
@@ -89,8 +100,8 @@ def _id(rows: DataFrame, name: str, source: str) -> Column:
     Raises:
         DataError: the column is of a type that no id has.
     """
-    kind = rows.schema[name].dataType
-    spelt = ids.column(rows[f"`{name}`"], kind)
+    column, kind = _column(rows, name, source)
+    spelt = ids.column(column, kind)
     if spelt is None:
         raise DataError(
             "the column of ids is of another type",

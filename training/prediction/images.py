@@ -13,10 +13,14 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from howdah import storage
+from howdah.charsets import spelled
 from howdah.config.data import ImageOptions
+from howdah.data import ids
+from howdah.data.files.listing import files_of
 from howdah.data.images import UnusableImage
 from howdah.errors import DataError, HowdahError, NotFound, UsageError
 from training.prediction.classify import outputs_of
+from training.prediction.judged import Reasons
 from training.prediction.rows import Prediction, as_json, format_of, open_output
 from training.serving.serve import ServedModel
 
@@ -89,6 +93,7 @@ def predict_images(
     columns = served.columns
     column, key = image_column or columns.image, id_column or columns.id
     counts: Counter[str] = Counter()
+    reasons = Reasons()
     rows = errors = rejected = 0
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
@@ -100,6 +105,7 @@ def predict_images(
             rows += len(predictions)
             errors += sum(one.error is not None for one in predictions)
             rejected += sum(one.rejected for one in predictions)
+            reasons.add(predictions)
             counts.update(one.label for one in predictions if one.label is not None)
         if not rows:
             raise DataError("the source has no rows", where=source, remedy="check the source")
@@ -109,6 +115,7 @@ def predict_images(
         "run_id": served.run_id,
         "rows": rows,
         "errors": errors,
+        "reasons": reasons.as_list(),
         "rejected": rejected,
         "labels": {name: counts[name] for name in served.labels},
     }
@@ -133,11 +140,11 @@ def predict_image_lines(served: ServedModel, lines: TextIO, out: TextIO) -> int:
 # -------------------------------------------------------------------------------------- the source
 def _files(source: str) -> tuple[list[str], str]:
     """The files, sorted, and the beginning of their paths that is left out of their ids."""
-    if storage.exists(source) and storage.is_dir(source):
-        root = storage.local_path(source) if storage.is_local(source) else source
-        found, root = sorted(_below(root)), root.rstrip("/") + "/"
-    else:
-        found, root = storage.find(source), ""
+    directory, entries = files_of(source) or (None, [])
+    found = [entry.path for entry in entries]
+    root = "" if directory is None else directory.rstrip("/") + "/"
+    if directory is not None:
+        found.sort()
     if not found:
         raise NotFound(
             "there is nothing to predict",
@@ -155,16 +162,6 @@ def _files(source: str) -> tuple[list[str], str]:
     return found, root
 
 
-def _below(directory: str) -> Iterator[str]:
-    for entry in storage.list_dir(directory):
-        if entry.name.startswith(("_", ".")):
-            continue
-        if entry.is_dir:
-            yield from _below(entry.path)
-        else:
-            yield entry.path
-
-
 def _rows(
     files: Sequence[str],
     root: str,
@@ -175,7 +172,7 @@ def _rows(
 ) -> Iterator[ImageRow]:
     if format_of(files[0]) != "parquet":
         for path in files:
-            yield _file(path, path.removeprefix(root), options)
+            yield _file(path, spelled(path.removeprefix(root)), options)
         return
     number = itertools.count()
     for path in files:
@@ -216,13 +213,15 @@ def _parquet_rows(
                 )
         wanted = [top, *([key] if key in names else [])]
         for batch in parquet.iter_batches(_CHUNK_ROWS, columns=wanted):
-            for record in batch.to_pylist():
+            keys = [None] * batch.num_rows
+            if key is not None and key in names:
+                keys = ids.texts(batch.column(key))
+            for record, row_key in zip(batch.to_pylist(), keys, strict=True):
                 count = next(number)
                 value = record[top]
                 for field in inner:
                     value = value.get(field) if isinstance(value, dict) else None
-                row_id = record.get(key) if key else None
-                row_id = str(count) if row_id is None else str(row_id)
+                row_id = str(count) if row_key is None else row_key
                 if isinstance(value, bytes):
                     yield ImageRow(row_id, value)
                 else:

@@ -20,6 +20,7 @@ from howdah.drift.profile import Profile, reference_of
 from howdah.errors import DataError, UsageError
 from training.prediction.classify import classify, count_failed, no_profile, outputs_of
 from training.prediction.images import predict_image_lines, predict_images
+from training.prediction.judged import Reasons
 from training.prediction.reading import choose_columns, read_rows, source_files
 from training.prediction.rows import (
     Prediction,
@@ -79,9 +80,9 @@ def predict(
         drift: also judge the rows by the model's own profile; on one machine, of texts.
         progress: called with a line.
     Returns:
-        {model, version (of a published model, else None), output, run_id, rows, errors, rejected,
-        labels: {label: rows} (none of a regression)}, and with `drift` {drift: the verdict}; with
-        Spark more (`predict_spark`).
+        {model, version (of a published model, else None), output, run_id, rows, errors, reasons
+        (`Reasons.as_list`), rejected, labels: {label: rows} (none of a regression)}, and with
+        `drift` {drift: the verdict}; with Spark more (`predict_spark`).
     Raises:
         DataError: no rows, a missing column, a broken file.
         ModelError: no model.
@@ -145,17 +146,19 @@ def predict(
         return made | {"version": version}
     reference = _reference(opened) if drift else None
     profile = None if reference is None else Profile.like(reference)
-    files = source_files(source)
+    files = source_files(source, progress)
     columns = choose_columns(served.columns, text_columns, id_column)
     counts: Counter[str] = Counter()
+    reasons = Reasons()
     rows = errors = rejected = 0
     started = reported = time.monotonic()
     with open_output(
         output, outputs_of(served), served.run_id, overwrite=overwrite, progress=progress
     ) as writer:
         reader = read_rows(
-            files, columns, csv_options=csv_options, id_required=id_column is not None
-        )
+            files, columns, csv_options=csv_options, id_required=id_column is not None,
+            progress=progress,
+        )  # fmt: skip
         while chunk := list(itertools.islice(reader, _CHUNK_ROWS)):
             if profile is None:
                 predictions = classify(served, chunk)
@@ -166,6 +169,7 @@ def predict(
             rows += len(predictions)
             errors += sum(p.error is not None for p in predictions)
             rejected += sum(p.rejected for p in predictions)
+            reasons.add(predictions)
             for one in predictions:
                 counts.update(_labels_in(one))
             if time.monotonic() - reported > _PROGRESS_SECONDS:
@@ -184,6 +188,7 @@ def predict(
         "run_id": served.run_id,
         "rows": rows,
         "errors": errors,
+        "reasons": reasons.as_list(),
         "rejected": rejected,
         "labels": (
             {} if served.task == "regression" else {name: counts[name] for name in served.labels}

@@ -15,6 +15,7 @@ import numpy as np
 
 from howdah import storage
 from howdah.config.tasks import Task
+from howdah.data.files.listing import ending
 from howdah.errors import AlreadyExists, UsageError
 from howdah.storage import commit
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
-    "SUFFIXES", "Outputs", "Prediction", "Row", "as_json", "format_of", "open_output",
+    "EMPTY", "SUFFIXES", "Outputs", "Prediction", "Row", "as_json", "format_of", "open_output",
     "spark_format_of",
 ]  # fmt: skip
 
@@ -34,6 +35,8 @@ SUFFIXES = {
     ".json": "jsonl",
     ".parquet": "parquet",
 }
+EMPTY = "the text is empty"
+"""The error of a row that has no text, or whose text has nothing left after cleaning."""
 _SPARK_SUFFIXES = {".orc": "orc", ".avro": "avro"}
 """What Spark alone reads."""
 
@@ -124,15 +127,13 @@ class Outputs:
 
 # ------------------------------------------------------------------------------------- source
 def format_of(path: str) -> str | None:
-    """csv, jsonl or parquet by the name's suffix (.gz allowed); None: another one."""
-    name = storage.name(path).lower().removesuffix(".gz")
-    return next((form for suffix, form in SUFFIXES.items() if name.endswith(suffix)), None)
+    """csv, jsonl or parquet by the name's suffix without compression; None: another one."""
+    return SUFFIXES.get(ending(storage.name(path)))
 
 
 def spark_format_of(path: str) -> str | None:
     """orc or avro by the name's suffix, which Spark alone reads; None: another one."""
-    name = storage.name(path).lower()
-    return next((form for suffix, form in _SPARK_SUFFIXES.items() if name.endswith(suffix)), None)
+    return _SPARK_SUFFIXES.get(ending(storage.name(path)))
 
 
 # ------------------------------------------------------------------------------------- output
@@ -232,8 +233,7 @@ class _JsonWriter:
 
     def write(self, predictions: Sequence[Prediction]) -> None:
         lines = [as_json(p, self._outputs, self._run_id) + "\n" for p in predictions]
-        # A broken file's id may hold lone surrogates, which UTF-8 cannot encode.
-        self._file.write("".join(lines).encode("utf-8", "replace"))
+        self._file.write("".join(lines).encode())
 
     def close(self) -> None:
         """All rows are written already."""
@@ -271,8 +271,13 @@ class _CsvWriter:
 
     def _rows(self, rows) -> None:
         text = io.StringIO(newline="")
-        csv.writer(text, lineterminator="\n").writerows(rows)
-        self._file.write(text.getvalue().encode("utf-8", "replace"))
+        # QUOTE_MINIMAL of Python leaves a CR unquoted, which other readers take for a line's end
+        plain = csv.writer(text, lineterminator="\n")
+        quoted = csv.writer(text, lineterminator="\n", quoting=csv.QUOTE_ALL)
+        for row in rows:
+            has_cr = any("\r" in cell for cell in row if isinstance(cell, str))
+            (quoted if has_cr else plain).writerow(row)
+        self._file.write(text.getvalue().encode())
 
     def close(self) -> None:
         """All rows are written already."""

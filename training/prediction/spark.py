@@ -31,7 +31,8 @@ from training.prediction import files, frames, sessions
 from training.prediction.cluster import Model, find_model
 from training.prediction.executor import Predictor, Reader, summarize, workers
 from training.prediction.files import Files
-from training.prediction.reading import choose_columns
+from training.prediction.judged import LINE_OF_SPARK, SHOWN_REASONS
+from training.prediction.reading import choose_columns, no_ids
 from training.prediction.rows import Outputs, format_of, spark_format_of
 from training.serving.serve import choose_framework
 from training.serving.variants import published
@@ -158,14 +159,14 @@ def _classify(
     if _is_file(request.source) and kind not in LAKES:
         found = files.find(request.source, kind)
         required = request.id_column is not None
-        files.check(found, columns, request.csv_options, id_required=required)
+        files.check(found, columns, request.csv_options, id_required=required, progress=progress)
     config = _connected(config, kind, progress)
     ready = sessions.ready(
         request.model, config, framework, progress, hive=request.hive, name="howdah predict"
     )
     with ready as (spark, location, application):
         progress(f"reading {request.source} with Spark on {config.data.spark.master}")
-        rows, read = _rows(spark, request, columns, found, kind)
+        rows, read = _rows(spark, request, columns, found, kind, progress)
         seen = spark.sparkContext.accumulator({}, workers())
         predictor = Predictor(location, framework, seen, read=read)
         predicted = rows.mapInArrow(predictor, request.schema)
@@ -238,7 +239,12 @@ def _connected(config: Config, kind: str | None, progress: Progress) -> Config:
 
 
 def _rows(
-    spark: SparkSession, request: _Request, columns: Columns, found: Files | None, kind: str | None
+    spark: SparkSession,
+    request: _Request,
+    columns: Columns,
+    found: Files | None,
+    kind: str | None,
+    progress: Progress,
 ) -> tuple[DataFrame, Reader | None]:
     """The source's rows, and what makes rows of their batches where they are not (id, text)."""
     from pyspark.errors import AnalysisException
@@ -260,6 +266,9 @@ def _rows(
             got=str(error).splitlines()[0],
             remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None
+    wanted = (request.model.info.get("columns") or {}).get("id")
+    if wanted and not request.id_column and wanted not in table.columns:
+        progress(no_ids(wanted))
     rows = frames.id_and_text(
         table, request.model.info, source=source, text_columns=request.text_columns,
         id_column=request.id_column,
@@ -327,7 +336,8 @@ def _summary(spark: SparkSession, path: str, request: _Request) -> dict:
 
     outputs = request.outputs
     if request.form == "csv":
-        frame = spark.read.option("header", True).option("escape", '"').csv(path)
+        reader = spark.read.option("header", True).option("escape", '"')
+        frame = reader.option("multiLine", True).csv(path)  # ids may hold line breaks
         if outputs.task == "multi_label":
             frame = frame.withColumn(outputs.name, F.from_json(outputs.name, "array<string>"))
     elif request.form == "jsonl":
@@ -341,6 +351,7 @@ def _counts(frame: DataFrame, outputs: Outputs) -> dict:
     from pyspark.sql import functions as F
 
     name, failed = outputs.name, F.count("error").alias("failed")
+    reasons = {"reasons": _reasons(frame)}
     if outputs.task != "single_label":
         rows, wrong = frame.agg(F.count("*"), failed).first()
         if outputs.task == "multi_label":
@@ -350,11 +361,27 @@ def _counts(frame: DataFrame, outputs: Outputs) -> dict:
             labels = {}
         else:
             assert_never(outputs.task)
-        return {"rows": rows, "errors": wrong, "rejected": 0, "labels": labels}
+        return {"rows": rows, "errors": wrong, "rejected": 0, "labels": labels, **reasons}
     counted = frame.groupBy("label").agg(F.count("*").alias("rows"), failed).collect()
     labels = {row["label"]: row["rows"] for row in counted if row["label"] is not None}
     rows, wrong = (sum(row[key] for row in counted) for key in ("rows", "failed"))
     return {
         "rows": rows, "errors": wrong, "rejected": rows - wrong - sum(labels.values()),
-        "labels": labels,
+        "labels": labels, **reasons,
     }  # fmt: skip
+
+
+def _reasons(frame: DataFrame) -> list[dict]:
+    """`Reasons.as_list` of written predictions."""
+    from pyspark.sql import functions as F
+
+    failed = frame.where(F.col("error").isNotNull())
+    failed = failed.withColumn("reason", F.regexp_replace("error", LINE_OF_SPARK, ""))
+    found = failed.groupBy("reason").agg(
+        F.count("*").alias("rows"), F.min_by(F.struct("id", "error"), "id").alias("first")
+    )
+    return [
+        {"error": row["reason"], "rows": row["rows"], "example": row["first"]["id"],
+         "first": row["first"]["error"]}
+        for row in found.orderBy(F.desc("rows"), "reason").limit(SHOWN_REASONS).collect()
+    ]  # fmt: skip

@@ -19,7 +19,7 @@ from howdah.drift.judge import judge
 from howdah.drift.profile import Profile, reference_of
 from howdah.errors import DataError
 from training.prediction.classify import classify, count_failed, no_profile
-from training.prediction.reading import choose_columns, read_rows, source_files
+from training.prediction.reading import Files, choose_columns, read_rows, source_files
 from training.prediction.rows import Prediction, Row, format_of
 from training.scoring.labels import joined_file, joined_table
 from training.scoring.target import root_of
@@ -119,9 +119,9 @@ def of_source(
     files = source_files(source)
     current = Profile.like(reference)
     wanted: dict[str, str | None] | None = {} if labels is not None else None
-    if all(_are_predictions(path) for path in files):
+    if all(_are_predictions(path) for path in files.paths):
         rows = itertools.chain.from_iterable(
-            _predictions(path, reference.bins.labels) for path in files
+            _predictions(path, reference.bins.labels) for path in files.paths
         )
         while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
             _count(current, chunk, wanted, observed=False)
@@ -170,7 +170,7 @@ def words_of(model_directory: str) -> dict[int, str]:
 def _classified(
     config: Config,
     path: str,
-    files: Sequence[str],
+    files: Files,
     current: Profile,
     wanted: dict[str, str | None] | None,
     *,

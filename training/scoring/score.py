@@ -183,7 +183,7 @@ def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Pr
         progress("no column of ids: rows are numbered anew each time (--id-column names one)")
     text = [*columns.text, *(columns.text_pair or ())]
     for name in text:
-        if source.columns[name].startswith(_NO_TEXT):
+        if source.columns.get(name, "").startswith(_NO_TEXT):  # but for fields of structs
             problems.append(
                 DataError(
                     "a column of the text is no text",

@@ -16,7 +16,7 @@ from howdah.data.files.listing import of_each
 from howdah.errors import DataError
 from howdah.storage import Entry
 
-__all__ = ["Kind", "check_alike", "is_text", "readable", "schema"]
+__all__ = ["Kind", "check_alike", "column", "is_text", "readable", "schema", "type_of"]
 
 _MOST_FOOTERS = 1_000
 _MOST_HEADER_BYTES = 16 * 2**20
@@ -48,7 +48,7 @@ def check_alike(files: Sequence[Entry], kind: Kind, wanted: Sequence[tuple[str, 
     for where, name in wanted:
         kinds: dict[Any, Entry] = {}
         for entry, own in zip(read, schemas, strict=True):
-            kinds.setdefault(_plain(_type_of(own, name), pa), entry)
+            kinds.setdefault(_plain(type_of(own, name), pa), entry)
         if len(kinds) > 1:
             (first, file), (other, different), *_ = kinds.items()
             raise DataError(
@@ -86,12 +86,24 @@ def schema(path: str, kind: Kind) -> Any:
         if kind == "parquet":
             import pyarrow.parquet as pq
 
-            return pq.read_schema(file)
+            return _without_int96(pq.ParquetFile(file))
         if kind == "orc":
             import pyarrow.orc
 
             return pyarrow.orc.ORCFile(pa.PythonFile(file, "r")).schema
         return _avro(file)
+
+
+def _without_int96(file: Any) -> Any:
+    """A Parquet file's schema in which Spark's old times (INT96) are what they say: moments."""
+    import pyarrow as pa
+
+    schema, stored = file.schema_arrow, file.schema
+    for column in map(stored.column, range(len(stored))):
+        if column.physical_type == "INT96" and column.path in schema.names:
+            at = schema.get_field_index(column.path)
+            schema = schema.set(at, schema.field(at).with_type(pa.timestamp("us", tz="UTC")))
+    return schema
 
 
 @contextlib.contextmanager
@@ -175,7 +187,7 @@ def _exactly(file: Any, count: int) -> bytes:
     return found
 
 
-def _type_of(schema: Any, name: str) -> Any:
+def type_of(schema: Any, name: str) -> Any:
     """The type of a column, or of a field inside one (`a.b`); None: there is none."""
     import pyarrow as pa
 
@@ -194,6 +206,17 @@ def _type_of(schema: Any, name: str) -> Any:
             return None
         inner = fields[part].type
     return inner
+
+
+def column(batch: Any, name: str) -> Any:
+    """A column of a pyarrow batch, or a field of a struct inside (`a.b`), which is null where the
+    struct is."""
+    import pyarrow.compute as pc
+
+    if name in batch.schema.names:
+        return batch.column(name)
+    first, *inner = name.split(".")
+    return pc.struct_field(batch.column(first), inner)
 
 
 def _plain(kind: Any, pa: Any) -> Any:

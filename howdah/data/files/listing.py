@@ -1,4 +1,9 @@
-"""The files below a directory that hold rows, and what their names say of them."""
+"""Which files a source is made of, and what their names say: one rule for all that reads rows.
+
+An existing file or directory is itself, whatever characters its name has; else the source is a
+pattern. Of directories and patterns, files count whose names, and those of the directories that
+they are found in, do not begin with `_` or `.`: markers, unfinished and hidden files.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +14,52 @@ from typing import TypeVar
 from howdah import storage
 from howdah.storage import Entry
 
-__all__ = ["below", "ending", "of_each"]
+__all__ = ["HIDDEN", "below", "ending", "files_of", "of_each"]
 
+HIDDEN = ("_", ".")
+"""Hadoop's convention, which our own unfinished outputs keep (`.tmp-`, `.old-`)."""
 _THREADS = 16
-_COMPRESSED = (".gz", ".bz2", ".zst", ".snappy")
+_COMPRESSED = (".gz", ".bz2", ".zst", ".zstd", ".deflate", ".snappy")
 
 File = TypeVar("File")
 Result = TypeVar("Result")
 
 
+def files_of(source: str) -> tuple[str | None, list[Entry]] | None:
+    """(the directory that they are found below, or None; the files), in the order of their names.
+
+    Returns:
+        None: there is no such file or directory, and no match of the pattern.
+    """
+    if storage.is_local(source):
+        source = storage.local_path(source)
+    if storage.exists(source):
+        entry = storage.entry(source)
+        return (source, below(source)) if entry.is_dir else (None, [entry])
+    names = source.split("/")
+    fixed = next((n for n, name in enumerate(names) if set(name) & set("*?[")), len(names) - 1)
+    hidden = any(name.startswith(HIDDEN) for name in names[fixed:])  # asked for by name
+    found: list[Entry] = []
+    any_match = False
+    for path in storage.find(source):
+        any_match = True
+        entry = storage.entry(path)
+        if not hidden and any(name.startswith(HIDDEN) for name in path.split("/")[fixed:]):
+            continue
+        found += below(path) if entry.is_dir else [entry]
+    if not any_match:
+        return None
+    return None, list({entry.path: entry for entry in found}.values())  # ** matches a file twice
+
+
 def below(directory: str) -> list[Entry]:
-    """Files of a directory and of those in it, but for names that begin with `_` or `.`; the
-    directories of a level are listed at once. Names are in their order, a
-    directory's files in its place."""
+    """Files of a directory and of those in it; the directories of a level are listed at once.
+    Names are in their order, a directory's files in its place."""
     listed: dict[str, list[Entry]] = {}
     level = [directory]
     while level:
         for path, entries in zip(level, of_each(level, storage.list_dir), strict=True):
-            # Hadoop's convention: markers and unfinished files
-            listed[path] = [e for e in entries if not e.name.startswith(("_", "."))]
+            listed[path] = [e for e in entries if not e.name.startswith(HIDDEN)]
         level = [e.path for path in level for e in listed[path] if e.is_dir]
 
     def files(path: str) -> Iterator[Entry]:

@@ -289,7 +289,7 @@ def test_a_dataset_inside_a_run_is_named(tmp_path, tiny_model_dir, capsys):
 
 
 def test_the_marker_of_a_scored_partition_names_no_row_any_more(tmp_path, capsys):
-    marker = {"rows": 5, "reasons": [{"error": "the text is null", "rows": 5, "example": "5"}]}
+    marker = {"rows": 5, "reasons": [{"error": "the text is empty", "rows": 5, "example": "5"}]}
     put(tmp_path / "models/news", {
         "v=1/manifest.json": json.dumps({"version": 1}),
         "scored/shop.scored/ds=5/done.json": json.dumps(marker),

@@ -10,51 +10,49 @@ import pytest
 
 from etl.sources import reading
 from etl.sources import source as sources
-from howdah.config.data import CsvOptions
-from howdah.data.files import footers, lines
+from howdah.data.files import footers
 from howdah.data.files.listing import below
 from howdah.errors import DataError
 from tests.etl.sources.test_sources import read, section
 
 
-def _groups(tmp_path, contents, delimiter=",", **options):
-    for name, content in contents.items():
-        (tmp_path / name).write_bytes(content)
-    files = sources.resolve(section(source=str(tmp_path), format="csv")).files
-    first, *others = lines.alike(files, CsvOptions(**options), delimiter)
-    return first[0].name, [[entry.name for entry in group] for group in others]
-
-
-def test_the_same_first_line_needs_no_second_look(tmp_path):
-    same = {
-        "a.csv": b"text,label\nx,1\n",
-        "b.csv": b"text,label\r\ny,2\r\n",
-        "c.csv": b"\xef\xbb\xbftext,label\nz,1\n",
-        "d.csv.gz": gzip.compress(b"text,label\nz,1\n"),
-        "e.csv": b"text,label",
-    }
-    others = {
-        "f.csv": b"label,text\n1,x\n",
-        "g.csv": b"\ntext,label\n",
-        "h.csv": b'"text\nof it",label\nx,1\n',
-        "i.csv.gz": b"no gzip",
-        "j.csv": b"text,label\xe2\x80\xa8more\nx,1\n",
-        "k.csv": b"x" * 70_000,
-    }
-    more = {"l.csv": b"label,text\n2,y\n"}  # as f.csv for certain
-    found = [[name, "l.csv"] if name == "f.csv" else [name] for name in others]
-    assert _groups(tmp_path, same | others | more) == ("a.csv", found)
-
-
-def test_without_a_header_the_fields_are_counted(tmp_path):
+@pytest.mark.spark
+def test_each_csv_file_is_read_by_the_names_in_its_own_header(spark, tmp_path):
     files = {
-        "a.csv": b'"x, y",1\n',
-        "b.csv": b"z,2\n",
-        "c.csv": b"z,2,3\n",
-        "d.csv": b'"z\n",2\n',
+        "a.csv": b"text,label,key\nx,1,a\n",
+        "b.csv": b"label,key,text\r\n2,b,y\r\n",
+        "c.csv": b"\xef\xbb\xbftext, label ,key,more\nz,1,c,\n",
+        "d.csv.gz": gzip.compress(b'\n"text","label","key"\nz,1,d\n'),
+        "e.csv": b"text,label,key",
+        "f.csv": b'"of\ntext",key,text,label\nx,f,z,1\n',
+        "g.csv": b"Text,TEXT,text,label,key\nx,y,z,1,g\n",
+        "h.csv": b"",
     }
-    found = _groups(tmp_path, files, header=False, names=["text", "label"])
-    assert found == ("a.csv", [["c.csv"], ["d.csv"]])
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    rows = read(spark, source=str(tmp_path), format="csv")
+    assert [row[:4] for row in rows] == [
+        ("a", "x", "1", None), ("b", "y", "2", None), ("c", "z", "1", None), ("d", "z", "1", None),
+        ("f", "z", "1", None), ("g", "z", "1", None),
+    ]  # fmt: skip
+    for content, what in (
+        (b"text,key\nx,1\n", "no column 'label'"),
+        (b"text,label,text,key\nx,1,y,z\n", "names the column 'text' 2 times"),
+        (b"no gzip", "gzip file is incomplete"),
+    ):
+        (tmp_path / "i.csv.gz").write_bytes(content if b"no" in content else gzip.compress(content))
+        with pytest.raises(DataError, match=what) as caught:
+            read(spark, source=str(tmp_path), format="csv")
+        assert f"{tmp_path}/i.csv.gz" in caught.value.where
+
+
+@pytest.mark.spark
+def test_a_separator_that_is_another_one_is_named(spark, tmp_path):
+    (tmp_path / "a.csv").write_text("text;label\nx;1\n")
+    with pytest.raises(DataError, match="no column 'text'") as caught:
+        read(spark, source=str(tmp_path), columns={})
+    assert "data.csv.delimiter: ';'" in caught.value.remedy
+    assert [row[1] for row in read(spark, source=str(tmp_path), columns={}, csv={"delimiter": ";"})]
 
 
 def test_files_below_a_directory_are_in_the_order_of_names(tmp_path):
@@ -74,13 +72,8 @@ def test_files_below_a_directory_are_in_the_order_of_names(tmp_path):
     assert found == ["a/1/2/x.csv", "a/1/3.csv", "a/2.csv", "b.csv"]
 
 
-def test_an_unsure_first_file_is_alone(tmp_path):
-    files = {"a.csv": b"\ntext,label\n", "b.csv": b"text,label\n", "c.csv": b"text,label\n"}
-    assert _groups(tmp_path, files) == ("a.csv", [["b.csv", "c.csv"]])
-
-
 @pytest.mark.spark
-def test_many_csv_files_need_one_job_for_their_headers(spark, tmp_path):
+def test_many_csv_files_need_no_job_for_their_headers(spark, tmp_path):
     for n in range(12):
         (tmp_path / f"part-{n:02d}.csv").write_text(f"key,text,label\nk{n},text {n},1\n")
     tracker = spark.sparkContext.statusTracker()
@@ -89,7 +82,7 @@ def test_many_csv_files_need_one_job_for_their_headers(spark, tmp_path):
     reading.read(spark, sources.resolve(settings), settings)
     jobs = len(tracker.getJobIdsForGroup("headers"))
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-    assert jobs == 1
+    assert jobs == 0
     assert len(read(spark, source=str(tmp_path))) == 12
 
 

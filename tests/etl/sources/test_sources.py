@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from etl import build
-from etl.sources import given, hive, json_numbers, reading
+from etl.sources import given, hive, reading
 from etl.sources import source as sources
 from howdah.config import loader as config_module
 from howdah.config.options.split import moment
-from howdah.data.files.lines import json_value
 from howdah.errors import ConfigError, DataError
 from howdah.lineage.forgotten import NONE
 
@@ -139,55 +138,39 @@ def test_broken_rows_and_keys_get_a_reason(spark, tmp_path):
 
 
 @pytest.mark.spark
-def test_json_is_read_in_one_pass_to_the_same_rows_as_in_two(spark, tmp_path, monkeypatch):
+def test_numbers_of_json_are_read_as_they_are_written_and_odd_lines_get_a_reason(spark, tmp_path):
     """The number 1.10 is the text 1.10, as for predictions: tests/training/prediction."""
     written = ["1.10", "5", "1E5", "-0", "true", "NaN", "12345678901234567890.0", '"text"']
     lines = [f'{{"key": {n}, "text": {text}, "label": 1}}' for n, text in enumerate(written)]
     odd = ['{"key": "o", "text": {"of": 1.10, "it": [null, "\u00e9"]}, "label": "1"}', "[1]", "{no",
            '{"text": null, "more": {"a": 1}, "key": 1.50}', "", '{"more": [1], "key": "m"}',
-           '{"key": "u", "text": "bad \udcff", "label": "1"}']  # fmt: skip
-    (tmp_path / "a.jsonl").write_text('{"key": "first", "label": null}\n')
+           '{"key": "u", "text": "bad \udcff", "label": "1"}',
+           '{"key": "h", "text": "half \\ud83d", "label": "1"}',
+           '{"key": "i\udcff", "text": "bad id", "label": "1"}']  # fmt: skip
+    (tmp_path / "a.jsonl").write_text(
+        '{"key": "first", "label": null}\n{"text": "a", "key": "2nd"}'
+    )
     text = "\n".join(lines + odd)
     (tmp_path / "b.jsonl").write_text(text, "utf-8", errors="surrogateescape")
     tracker = spark.sparkContext.statusTracker()
-
-    def rows(group):
-        spark.sparkContext.setJobGroup(group, group)
-        settings = section(source=str(tmp_path), columns={"id": "key"})
-        table = reading.read(spark, sources.resolve(settings), settings)
-        jobs = len(tracker.getJobIdsForGroup(group))
-        spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-        return sorted(map(str, table.collect())), jobs
-
-    once, jobs = rows("once")
-    assert jobs == 0 and len(once) == len(lines) + len(odd)  # a blank line is no row, the first is
-    found = read(spark, source=str(tmp_path))
-    by_key = {row[0]: row[1] for row in found}
-    assert [by_key[str(n)] for n in range(len(written))] == [*written[:-1], "text"]
-    monkeypatch.setattr(reading.lines, "scalars", lambda files, names: False)
-    assert rows("twice") == (once, 1)
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (b'{"a": 1.10, "b": [-0, 1E5], "c": NaN}', {"a": "1.10", "b": ["-0", "1E5"], "c": "NaN"}),
-        (b'{"a": "so: 1.10", "b": 2}', {"a": "so: 1.10", "b": "2"}),
-        (b'{"a": 1.0, "b": "\\ud800", "c": true}', {"a": "1.0", "b": "\ud800", "c": True}),
-    ],
-)
-def test_numbers_of_json_are_quoted_for_a_spark_that_would_write_them_anew(line, expected):
-    said = json_numbers.with_texts(line)
-    said.encode()  # Spark takes it
-    assert json_value(said) == expected
-
-
-@pytest.mark.parametrize("line", [b"[1.5]", b'{"a": 1.10', b"1.10", b""])
-def test_what_is_no_json_object_is_left_to_spark_as_it_is(line):
-    assert json_numbers.with_texts(line) == line.decode()
-    refused = json_numbers.with_texts(b'{"a": "\xff"}')
-    with pytest.raises(ValueError):
-        json.loads(refused)
+    spark.sparkContext.setJobGroup("json", "json")
+    settings = section(source=str(tmp_path), columns={"id": "key"})
+    table = reading.read(spark, sources.resolve(settings), settings)
+    jobs = len(tracker.getJobIdsForGroup("json"))
+    spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
+    found = {row["id"]: row for row in table.collect()}
+    # a blank line is no row
+    assert jobs == 0 and len(found) == 2 + len(lines) + len(odd) - 1
+    assert [found[str(n)]["text"] for n in range(len(written))] == [*written[:-1], "text"]
+    assert found["o"]["reason"] == "malformed" and found["o"]["detail"] == (
+        "line 9: column text is an object, not a text"
+    )
+    broken = sorted(row["detail"] for row in found.values() if row["reason"] == "malformed")
+    assert broken[0] == "line 10: list instead of an object: [1]"
+    assert broken[1].startswith("line 11: not JSON (") and broken[1].endswith(": {no")
+    assert [found[key]["text"] for key in ("u", "h")] == ["bad \ufffd", "half \ufffd"]
+    assert found["i\\xff"]["reason"] == "wrong_encoding"
+    assert found["1.50"]["text"] == found["m"]["text"] == ""
 
 
 @pytest.mark.spark
@@ -307,8 +290,8 @@ def test_what_a_source_says_of_splits_groups_and_times(spark, tmp_path):
 )
 def test_columns_that_are_not_there(spark, tmp_path, data, what, words):
     (tmp_path / "a.csv").write_text(csv_text([("key", "text", "label"), *ROWS]))
-    settings = section(source=str(tmp_path / "a.csv"), **data)
     with pytest.raises((DataError, ConfigError), match=what) as caught:
+        settings = section(source=str(tmp_path / "a.csv"), **data)
         reading.read(spark, sources.resolve(settings), settings)
     assert all(word in str(caught.value) for word in words), str(caught.value)
 

@@ -167,7 +167,7 @@ def test_the_caller_s_columns_override_the_training_s(served, tmp_path):
     output = str(tmp_path / "out.jsonl")
     with pytest.raises(DataError, match="no column 'text'") as caught:
         predictor.predict("m", source, output)
-    assert "title, body, n" in caught.value.got
+    assert "title, body, n" in caught.value.expected
     predictor.predict("m", source, output, text_columns=["title", "body"], id_column="n")
     rows = read_output(output)
     assert [row["id"] for row in rows] == ["x7", "x8"]
@@ -176,7 +176,7 @@ def test_the_caller_s_columns_override_the_training_s(served, tmp_path):
         predictor.predict(
             "m", source, str(tmp_path / "o.csv"), text_columns=["body"], id_column="nn"
         )
-    assert "did you mean n?" in caught.value.remedy
+    assert "did you mean n?" in caught.value.got
 
 
 def test_without_a_key_rows_are_numbered(served, tmp_path):
@@ -223,7 +223,15 @@ def test_bad_rows_are_written_with_their_error(served, tmp_path):
     assert errors[0] is errors[8] is None
     for error, part in zip(
         errors[1:8],
-        ["null", "null", "list, not", "empty", "encoding", "line 7: not JSON", "line 8: list"],
+        [
+            "is empty",
+            "is empty",
+            "an array, not",
+            "empty",
+            "encoding",
+            "line 7: not JSON",
+            "line 8: list",
+        ],
         strict=True,
     ):
         assert part in error

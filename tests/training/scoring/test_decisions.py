@@ -89,7 +89,7 @@ OPTIONS = {"text": ["words"], "separator": " ", "id": "key"}
 DONE = markers.Marker(
     model=MODEL, source_table="db.t", source=SOURCE, options=OPTIONS, output_table="db.o",
     output=OUTPUT, partition="ds=1", rows=2, errors=1, labels={"a": 1},
-    reasons=[{"error": "the text is null", "rows": 1, "example": "k"}], profile=None,
+    reasons=[{"error": "the text is empty", "rows": 1, "example": "k"}], profile=None,
     framework="torch", scored_at="2026-11-01T00:00:00+00:00", seconds=1.0,
 )  # fmt: skip
 WANTED = markers.Wanted(model=MODEL, source=SOURCE, options=OPTIONS)
@@ -164,7 +164,7 @@ def test_rows_of_each_task_have_its_columns(task, label, scores, expected):
 
     rows = [
         Prediction("k", label, np.array(scores, np.float32)),
-        Prediction("n", None, None, "the text is null"),
+        Prediction("n", None, None, "the text is empty"),
     ]
     made = _batch(Served(task, ["a", "b"]), rows)
     assert made.schema.names == [*columns_of(task), "run_id"]

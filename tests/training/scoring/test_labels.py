@@ -64,9 +64,11 @@ def test_labels_of_the_configuration_are_a_list_or_a_mapping(labels, given, expe
     assert joined(path, {"1": "pos", "2": "neg"}, names) == expected
 
 
-@pytest.mark.parametrize("error", ["the text is empty", "the text is null", "the body is null"])
-def test_rows_without_a_text_are_no_failures_wherever_they_come_from(error):
+def test_rows_without_a_text_are_not_failures():
     counted = {}
     profile = types.SimpleNamespace(add_failed=lambda **of: counted.update(of))
-    count_failed(profile, [Prediction("1", None, None, error), Prediction("2", None, None, "x")])
+    count_failed(
+        profile,
+        [Prediction("1", None, None, "the text is empty"), Prediction("2", None, None, "x")],
+    )
     assert counted == {"empty": 1, "errors": 1}

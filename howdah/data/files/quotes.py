@@ -1,12 +1,11 @@
-"""Find quotes that are never closed in a CSV file, before Spark reads rows from it.
+"""Find quotes that are never closed in a CSV file, and count its records, before rows are parsed.
 
 A quoted field may hold delimiters and line breaks. Where its closing quote is missing, the rows
-that follow become part of the field, up to the next quote or to the end of the file. Spark's parser
-reports nothing: it reads one long text, or one malformed row, and the ETL cannot count the lost
-rows among the rejected.
+that follow become part of the field, up to the next quote or to the end of the file: one long text,
+or one malformed row, and nothing could count the lost rows among the rejected.
 
-So this module first reads a file once as characters, by the rules of Spark's parser (univocity,
-unescaped quotes: STOP_AT_DELIMITER):
+So this module first reads a file once as characters, by these rules, which the parser
+(howdah/data/files/csv_rows.py) shares:
 
 - A quote opens a field only as the field's first character; elsewhere in an unquoted field it is
   an ordinary character.
@@ -18,30 +17,30 @@ unescaped quotes: STOP_AT_DELIMITER):
 An error is a field that has swallowed lines: the file ends inside it, a stray quote comes after a
 line break, or it has more line breaks than allowed. Stray quotes within a line lose no row; they
 are counted.
+
+Line ends outside of quotes end records: LF and CR LF (or CR CR LF), and in a file whose first line
+ends in a CR alone each CR. The parser must find as many records, and is refused where it does not.
 """
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import BinaryIO, TextIO, cast
+from dataclasses import dataclass, field
+from typing import TextIO
 
-from howdah import storage
 from howdah.config.data import CsvOptions
+from howdah.data.files.opening import open_text
 from howdah.errors import DataError
 
-__all__ = ["COMPRESSED", "Quotes", "refused", "scan", "scan_file"]
+__all__ = ["Quotes", "cr_ends_lines", "refused", "scan", "scan_file"]
 
 _BLOCK_CHARACTERS = 2**20
 _SHOWN_CHARACTERS = 60
-_LINE_BREAK = re.compile("\r?\n|\r(?=[^\n])")
+_LINE_BREAK = re.compile("\r*\n|\r(?=[^\r\n])")
+_HEAD_CHARACTERS = 2**16
+_RECORD_END = re.compile("[^\r\n]\r*\n")
 _LOOK_AHEAD = 16  # characters after a quote that decide what it is, blanks aside
-COMPRESSED = {".gz": gzip.open, ".bz2": bz2.open}
-"""Endings of compressed files that can be scanned."""
 
 
 @dataclass
@@ -58,6 +57,13 @@ class Quotes:
     """What is wrong with that field."""
     begin: str = ""
     """The beginning of that field."""
+    carriage: bool = False
+    """Each CR ends a line."""
+    records: int = 0
+    """Records, the header among them, that end outside of quotes; blank lines are none."""
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    """(line, records that end before the record on that line), about one for each block: where the
+    parser's count differs first tells the place."""
 
 
 def refused(bad: Sequence[tuple[str, Quotes]], options: CsvOptions) -> DataError:
@@ -83,14 +89,31 @@ def refused(bad: Sequence[tuple[str, Quotes]], options: CsvOptions) -> DataError
 
 def scan_file(path: str, options: CsvOptions, delimiter: str) -> Quotes:
     """The quotes of a file on any storage, up to the first field that swallows lines."""
-    with storage.open_read(path) as raw, _characters(raw, path, options) as text:
+    with open_text(path, options.encoding) as text:
         return scan(text, options, delimiter)
 
 
-def _characters(raw: BinaryIO, path: str, options: CsvOptions) -> TextIO:
-    opened = next((how for end, how in COMPRESSED.items() if path.lower().endswith(end)), None)
-    plain = cast(BinaryIO, opened(raw, "rb")) if opened else raw
-    return io.TextIOWrapper(plain, options.encoding, errors="replace", newline="")
+def cr_ends_lines(begin: str, options: CsvOptions, delimiter: str) -> bool | None:
+    """Whether each CR ends a line, by the first line break outside of quotes: of an old Mac's file.
+    None: the text has no such line break.
+
+    Args:
+        begin: the beginning of the file.
+    """
+    first = None
+    for found in _LINE_BREAK.finditer(begin):
+        if not options.quote or begin.count(options.quote, 0, found.start()) % 2 == 0:
+            first = found
+            break
+    if first is None:
+        return None
+    if first.group() != "\r":
+        return False
+    if options.header or options.names is None:
+        return True
+    # Without a header the first line may be a row, and the CR part of an unquoted text.
+    line = begin.partition("\n")[0]
+    return line.count(delimiter) + 1 != len(options.names)
 
 
 def scan(text: TextIO, options: CsvOptions, delimiter: str) -> Quotes:
@@ -105,16 +128,22 @@ class _Scanner:
     """A window over the characters: `self.text[self.at:]` is not scanned yet."""
 
     def __init__(self, text: TextIO, options: CsvOptions, delimiter: str) -> None:
-        self.source = text
+        self.source, self.options = text, options
         self.quote = options.quote
         self.most = options.max_line_breaks
         self.delimiter = delimiter
         self.text = ""
         self.at = 0
         self.line = 1
-        self.ended = False
+        self.ended = self.held = False
+        self.begun = False  # the record under way has content
         self.found = Quotes()
-        escape = options.escape or options.quote
+        if self.quote:
+            self._compile(options.escape or options.quote, delimiter)
+        self.carriage = False
+        self.carriage = self._only_carriage_returns()
+
+    def _compile(self, escape: str, delimiter: str) -> None:
         quote, cut = re.escape(self.quote), re.escape(delimiter)
         # an escaped character, or a quote that is not escaped; then any other character of a line
         inner, plain = f"{re.escape(escape)}{quote}|{quote}", f"[^{quote}\n]"
@@ -128,58 +157,90 @@ class _Scanner:
         # an opening quote follows the delimiter or a line break. Most fields end on their line:
         # as many of those as follow one another are taken at once (group 1).
         whole = f"{plain}*+(?:{escaped}{plain}*+)*+{quote}(?={cut}|\r?\n)"
-        opening = f"(?:{cut}|\r?\n){quote}"
+        opening = f"(?:{cut}|[\r\n]){quote}"
         self.opening = re.compile(f"((?:{opening}{whole})++)|{opening}")
         self.escape = escape
-        self.carriage = False
-        self.carriage = self._only_carriage_returns()
 
     def _only_carriage_returns(self) -> bool:
-        """Whether lines end with CR alone, found as Spark finds it: by the first line break."""
-        while not (first := _LINE_BREAK.search(self.text)) and self.more():
-            pass
+        """Whether lines end with CR alone."""
+        only = None
+        while only is None:
+            while len(self.text) < _HEAD_CHARACTERS and self.more():
+                pass
+            only = cr_ends_lines(self.text, self.options, self.delimiter)
+            if only is None and not self.more():
+                break
         self.text = self.text.removeprefix("\ufeff")
-        only = first is not None and first.group() == "\r"
         if only:
-            self.text = self.text.replace("\r", "\n")
-        return only
+            self.text = self.plain(self.text)
+        self.found.carriage = bool(only)
+        return self.found.carriage
+
+    def plain(self, block: str) -> str:
+        """Line ends of a block as LF, where a CR ends a line."""
+        if self.held:
+            block = "\r" + block
+        self.held = block.endswith("\r") and not self.ended  # it may be half of a CR LF
+        block = block[:-1] if self.held else block
+        return block.replace("\r\n", "\n").replace("\r", "\n")
 
     def more(self) -> bool:
         """Append one more block to the window and drop what is scanned. False at the end."""
         if self.ended:
             return False
         block = self.source.read(_BLOCK_CHARACTERS)
-        if self.carriage:
-            block = block.replace("\r", "\n")
         self.ended = not block
+        if self.carriage:
+            block = self.plain(block)
         self.text = self.text[self.at :] + block
         self.at = 0
-        return not self.ended
+        return bool(block) or not self.ended
 
     def advance(self, to: int) -> None:
         """Move to `to`: everything before it is scanned."""
         self.line += self.text.count("\n", self.at, to)
         self.at = to
 
+    def outside(self, to: int) -> None:
+        """Move to `to`, and count the records that end before it: no quoted field is open."""
+        count = self.text.count("\n", self.at, to)
+        if self.begun and not count:
+            self.line, self.at = self.line, to
+            return
+        part = self.text[self.at : to]
+        blank = "\n\n" in part or "\n\r" in part or (not self.begun and part[:1] in ("\n", "\r"))
+        if not blank:
+            self.found.records += count
+        else:
+            self.found.records += len(_RECORD_END.findall(part))
+            if self.begun and part.lstrip("\r")[:1] == "\n":
+                self.found.records += 1
+        if tail := part.rstrip("\r"):
+            self.begun = not tail.endswith("\n")
+        self.line, self.at = self.line + count, to
+
     def run(self) -> Quotes:
         """Scan the file, up to the first field that swallows lines."""
-        if self.text.startswith(self.quote):
-            self.advance(len(self.quote))
+        if self.quote and self.text.startswith(self.quote):
+            self.outside(len(self.quote))
             self.field()
         while not self.found.line:
             match = None
-            if self.text.find(self.quote, self.at) >= 0:
+            if self.quote and self.text.find(self.quote, self.at) >= 0:
                 match = self.opening.search(self.text, self.at)
             if match is not None:
-                self.advance(match.end())
+                self.outside(match.end())
                 if not match.group(1):
                     self.field()
                 continue
             # the window's end may be the first half of a match
             half = len(self.delimiter) + len(self.quote) - 1
-            self.advance(max(self.at, len(self.text) - half))
+            self.outside(max(self.at, len(self.text) - half))
             if not self.more():
                 break
+            self.found.marks.append((self.line, self.found.records))
+        self.outside(len(self.text))
+        self.found.records += self.begun
         return self.found
 
     def field(self) -> None:

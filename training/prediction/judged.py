@@ -1,0 +1,108 @@
+"""Which rows have no prediction, and why: counted for the caller, and refused above a limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from howdah.data.files.encodings import explained
+from howdah.errors import TooManyErrors
+from training.prediction.rows import Prediction
+
+__all__ = [
+    "LINE_OF_SPARK",
+    "NOT_DECODED",
+    "SHOWN_REASONS",
+    "Reasons",
+    "lines",
+    "reason_of",
+    "require_few",
+]
+
+NOT_DECODED = "the text is not in the file's encoding"
+_MOST_REASONS = 1_000
+SHOWN_REASONS = 5
+_LINE = re.compile(r"^line \d+: ")
+_DETAIL = re.compile(r" \(.*$", re.DOTALL)
+LINE_OF_SPARK = r"^line \d+: | \((?s).*$"
+"""The same for Spark's regexp_replace."""
+
+
+def reason_of(error: str) -> str:
+    """An error without its line and what it found there, so that like ones are one reason.
+
+    >>> reason_of("line 7: not JSON (Expecting value: line 1 column 1 (char 0))")
+    'not JSON'
+    """
+    return _DETAIL.sub("", _LINE.sub("", error))
+
+
+class Reasons:
+    """Counts errors by reason."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, dict[str, Any]] = {}
+
+    def add(self, predictions: Sequence[Prediction]) -> None:
+        """Count the rows without a prediction."""
+        for one in predictions:
+            if one.error is None:
+                continue
+            reason = reason_of(one.error)
+            if reason not in self._found and len(self._found) >= _MOST_REASONS:
+                reason = "other reasons"
+            found = self._found.setdefault(
+                reason, {"error": reason, "rows": 0, "example": one.id, "first": one.error}
+            )
+            found["rows"] += 1
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """[{error, rows, example: an id, first: its error with its line}], most frequent first."""
+        return sorted(self._found.values(), key=lambda one: -one["rows"])[:SHOWN_REASONS]
+
+
+def lines(summary: Mapping[str, Any]) -> list[str]:
+    """What is said of a prediction's result: rows, and how many have an error by reason."""
+    said = f"{summary['rows']:,} rows -> {summary['output']}"
+    if not summary["errors"]:
+        return [said]
+    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
+    return [f"{said}; {summary['errors']:,} with an error ({why}): column error"]
+
+
+def require_few(
+    summary: Mapping[str, Any], most: float, paths: Callable[[], Sequence[str]], encoding: str
+) -> None:
+    """Refuse a result in which too many rows have an error. The output stays.
+
+    Args:
+        most: share of the rows.
+        paths: gives the source's CSV files.
+        encoding: `data.csv.encoding`.
+    Raises:
+        TooManyErrors: exit code 3.
+    """
+    rows, errors = summary["rows"], summary["errors"]
+    if errors <= most * rows:
+        return
+    shown = "; ".join(
+        f"{one['error']}: {one['rows']:,} (id {one['example']}"
+        + (f", {one['first']})" if one["first"] != one["error"] else ")")
+        for one in summary["reasons"]
+    )
+    remedy = "the rows with an error say why in the column error"
+    if any(one["error"] == NOT_DECODED for one in summary["reasons"]):
+        other = explained(paths(), encoding)
+        remedy = (
+            f"as {other} these rows all decode: data.csv.encoding: {other}"
+            if other
+            else "set data.csv.encoding to the file's character set (JSON must be UTF-8)"
+        )
+    raise TooManyErrors(
+        "too many rows could not be classified; the output has all rows, these with an error",
+        where=summary["output"],
+        expected=f"at most {most:.2%} of the rows (score.max_error_fraction)",
+        got=f"{errors:,} of {rows:,} rows ({errors / rows:.2%}): {shown}",
+        remedy=f"{remedy}; or raise score.max_error_fraction",
+    )
