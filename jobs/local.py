@@ -244,7 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HowdahError as error:
         print(render(error), file=sys.stderr, flush=True)
         return error.exit_code
-    storage.configure(retry_seconds=config.run.storage_retry_seconds)
+    storage.configure(retry_seconds=config.run.storage_retry_seconds, mode=config.most_open)
     storage.be_patient()
     path = os.path.abspath(args.config)
     if args.role == "agent":

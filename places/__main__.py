@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _load(path: str) -> Config:
     config = loader.load(path)
-    storage.configure(retry_seconds=config.run.storage_retry_seconds)
+    storage.configure(retry_seconds=config.run.storage_retry_seconds, mode=config.most_open)
     storage.be_patient()
     return config
 

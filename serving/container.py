@@ -38,7 +38,7 @@ def main() -> int:
     """Serve until a signal; the exit code."""
     try:
         config = loader.load(CONFIG)
-        storage.configure(retry_seconds=config.run.storage_retry_seconds)
+        storage.configure(retry_seconds=config.run.storage_retry_seconds, mode=config.most_open)
         storage.be_patient()
         model, path = _variable(MODEL_VARIABLE), _variable(ADDRESS_VARIABLE)
         container = _variable("CONTAINER_ID")

@@ -170,7 +170,9 @@ def _start_framework(framework: str) -> devices.Device:
 
 def _configure_storage(config: Config, say: Callable[[str], None] | None = None) -> None:
     run = config.run
-    storage.configure(retry_seconds=run.storage_retry_seconds, user=run.user, say=say)
+    storage.configure(
+        retry_seconds=run.storage_retry_seconds, user=run.user, mode=config.most_open, say=say
+    )
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -40,7 +40,7 @@ def _load() -> Config:
     run = config.run
     # Without Kerberos skein names the user to act for itself (HADOOP_USER_NAME); with it the
     # tokens are that user's already.
-    storage.configure(retry_seconds=run.storage_retry_seconds)
+    storage.configure(retry_seconds=run.storage_retry_seconds, mode=config.most_open)
     os.environ.update(config.job.env)
     storage.be_patient()
     return config

@@ -60,7 +60,9 @@ def main(argv: Sequence[str]) -> int:
         config = config_module.load(storage.join(directory, CONFIG))
         # In a container the application is that user's already.
         user = None if os.environ.get(RUN) else config.run.user
-        storage.configure(retry_seconds=config.run.storage_retry_seconds, user=user)
+        storage.configure(
+            retry_seconds=config.run.storage_retry_seconds, user=user, mode=config.most_open
+        )
         if os.environ.get(RUN):
             storage.be_patient()
         files = {

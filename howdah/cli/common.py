@@ -152,7 +152,10 @@ def load(path: str | None, overrides: list[str] | None):
     checked = loader.load(path, overrides or [])
     for judge in _JUDGES:
         judge.refuse(judge.config(checked))
-    storage.configure(retry_seconds=checked.run.storage_retry_seconds, user=checked.run.user)
+    storage.configure(
+        retry_seconds=checked.run.storage_retry_seconds, user=checked.run.user,
+        mode=checked.most_open,
+    )  # fmt: skip
     _LOADED[:] = [checked]
     return checked
 

@@ -91,8 +91,7 @@ def config_explain(
 
     if key is None:
         known = config.sections()
-        answer({"sections": known}, json, [f"{at}: {', '.join(known[at])}" for at in known])
-        return
+        return answer({"sections": known}, json, [f"{at}: {', '.join(known[at])}" for at in known])
     found = config.explain(key)
     lines = []
     for item in found:

@@ -51,8 +51,9 @@ class RunSection(Section):
     user: User | None = None
     """User to run as on the cluster (doAs), which must allow you to impersonate that user."""
     mode: Mode = "0750"
-    """Permission bits of a new run directory and checkpoint.directory; nothing below them is open
-    to more users. An existing directory keeps its own."""
+    """Permission bits of a new run directory and checkpoint.directory. An existing directory keeps
+    its own. No file that a command writes is open to more users than this and data.mode say:
+    predictions, reports and published models neither."""
     storage_retry_seconds: float | None = Field(default=None, ge=0.0, allow_inf_nan=False)
     """Seconds to retry while storage does not answer (a NameNode restarts or is in safe mode).
     null: 120 for commands; 1,800 where giving up would lose a run: in the containers of a job or an
@@ -361,6 +362,11 @@ class Config(Section):
     """Scoring partitions of a Hive table."""
     serve: ServeSection = ServeSection()
     """The server of a published model."""
+
+    @property
+    def most_open(self) -> int:
+        """Permission bits that no new file or directory exceeds: of run.mode and data.mode."""
+        return int(self.run.mode, 8) | int(self.data.mode, 8)
 
     @model_validator(mode="before")
     @classmethod

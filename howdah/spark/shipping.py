@@ -100,6 +100,8 @@ def ship(config: Config, kind: str, progress: Progress, *, extra: Sequence[str] 
         "spark.executorEnv.TOKENIZERS_PARALLELISM": "false",
         # Four failures of one task fail the job, so storage must outlast an outage within a task.
         **{f"spark.executorEnv.{k}": v for k, v in storage.patient_environment().items()},
+        # What Python's workers write; tables of Spark's own keep the modes of their warehouse.
+        f"spark.executorEnv.{storage.UMASK}": f"{0o777 & ~config.most_open:03o}",
         "spark.executor.memory": options.executor_memory,
         "spark.executor.cores": str(options.executor_cores),
         # A driver that fails reports the cause; a second attempt would only hide it.

@@ -39,7 +39,7 @@ from howdah.errors import AlreadyExists, DataError, HowdahError, NotFound, Stora
 from howdah.faults import Replaced, typed
 from howdah.storage import retry
 from howdah.storage.backends import backend_of
-from howdah.storage.base import Entry
+from howdah.storage.base import UMASK, Entry
 from howdah.storage.files import Writer
 from howdah.storage.shapes import ANY_OBJECT, Shape, fault
 
@@ -50,7 +50,7 @@ __all__ = [
     "exists", "is_dir", "entry", "size", "modified", "free_bytes", "list_dir", "find",
     "open_read", "read_bytes", "read_text", "read_json", "read_object", "checked_object",
     "read_fields", "make_dirs", "open_write", "write_whole", "write_stream", "create_exclusive",
-    "rename_dir", "remove", "download", "upload", "set_mode",
+    "rename_dir", "remove", "download", "upload", "set_mode", "UMASK",
 ]  # fmt: skip
 
 _COPY_BYTES = 8 * 2**20
@@ -58,6 +58,8 @@ _READ_AGAIN = 20
 _PARALLEL_BYTES, _PARALLEL_READS = 32 * 2**20, 4
 _DAMAGED = "restore the file from a copy, or let the command that wrote it write it again"
 
+_umask: list[int] = []
+"""The umask that this process was started with, once `configure` has changed it."""
 _set_by_us: dict[str, str] = {}
 """Environment variables as this module has set them."""
 
@@ -66,6 +68,7 @@ def configure(
     *,
     retry_seconds: float | None = None,
     user: str | None = None,
+    mode: int | None = None,
     say: Callable[[str], None] | None = None,
 ) -> None:
     """Apply the section `run` to this process and, by environment variables, to its children.
@@ -75,6 +78,9 @@ def configure(
             (`run.storage_retry_seconds`); a $HOWDAH_STORAGE_RETRY_SECONDS that is set already wins.
             None: the default.
         user: the user to impersonate on the cluster (`run.user`); None: $HADOOP_PROXY_USER.
+        mode: the most that new files and directories are open to, of this process and those it
+            starts, wherever they write and whatever writes (a library, Spark): their texts are
+            people's. A stricter umask holds besides. None: the umask stays.
         say: called, in this process, with a line when a wait begins and when it ends; None: they go
             to stderr.
     """
@@ -84,6 +90,13 @@ def configure(
         retry.ENVIRONMENT: None if retry_seconds is None else str(retry_seconds),
         "HADOOP_PROXY_USER": user,
     }
+    if mode is not None:
+        closed = 0o777 & ~mode
+        if not _umask:
+            _umask.append(os.umask(closed))
+        os.umask(_umask[0] | closed)
+        # HDFS has a umask of its own, which the Hadoop client's configuration names.
+        os.environ[UMASK] = f"{closed:03o}"
     for variable, value in wanted.items():
         ours = os.environ.get(variable) == _set_by_us.get(variable)
         if ours and variable in os.environ:

@@ -6,14 +6,15 @@ import os
 import threading
 
 from howdah.core.paths import HDFS_SCHEMES, authority, scheme
-from howdah.storage.base import Backend
+from howdah.storage.base import UMASK, Backend
 
 _IDENTITY = (
     "HADOOP_CONF_DIR", "HADOOP_HOME", "HADOOP_USER_NAME", "HADOOP_PROXY_USER",
     "HADOOP_TOKEN_FILE_LOCATION", "KRB5_CLIENT_KTNAME", "KRB5CCNAME", "KRB5_CONFIG",
     "AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_DEFAULT_REGION",
+    UMASK,
 )  # fmt: skip
-"""Environment variables that decide the cluster and the user."""
+"""Environment variables that decide the cluster, the user and the modes of new files."""
 
 _open: dict[tuple, Backend] = {}
 _lock = threading.Lock()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO
@@ -21,6 +22,10 @@ from howdah.errors import (
     StorageUnavailable,
 )
 from howdah.storage import retry
+
+UMASK = "HOWDAH_UMASK"
+"""Environment variable: permission bits, in octal, that new files on HDFS do not get, beside those
+of the Hadoop configuration's own umask."""
 
 Fill = Callable[[BinaryIO], object]
 """Writes a file's whole contents to an open handle; called again for each attempt."""
@@ -103,6 +108,14 @@ class Backend(abc.ABC):
     def free_bytes(self, path: str) -> int | None:
         """Bytes that can still be written at `path`; None where unknown."""
         return None
+
+
+def closed_bits() -> int:
+    """The bits of $HOWDAH_UMASK."""
+    try:
+        return int(os.environ.get(UMASK, "0"), 8) & 0o777
+    except ValueError:
+        return 0o777
 
 
 _late_renames: dict[str, list[str]] = {}

@@ -20,7 +20,7 @@ from howdah.core.paths import inner, join, name, parent
 from howdah.errors import ConfigError, NotAuthenticated, NotFound, StorageError
 from howdah.faults import LOGIN_REMEDY, Remote, may_have_ticket, not_authenticated, typed
 from howdah.hadoop import conf, rpc, tokens
-from howdah.storage.base import Entry, RenamingBackend
+from howdah.storage.base import Entry, RenamingBackend, closed_bits
 from howdah.storage.calls import TimedCalls, niceness
 from howdah.storage.files import RangeReader, Writer
 from howdah.storage.hdfs import files as hdfs_files
@@ -61,7 +61,7 @@ class HdfsStorage(QuotaCounting, RenamingBackend):
         self._accepted = False
         """Whether the cluster has accepted a call of this process."""
         self._lock = threading.Lock()
-        umask = self._conf.umask
+        umask = self._conf.umask | closed_bits()
         self._file_mode, self._dir_mode = 0o666 & ~umask, 0o777 & ~umask
 
     # ---------------------------------------------------------------------------- the client

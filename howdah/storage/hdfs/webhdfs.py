@@ -42,7 +42,7 @@ from howdah.faults import (
 )
 from howdah.hadoop import conf, tokens
 from howdah.storage import retry
-from howdah.storage.base import Entry, RenamingBackend
+from howdah.storage.base import Entry, RenamingBackend, closed_bits
 from howdah.storage.files import RangeReader, Writer
 from howdah.storage.hdfs.quota import QuotaCounting, Summary
 
@@ -75,7 +75,7 @@ class WebHdfsStorage(QuotaCounting, RenamingBackend):
         self._cached_client: Any = None
         self._lock = threading.Lock()
         self._takes_options: bool | None = None
-        umask = self._conf.umask
+        umask = self._conf.umask | closed_bits()
         self._file_mode, self._dir_mode = f"{0o666 & ~umask:o}", f"{0o777 & ~umask:o}"
 
     # ---------------------------------------------------------------------------- the client

@@ -1,0 +1,61 @@
+"""Values that set other things than themselves: trials' keys, databases' tables, alerts."""
+
+import pytest
+
+from howdah.config import loader as configs
+from tests.config.test_policy import judge, refused_of
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["alerts.webhook_file=/data/url", "alerts.on=[]", "alerts.stall_factor=1000",
+     "alerts.disk_bytes=1 GiB", "alerts.command=[id]", "alerts.webhook=https://a.example/x",
+     "alerts.timeout_seconds=120"],
+)  # fmt: skip
+def test_where_and_of_what_alerts_go_is_the_installations(override):
+    """Whichever key of the section: a file below a root can hold any address."""
+    open_policy = judge(keys=["*"], roots=["*"])
+    assert any("where alerts go" in what for what in refused_of(open_policy, override))
+    assert not refused_of(judge(keys=["*"], roots=["*"], defaults={"alerts": {"on": []}}),
+                          "alerts.on=[]")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "choices", "rule"),
+    [
+        ("data.dataset", ["/etc", "/root"], "roots"),
+        ("data.dataset", ["/data/a", "/etc"], "roots"),
+        ("model.base", ["evil/repo"], "hub_models"),
+        ("model.base", ["a\u0000b"], "cannot be seen"),
+    ],
+)
+def test_what_trials_may_set_is_judged_as_if_it_were_sent(key, choices, rule):
+    found = judge(keys=["*"], roots=["/data"])
+    space = {"tune": {"space": {key: {"choices": choices}}}}
+    assert any(rule in problem.what for problem in found.config(configs.from_dict(space)))
+    sent = judge(keys=["tune"], roots=["/data"])
+    assert any("`keys`" in problem.what for problem in sent.config(configs.from_dict(space)))
+
+
+def test_choices_that_may_be_sent_are_allowed():
+    found = judge(keys=["*"], roots=["/data"])
+    space = {
+        "data.dataset": {"choices": ["/data/a", "/data/b"]},
+        "model.base": {"choices": ["bert-base-uncased"]},
+        "training.learning_rate": {"low": 1e-5, "high": 1e-4},
+    }
+    assert not list(found.config(configs.from_dict({"tune": {"space": space}})))
+
+
+def test_a_database_that_the_worker_can_read_is_not_hive():
+    source = ["data.format=jdbc", "data.source=news.salaries"]
+    allowed = {"keys": ["*"], "roots": ["*"]}
+    assert any(
+        "jdbc_tables" in what for what in refused_of(judge(**allowed, tables=["news.*"]), *source)
+    )
+    for pattern in ("news.salaries", "news.*", "*"):
+        assert not refused_of(judge(**allowed, jdbc_tables=[pattern]), *source)
+    for pattern in ("news.other", "salaries.*", "news"):
+        assert refused_of(judge(**allowed, jdbc_tables=[pattern]), *source)
+    hive = ["data.format=hive", "data.source=news.salaries"]
+    assert refused_of(judge(**allowed, jdbc_tables=["news.*"]), *hive)
