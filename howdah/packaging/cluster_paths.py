@@ -1,5 +1,5 @@
-"""Paths on the cluster's storage: which ones a job's ranks open, and whose home and staging directory
-a submission uses.
+"""Paths on the cluster's storage: which ones a job's ranks open, and whose home and staging
+directory a submission uses.
 
 One place for jobs on YARN (`yarn.*`) and applications of Spark (`data.spark.*`), whose sections
 both have `staging` and `principal`.
