@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping
 
 from howdah.config.model import Config
-from howdah.config.paths import of_ranks
 from howdah.core import machine
 from howdah.core.activity import Progress
 from howdah.errors import ConfigError
@@ -118,7 +117,7 @@ def _on_yarn(config: Config) -> None:
 
 def _paths(config: Config) -> dict[str, str]:
     """Paths that ranks use, by their keys: a model by its name on the hub is none."""
-    paths = of_ranks(config)
+    paths = cluster_paths.of_ranks(config)
     if not os.path.isdir(config.model.base):
         del paths["model.base"]
     return paths

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from howdah import isolation, storage
 from howdah.config.model import Config
-from howdah.config.paths import of_ranks
 from howdah.errors import ConfigError
 from howdah.packaging import cluster_paths
 
@@ -202,7 +201,7 @@ def application(
 def file_systems(config: Config) -> tuple[str, ...]:
     """The HDFS clusters of a job's paths ("hdfs://host:port"), each once."""
     found = {}
-    for path in of_ranks(config).values():
+    for path in cluster_paths.of_ranks(config).values():
         scheme, slashes, rest = path.partition("://")
         if slashes and scheme.lower() in storage.HDFS_SCHEMES:
             authority = rest.partition("/")[0]
@@ -219,7 +218,7 @@ def refuse_local_paths(config: Config, *, local_model: bool) -> None:
     Raises:
         ConfigError: with every such key at once.
     """
-    paths = of_ranks(config)
+    paths = cluster_paths.of_ranks(config)
     if not local_model:
         paths.pop("model.base", None)
     cluster_paths.refuse_local(paths)

@@ -128,7 +128,8 @@ class Names:
     kind: Kind
     used: UsedBy = "here"
     """Of a path, which processes open it: commands on the user's machine; the ranks of a run,
-    wherever they are (howdah/config/paths.py lists these); each node, on a disk of its own."""
+    wherever they are (howdah/packaging/cluster_paths.py lists these); each node, on its own
+    disk."""
 
 
 def check_path(path: str) -> str:

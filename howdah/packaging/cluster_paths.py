@@ -1,4 +1,5 @@
-"""Paths on the cluster's storage: whose home and staging directory a submission uses.
+"""Paths on the cluster's storage: which ones a job's ranks open, and whose home and staging
+directory a submission uses.
 
 One place for jobs on YARN (`yarn.*`) and applications of Spark (`data.spark.*`), whose sections
 both have `staging` and `principal`.
@@ -7,20 +8,47 @@ both have `staging` and `principal`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+
+from pydantic import BaseModel
 
 from howdah import storage
 from howdah.config.data import SparkOptions
 from howdah.config.model import Config
+from howdah.config.types import UsedBy, mark_of
 from howdah.config.yarn import YarnSection
 from howdah.errors import ConfigError
 from howdah.hadoop import conf as hadoop_conf
 from howdah.hadoop.kerberos import short_name
 from howdah.hadoop.web import current_user
 
-__all__ = ["home", "refuse_local", "staging", "user"]
+__all__ = ["home", "of_ranks", "paths_of", "refuse_local", "staging", "user"]
 
 Section = SparkOptions | YarnSection
+_NO_CHECKPOINTS = ("auto", "never")
+
+
+def of_ranks(config: Config) -> dict[str, str]:
+    """{key: path} of what the ranks of a run read and write. A model may be a hub's name."""
+    return paths_of(config, "ranks")
+
+
+def paths_of(config: Config, used: UsedBy) -> dict[str, str]:
+    """{key: path} of the paths that are set and that these processes open, by the types of the
+    configuration's keys."""
+    return {key: path for key, path in _paths(config, "", used) if path not in _NO_CHECKPOINTS}
+
+
+def _paths(section: BaseModel, prefix: str, used: UsedBy) -> Iterator[tuple[str, str]]:
+    for name, field in type(section).model_fields.items():
+        value, key = getattr(section, name), prefix + name
+        if isinstance(value, BaseModel):
+            yield from _paths(value, f"{key}.", used)
+            continue
+        mark = mark_of(field)
+        if mark is not None and mark.used == used:
+            values = [value] if isinstance(value, str) else value or ()
+            yield from ((key, path) for path in values)
 
 
 def user(config: Config, section: Section) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from howdah import storage
 from howdah.config.model import Config
-from howdah.config.paths import of_ranks
+from howdah.packaging.cluster_paths import of_ranks
 
 __all__ = ["Fault", "fault_of", "of_cluster", "of_disk", "shared_paths", "signature"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from howdah.config import loader
 from howdah.config.loader import from_dict
-from howdah.config.paths import of_ranks, paths_of
 from howdah.config.types import mark_of
+from howdah.packaging.cluster_paths import of_ranks, paths_of
 from jobs.driver.faults import fault_of, shared_paths
 from yarn import spec
 

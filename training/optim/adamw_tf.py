@@ -117,6 +117,7 @@ class AdamW:
         for name, array in tensors:
             if (variable := missing.pop(name, None)) is not None:
                 variable.assign(array)
+            del array  # before the next one is made
         for variable in missing.values() if used else ():
             variable.assign(tf.zeros(variable.shape, tf.float32))
 

@@ -126,6 +126,7 @@ class WholeAdamW:
         for name, array in saved:
             if name in self._moments:
                 self._moments[name].copy_(torch.from_numpy(array))
+            del array  # before the next one is made
         for name, parameter in self._trainable.items():
             own = (self._moments[prefix + name] for _, prefix in _MOMENTS)
             self._optimizer.set_state(parameter, updates, *own)

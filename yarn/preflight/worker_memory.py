@@ -21,6 +21,7 @@ _FLOAT = 4
 _COPY = 3
 """A copy of the state: weights and AdamW's two moments."""
 _MOMENTS = 2
+_PREDICTIONS_WAITING, _PREDICTIONS_IN_FILE = 16 * 2**20, 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,20 @@ def needed(config: Config, base: Mapping[str, Any], manifest: DatasetManifest) -
     parts[f"activations of {tokens:,} tokens"] = round(
         tokens * _floats_of_token(config, base, manifest.max_length) * _FLOAT
     )
+    if (predictions := _predictions(config, manifest)) > 0:
+        parts["predictions until they are written"] = predictions
     return Needed(parts)
+
+
+def _predictions(config: Config, manifest: DatasetManifest) -> int:
+    """Bytes of the rows of the last evaluation that wait to be written to a file, and of that file
+    as far as it is kept in memory: both are bounded (training/serving/evaluate.py)."""
+    if not config.evaluation.predictions:
+        return 0
+    rows = max((manifest.rows(split) for split in config.evaluation.splits), default=0)
+    size = -(-rows // config.job.fewest) * len(manifest.labels) * _FLOAT
+    # Twice: Arrow makes one table of the batches that wait.
+    return min(size, _PREDICTIONS_IN_FILE) + 2 * min(size, _PREDICTIONS_WAITING)
 
 
 def _micro_batch_tokens(config: Config, longest: int) -> int:

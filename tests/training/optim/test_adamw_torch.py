@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 
 import numpy as np
 import pytest
@@ -196,3 +197,27 @@ def test_training_does_not_load_what_compiles():
     """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_moments_are_taken_one_after_the_other():
+    """A run that resumes holds one tensor of a checkpoint beside its own state."""
+    before = []
+
+    def saved():
+        for name, array in SAVED.items():
+            assert all(one() is None for one in before), "an earlier one is still held"
+            copy = array.copy()
+            before.append(weakref.ref(copy))
+            yield name, copy
+            del copy
+
+    parameters = named()
+    optimizer = WholeAdamW(parameters, TrainingSection())
+    for _ in range(2):  # an elastic job does so in each of its worlds
+        optimizer.load(saved(), 4)
+        for name, array in optimizer.moments():
+            np.testing.assert_array_equal(array, SAVED[name])
+    first = {name: array.ctypes.data for name, array in optimizer.moments()}
+    optimizer.load([], 0)
+    assert {name: array.ctypes.data for name, array in optimizer.moments()} == first
+    assert not any(array.any() for _, array in optimizer.moments())

@@ -20,6 +20,11 @@ class Manifest:
 
     max_length: int
     labels: tuple[str, ...] = tuple("abcdefgh")
+    evaluated: int = 100
+
+    def rows(self, split: str) -> int:
+        """Of any split."""
+        return self.evaluated
 
 
 def computed(case: Case) -> int:
@@ -57,6 +62,24 @@ def test_a_dropout_of_what_the_attention_gives_is_counted():
         found.append(worker_memory.needed(from_dict(values), shape, Manifest(128)).total)
     assert found[0] == found[2]
     assert found[0] - found[1] == 1024 * 11 * 768 * 4  # tokens, layers that all of them pass
+
+
+def test_predictions_of_many_classes_are_counted_up_to_what_waits_in_memory():
+    values = settings(Case(framework="torch", size="base", tokens=1024), "/tmp/x", "base", "set")
+    values["evaluation"] = {"splits": ["test"]}
+    shape, labels = DISTILBERT.complete(SHAPES["base"]), tuple(map(str, range(10_000)))
+
+    def predictions(rows: int) -> int:
+        manifest = Manifest(128, labels, rows)
+        found = []
+        for wanted in (True, False):
+            values["evaluation"]["predictions"] = wanted
+            found.append(worker_memory.needed(from_dict(values), shape, manifest).total)
+        return found[0] - found[1]
+
+    workers = from_dict(values).job.fewest
+    assert predictions(100 * workers) == 3 * 100 * 10_000 * 4
+    assert predictions(10**6) == predictions(10**8) == 96 * 2**20
 
 
 @pytest.mark.full
