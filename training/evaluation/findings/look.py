@@ -26,7 +26,7 @@ from training.evaluation.findings.predictions import Predictions
 from training.evaluation.findings.sums import Slice, SliceSums, judged
 from training.evaluation.findings.texts import LONGEST, Texts, script_of
 
-__all__ = ["Findings", "look"]
+__all__ = ["Findings", "for_verdict", "look"]
 
 SUSPECTS = 50
 _SCRIPT_ROWS = 4_000
@@ -130,6 +130,18 @@ def look(
         sample=first.sample.columns(),
         notes=notes,
     )
+
+
+def for_verdict(
+    predictions: str, split: str, labels: Sequence[str], task: Task, rival: Rival | None
+) -> Findings | None:
+    """What the verdict on a split needs of its predictions, by one pass; None: there are none."""
+    try:
+        found = Predictions(storage.join(predictions, split), labels, task)
+        first = kinds.FIRST[task](split, found, rival=rival)
+        return Findings(split=split, kind=first.of_pairs(), sample=first.sample.columns())
+    except (HowdahError, ValueError):  # ValueError: a sample of no rows
+        return None
 
 
 def _opened(texts: Callable[[], Texts] | None) -> tuple[Texts | None, list[str]]:
