@@ -26,6 +26,7 @@ where they have drifted: **alarm** gives the Asset `howdah_drift` an event, **no
 the Connection's notifiers. The run ends well in both cases: skipped, or run, is what `alarm` shows.
 
 A partition that this model has scored is skipped, so clearing a task costs nothing that is done.
+The days before (`daily.again_days`) are looked at again: one whose rows came late is scored anew.
 """
 
 SETTINGS = form.settings()
@@ -54,7 +55,14 @@ with DAG(
         **asked,
         **run,
     )
-    score = ScoreOperator(task_id="score", model=day["model"], target=day["output"], **asked, **run)
+    score = ScoreOperator(
+        task_id="score",
+        model=day["model"],
+        target=day["output"],
+        since=day["since"],
+        **asked,
+        **run,
+    )
     drift = DriftOperator(
         task_id="drift",
         scored=score.output,

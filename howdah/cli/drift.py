@@ -48,7 +48,8 @@ def drift(
         bool,
         typer.Option(
             "--make-reference",
-            help="Make the profile of a model that has none, by scoring rows of data.dataset.",
+            help="Make the model's profile: of rows of data.dataset, or with --table --partition"
+            " [--last] of rows that it has scored.",
         ),
     ] = False,
     split: Annotated[
@@ -70,9 +71,16 @@ def drift(
     _check(table, partition, source, make_reference, split, labels, last)
     checked = load(config, set)
     if make_reference:
-        from training.serving.reference import make_reference as make
+        if table is not None:
+            from training.scoring.drift import reference_from_table
 
-        path = make(checked, _directory(checked, model), split=split, progress=say)
+            path = reference_from_table(
+                checked, model, table, partition, last=last or 1, progress=say
+            )
+        else:
+            from training.serving.reference import make_reference as make
+
+            path = make(checked, _directory(checked, model), split=split, progress=say)
         answer({"profile": path}, json, [f"profile: {path}"])
         return
     from training.scoring import drift as drifting
@@ -123,7 +131,7 @@ def _check(
 ) -> None:
     """Refuse options that do not go together."""
     asked = [table is not None, source is not None, make_reference]
-    if sum(asked) != 1:
+    if sum(asked) != 1 and asked != [True, False, True]:
         raise UsageError(
             "howdah drift judges one thing",
             expected="--table with --partition, or --source, or --make-reference",
@@ -139,7 +147,8 @@ def _check(
     problems = {
         "--partition goes with --table": (partition is None) != (table is None),
         "--last goes with --table": last is not None and table is None,
-        "--split goes with --make-reference": split is not None and not make_reference,
+        "--split goes with --make-reference": split is not None
+        and (not make_reference or table is not None),
         "--labels goes with --table or --source": labels is not None and make_reference,
     }
     wrong = [text for text, is_wrong in problems.items() if is_wrong]

@@ -8,6 +8,7 @@ import typer
 
 from howdah import storage
 from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load
+from howdah.config.options.publish import PublishSection
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -50,18 +51,21 @@ def lineage(
         allowed(*((option, "path", path) for path in paths or []))
     allowed(("--model", "model", model))
     datasets, runs, models = list(dataset or []), list(runs or []), list(models or [])
+    checked = None
     if config is not None or set:
         checked = load(config, set)
         runs = runs or [storage.parent(checked.run.directory)]
         models = models or [checked.publish.directory]
         if model is None:
             datasets = datasets or [_root(checked.data.dataset)]
-        elif "/" not in model:  # as other commands take it: a name below publish.directory
-            model = storage.join(checked.publish.directory, model)
     if row is not None and not datasets:
         raise UsageError("in which datasets?", expected="--dataset, or --config")
     from howdah.models import lineage as lines
+    from howdah.models.registry import address
 
+    if model is not None:
+        below = checked.publish.directory if checked is not None else PublishSection().directory
+        model = address(model, below)
     places = lines.Places(datasets=datasets, runs=runs, models=models)
     if row is not None:
         found = lines.of_row(row, places)

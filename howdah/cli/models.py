@@ -18,7 +18,7 @@ from howdah.cli.common import (
     load,
     say,
 )
-from howdah.errors import UsageError
+from howdah.errors import CheckFailed, HowdahError, UsageError
 
 app = typer.Typer()
 
@@ -46,7 +46,43 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     verdict.require("gate")
     for check in verdict.checks:
         say(f"{check.metric}: {check.got:.6g} ({check.wanted}, {check.against})")
-    answer(verdict.as_dict(), json, [f"gate: passed on {verdict.split}"])
+    for note in verdict.notes:
+        say(f"warning: {note}")
+    passed = f"gate: passed on {verdict.split}"
+    asks_nothing = "gate: asks for nothing (gate.* sets no bound): nothing was judged"
+    answer(verdict.as_dict(), json, [passed if verdict.asks else asks_nothing])
+
+
+def reviewer(anyway: bool):
+    """The function that shows what the report says of a run before it is published, and refuses a
+    model that is not good where no gate has asked for anything."""
+
+    def review(run, verdict) -> None:
+        from training.evaluation import report
+
+        for note in verdict.notes:
+            say(f"warning: {note}")
+        try:
+            found = report.judged(run.directory)
+        except HowdahError as error:
+            say(f"the report's verdict is not known: {error.what} ({error.where})")
+            return
+        if found is None:
+            return
+        judged, baseline = found
+        for line in baseline:
+            say(f"baseline: {line}" if not line.startswith("baseline") else line)
+        say(f"report: {judged.title}. {judged.sentence}")
+        if judged.state == "bad" and not verdict.asks and not anyway:
+            raise CheckFailed(
+                "the model is not good, and the gate asks for nothing",
+                where=run.directory,
+                expected="a model whose report does not say Not good, or bounds in gate.*",
+                got=judged.sentence,
+                remedy="see its report.html; `howdah publish --anyway` publishes it all the same",
+            )
+
+    return review
 
 
 @app.command()
@@ -72,6 +108,13 @@ def publish(
             "--despite-forgotten",
             help="With --version, --rollback: also a version that was trained on rows which were"
             " forgotten since.",
+        ),
+    ] = False,
+    anyway: Annotated[
+        bool,
+        typer.Option(
+            "--anyway",
+            help="Also a model whose report says Not good, where the gate asks for nothing.",
         ),
     ] = False,
     json: AsJson = False,
@@ -103,8 +146,9 @@ def publish(
         )
     else:
         made = publishing.publish(
-            checked, evaluator(checked), note=note, challenger=challenger, progress=say
-        )
+            checked, evaluator(checked), note=note, challenger=challenger,
+            review=reviewer(anyway), progress=say,
+        )  # fmt: skip
     if follows:
         made["mlflow"] = following.after_publish(checked, say)
     state = "published" if made["changed"] else "unchanged"

@@ -14,6 +14,7 @@ from howdah.cli.common import (
     ConfigPath,
     Overrides,
     RunWith,
+    addressed,
     allowed,
     answer,
     chosen,
@@ -378,6 +379,7 @@ def evaluate(
     from howdah.models.gate import check_minimum, require
     from training.serving.evaluate import evaluate_run
 
+    model = model and addressed(model, checked)
     metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
     # The gate comes first: a refusal is the one JSON object, with the metrics in its message.
     if gate:
@@ -429,7 +431,7 @@ def _add_profile(config, path: str) -> None:
 @app.command()
 def predict(
     model: Annotated[
-        str, typer.Option(help="Published model, export or run directory (any storage).")
+        str, typer.Option(help="Published model (NAME, NAME@3), export or run directory, anywhere.")
     ],
     source: Annotated[
         str | None, typer.Option(help="CSV, JSON lines or Parquet file(s), or images.")
@@ -487,12 +489,12 @@ def predict(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         given, out = streams.opened_stdin(), streams.results()
-        predictor.predict_lines(model, given, out, framework=framework)
+        predictor.predict_lines(addressed(model, checked), given, out, framework=framework)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
     summary = predictor.predict(
-        model, source, output,
+        addressed(model, checked), source, output,
         text_columns=text_column, id_column=id_column, master=master, config=checked,
         overwrite=overwrite, batch=batch, framework=framework, drift=drift,
         progress=say,

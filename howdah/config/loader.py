@@ -395,6 +395,14 @@ def starter_yaml() -> str:
         "tracking": ["tensorboard"],
         "job": ["on", "workers", "min_workers"],
     }  # fmt: skip
+    as_comments = {
+        "evaluation": [
+            "",
+            "# gate:                       # without one, `howdah gate` judges nothing",
+            "#   min_over_baseline: 0      # better than `howdah baseline`",
+            "#   minimum: {accuracy: 0.9}",
+        ]
+    }
     fields = dict(keys())
     lines = ["# Howdah run configuration. `howdah config explain KEY` shows the help of each key."]
     for section, names in wanted.items():
@@ -412,4 +420,5 @@ def starter_yaml() -> str:
             ).split("\n")[0]
             help_text = " ".join((field.description or "").split())
             lines += [f"{indent}# {help_text}", f"{indent}{leaf}: {value}"]
+        lines += as_comments.get(section, [])
     return "\n".join(lines) + "\n"

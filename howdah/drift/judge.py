@@ -217,7 +217,10 @@ class _Judging:
             return Column(name="tokens", state="not measured", why=why)
         if not self.new.tokens or not self.old.tokens:
             return Column(name="tokens", state="not measured", why="there are no tokens to compare")
-        mean, deviation = interpolated(self.known.spread, self.new.tokens)
+        size: float = self.new.tokens
+        if self.known.sampled_tokens is not None:  # both sides are samples: as one of this size
+            size = 1 / (1 / self.new.tokens + 1 / self.known.sampled_tokens)
+        mean, deviation = interpolated(self.known.spread, size)
         return self._above(
             "tokens",
             js_distance(self.old.cells, self.new.cells),

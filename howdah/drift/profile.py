@@ -148,6 +148,8 @@ class Reference:
     many tokens of one half of the training rows and the other half, by ascending size."""
     expected_empty: float = 0.0
     """Share of empty rows in the source of the training data."""
+    sampled_tokens: int | None = None
+    """Tokens of the scored rows that the cells are of; None: they are of the training split."""
     about: Mapping[str, Any] = field(default_factory=dict)
     """run id, dataset's hash, rows that were read: for those who look."""
 
@@ -161,6 +163,7 @@ class Reference:
             "unseen": list(self.unseen),
             "spread": [list(size) for size in self.spread],
             "expected_empty": self.expected_empty,
+            **({} if self.sampled_tokens is None else {"sampled_tokens": self.sampled_tokens}),
             "about": dict(self.about),
         }
 
@@ -180,6 +183,7 @@ class Reference:
             unseen=(int(tokens), int(unseen), float(spread)),
             spread=tuple((float(n), float(mean), float(sd)) for n, mean, sd in given["spread"]),
             expected_empty=float(given["expected_empty"]),
+            sampled_tokens=given.get("sampled_tokens"),
             about=dict(given["about"]),
         )
 
@@ -377,8 +381,8 @@ def find_reference(model_directory: str) -> tuple[Profile | None, str]:
     Raises:
         ModelError: the file is no model's profile.
     """
-    # A version that was published without one can have got one later, beside the versions.
-    paths = [storage.join(model_directory, PROFILE), profile_path(model_directory, PROFILE)]
+    # One that was made for a published version later lies beside the versions, and comes first.
+    paths = [profile_path(model_directory, PROFILE), storage.join(model_directory, PROFILE)]
     why = f"no {PROFILE}"
     for path in dict.fromkeys(paths):
         try:

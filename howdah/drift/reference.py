@@ -23,7 +23,10 @@ from howdah.drift.profile import Profile, Reference
 from howdah.drift.statistics import js_distance
 from howdah.models.decision import Decision
 
-__all__ = ["MOST_ROWS", "Tokenizer", "Tokens", "fit_calibration", "make", "redecided"]
+__all__ = [
+    "MOST_ROWS", "Tokenizer", "Tokens", "fit_calibration", "from_partitions", "make",
+    "redecided",
+]  # fmt: skip
 
 MOST_ROWS = 100_000
 """Rows of each split whose tokens are read: further ones would change no limit that matters."""
@@ -152,6 +155,37 @@ def redecided(
         counts=counts,
         reference=replace(profile.reference, split=split, right=right, answered=answered),
     )
+
+
+def from_partitions(profile: Profile, partitions: Sequence[Profile]) -> Profile:
+    """The profile of a model, with rows that it has scored in place of those of its dataset: what
+    comes later is compared with rows as they come, copies and all.
+
+    Bins, calibration, and what only training knows stay.
+
+    Args:
+        profile: the model's own.
+        partitions: what was counted with it.
+    """
+    if profile.bins is None or profile.reference is None:
+        raise ValueError("the profile must be a model's own")
+    total = Profile.like(profile)
+    for one in partitions:
+        total.merge(one)
+    counts, known = total.counts, profile.reference
+    tokens, unseen, spread = known.unseen
+    if counts.tokens:
+        tokens, unseen = counts.tokens, counts.unseen
+    # The accuracy by labels stays that of validation: of these rows nobody knows it.
+    answered = profile.counts.rows if known.answered is None else known.answered
+    reference = replace(
+        known,
+        answered=None if known.right is None else answered,
+        unseen=(tokens, unseen, spread),
+        expected_empty=counts.empty / max(1, total.rows),
+        sampled_tokens=counts.tokens or None,
+    )
+    return Profile(profile.bins, counts=counts, reference=reference)
 
 
 def _output_bins(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from howdah import storage
@@ -33,6 +33,10 @@ __all__ = [
 
 VERDICT = "gate.json"
 """In the run directory: the newest verdict."""
+_UNDECIDED = (
+    "the published model has thresholds, a rejection or a temperature (`howdah threshold`) and this"
+    " one has none: it labels at 0.5 and rejects nothing; fit them to this run before publishing it"
+)
 _IDENTITY = ("run_id", "weights_sha256")
 """Fields of howdah.json by which the gate and `publish` know a run and its weights again."""
 VERDICT_SHAPE = Fields(
@@ -41,6 +45,7 @@ VERDICT_SHAPE = Fields(
         "run_id": TEXT,
         "step": COUNT,
         "published": COUNT,
+        "notes": Items(TEXT),
         "checks": Items(
             Fields(
                 {
@@ -140,6 +145,13 @@ class Verdict:
     step: int | None
     published: int | None
     """Version that it was compared with; None: not asked for, or none is published."""
+    notes: tuple[str, ...] = ()
+    """What it does not judge, and a person should know before the model is published."""
+
+    @property
+    def asks(self) -> bool:
+        """True if there is a bound: without one, a passed gate says nothing about the model."""
+        return bool(self.checks)
 
     @property
     def passed(self) -> bool:
@@ -155,6 +167,8 @@ class Verdict:
             "run_id": self.run_id,
             "step": self.step,
             "published": self.published,
+            "asks": self.asks,
+            "notes": list(self.notes),
         }
 
     def require(self, where: str) -> None:
@@ -254,13 +268,15 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
             where one is asked for; or the published model cannot be compared (other labels).
     """
     run = run or finished_run(config.run.directory)
-    compares = config.gate.better_than_published
-    now = Published(config.model_directory).current() if compares else None
+    now = Published(config.model_directory).current()
     if now is not None and (now.get("run_id"), now.get("weights_sha256")) == (
         run.run_id,
         run.weights,
     ):
         now = None  # the run's own model is published
+    decision = now and now.get("decision")
+    if not config.gate.better_than_published:
+        now = None
     # A gate without a baseline finds the verdicts of versions that knew of none.
     unused = {"min_over_baseline"} if config.gate.min_over_baseline is None else set()
     asked = config.gate.model_dump(mode="json", exclude=unused)
@@ -268,12 +284,16 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
     key = content_hash(
         [asked, config.evaluation.metric, run.run_id, run.weights, now and now["version"]]
         + [check.bound for check in bar]
+        # A verdict that was stored before there were decisions has the key of one without.
+        + ([decision, run.decision] if decision is not None else [])
     )
     path = storage.join(run.directory, VERDICT)
     stored = _stored(path, key)
     if stored is not None:
         return stored
     verdict = _judged(config, run, bar, now, evaluate)
+    if decision is not None and run.decision is None:
+        verdict = replace(verdict, notes=(*verdict.notes, _UNDECIDED))
     entry = {**verdict.as_dict(), "key": key, "judged": _now()}
     storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
     return verdict
@@ -323,15 +343,21 @@ def _judged(
             remedy="name a measured split as gate.split; a split is measured if evaluation.splits"
             " has it and the dataset has rows in it",
         )
-    checks = check_minimum(metrics or {}, gate.minimum) + bar
+    checks, notes = check_minimum(metrics or {}, gate.minimum) + bar, ()
     if now is not None:
-        checks += (_against(config, run, metrics or {}, now, evaluate),)
+        found = _against(config, run, metrics or {}, now, evaluate)
+        if isinstance(found, Check):
+            checks += (found,)
+        else:
+            notes = (found,)
     step = run.info.get("step")
-    return Verdict(gate.split, checks, run.run_id, step, now["version"] if now else None)
+    return Verdict(
+        gate.split, checks, run.run_id, step, now["version"] if now else None, notes=notes
+    )
 
 
-def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check:
-    """Compare with the published model."""
+def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check | str:
+    """Compare with the published model; a line where its metric is undefined: that is no bound."""
     split, name = config.gate.split, config.evaluation.metric
     theirs = (now.get("metrics") or {}).get(split) or {}
     if (now.get("dataset") or {}).get("hash") != run.dataset.get("hash") or name not in theirs:
@@ -339,8 +365,8 @@ def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evalu
         theirs = evaluate(model, run.dataset["path"], split)
     value, sign = theirs.get(name), -1 if METRICS[name].lower else 1
     against = f"published v={now['version']}"
-    if value is None:  # only roc_auc may be undefined: then any value passes
-        return Check(name, 0.0, metrics.get(name), f"{against} (undefined)")
+    if value is None:
+        return f"{name} of {against} is undefined on {split}: this run is not compared with it"
     against += f" ({value:.6g}), gate.margin {config.gate.margin:g}"
     return Check(name, value + sign * config.gate.margin, metrics.get(name), against)
 
@@ -356,7 +382,7 @@ def _stored(path: str, key: str) -> Verdict | None:
     names = ("metric", "bound", "got", "against")
     checks = tuple(Check(*(check.get(name) for name in names)) for check in stored["checks"])
     return Verdict(stored["split"], checks, stored["run_id"], stored.get("step"),
-                   stored.get("published"))  # fmt: skip
+                   stored.get("published"), notes=tuple(stored.get("notes") or ()))  # fmt: skip
 
 
 def _now() -> str:

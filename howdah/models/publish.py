@@ -17,7 +17,7 @@ import json
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 from howdah import storage
@@ -27,7 +27,7 @@ from howdah.core.user import user_and_host
 from howdah.errors import AlreadyExists, ForgottenRows, ModelError, NotFound, UsageError
 from howdah.lineage import forgotten
 from howdah.models import integrity
-from howdah.models.gate import Evaluate, Run, finished_run, judge
+from howdah.models.gate import Evaluate, Run, Verdict, finished_run, judge
 from howdah.models.registry import CHALLENGER, EXPORT_FOLDERS, MANIFEST, VERSION, Published
 from howdah.storage import Entry, commit
 
@@ -45,6 +45,7 @@ def publish(
     *,
     note: str | None = None,
     challenger: bool = False,
+    review: Callable[[Run, Verdict], None] = lambda run, verdict: None,
     progress: Progress = lambda line: None,
 ) -> dict:
     """Publish the export of the configuration's run, if it passes the gate.
@@ -56,6 +57,7 @@ def publish(
         note: kept in the history, e.g. who approved it.
         challenger: the version is there to be tried (challenger.json names it); what is current
             stays. Publishing it again without this makes it current.
+        review: called with the run and the gate's verdict before anything is written; may raise.
         progress: takes a line.
     Returns:
         {name, version, path, pointer, changed, run_id, run_directory, framework, step, metrics,
@@ -75,6 +77,7 @@ def publish(
     _refuse_forgotten(run.dataset, run.run.get("base"), run.directory, config.data.dataset)
     verdict = judge(config, evaluate, run=run)
     verdict.require("gate")
+    review(run, verdict)
     if version is None:
         version = _add_version(model, run, progress)
     if challenger:
@@ -92,7 +95,6 @@ def publish(
         entry = _entry(model, version, now, "publish", note) | {"gate": verdict.as_dict()}
         if _append_entry(model, known, entry):
             _drop_challenger(model, version)
-            progress(f"published: {model.path_of(version)}")
             return _result(model, version, now, changed=True)
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "MLFLOW",
     "POINTER",
     "Published",
+    "address",
     "decision_hash",
     "located",
     "profile_path",
@@ -65,6 +66,7 @@ HISTORY = "history"
 VERSION = re.compile(r"v=([1-9][0-9]*)")
 """Name of a version's directory."""
 _PINNED = re.compile(r"(.+)@([1-9][0-9]*)")
+_MOST_NAMED = 20
 _ENTRY = re.compile(r"([0-9]{6,})\.json")
 
 _PARTS: dict[str, Shape] = {
@@ -237,6 +239,60 @@ def resolve(path: str) -> str | None:
     published = Published(path)
     current = published.current()
     return None if current is None else published.path_of(current["version"])
+
+
+def address(model: str, publish_directory: str) -> str:
+    """The path that a user's name of a model stands for, in every command that takes one.
+
+        news          <publish_directory>/news, at the version that is current
+        news@3        <publish_directory>/news/v=3
+        news/v=3      the same
+        a path        a published model, a version, an export or a run directory, on any storage
+
+    A path that is a model comes before a name below `publish_directory`.
+
+    Raises:
+        ModelError: it names none; those that are published there are listed.
+    """
+    local = "://" not in model and not model.startswith("/") and ".." not in model.split("/")
+    candidates = [model, storage.join(publish_directory, model)] if local else [model]
+    for place in candidates if model else []:
+        pinned = _PINNED.fullmatch(place)
+        if pinned is not None and Published(pinned[1]).numbers():
+            published, number = Published(pinned[1]), int(pinned[2])
+            published.version(number)
+            return published.path_of(number)
+        if _is_model(place):
+            return place.rstrip("/")
+    there = _published_in(publish_directory)
+    raise ModelError(
+        "there is no such model",
+        where=model,
+        expected="a published model (NAME, NAME@3 or NAME/v=3), an export or a run directory",
+        got=f"nothing at {' nor at '.join(candidates)}; published in {publish_directory}: "
+        + (", ".join(there) or "none"),
+        remedy="`howdah publish` publishes a run; --config names the publish.directory, or give"
+        " the model's path",
+    )
+
+
+def _is_model(place: str) -> bool:
+    """Whether a path is an export, a run directory with one, or a published model."""
+    files = ("config.json", "export/config.json", POINTER)
+    return any(storage.exists(storage.join(place, *name.split("/"))) for name in files)
+
+
+def _published_in(directory: str) -> list[str]:
+    """Names of the published models below a directory, with the numbers of their versions."""
+    try:
+        roots = [entry for entry in storage.list_dir(directory) if entry.is_dir]
+    except (NotFound, NotADirectoryError):
+        return []
+    found = []
+    for root in sorted(roots, key=lambda entry: entry.name)[:_MOST_NAMED]:
+        if versions := Published(root.path).versions():
+            found.append(f"{root.name} (v={', '.join(map(str, versions[-5:]))})")
+    return found
 
 
 def located(wanted: str) -> str | None:

@@ -156,6 +156,39 @@ def test_the_history_of_hours_is_in_their_order(place):
     assert [one.name.rpartition("=")[2] for one in shown] == ["8", "9", "10"]
 
 
+def test_scored_partitions_become_the_reference_of_what_comes_later(place):
+    """A source with many copies: de-duplication took them out of the dataset, not of the days."""
+    from howdah.drift.judge import judge
+    from training.scoring.drift import reference_from_table
+
+    export = storage.join(place.run, "export")
+    kept = storage.read_bytes(storage.join(export, "profile.json"))
+    copies = texts(place, 5, 77)
+
+    def day(seed):
+        random = np.random.default_rng(seed)
+        return [*texts(place, 600, seed), *random.choice(copies, 600)]
+
+    for number in (1, 2):
+        write_scored(place, "db.copies", f"ds={number}", day(number))
+    later = write_scored(place, "db.copies", "ds=3", day(3))
+    assert judge(reference_of(export), later).alarms
+    path = reference_from_table(place.config, place.run, "db.copies", "ds=2", last=2)
+    try:
+        made = reference_of(export)
+        assert path == storage.join(export, "profile.json") and made.counts.rows == 2400
+        assert judge(made, later).alarms == ()
+        longer = write_scored(place, "db.copies", "ds=4", [f"{one} {one}" for one in day(5)])
+        assert "length" in [column.name for column in judge(made, longer).alarms]
+        # A day is judged against the bins that it was counted in: those stay.
+        assert made.bins_id == later.bins_id
+        with pytest.raises(DataError, match="too few rows"):
+            write_scored(place, "db.few", "ds=1", texts(place, 20, 1))
+            reference_from_table(place.config, place.run, "db.few", "ds=1")
+    finally:
+        storage.write_whole(path, kept)
+
+
 def test_partitions_that_are_not_there_are_named(place):
     write_scored(place, "db.named", "ds=1", texts(place, 3, 1))
     with pytest.raises(UsageError, match="is not scored") as caught:

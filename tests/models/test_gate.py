@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from howdah import storage
 from howdah.cli import main
+from howdah.cli.models import reviewer
 from howdah.config.loader import from_dict
 from howdah.errors import CheckFailed, ConfigError, ModelError
-from howdah.models.gate import judge
+from howdah.models import baseline
+from howdah.models.gate import Check, Verdict, judge
 from howdah.models.publish import publish
 from tests.runs.finished_runs import config_of, finished_run, never
+from tests.support.models.finished_run import make_run
+from tests.support.models.tiny_model import words
+from training.evaluation.metrics import classification_metrics
+from training.serving.export import with_decision
 
 
 @pytest.fixture
@@ -226,3 +234,78 @@ def test_the_command(run, models, tmp_path, capsys, monkeypatch):
     assert code == 4
     refused = json.loads(out)
     assert "there is no version 7" in refused["what"] and "published" in refused["remedy"]
+
+
+def test_a_gate_that_asks_for_nothing_says_so(run, models, tmp_path, capsys, monkeypatch):
+    path = str(tmp_path / "c.yaml")
+    sections = {"run": {"name": "zoo", "directory": run}, "publish": {"directory": models}}
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(sections, file)
+    monkeypatch.setattr("sys.argv", ["howdah", "gate", "-c", path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, _ = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "asks for nothing" in out and "passed" not in out
+
+
+def test_an_undefined_metric_of_the_published_model_is_no_bound(
+    tmp_path, run, models, tiny_model_dir
+):
+    """A bound of 0 would refuse every loss, and every correlation below 0."""
+    old = finished_run(str(tmp_path / "old"), tiny_model_dir, run_id="run-0", dataset="d0")
+    publish(config_of(old, models), never)
+    gate = {"better_than_published": True}
+    verdict = judge(
+        config_of(run, models, gate=gate, evaluation={"metric": "loss"}),
+        lambda *of: {"loss": None},
+    )
+    assert verdict.passed and not verdict.asks
+    assert "undefined" in verdict.notes[0] and "not compared" in verdict.notes[0]
+    # The stored verdict has it too.
+    again = config_of(run, models, gate=gate, evaluation={"metric": "loss"})
+    assert judge(again, never).notes == verdict.notes
+
+
+def test_a_model_without_the_published_ones_decision_is_pointed_out(
+    tmp_path, run, models, tiny_model_dir
+):
+    old = finished_run(str(tmp_path / "old"), tiny_model_dir, run_id="run-0")
+    with_decision(f"{old}/export", {"reject_below": 0.7})
+    publish(config_of(old, models), never)
+    verdict = judge(config_of(run, models), never)
+    assert verdict.passed and "rejection" in verdict.notes[0]
+    with_decision(f"{run}/export", {"reject_below": 0.6})
+    assert judge(config_of(run, models), never).notes == ()
+
+
+def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(
+    tmp_path, models, capsys, monkeypatch
+):
+    labels = ["a", "b"]
+    random = np.random.default_rng(1)
+    of_rows = random.integers(0, 2, 400)
+    texts = [" ".join(random.choice(words(), 6)) for _ in of_rows]
+    ours = np.where(random.random(400) < 0.75, of_rows, 1 - of_rows)
+    rows = (texts, of_rows.tolist(), np.eye(2)[ours])
+    made = make_run(str(tmp_path), labels, {"train": rows, "test": rows})
+    better = np.where(random.random(400) < 0.97, of_rows, 1 - of_rows)
+    info = storage.read_json(f"{made}/export/howdah.json")
+    about = {
+        "dataset": info["dataset"]["path"], "dataset_hash": info["dataset"]["hash"],
+        "metrics": {"test": classification_metrics(of_rows, np.eye(2)[better], labels)},
+    }  # fmt: skip
+    baseline.write(made, about, {"test": better.astype(np.int32)})
+    run = SimpleNamespace(directory=made)
+    nothing = Verdict("test", (), "made-1", 40, None)
+    with pytest.raises(CheckFailed, match="not good") as caught:
+        reviewer(False)(run, nothing)
+    assert "worse than the baseline" in caught.value.got and "--anyway" in caught.value.remedy
+    said = capsys.readouterr().err
+    assert "report: Not good." in said and "baseline: test accuracy" in said.replace(
+        "baseline: baseline", "baseline"
+    )
+    reviewer(True)(run, nothing)
+    # A gate that asks for something is the user's own judgement.
+    kept = Verdict("test", (Check("accuracy", 0.5, 0.75, "gate.minimum"),), "made-1", 40, None)
+    reviewer(False)(run, kept)

@@ -19,11 +19,13 @@ from howdah.errors import DataError, NotFound
 from howdah.runs import REPORT, RUN_JSON, hours, record
 from howdah.runs.settings import described
 from training.evaluation import view
+from training.evaluation.findings import compared
 from training.evaluation.findings.material import Material, figures, gather
+from training.evaluation.findings.verdict import Verdict
 from training.run.metrics_log import read_metrics
 from training.run.run_json import CONFIG
 
-__all__ = ["number", "read_run", "render", "template", "write"]
+__all__ = ["judged", "number", "read_run", "render", "template", "write"]
 
 _STYLES = "'unsafe-inline'"
 
@@ -50,6 +52,26 @@ def write(
     check()
     storage.write_whole(path, page)
     return path
+
+
+def judged(run_directory: str) -> tuple[Verdict, Sequence[str]] | None:
+    """(the report's verdict as it would be now, lines about the baseline) of a run; None: no split
+    was evaluated.
+
+    Raises:
+        DataError: not a run directory.
+    """
+    run = read_run(run_directory)
+    try:
+        config = storage.read_text(storage.join(run_directory, CONFIG))
+    except NotFound:
+        config = ""
+    material = gather(run_directory, run, config, texts="none", verdict_alone=True)
+    metrics = (run.get("metrics") or {}).get(material.split)
+    if not metrics:
+        return None
+    kind = material.findings.kind if material.findings is not None else {}
+    return compared.judged(material, metrics, kind)[0], material.baseline
 
 
 def read_run(run_directory: str) -> dict[str, Any]:

@@ -18,7 +18,6 @@ from training.evaluation.findings.intervals import (
     differs,
 )
 from training.evaluation.findings.material import Material
-from training.evaluation.findings.verdict import judge
 
 __all__ = ["context", "curves"]
 
@@ -71,11 +70,9 @@ def context(
 
 # --------------------------------------------------------------------------------- the first screen
 def _main(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> dict[str, Any]:
-    name, split = material.metric, material.split
+    name = material.metric
     value, rows = metrics.get(name), int(metrics.get("rows") or 0)
-    interval = compared.interval(material, metrics, kind) if value is not None else None
-    against = compared.against(material, metrics, kind)
-    verdict = judge(name, value, interval, rows, split, against, material.bounds)
+    verdict, interval, against = compared.judged(material, metrics, kind)
     marks = [(one.name, one.value) for one in against]
     marks += [(f"bound {one.name}", one.value) for one in material.bounds if one.metric == name]
     return {

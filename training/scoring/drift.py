@@ -13,11 +13,13 @@ from howdah import storage
 from howdah.config.loader import Config
 from howdah.config.options.partition import parse_spec
 from howdah.data.targets import label_mapping
+from howdah.drift import reference as references
 from howdah.drift import scored
 from howdah.drift.findings import Findings, Point
 from howdah.drift.judge import judge
-from howdah.drift.profile import Profile, reference_of
-from howdah.errors import DataError
+from howdah.drift.profile import PROFILE, Profile, find_reference, reference_of
+from howdah.errors import DataError, ModelError
+from howdah.models import registry
 from training.prediction.classify import classify, count_failed, no_profile
 from training.prediction.reading import Files, choose_columns, read_rows, source_files
 from training.prediction.rows import Prediction, Row, format_of
@@ -25,7 +27,10 @@ from training.scoring.labels import joined_file, joined_table
 from training.scoring.target import root_of
 from training.serving import variants
 
-__all__ = ["of_source", "of_table", "words_of"]
+__all__ = ["LEAST_ROWS", "of_source", "of_table", "reference_from_table", "words_of"]
+
+LEAST_ROWS = 1_000
+"""Scored rows that may stand for a model's dataset: fewer would themselves be noise."""
 
 _CHUNK_ROWS = 2048
 
@@ -149,6 +154,57 @@ def of_source(
         verdict=judge(reference, current, config.drift, labelled=labelled),
         limits=config.drift,
     )
+
+
+def reference_from_table(
+    config: Config,
+    model: str,
+    table: str,
+    partition: str,
+    *,
+    last: int = 1,
+    progress: Callable[[str], None] = lambda line: None,
+) -> str:
+    """Make scored partitions the reference of the model that scored them; returns the path of its
+    profile.
+
+    Args:
+        config: its publish.directory.
+        model: as `howdah score` was given it.
+        table, partition: its output, the newest partition to take.
+        last: how many partitions up to that one.
+    Raises:
+        ModelError: no model, or none with a profile.
+        UsageError: the partition is not scored.
+        DataError: too few rows to compare others with.
+    """
+    found = variants.find(model, config.publish.directory)
+    own, why = find_reference(found.path)
+    if own is None:
+        raise ModelError(
+            "the model has no profile of its own, whose bins the partitions are counted in",
+            where=found.path, expected=PROFILE, got=why,
+            remedy="`howdah drift --make-reference` makes it from data.dataset",
+        )  # fmt: skip
+    root = root_of(found)
+    this = scored.find(root, table, partition)
+    there = scored.history(root, table, until=this.name, most=last)
+    taken = [one for one in there if one.profile.bins_id == own.bins_id]
+    rows = sum(one.profile.counts.rows for one in taken)
+    if rows < LEAST_ROWS:
+        raise DataError(
+            "the partitions have too few rows to compare others with",
+            where=f"{table}: {', '.join(one.name for one in taken) or partition}",
+            expected=f"at least {LEAST_ROWS:,} rows that this version has scored",
+            got=f"{rows:,}",
+            remedy="take several days: --last 7",
+        )
+    progress(f"{rows:,} rows of {', '.join(one.name for one in taken)}")
+    made = references.from_partitions(own, [one.profile for one in taken])
+    path = registry.profile_path(found.path, PROFILE)
+    storage.make_dirs(storage.parent(path))
+    storage.write_whole(path, made.to_bytes())
+    return path
 
 
 def words_of(model_directory: str) -> dict[int, str]:

@@ -11,7 +11,7 @@ from typing import Any
 from howdah import storage
 from howdah.errors import ModelError, NotFound, UsageError
 from howdah.models.export_info import read_config, read_info
-from howdah.models.registry import VERSION, Published
+from howdah.models.registry import VERSION, Published, address
 from training.model.pretrained import label_names_of
 from training.serving.export import resolve_export
 
@@ -52,31 +52,12 @@ def find(model: str, publish_directory: str) -> Variant:
     """The model of this name, at the version that is current now: a later one is another call's.
 
     Args:
-        model: name of a published model below `publish_directory`, with its current version or,
-            as NAME/v=N, another one; or a path: a published model, a version, an export or a run
-            directory.
+        model: see `registry.address`.
         publish_directory: publish.directory of the configuration.
     Raises:
         ModelError: there is none, or it names no labels.
     """
-    candidates = [model]
-    if storage.is_local(model) and not model.startswith("/") and ".." not in model.split("/"):
-        candidates.append(storage.join(publish_directory, model))
-    for place in candidates if model else []:
-        try:
-            directory = resolve_export(place)
-            break
-        except ModelError:
-            continue
-    else:
-        raise ModelError(
-            "there is no such model",
-            where=model,
-            expected="a published model, a version of it (NAME/v=3), an export or a run directory",
-            got=f"nothing at {' nor at '.join(candidates)}",
-            remedy="`howdah publish` publishes a run; --config names the publish.directory, or give"
-            " the model's path",
-        )
+    directory = resolve_export(address(model, publish_directory))
     name, version = published(directory)
     try:
         info = read_info(directory)

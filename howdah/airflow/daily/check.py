@@ -22,8 +22,8 @@ __all__ = ["CheckDayOperator"]
 class CheckDayOperator(HowdahOperator):
     """Refuses what cannot be used or the policy does not allow; finds the day.
 
-    Returns {"partitions", "source", "output", "model", "ready", "wait", "directory", "config"}:
-    the same for every try of the DAG run.
+    Returns {"partitions", "source", "output", "model", "ready", "wait", "since", "directory",
+    "config"}: the same for every try of the DAG run.
     """
 
     template_fields: Sequence[str] = ("conn_id",)
@@ -32,7 +32,11 @@ class CheckDayOperator(HowdahOperator):
         given, ti = trigger_form.own_params(context), context["ti"]
         with refusals():
             form.check(given, self.hook.judge())
-            day = form.day_of(context, form.settings().partition, given.get("partition"))
+            fixed = form.settings()
+            day = form.day_of(
+                context, fixed.partition, given.get("partition"), timezone=fixed.timezone,
+                back=fixed.again_days,
+            )  # fmt: skip
             directory = "/".join(
                 (self.hook.run_root.rstrip("/"), safe_name(ti.dag_id), run_name(ti.run_id))
             )

@@ -9,10 +9,10 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from howdah.airflow.retries import ENDED
-from howdah.config.options.partition import parse, text_of
+from howdah.config.options.partition import order_of, parse, text_of
 from howdah.errors import ConfigError
 
-__all__ = ["PARTITIONS", "Day", "ahead", "cooling", "merged", "of_date", "of_events"]
+__all__ = ["PARTITIONS", "Day", "ahead", "cooling", "merged", "of_date", "of_events", "since"]
 
 PARTITIONS = "data.partitions"
 """Key of an event's extra "howdah" that names the day."""
@@ -25,6 +25,9 @@ class Day:
     partitions: tuple[str, ...]
     by: str
     """"the form", "an event" or "the date"."""
+
+    since: str | None = None
+    """Of a date: the first partition that is scored again where its rows have changed since."""
 
     @property
     def name(self) -> str:
@@ -39,6 +42,29 @@ def of_date(pattern: str, day: datetime) -> str:
     'ds=2026-11-01'
     """
     return day.strftime(pattern)
+
+
+def since(pattern: str, day: datetime, back: int) -> str | None:
+    """The partition so many days before a date, from which on `howdah score --since` walks; None:
+    `back` is 0, or the partitions are not in their order by one column.
+
+    >>> since("ds=%Y-%m-%d", datetime(2026, 11, 1), 3)
+    'ds=2026-10-29'
+    >>> since("country=de/ds=%Y%m%d", datetime(2026, 11, 1), 3)
+    >>> since("ds=%d.%m.%Y", datetime(2026, 11, 1), 3)
+    """
+    if back < 1 or len(parse(of_date(pattern, day))) != 1:
+        return None
+    # Within a month, over its end, over a year's end, from one digit to two.
+    shown = [
+        next(iter(parse(of_date(pattern, day.replace(year=year, month=month, day=one))).values()))
+        for year, month, one in (
+            (2025, 9, 9), (2025, 9, 10), (2025, 10, 1), (2025, 12, 31), (2026, 1, 1), (2026, 2, 10)
+        )
+    ]  # fmt: skip
+    if sorted(set(shown), key=order_of) != shown:
+        return None
+    return of_date(pattern, day - timedelta(days=back))
 
 
 def of_events(extras: Iterable[Any]) -> list[str]:

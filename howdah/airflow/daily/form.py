@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from howdah.airflow import require
 
@@ -125,9 +126,14 @@ def _own_values() -> dict[str, Any]:
 
 
 # --------------------------------------------------------------------------------- what was sent
-def day_of(context: Context, pattern: str, sent: str | None) -> days.Day:
+def day_of(
+    context: Context, pattern: str, sent: str | None, *, timezone: str = "UTC", back: int = 0
+) -> days.Day:
     """The day of a run: of the form, else of the events that started it, else of its date.
 
+    Args:
+        timezone: in which the date is the day that the interval's beginning belongs to.
+        back: days before a date's that are scored again.
     Raises:
         ConfigError: none of them names one, or names no partition.
     """
@@ -146,7 +152,11 @@ def day_of(context: Context, pattern: str, sent: str | None) -> days.Day:
             expected="a partition from the form, an event's data.partitions, or a run with a date",
             remedy="trigger it with partition set, such as ds=2026-11-01",
         )
-    return days.Day(partitions=(days.of_date(pattern, date),), by="the date")
+    date = (date if date.tzinfo else date.replace(tzinfo=UTC)).astimezone(ZoneInfo(timezone))
+    return days.Day(
+        partitions=(days.of_date(pattern, date),), by="the date",
+        since=days.since(pattern, date, back),
+    )  # fmt: skip
 
 
 def _date(context: Context) -> datetime | None:
@@ -233,6 +243,7 @@ def asked(given: Mapping[str, Any], day: days.Day, directory: str) -> dict[str, 
         "model": given.get("model") or own["model"],
         "ready": fixed.ready,
         "wait": day.by == "the date",
+        "since": None if files else day.since,
         "directory": directory,
         "config": left_out.leave_out(configuration(given.get(_DRIFT))),
     }

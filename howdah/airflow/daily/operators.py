@@ -21,7 +21,7 @@ from howdah.airflow.hook import refusals  # noqa: E402
 from howdah.airflow.lineage import touched  # noqa: E402
 from howdah.airflow.operators import HowdahOperator, task_key  # noqa: E402
 from howdah.config.options.partition import is_files  # noqa: E402
-from howdah.errors import ConfigError  # noqa: E402
+from howdah.errors import ConfigError, DataError  # noqa: E402
 
 __all__ = ["AlarmOperator", "DriftOperator", "NotifyOperator", "ScoreOperator", "columns_of"]
 
@@ -44,6 +44,8 @@ class ScoreOperator(HowdahOperator):
         partitions: of the table, each a=b/c=d; of files the one that they are of.
         target: table or file of the scores.
         force: score again what is scored.
+        since: of a table and one partition: an earlier one, from which on all up to it are scored
+            that have changed since they were.
     Returns:
         {"model", "source", "version", "run_id", "output", "files", "rows", "partitions":
         [{"partition", "state", "rows", "errors"}]}.
@@ -52,6 +54,7 @@ class ScoreOperator(HowdahOperator):
     operator_extra_links = (links.ApplicationLink(),)
     template_fields: Sequence[str] = (
         *HowdahOperator.template_fields, "model", "source", "partitions", "target", "force",
+        "since",
     )  # fmt: skip
 
     def __init__(
@@ -62,11 +65,12 @@ class ScoreOperator(HowdahOperator):
         partitions: Sequence[str] | Any,
         target: str,
         force: bool | Any = False,
+        since: str | Any | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.model, self.source, self.partitions = model, source, partitions
-        self.target, self.force = target, force
+        self.target, self.force, self.since = target, force, since
 
     def execute(self, context: Context) -> dict[str, Any]:
         where = TaskKey.of(context["ti"]).as_dict()
@@ -86,8 +90,11 @@ class ScoreOperator(HowdahOperator):
 
     def _of_table(self) -> list[str]:
         asked = ["score", "--model", self.model, "--source", self.source, "--output", self.target]
-        for partition in self.partitions:
-            asked += ["--partition", partition]
+        if self.since and len(self.partitions) == 1:
+            asked += ["--since", self.since, "--until", self.partitions[0]]
+        else:
+            for partition in self.partitions:
+                asked += ["--partition", partition]
         return [*asked, "--drift", *(["--force"] if str(self.force).lower() == "true" else [])]
 
     def _result(self, made: Mapping[str, Any], *, files: bool) -> dict[str, Any]:
@@ -96,6 +103,8 @@ class ScoreOperator(HowdahOperator):
         if files:
             counts = {"rows": made.get("rows"), "errors": made.get("errors")}
             done = [{"partition": self.partitions[0], "state": "scored", **counts}]
+        elif self.since:
+            done = self._of_days(done)
         for each in done:
             self.log.info("%s: %s, rows: %s, errors: %s", *(each[key] for key in keys))
         return {
@@ -108,6 +117,28 @@ class ScoreOperator(HowdahOperator):
             "rows": sum(each["rows"] or 0 for each in done),
             "partitions": done,
         }
+
+    def _of_days(self, done: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The day asked for, and earlier ones that were scored anew: those are judged again.
+
+        Raises:
+            DataError: the table does not have the day; walking from an earlier one does not miss
+                it.
+        """
+        missing = [one for one in self.partitions if one not in {one["partition"] for one in done}]
+        if missing:
+            raise failures.of_error(
+                DataError(
+                    "the table has no such partition",
+                    where=self.source,
+                    got=", ".join(missing),
+                    remedy="a directory that no statement has added is not a partition (MSCK REPAIR"
+                    " TABLE); then clear this task",
+                )
+            )
+        return [
+            one for one in done if one["partition"] in self.partitions or one["state"] == "scored"
+        ]
 
     def lineage(self) -> touched.Touched:
         """The day's rows in, the scores out."""

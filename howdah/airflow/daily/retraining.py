@@ -86,7 +86,9 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
     def decided(self, context: Context, sent: dict[str, Any]) -> dict[str, Any]:
         """The keys that the day decides."""
         fixed = form.settings()
-        day = form.day_of(context, fixed.partition, sent.pop("partition", None))
+        day = form.day_of(
+            context, fixed.partition, sent.pop("partition", None), timezone=fixed.timezone
+        )
         source = sent.pop("source", None) or sent.pop("data.source", None)
         sent.pop(days.PARTITIONS, None)
         defaults = trigger_form.installed_defaults()

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Literal
+from zoneinfo import available_timezones
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -49,7 +50,14 @@ class DailySettings(Section):
 
     partition: str = "ds=%Y-%m-%d"
     """Partition of a day, as column=value or with several columns a=b/c=d; % as in strftime, of the
-    day's beginning in UTC."""
+    day in `timezone`."""
+    timezone: str = "UTC"
+    """Where the source's days begin, by its IANA name (America/Los_Angeles): a run is for the day
+    to which the beginning of its interval belongs there, which has ended when the run begins."""
+    again_days: int = Field(default=3, ge=0, le=366)
+    """Days before the run's that are looked at again: one whose rows have changed since it was
+    scored (late rows), or that another version of the model scored, is scored anew; the others
+    cost nothing. Of tables whose partition is one column that has the date. 0: none."""
     schedule: str | None = _MIDNIGHT
     """Cron expression (UTC): after each of its intervals the interval's day is scored. null: only
     on events and by hand."""
@@ -74,6 +82,13 @@ class DailySettings(Section):
     """Longest pause between two looks."""
     retrain: RetrainSettings = RetrainSettings()
     """Of howdah_retrain."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_a_zone(cls, value: str) -> str:
+        if value not in available_timezones():
+            raise ValueError("no such time zone: expected an IANA name, such as Europe/Vienna")
+        return value
 
     @field_validator("partition")
     @classmethod

@@ -70,6 +70,24 @@ def test_partitions_of_one_run_are_one_data_partitions_or_refused():
         days.merged(["ds=1", "day=1"])
 
 
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        ("ds=%Y-%m-%d", "ds=2026-10-30"),
+        ("day=%Y%m%d", "day=20261030"),
+        ("hour=%Y%m%d%H", "hour=2026103000"),
+        ("country=de/ds=%Y-%m-%d", None),  # a walk over ds would score other countries too
+        ("ds=%Y-%m-%d/hour=%H", None),
+        ("ds=%d.%m.%Y", None),  # in the order of text 01.11. is before 30.10.
+        ("month=%m", None),
+        ("version=latest", None),
+    ],
+)
+def test_earlier_days_are_walked_where_partitions_are_in_their_order(pattern, expected):
+    assert days.since(pattern, datetime(2026, 11, 2), 3) == expected
+    assert days.since(pattern, datetime(2026, 11, 2), 0) is None
+
+
 def test_the_cool_down_counts_from_the_beginning_of_the_last_one():
     assert days.cooling(None, DAY, 20) is None
     assert days.cooling(DAY - timedelta(hours=19), DAY, 20) == DAY + timedelta(hours=1)

@@ -32,6 +32,11 @@ def test_the_form_names_the_day_before_an_event_and_an_event_before_the_date():
     assert day_of(where, pattern, "ds=x").partitions == ("ds=x",)
     assert day_of(where, pattern, None).partitions == ("ds=2026-11-02",)
     assert day_of(dated("2026-11-03", [{}]), pattern, None).name == "ds=2026-11-03"
+    # At midnight UTC the day of Los Angeles is still open: the run is for the one before.
+    west = day_of(dated("2026-11-03"), pattern, None, timezone="America/Los_Angeles", back=2)
+    assert (west.name, west.since) == ("ds=2026-11-02", "ds=2026-10-31")
+    east = day_of(dated("2026-11-03"), pattern, None, timezone="Asia/Tokyo", back=2)
+    assert (east.name, east.since) == ("ds=2026-11-03", "ds=2026-11-01")
     with pytest.raises(ConfigError, match="which day"):
         day_of(dated(), pattern, None)
 

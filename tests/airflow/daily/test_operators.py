@@ -107,6 +107,33 @@ def test_a_tables_partitions_are_scored_in_one_command(context):
 
 
 # ------------------------------------------------------------------------------------------ alarm
+def test_days_whose_rows_came_late_are_scored_again_and_judged(context):
+    from howdah.airflow.daily.operators import ScoreOperator
+
+    days = [("ds=2026-11-01", "scored"), ("ds=2026-11-02", "skipped"), ("ds=2026-11-03", "scored")]
+    answer = {"version": 3, "partitions": [
+        {"partition": name, "state": state, "rows": 4, "errors": 0} for name, state in days
+    ]}  # fmt: skip
+
+    def task(*answers):
+        hook = Hook(*answers)
+        return hook, made(
+            ScoreOperator, hook, model="/m", source="db.t", partitions=["ds=2026-11-03"],
+            target="db.scored", since="ds=2026-10-31",
+        )  # fmt: skip
+
+    hook, scoring = task(answer)
+    scored = scoring.execute(context)
+    asked = hook.asked[0]
+    assert asked[asked.index("--since") + 1] == "ds=2026-10-31"
+    assert asked[asked.index("--until") + 1] == "ds=2026-11-03" and "--partition" not in asked
+    assert [one["partition"] for one in scored["partitions"]] == ["ds=2026-11-01", "ds=2026-11-03"]
+    # The day itself must be there: a walk from an earlier day does not miss it.
+    answer = {**answer, "partitions": answer["partitions"][:2]}
+    with pytest.raises(Exception, match="no such partition"):
+        task(answer)[1].execute(context)
+
+
 def test_the_alarms_event_names_the_day_for_the_retraining(context):
     from howdah.airflow.assets import DRIFT
     from howdah.airflow.daily import days

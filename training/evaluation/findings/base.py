@@ -115,6 +115,10 @@ class First:
         """Count a batch of rows; the values float64[N] that slices are judged by."""
         raise NotImplementedError
 
+    def of_pairs(self) -> dict[str, Any]:
+        """Counted labels and predictions, of tasks with one label."""
+        return {}
+
     def slices(self) -> list[Slice]:
         """Slices by length and by source part."""
         lengths = [

@@ -18,11 +18,11 @@ from training.evaluation.findings.intervals import (
 )
 from training.evaluation.findings.material import BASELINE, Material
 from training.evaluation.findings.reference import NAMES, majority, most_frequent
-from training.evaluation.findings.verdict import Versus
+from training.evaluation.findings.verdict import Verdict, Versus, judge
 from training.evaluation.metrics import class_scores, pair_metrics
 from training.evaluation.tally import MEASURES
 
-__all__ = ["against", "interval"]
+__all__ = ["against", "interval", "judged"]
 
 _BOOTSTRAP_ROWS = 10_000
 _OF_CLASSES = {
@@ -32,6 +32,23 @@ _OF_CLASSES = {
 """Averages over classes: which of `class_scores`, or of a class's values, they are of."""
 
 Metrics = Mapping[str, Any]
+
+
+def judged(
+    material: Material, metrics: Metrics, kind: Mapping[str, Any]
+) -> tuple[Verdict, Interval | None, list[Versus]]:
+    """The verdict on a run's main figure, the figure's interval, and what it was compared with.
+
+    Args:
+        metrics: of the split that is judged.
+        kind: what was found in its predictions (`Findings.kind`).
+    """
+    name, rows = material.metric, int(metrics.get("rows") or 0)
+    value = metrics.get(name)
+    ends = interval(material, metrics, kind) if value is not None else None
+    rivals = against(material, metrics, kind)
+    verdict = judge(name, value, ends, rows, material.split, rivals, material.bounds)
+    return verdict, ends, rivals
 
 
 def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:

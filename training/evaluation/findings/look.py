@@ -20,14 +20,26 @@ from howdah.config.splits import TEST, VALIDATION
 from howdah.config.tasks import Task
 from howdah.errors import HowdahError
 from training.evaluation.decision import fit_temperature, logits_of
-from training.evaluation.findings import kinds
-from training.evaluation.findings.base import Rival
+from training.evaluation.findings.base import First, Rival, Second
+from training.evaluation.findings.numbers import FirstOfNumbers, SecondOfNumbers
+from training.evaluation.findings.one_label import FirstOfOne, SecondOfOne
 from training.evaluation.findings.predictions import Predictions
+from training.evaluation.findings.several import FirstOfSeveral, SecondOfSeveral
 from training.evaluation.findings.sums import Slice, SliceSums, judged
 from training.evaluation.findings.texts import LONGEST, Texts, script_of
 
-__all__ = ["Findings", "look"]
+__all__ = ["Findings", "for_verdict", "look"]
 
+FIRST: dict[Task, type[First]] = {
+    "single_label": FirstOfOne,
+    "multi_label": FirstOfSeveral,
+    "regression": FirstOfNumbers,
+}
+SECOND: dict[Task, type[Second]] = {
+    "single_label": SecondOfOne,
+    "multi_label": SecondOfSeveral,
+    "regression": SecondOfNumbers,
+}
 SUSPECTS = 50
 _SCRIPT_ROWS = 4_000
 _SCRIPT_BYTES = 4 * 2**30
@@ -42,7 +54,7 @@ class Findings:
     split: str
     """That the worst rows and slices are of."""
     kind: Mapping[str, Any] = field(default_factory=dict)
-    """The task's own (kinds.py)."""
+    """The task's own (its second pass)."""
     worst: Sequence[dict] = ()
     suspects: Sequence[dict] = ()
     """Of all splits with predictions."""
@@ -91,7 +103,7 @@ def look(
     reader, why = _opened(texts)
     notes += why
     firsts = {
-        split: kinds.FIRST[task](
+        split: FIRST[task](
             split, found, advance, parts=_parts(reader, split), rival=(rivals or {}).get(split)
         )
         for split, found in opened.items()
@@ -103,7 +115,7 @@ def look(
     suspects, second = [], None
     for split, found in opened.items():
         of_main = split == main and split != VALIDATION
-        one = kinds.SECOND[task](
+        one = SECOND[task](
             split,
             found,
             firsts[split],
@@ -132,6 +144,18 @@ def look(
     )
 
 
+def for_verdict(
+    predictions: str, split: str, labels: Sequence[str], task: Task, rival: Rival | None
+) -> Findings | None:
+    """What the verdict on a split needs of its predictions, by one pass; None: there are none."""
+    try:
+        found = Predictions(storage.join(predictions, split), labels, task)
+        first = FIRST[task](split, found, rival=rival)
+        return Findings(split=split, kind=first.of_pairs(), sample=first.sample.columns())
+    except (HowdahError, ValueError):  # ValueError: a sample of no rows
+        return None
+
+
 def _opened(texts: Callable[[], Texts] | None) -> tuple[Texts | None, list[str]]:
     if texts is None:
         return None, []
@@ -156,7 +180,7 @@ def _marked(slices: Sequence[Slice]) -> list[Slice]:
     return [replace(one, worse=one.group != "confidence" and one.z > limit) for one in slices]
 
 
-def _scripts(reader: Texts | None, split: str, first: kinds.First) -> tuple[list[Slice], list[str]]:
+def _scripts(reader: Texts | None, split: str, first: First) -> tuple[list[Slice], list[str]]:
     """Slices by the script of an even sample's texts."""
     if reader is None or not reader.readable or first.places is None:
         return [], []

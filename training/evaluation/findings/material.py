@@ -20,7 +20,7 @@ from howdah.models.export_info import read_info
 from howdah.models.gate import VERDICT, VERDICT_SHAPE
 from howdah.models.registry import Published
 from training.evaluation.findings.base import Rival
-from training.evaluation.findings.look import Findings, look
+from training.evaluation.findings.look import Findings, for_verdict, look
 from training.evaluation.findings.texts import Texts
 from training.evaluation.findings.verdict import Versus
 from training.run.run_json import CONFIG
@@ -69,13 +69,19 @@ def figures(run: Mapping[str, Any], config: str) -> Material:
 
 
 def gather(
-    run_directory: str, run: Mapping[str, Any], config: str, *, texts: str | None = None
+    run_directory: str,
+    run: Mapping[str, Any],
+    config: str,
+    *,
+    texts: str | None = None,
+    verdict_alone: bool = False,
 ) -> Material:
     """Gather a run's material.
 
     Args:
         config: config.yaml's text.
         texts: none or worst; None: as the configuration says.
+        verdict_alone: find in the predictions only what the verdict needs, of one split.
     """
     keys, metrics = _keys(config), run.get("metrics") or {}
     known = figures(run, config)
@@ -87,7 +93,13 @@ def gather(
     shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
     own, lines = _baseline(run_directory, run, keys, info)
     findings = None
-    if metrics:
+    rivals = _rivals(own, metrics, manifest)
+    if metrics and verdict_alone:
+        findings = for_verdict(
+            storage.join(run_directory, "predictions"), split, metrics[split].get("labels") or [],
+            task, rivals.get(split),
+        )  # fmt: skip
+    elif metrics:
         labels = next(iter(metrics.values())).get("labels") or []
         export = storage.join(run_directory, "export")
 
@@ -102,7 +114,7 @@ def gather(
                 task,
                 texts=opened if manifest is not None else None,
                 shown=shown,
-                rivals=_rivals(own, metrics, manifest),
+                rivals=rivals,
                 advance=lambda: activity.advanced(1),
             )
         if findings is None:

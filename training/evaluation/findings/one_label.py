@@ -80,6 +80,12 @@ class FirstOfOne(First):
         self.worst.offer(np.where(right, -1.0, confidence), lambda n: _row(self, chunk, n))
         return values
 
+    def of_pairs(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"keys": self.pairs.keys, "counts": self.pairs.counts}
+        if self.triples.counts.sum() == self.rows:
+            found["beside"] = (self.triples.keys, self.triples.counts)
+        return found
+
     def slices(self) -> list[Slice]:
         named = [
             (f"{n / _TENTHS:.1f} to {(n + 1) / _TENTHS:.1f}", sums)
@@ -153,8 +159,7 @@ class SecondOfOne(Second):
         first, classes = self.first, len(self.first.labels)
         reliability, ece = calibration(self._bins)
         found = {
-            "keys": first.pairs.keys,
-            "counts": first.pairs.counts,
+            **first.of_pairs(),
             "pairs": [
                 {
                     "label": first.labels[key // classes],
@@ -170,8 +175,6 @@ class SecondOfOne(Second):
             "coverage": coverage_points(*first.confidence),
             "calibration": {"before": {"bins": reliability, "ece": ece}},
         }
-        if first.triples.counts.sum() == first.rows:
-            found["beside"] = (first.triples.keys, first.triples.counts)
         if self.temperature is not None:
             bins, after = calibration(self._tempered)
             found["calibration"] |= {
