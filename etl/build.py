@@ -26,7 +26,7 @@ from howdah.config.tasks import Task
 from howdah.data.encode import Encoder
 from howdah.data.files.quotes import Quotes
 from howdah.data.images import ImageEncoder
-from howdah.data.targets import label_mapping
+from howdah.data.targets import label_mapping, label_name
 from howdah.errors import ConfigError, DataError
 from howdah.lineage.forgotten import NONE, Forgotten
 from howdah.spark.errors import crossing, translated
@@ -347,8 +347,8 @@ def _labels_at_gate(
     for (reason, label), count in at_gate.items():
         if reason is None:
             passed[label or ""] += count
-        elif reason == "bad_label" and label and label.strip():
-            unknown[label.strip()] += count
+        elif reason == "bad_label" and (value := label_name(label or "")):
+            unknown[value] += count
     read = sum(at_gate.values())
     rows = sum(passed.values())
     progress(f"read {read:,} rows, {rows:,} passed the gate")

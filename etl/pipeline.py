@@ -19,6 +19,7 @@ from etl.workspace import credentials
 from etl.workspace.kept import Kept
 from etl.workspace.scratch import Scratch
 from etl.workspace.staging import Lease, discard, refuse_missing, sweep, sweep_until_quiet
+from etl.write import hive as hive_write
 from howdah import storage
 from howdah.config.model import Config
 from howdah.config.options.source import LAKES
@@ -172,6 +173,10 @@ def run(
                 if source.identity is None:
                     source = given.resolved(spark, source, data)
                     there = _unchanged(config, source, encoder, progress)
+                elif data.rejects_table is not None:  # `prepare` may have left it to Spark
+                    there = _unchanged(config, source, encoder, lambda line: None)
+                if there is not None and lacks_rejects(config, there.manifest):
+                    _copy_rejects(spark, config, there, progress)
                 if there is None and started and not is_local_master(data.spark.master):
                     _size(spark, config, source, progress)
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
@@ -228,7 +233,28 @@ def prepare(
     there = None
     if source.identity is not None:
         there = _unchanged(config, source, encoder, progress)
+    if there is not None and lacks_rejects(config, there.manifest):
+        there = None  # Spark is needed all the same
     return source, encoder, there
+
+
+def lacks_rejects(config: Config, manifest: DatasetManifest) -> bool:
+    """Whether a version was made without `data.rejects_table`, or with another one. Its manifest
+    cannot say that the table was written later, so this stays true then."""
+    table = config.data.rejects_table
+    return table is not None and manifest.quality.get("rejects_table") != table
+
+
+def _copy_rejects(
+    spark: SparkSession, config: Config, there: EtlResult, progress: Progress
+) -> None:
+    """Write the rejected rows of a version that is there into the table that it was made without.
+
+    Of an appended version: those of its newest part.
+    """
+    table, files = config.data.rejects_table, there.manifest.quality.get("reject_files", [])
+    hive_write.write_rejects(spark, table, there.hash, there.path, files)
+    progress(f"rejected rows are in {table}, dataset={there.hash}: the version was made without it")
 
 
 def dataset_hash(
@@ -289,12 +315,6 @@ def _unchanged(
         return None
     progress(f"unchanged: {version}")
     found = committed(version, unchanged=True)
-    table = config.data.rejects_table
-    if table is not None and found.manifest.quality.get("rejects_table") != table:
-        progress(
-            f"WARNING: data.rejects_table {table} was not written: this version was made without"
-            " it; its rejected rows are in files of that version"
-        )
     expectations(config, found.manifest, progress)  # other ones may have been asked of it
     return found
 

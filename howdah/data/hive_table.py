@@ -12,7 +12,7 @@ from typing import Any
 from howdah.errors import AlreadyExists, DataError, StorageError
 from howdah.storage import commit
 
-__all__ = ["quoted", "replace_partition"]
+__all__ = ["file_format", "quoted", "replace_partition"]
 
 _STAGED = ("parquet", "orc")
 """File formats that are written beside a partition and then renamed into its place."""
@@ -107,6 +107,12 @@ def replace_partition(
         progress(f"the partition that was replaced could not be removed: {replaced}")
     spark.sql(f"ALTER TABLE {name} ADD IF NOT EXISTS PARTITION ({spec})")
     spark.catalog.refreshTable(name)
+
+
+def file_format(spark: Any, table: str) -> str | None:
+    """The format of a table's files: parquet, orc, or Spark's name of its provider; None: a table
+    format with transactions."""
+    return _format(_described(spark, quoted(table)))
 
 
 def _literal(value: str) -> str:

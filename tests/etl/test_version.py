@@ -1,5 +1,8 @@
 """What a dataset version's hash is made of: a new key re-makes nothing, a changed one all."""
 
+import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -213,15 +216,50 @@ def test_a_tables_schema_and_the_mapped_columns_stand_side_by_side():
     assert source.identity == {"columns": schema}  # which is hashed
 
 
-def test_a_version_without_the_table_of_rejects_says_so(tmp_path, monkeypatch):
-    lines = []
-    for asked, written, warned in (("db.bad", None, 1), ("db.bad", "db.bad", 0), (None, None, 0)):
-        data = {"dataset": str(tmp_path), "rejects_table": asked}
-        config = config_module.from_dict({"data": data})
-        found = SimpleNamespace(manifest=SimpleNamespace(quality={"rejects_table": written}))
-        monkeypatch.setattr(pipeline, "committed", lambda path, unchanged, found=found: found)
-        monkeypatch.setattr(pipeline, "expectations", lambda *args: None)
-        monkeypatch.setattr(pipeline.storage, "exists", lambda path: True)
-        lines.clear()
-        pipeline._unchanged(config, SOURCE, ENCODER, lines.append)
-        assert sum("db.bad was not written" in line for line in lines) == warned
+@pytest.mark.parametrize(
+    ("asked", "written", "lacks"),
+    [("db.bad", None, True), ("db.bad", "db.old", True), ("db.bad", "db.bad", False),
+     (None, None, False)],
+)  # fmt: skip
+def test_a_version_may_lack_its_table_of_rejects(asked, written, lacks):
+    config = config_module.from_dict({"data": {"rejects_table": asked}})
+    manifest = SimpleNamespace(quality={"rejects_table": written})
+    assert pipeline.lacks_rejects(config, manifest) is lacks
+
+
+REJECTS = """
+import json, sys
+from etl import pipeline
+from howdah.config import loader
+from howdah.spark.session import session
+
+base, source = sys.argv[1:]
+data = {"source": source, "dataset": "dataset", "dedup": {"near": False}, "max_length": 16,
+        "columns": {"id": "id"}, "quality": {"leakage_sample": 0},
+        "spark": {"master": "local[1]", "driver_memory": "512m"}}
+lines = []
+def etl(**more):
+    config = loader.from_dict({"data": {**data, **more}, "model": {"base": base}})
+    return pipeline.run(config, progress=lines.append)
+
+with session(loader.from_dict({"data": data}).data.spark, hive=True) as spark:
+    first = etl()
+    later = etl(rejects_table="bad")
+    rows = [row.asDict() for row in spark.table("bad").select("id", "reason", "dataset").collect()]
+    print(json.dumps([first.hash, later.unchanged, rows, lines]))
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.full
+def test_a_table_of_rejects_that_is_asked_for_later_is_written(tmp_path, tiny_model_dir):
+    lines = [f"{n},text number {n} and {n * 7919},{'ab'[n % 2]}" for n in range(20)]
+    (tmp_path / "a.csv").write_text("id,text,label\n" + "\n".join([*lines, "bad,,a"]) + "\n")
+    argv = [sys.executable, "-c", REJECTS, tiny_model_dir, str(tmp_path / "a.csv")]
+    run = subprocess.run(
+        argv, cwd=tmp_path, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert run.returncode == 0, run.stderr[-2_000:]
+    hash_, unchanged, rows, said = json.loads(run.stdout.splitlines()[-1])
+    assert unchanged and rows == [{"id": "bad", "reason": "empty", "dataset": hash_}]
+    assert any("rejected rows are in bad" in line for line in said)

@@ -13,6 +13,7 @@ import pytest
 
 from etl import pipeline
 from howdah import storage
+from howdah.config.data import ImageOptions
 from howdah.config.loader import from_dict
 from howdah.data.images import ImageEncoder
 from howdah.data.manifest import load_dataset
@@ -187,6 +188,29 @@ def test_parquet_gives_the_same_rows_as_the_folder(made, spark, tmp_path, table,
     assert result.manifest.quality["drops"] == made[0].manifest.quality["drops"]
     again = pipeline.run(config, progress=lambda line: None)
     assert again.unchanged and again.path == result.path
+
+
+@pytest.mark.full
+def test_a_key_that_looks_like_a_copy_s_is_one_row_with_its_own_pixels(spark, tmp_path, base):
+    rng = np.random.default_rng(4)
+    keys = ["a", "a", "a#2", *(f"k{n}" for n in range(20))]
+    images = [png(rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)) for _ in keys]
+    rows = [
+        {"key": key, "image": image, "label": "xy"[n % 2]}
+        for n, (key, image) in enumerate(zip(keys, images, strict=True))
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+    config = make_config(
+        tmp_path, base, source=str(tmp_path / "rows.parquet"),
+        columns={"image": "image", "id": "key"}, **OPTIONS,
+    )  # fmt: skip
+    result = pipeline.run(config, progress=lambda line: None)
+    made = rows_of(result)
+    total = sum(map(result.manifest.rows, result.manifest.splits))
+    assert set(made) == set(keys) and total == len(made) == len(keys) - 1
+    assert result.manifest.quality["drops"] == {"duplicate_id": 1}
+    expected = ImageEncoder.load(base).decode(images[2], ImageOptions())
+    np.testing.assert_array_equal(made["a#2"][2], expected)
 
 
 @pytest.mark.full

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from howdah import storage
 from howdah.config.tasks import Task
 from howdah.core.user import user_and_host
-from howdah.data.hive_table import replace_partition
+from howdah.data.hive_table import file_format, replace_partition
 from howdah.drift import profile
 from howdah.drift.profile import Profile
 from howdah.errors import DataError, NotFound, StorageError, TooManyErrors
@@ -107,6 +107,8 @@ class Job:
 
         def check(written: DataFrame) -> None:
             counts.update(_counts(written))
+            if not counts["rows"]:
+                refuse_unread(self.spark, self.source.name, spec, source)
             names.update(posixpath.basename(path) for path in written.inputFiles())
             self._require_few_errors(counts, spec)
 
@@ -198,6 +200,31 @@ class Job:
         merged = Profile.like(self.reference) if merged is None else merged
         storage.write_whole(storage.join(directory, profile.PROFILE), merged.to_bytes())
         return profile.PROFILE
+
+
+def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: markers.Files) -> None:
+    """Fail where no row of a partition was read whose files have rows.
+
+    The metastore chooses a table's partitions by their values, and compares them by its own rules:
+    were none of its rows found, the partition would be done, and never be looked at again.
+
+    Args:
+        state: of the partition's files.
+    Raises:
+        DataError: its files have rows.
+    """
+    form = file_format(spark, table)
+    if state.location is None or not state.bytes or form not in ("parquet", "orc"):
+        return
+    if spark.read.format(form).load(path_of(state.location)).isEmpty():
+        return
+    raise DataError(
+        "a partition's files have rows, and reading the table by its values finds none",
+        where=f"{table} {text_of(spec)}",
+        got=f"{state.files} files, {state.bytes:,} bytes in {state.location}",
+        remedy="add the partition in the spelling that its column's type has (5, not 05), and drop"
+        " the other one",
+    )
 
 
 def sweep(location: str, progress: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ from etl.sources import source as sources
 from howdah.config import loader as config_module
 from howdah.errors import DataError
 from howdah.spark.hive_catalog import Catalogue
+from training.scoring import partition
 from training.scoring.selection import Selection, chosen
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -63,6 +64,18 @@ def test_a_partition_that_is_not_there_is_refused_in_any_spelling(spark, table):
     catalogue = Catalogue.of(spark)
     entry = catalogue.table(table)
     assert [one.spec["hour"] for one in catalogue.matching(entry, {"hour": ["5"]})] == ["05"]
+
+
+@pytest.mark.spark
+def test_a_partition_with_rows_of_which_none_is_read_is_not_done(spark, table, tmp_path):
+    entry, catalogue = Catalogue.of(spark).table(table), Catalogue.of(spark)
+    spec = {"hour": "05", "p": "1.50"}
+    state = partition.state_of(catalogue, entry, spec)
+    with pytest.raises(DataError, match="finds none") as caught:
+        partition.refuse_unread(spark, table, spec, state)
+    assert "hour=05/p=1.50" in caught.value.where
+    pq.write_table(pa.table({"text": ["x"]}).slice(1), tmp_path / "hour=05/p=1.50/0.parquet")
+    partition.refuse_unread(spark, table, spec, partition.state_of(catalogue, entry, spec))
 
 
 def test_scoring_takes_partitions_in_any_spelling():
