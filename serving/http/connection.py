@@ -20,6 +20,7 @@ from training.deployment.requests import BadRequest, refusal_body
 __all__ = ["connection_class"]
 
 _DRAIN_SECONDS = 1.0
+_UNREAD_SECONDS = 30.0
 _DRAIN_BYTES = 16 * 2**20
 _FIRST_SECONDS = 1.0
 """A new connection gives way later than others: its request is on the way."""
@@ -59,13 +60,18 @@ class _DrainedTransport:
         except (OSError, RuntimeError):  # the client is gone
             self._transport.close()
             return
-        self._timer = self._loop.call_later(_DRAIN_SECONDS, self._transport.close)
+        self._timer = self._loop.call_later(_DRAIN_SECONDS, self._finish)
+
+    def _finish(self) -> None:
+        """Close the socket once the answer is sent, and reset it where the client reads nothing."""
+        self._transport.close()
+        self._timer = self._loop.call_later(_UNREAD_SECONDS, self._transport.abort)
 
     def close_now(self) -> None:
-        """Close the socket, where nothing can be lost."""
+        """Close the socket at once: the last answer was sent before."""
         self.forget()
         self._is_draining = True
-        self._transport.close()
+        self._transport.abort()
 
     def drop(self, length: int) -> None:
         """Count bytes that came after the end."""

@@ -120,6 +120,8 @@ HEADS = [
     ("Host localhost.evil", get(host=b"Host: localhost.evil\r\n"), {403}, "closes"),
     ("Host [::1]evil", get(host=b"Host: [::1]evil\r\n"), {403}, "closes"),
     ("Host localhost:99999999", get(host=b"Host: localhost:99999999\r\n"), {403}, "closes"),
+    ("Host [::1]:8000", get(host=b"Host: [::1]:8000\r\n"), {200}),
+    ("Host LOCALHOST:8000", get(host=b"Host: LOCALHOST:8000\r\n"), {200}),
     ("Host 0x7f.1", get(host=b"Host: 0x7f.1\r\n"), {403}, "closes"),
     ("absolute-form URI, another host", get(b"http://evil.example/health"), {400, 403, 404}),
     ("CL and TE: chunked (smuggling)",
