@@ -90,9 +90,8 @@ def test_the_report_shows_steps_that_fp16_skipped(run_directory):
     run = storage.read_json(path) | {"skipped_steps": 1_234}
     storage.write_whole(path, json.dumps(run).encode())
     page = storage.read_text(write(run_directory))
-    assert re.search(
-        r"steps skipped by fp16.{0,80}1,234|1,234.{0,80}steps skipped by fp16", page, re.S
-    )
+    at = page.index("steps skipped by fp16")
+    assert "1,234" in page[at - 80 : at + 100]
 
 
 def test_labels_are_escaped_and_nothing_is_loaded_from_outside(run_directory):

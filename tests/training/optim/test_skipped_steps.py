@@ -1,4 +1,4 @@
-"""fp16 whose gradients are never finite: the run fails, as it does in fp32, and says what it skipped.
+"""fp16 whose gradients are never finite: the run fails, as in fp32, and says what it skipped.
 
 No GPU is at hand: the loops run on a CPU with the loss scale of fp16, and gradients whose norm is
 reported as infinite.
