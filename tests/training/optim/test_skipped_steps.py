@@ -6,6 +6,7 @@ reported as infinite.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ from howdah.errors import TrainingError
 from tests import ROOT
 from tests.runs.training_runs import SETTINGS, _nested
 from tests.support.by_default import either
+from tests.training.run.test_run import STEP, open_run
+from training.checkpoint.state import TrainState
 from training.run.metrics_log import read_metrics
 
 _RUN = """
@@ -61,3 +64,16 @@ def test_a_run_that_skips_every_step_fails_at_a_scale_of_1(
     assert "skipped 2" in done.stdout  # scales 4 and 2; a third one cannot be halved
     assert [line["skipped_steps"] for line in read_metrics(directory)] == [1, 2]
     assert not os.path.exists(os.path.join(directory, "export"))
+
+
+def test_steps_that_fp16_skips_are_counted_in_metrics_and_run_json(tmp_path):
+    run = open_run(str(tmp_path / "run"), io.StringIO(), training={"logging_steps": 1})
+    state = TrainState()
+    run.begin(state, total_steps=2)
+    for skipped in (0, 1):
+        state.step, state.skipped_steps = state.step + 1, skipped
+        run.step_done(state, loss=1.0, **STEP)
+    assert run.metrics.summary(state)["skipped_steps"] == 1
+    run.close("finished")
+    lines = read_metrics(str(tmp_path / "run"))
+    assert [line["skipped_steps"] for line in lines] == [0, 1]
