@@ -1,1 +1,1 @@
-"""machine, processes, threads, errors."""
+"""Inputs as strangers make them: other people's bytes, files, clients and habits."""
