@@ -14,7 +14,7 @@ import pytest
 from howdah.cli import app, run
 from howdah.config import loader
 from howdah.core.processes import boot_id, process_start
-from howdah.errors import ClusterError, ConfigError, NotFound
+from howdah.errors import ClusterError, ConfigError, HowdahError, NotFound
 from jobs import checks
 from places import control, record, settings
 from places import submit as submission
@@ -43,6 +43,23 @@ def refused(config, *, etl=False):
     with pytest.raises((ConfigError, ClusterError)) as caught:
         submission.dry_run(config, print, etl=etl)
     return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "text"),
+    [
+        ("model", "init_from", "there is no model to begin from"),
+        ("checkpoint", "resume", "there is no such checkpoint"),
+    ],
+)
+def test_what_a_run_begins_from_is_looked_for_before_it_is_submitted(
+    config, tiny_model_dir, section, key, text
+):
+    """Each worker would fail of it, attempt after attempt."""
+    given = {"model": {"base": tiny_model_dir}} | {section: {key: "runs/none/x"}}
+    given["model"] = {"base": tiny_model_dir} | given["model"]
+    with pytest.raises(HowdahError, match=text):
+        submission.dry_run(config(**given), print, etl=False)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,16 @@ def test_the_report_shows_the_run_s_figures(run_directory):
     assert f"ECE {test['ece']:.3f}" in page
 
 
+def test_the_report_shows_steps_that_fp16_skipped(run_directory):
+    assert "skipped by fp16" not in storage.read_text(write(run_directory))
+    path = os.path.join(run_directory, "run.json")
+    run = storage.read_json(path) | {"skipped_steps": 1_234}
+    storage.write_whole(path, json.dumps(run).encode())
+    page = storage.read_text(write(run_directory))
+    at = page.index("steps skipped by fp16")
+    assert "1,234" in page[at - 80 : at + 100]
+
+
 def test_labels_are_escaped_and_nothing_is_loaded_from_outside(run_directory):
     page = storage.read_text(write(run_directory))
     assert page.count("<script") == 1  # the page's own

@@ -351,19 +351,6 @@ def test_the_progress_line():
     assert skipping == expected.replace(" eta", " skipped 3 eta")
 
 
-def test_steps_that_fp16_skips_are_counted_in_metrics_and_run_json(tmp_path):
-    run = open_run(str(tmp_path / "run"), io.StringIO(), training={"logging_steps": 1})
-    state = TrainState()
-    run.begin(state, total_steps=2)
-    for skipped in (0, 1):
-        state.step, state.skipped_steps = state.step + 1, skipped
-        run.step_done(state, loss=1.0, **STEP)
-    assert run.metrics.summary(state)["skipped_steps"] == 1
-    run.close("finished")
-    lines = read_metrics(str(tmp_path / "run"))
-    assert [line["skipped_steps"] for line in lines] == [0, 1]
-
-
 def test_the_wait_for_input_is_that_of_the_steps_since_the_last_line(tmp_path):
     run = open_run(str(tmp_path / "run"), io.StringIO(), training={"logging_steps": 1})
     state = TrainState()
