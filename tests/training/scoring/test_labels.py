@@ -63,6 +63,22 @@ def test_labels_of_the_configuration_are_a_list_or_a_mapping(labels, given, expe
     assert joined(path, {"1": "pos", "2": "neg"}, names) == expected
 
 
+@pytest.mark.spark
+def test_a_table_of_labels_counts_each_scored_row_once(spark):
+    from training.scoring.labels import _compared
+
+    scored = spark.createDataFrame(
+        [("1", "pos"), ("2", "pos"), ("3", "neg"), ("4", None), ("5", "neg")],
+        "id string, label string",
+    )
+    truth = spark.createDataFrame(
+        [(1, "+"), (1, " + "), (2, "-"), (3, "-"), (3, "+"), (4, "+"), (9, "+"), (None, "-")],
+        "key bigint, said string",
+    )
+    found = _compared(scored, truth, "key", "said", {"+": "pos", "-": "neg"})
+    assert found.asDict() == {"n": 2, "right": 1, "unclear": 1, "example": "3"}
+
+
 @pytest.mark.parametrize("error", ["the text is empty", "the text is null", "the body is null"])
 def test_rows_without_a_text_are_no_failures_wherever_they_come_from(error):
     counted = {}
