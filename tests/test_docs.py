@@ -24,7 +24,7 @@ _TARGET = re.compile(r"^(?:`|- )?make ([a-z-]+)|`make ([a-z-]+)", re.MULTILINE)
 _COMMAND = re.compile(r"^howdah ([a-z]+)|`howdah ([a-z]+)", re.MULTILINE)
 _KEY = re.compile(r"`([a-z_]+(?:\.[a-z_]+)+)`")
 _ANCHOR = re.compile(r"\]\(([^)#\s]*)#([^)\s]+)\)")
-_FILES = (".py", ".json", ".yaml", ".html", ".onnx", ".safetensors")
+_FILES = (".npz", ".py", ".json", ".yaml", ".html", ".onnx", ".safetensors")
 _OTHERS = {"ray.kill", "ray.shutdown", "yarn.acl.enable", "yarn.resourcemanager.webapp.address"}
 """What is called likewise elsewhere: functions of Ray, properties of Hadoop."""
 _REFUSED = {"data.replay"}

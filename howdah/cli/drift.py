@@ -101,6 +101,8 @@ def drift(
 
         paths = write(found, output, drifting.words_of(_directory(checked, model)))
         say(f"page: {paths['html']}")
+    for line in found.rows_without():
+        say(line)
     failed = found.error(paths.get("html"))
     if failed is not None:
         raise failed

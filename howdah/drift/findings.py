@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import datetime
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,6 +47,8 @@ class Findings:
     limits: DriftSection
     points: Sequence[Point] = ()
     """Partitions in their order, this one last; empty for a file."""
+    unpredicted: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """{error: ids of some rows that have it}, of files."""
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON: the verdict's keys, and what was judged."""
@@ -64,6 +66,19 @@ class Findings:
             "limits": self.limits.model_dump(mode="json"),
             "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
+
+    def rows_without(self) -> list[str]:
+        """Lines about the rows that have no prediction."""
+        counts = self.current.counts
+        lines = []
+        if counts.empty or counts.errors:
+            lines = [
+                f"{self.verdict.rows:,} rows, of which {counts.empty:,} have no text and"
+                f" {counts.errors:,} failed otherwise"
+            ]
+        return lines + [
+            f"{error}: for example {', '.join(ids)}" for error, ids in self.unpredicted.items()
+        ]
 
     def error(self, page: str | None) -> CheckFailed | None:
         """The alarm as an error; None: there is none."""

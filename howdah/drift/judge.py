@@ -25,17 +25,30 @@ __all__ = ["COLUMNS", "Column", "State", "Verdict", "judge"]
 State = Literal["alarm", "ok", "too few rows", "not measured"]
 
 COLUMNS = {
-    "label": "PSI of how often each label is predicted",
-    "confidence": "PSI of the predictions' confidence (of a regression: of the number)",
-    "length": "PSI of the texts' lengths in tokens",
+    "label": "how often each label is predicted (PSI)",
+    "confidence": "how sure the model is of its predictions (PSI)",
+    "length": "how long the texts are, in tokens (PSI)",
     "unseen": "share of tokens that training never had",
-    "tokens": "Jensen-Shannon distance of token counts from those of training",
+    "tokens": "which tokens occur how often (Jensen-Shannon distance from training)",
     "empty": "share of rows without text",
     "errors": "share of rows that failed otherwise",
-    "estimated_accuracy": "accuracy by the mean calibrated confidence",
-    "accuracy": "accuracy by the labels that were joined",
+    "estimated_accuracy": "accuracy that the model's confidence lets expect",
+    "accuracy": "accuracy on the rows whose true label is known",
 }
 """Columns of a verdict, in their order."""
+_MOVED = {
+    "label": "the mix of predicted labels has changed",
+    "confidence": "the model is sure of its predictions in another way than before",
+    "length": "the texts have other lengths",
+    "unseen": "more tokens are ones that training never had",
+    "tokens": "other words occur, or the same ones more or less often",
+    "empty": "more rows have no text",
+    "errors": "more rows fail",
+    "estimated_accuracy": "the model is less sure, so fewer predictions are likely to be right",
+    "accuracy": "fewer predictions are right",
+}
+"""What an alarm of each column says."""
+_DISTANCES = {"label": "PSI", "confidence": "PSI", "length": "PSI", "tokens": "distance"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +72,20 @@ class Column:
     @property
     def sentence(self) -> str:
         """The alarm in words."""
-        falls = self.name in ("estimated_accuracy", "accuracy")
-        side = "below" if falls else "above"
-        return (
-            f"{COLUMNS[self.name]}: {_shown(self.value)}, {side} the limit {_shown(self.limit)}"
-            f" (reference {_shown(self.reference)})"
-        )
+        kind = _DISTANCES.get(self.name)
+        if kind is not None:
+            shown = f"{kind} {_shown(self.value)}, limit {_shown(self.limit)}"
+            return f"{_MOVED[self.name]} ({shown}; chance alone gives {_shown(self.reference)})"
+        shown = f"{_shown(self.value)} instead of {_shown(self.reference)}"
+        return f"{_MOVED[self.name]} ({shown}, limit {_shown(self.limit)})"
+
+    @property
+    def excess(self) -> float:
+        """How many times as far from its reference as the limit is: above 1 for an alarm."""
+        if self.value is None or self.reference is None or self.limit is None:
+            return 0.0
+        allowed = abs(self.limit - self.reference)
+        return abs(self.value - self.reference) / allowed if allowed else math.inf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,8 +98,9 @@ class Verdict:
 
     @property
     def alarms(self) -> tuple[Column, ...]:
-        """The columns that have moved."""
-        return tuple(column for column in self.columns if column.state == "alarm")
+        """The columns that have moved, the one that is furthest beyond its limit first."""
+        moved = (column for column in self.columns if column.state == "alarm")
+        return tuple(sorted(moved, key=lambda column: -column.excess))
 
     @property
     def state(self) -> State:

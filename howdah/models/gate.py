@@ -268,7 +268,7 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
             where one is asked for; or the published model cannot be compared (other labels).
     """
     run = run or finished_run(config.run.directory)
-    now = Published(config.model_directory).current()
+    now = _current(config)
     if now is not None and (now.get("run_id"), now.get("weights_sha256")) == (
         run.run_id,
         run.weights,
@@ -297,6 +297,17 @@ def judge(config: Config, evaluate: Evaluate, *, run: Run | None = None) -> Verd
     entry = {**verdict.as_dict(), "key": key, "judged": _now()}
     storage.write_whole(path, (json.dumps(entry, indent=1) + "\n").encode())
     return verdict
+
+
+def _current(config: Config) -> dict | None:
+    """The published model. One that cannot be read is missed only by a gate that compares with it:
+    for another one it is known what its decision is, or it is not."""
+    try:
+        return Published(config.model_directory).current()
+    except HowdahError:
+        if config.gate.better_than_published:
+            raise
+        return None
 
 
 def judge_version(config: Config, evaluate: Evaluate, number: int) -> Verdict:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from howdah.drift.judge import judge
-from howdah.drift.profile import Profile, reference_of
+from howdah.drift.profile import Profile, find_reference
 from howdah.errors import HowdahError
 from serving.compute.generation import Generation
 from serving.compute.metrics import Metrics
@@ -52,7 +52,9 @@ class LiveDrift:
         """A new version answers: collect anew, in its bins."""
         reference = None
         try:
-            reference = reference_of(generation.variant.path)
+            reference, why = find_reference(generation.variant.path)
+            if reference is None:
+                self._say(f"no drift is shown: {why}")
         except HowdahError as error:
             self._say(f"no drift is shown: {error.what} ({error.where})")
         with self._lock:

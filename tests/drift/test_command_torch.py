@@ -244,6 +244,18 @@ def test_files_of_texts_and_of_predictions_are_judged_alike(place):
         of_source(place.config, place.run, output, labels=csv)
 
 
+def test_rows_without_a_prediction_are_named(place):
+    from training.scoring.drift import of_source
+
+    lines = [("k1", ""), ("k2", "any around"), ("k3", "   "), ("k4", "above also")]
+    path = place.root / "some.csv"
+    path.write_bytes(b"id,text\r\n" + b"".join(f"{a},{b}\r\n".encode() for a, b in lines))
+    found = of_source(place.config, place.run, str(path), id_column="id")
+    said = found.rows_without()
+    assert "4 rows, of which 2 have no text and 0 failed otherwise" in said[0]
+    assert "k1" in " ".join(said) and "k3" in " ".join(said) and "k2" not in " ".join(said)
+
+
 def test_a_model_without_a_profile_says_how_to_make_it(place):
     from training.scoring.drift import of_source
 

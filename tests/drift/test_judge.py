@@ -5,7 +5,7 @@ import pytest
 
 from howdah.config.options.drift import DriftSection
 from howdah.drift import reference as references
-from howdah.drift.judge import judge
+from howdah.drift.judge import Column, Verdict, judge
 from howdah.drift.profile import Profile
 from howdah.errors import DataError
 
@@ -144,7 +144,7 @@ def test_labels_that_are_joined_give_the_accuracy(reference):
     assert good.column("accuracy").state == "ok"
     bad = judge(reference, profile, labelled=(400, 240)).column("accuracy")
     assert (bad.state, bad.value) == ("alarm", 0.6)
-    assert "below the limit" in bad.sentence
+    assert "fewer predictions are right" in bad.sentence
     assert judge(reference, profile, labelled=(20, 1)).column("accuracy").state == "too few rows"
 
 
@@ -203,3 +203,19 @@ def test_calibration_is_finite_without_a_wrong_row_and_flat_where_it_would_fall(
     backwards = np.arange(200) < 100  # the surest are wrong
     slope, intercept = references.fit_calibration(confidence_N, backwards)
     assert (slope, 1 / (1 + np.exp(-intercept))) == (0.0, pytest.approx(0.5))
+
+
+def test_an_alarm_is_said_in_words_the_furthest_first():
+    columns = (
+        Column(name="length", state="alarm", value=0.5, reference=0.02, limit=0.2),
+        Column(name="label", state="alarm", value=2.1, reference=0.02, limit=0.2),
+        Column(name="confidence", state="ok", value=0.1, reference=0.02, limit=0.2),
+        Column(name="estimated_accuracy", state="alarm", value=0.6, reference=0.9, limit=0.85),
+    )
+    verdict = Verdict(rows=300, columns=columns)
+    assert [one.name for one in verdict.alarms] == ["label", "estimated_accuracy", "length"]
+    assert verdict.alarms[0].sentence == (
+        "the mix of predicted labels has changed (PSI 2.1000, limit 0.2000; chance alone gives"
+        " 0.0200)"
+    )
+    assert "0.6000 instead of 0.9000" in verdict.alarms[1].sentence

@@ -33,6 +33,8 @@ LEAST_ROWS = 1_000
 """Scored rows that may stand for a model's dataset: fewer would themselves be noise."""
 
 _CHUNK_ROWS = 2048
+_REASONS = 20
+_EXAMPLES = 5
 
 
 def of_table(
@@ -123,16 +125,17 @@ def of_source(
         raise no_profile(found.path)
     files = source_files(source)
     current = Profile.like(reference)
+    unpredicted: dict[str, list[str]] = {}
     wanted: dict[str, str | None] | None = {} if labels is not None else None
     if all(_are_predictions(path) for path in files.paths):
         rows = itertools.chain.from_iterable(
             _predictions(path, reference.bins.labels) for path in files.paths
         )
         while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-            _count(current, chunk, wanted, observed=False)
+            _count(current, chunk, wanted, unpredicted, observed=False)
     else:
         _classified(
-            config, found.path, files, current, wanted, text_columns=text_columns,
+            config, found.path, files, current, wanted, unpredicted, text_columns=text_columns,
             id_column=id_column, framework=framework, threads=threads,
         )  # fmt: skip
     if not current.rows:
@@ -153,6 +156,7 @@ def of_source(
         current=current,
         verdict=judge(reference, current, config.drift, labelled=labelled),
         limits=config.drift,
+        unpredicted=unpredicted,
     )
 
 
@@ -229,6 +233,7 @@ def _classified(
     files: Files,
     current: Profile,
     wanted: dict[str, str | None] | None,
+    unpredicted: dict[str, list[str]],
     *,
     text_columns: Sequence[str] | None,
     id_column: str | None,
@@ -244,18 +249,26 @@ def _classified(
         files, columns, csv_options=config.data.csv, id_required=id_column is not None
     )
     while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-        _count(current, classify(served, chunk, current.add), wanted, observed=True)
+        made = classify(served, chunk, current.add)
+        _count(current, made, wanted, unpredicted, observed=True)
 
 
 def _count(
     current: Profile,
     predictions: Sequence[Prediction],
     wanted: dict[str, str | None] | None,
+    unpredicted: dict[str, list[str]],
     *,
     observed: bool,
 ) -> None:
-    """Count what has no prediction; and the others, unless they were observed."""
+    """Count what has no prediction, and keep some of its ids; and the others, unless they were
+    observed."""
     count_failed(current, predictions)
+    for one in predictions:
+        if one.error is not None and len(unpredicted) <= _REASONS:
+            ids = unpredicted.setdefault(one.error, [])
+            if len(ids) < _EXAMPLES:
+                ids.append(one.id)
     scores = [one.scores for one in predictions if one.scores is not None]
     if not observed and scores:
         current.add(np.stack(scores))

@@ -14,6 +14,9 @@ from training.prediction.reading import read_rows, source_files
 from training.prediction.rows import format_of
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql import Row as SparkRow
+
     from howdah.config.loader import Config
 
 __all__ = ["joined_file", "joined_table"]
@@ -87,7 +90,6 @@ def joined_table(
     """
     from howdah.spark.session import session
 
-    names = label_mapping(config.data)
     with session(config.data.spark, name="howdah drift", hive=True, user=config.run.user) as spark:
         from pyspark.sql import functions as F
 
@@ -109,23 +111,7 @@ def joined_table(
         rows = spark.table(scored)
         for column, value in partition.items():
             rows = rows.where(F.col(column).cast("string") == value)
-        label = F.trim(F.col(f"`{label_column}`").cast("string"))
-        if names:
-            pairs = [F.lit(text) for pair in names.items() for text in pair]
-            label = F.coalesce(F.create_map(*pairs)[label], label)
-        truth = truth.select(
-            F.col(f"`{id_column}`").cast("string").alias("id"), label.alias("true")
-        )
-        truth = truth.where("id is not null and true is not null").groupBy("id")
-        truth = truth.agg(F.min("true").alias("true"), F.max("true").alias("other"))
-        rows = rows.select(F.col("id").cast("string"), F.col("label")).where("label is not null")
-        clear = F.col("found") == F.col("other")
-        found = rows.join(truth, "id").agg(
-            F.count(F.when(clear, 1)).alias("n"),
-            F.count(F.when(clear & (F.col("label") == F.col("found")), 1)).alias("right"),
-            F.count(F.when(~clear, 1)).alias("unclear"),
-            F.min(F.when(~clear, F.col("id"))).alias("example"),
-        ).first()  # fmt: skip
+        found = _compared(rows, truth, id_column, label_column, label_mapping(config.data))
     if found["unclear"]:
         progress(_unclear(labels, found["unclear"], found["example"]))
     if not found["n"]:
@@ -137,3 +123,37 @@ def joined_table(
         )
     progress(f"labels of {found['n']:,} rows were found in {labels}")
     return int(found["n"]), int(found["right"] or 0)
+
+
+def _compared(
+    rows: DataFrame,
+    truth: DataFrame,
+    id_column: str,
+    label_column: str,
+    names: Mapping[str, str] | None,
+) -> SparkRow:
+    """(n: rows with a label, right ones, unclear: those whose id has several, one of these ids).
+
+    Args:
+        rows: scored ones, columns id and label.
+        truth: ids and labels, an id any number of times.
+        names: `targets.label_mapping`.
+    """
+    from pyspark.sql import functions as F
+
+    label = F.trim(F.col(f"`{label_column}`").cast("string"))
+    if names:
+        pairs = [F.lit(text) for pair in names.items() for text in pair]
+        label = F.coalesce(F.create_map(*pairs)[label], label)
+    key = F.col(f"`{id_column}`").cast("string")
+    truth = truth.select(key.alias("id"), label.alias("found")).dropna().groupBy("id")
+    truth = truth.agg(F.min("found").alias("found"), F.max("found").alias("other"))
+    rows = rows.select(F.col("id").cast("string"), F.col("label")).where("label is not null")
+    clear = F.col("found") == F.col("other")
+    counted = rows.join(truth, "id").agg(
+        F.count(F.when(clear, 1)).alias("n"),
+        F.count(F.when(clear & (F.col("label") == F.col("found")), 1)).alias("right"),
+        F.count(F.when(~clear, 1)).alias("unclear"),
+        F.min(F.when(~clear, F.col("id"))).alias("example"),
+    )
+    return counted.first()

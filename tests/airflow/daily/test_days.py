@@ -107,6 +107,13 @@ def test_settings_have_defaults_and_every_problem_is_named():
         assert part in said
 
 
+def test_a_time_zone_has_to_exist():
+    assert settings.from_defaults({"daily": {"timezone": "Asia/Tokyo"}}).timezone == "Asia/Tokyo"
+    with pytest.raises(ConfigError) as caught:
+        settings.from_defaults({"daily": {"timezone": "Mars/Olympus"}})
+    assert "Europe/Vienna" in str(caught.value)
+
+
 def test_what_the_installations_daily_dags_name_is_allowed_and_no_more():
     config = from_dict(
         {

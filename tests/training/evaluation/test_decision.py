@@ -143,6 +143,16 @@ def test_rejected_rows_are_counted_as_such():
     assert Decision().rule("single_label", ["a", "b"]).counted == ["a", "b"]
 
 
+def test_two_formats_agree_by_the_decision_and_not_at_one_half():
+    ours, theirs = np.array([[0.32, 0.6]]), np.array([[0.28, 0.6]])
+    labels, near = ["a", "b"], 0.01
+    assert Decision().rule("multi_label", labels).agree(ours, theirs, near=near).all()
+    early = Decision(thresholds={"a": 0.3}).rule("multi_label", labels)
+    assert not early.agree(ours, theirs, near=near).any()
+    rejects = Decision(reject_below=0.65).rule("single_label", labels)
+    assert not rejects.agree(np.array([[0.34, 0.66]]), np.array([[0.36, 0.64]]), near=near).any()
+
+
 def test_thresholds_are_looked_up_once_and_not_for_each_row():
     class Counting(dict):
         looked = 0

@@ -64,6 +64,22 @@ def test_labels_of_the_configuration_are_a_list_or_a_mapping(labels, given, expe
     assert joined(path, {"1": "pos", "2": "neg"}, names) == expected
 
 
+@pytest.mark.spark
+def test_a_table_of_labels_counts_each_scored_row_once(spark):
+    from training.scoring.labels import _compared
+
+    scored = spark.createDataFrame(
+        [("1", "pos"), ("2", "pos"), ("3", "neg"), ("4", None), ("5", "neg")],
+        "id string, label string",
+    )
+    truth = spark.createDataFrame(
+        [(1, "+"), (1, " + "), (2, "-"), (3, "-"), (3, "+"), (4, "+"), (9, "+"), (None, "-")],
+        "key bigint, said string",
+    )
+    found = _compared(scored, truth, "key", "said", {"+": "pos", "-": "neg"})
+    assert found.asDict() == {"n": 2, "right": 1, "unclear": 1, "example": "3"}
+
+
 def test_rows_without_a_text_are_not_failures():
     counted = {}
     profile = types.SimpleNamespace(add_failed=lambda **of: counted.update(of))
