@@ -158,7 +158,7 @@ class LedgerEntry(_Frozen):
 
     buckets: int
     config: dict[str, Any]
-    """What all parts must agree on: keys of `data` not at their default, tokenizer, ETL's format."""
+    """What all parts must agree on: keys of `data` that were set, tokenizer, format of the ETL."""
     files: list[LedgerFile]
 
 
