@@ -312,7 +312,7 @@ def _gate(
     data: DataSection,
     gone: Forgotten,
     past: Past | None,
-    counted: Mapping[str, Quotes] | None,
+    counted: Mapping[str, Quotes] | None = None,
 ) -> DataFrame:
     """The source's rows, cleaned and judged: `gate.SCHEMA`."""
     work = partial(

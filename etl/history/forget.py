@@ -231,6 +231,22 @@ def refuse_unread(found: Found) -> None:
         )
 
 
+def found_lines(found: Found, *, unread: bool) -> list[str]:
+    """All that was found, for the user.
+
+    Args:
+        unread: with the files that were not looked through.
+    """
+    return [
+        *(f"{path}: {count:,}" for path, count in found.files.items()),
+        *(f"{path}: left by a dead run" for path in found.leftovers),
+        *(unread_lines(found) if unread else []),
+        *(line for one in found.models for line in trained.model_lines(one)),
+        *table_lines(found),
+        *nowhere_lines(found),
+    ]
+
+
 def table_lines(found: Found) -> list[str]:
     """What this command does not change, for the user: rejected rows in Hive tables."""
     return [

@@ -235,20 +235,17 @@ def forget(
     if not (dataset or runs or models or files):
         raise UsageError("give at least one of --dataset, --runs, --models, --files")
     from etl.history import forget as forgetting
-    from etl.history.trained import model_lines
 
     wanted = forgetting.read_ids(ids)
     places = {
         "datasets": dataset or [], "runs": runs or [], "models": models or [], "files": files or []
     }  # fmt: skip
     found = forgetting.survey(wanted, **places, id_columns=id_column or [])
-    changed: list[str] = []
+    changed, did = [], "nothing is changed without --apply"
     if apply:
         changed = forgetting.apply(wanted, found, **places, progress=say)
         left = forgetting.survey(wanted, **places, id_columns=id_column or [])
         forgetting.refuse_left(left)
-    did = "nothing is changed without --apply"
-    if apply:
         did = "removed; a scan finds none"
         if left.unread:
             did += f", but for {len(left.unread):,} files that were not looked through"
@@ -256,12 +253,7 @@ def forget(
         {"ids": len(wanted), "applied": apply, **found.as_dict(), "changed": changed},
         json,
         [
-            *(f"{path}: {count:,}" for path, count in found.files.items()),
-            *(f"{path}: left by a dead run" for path in found.leftovers),
-            *([] if apply else forgetting.unread_lines(found)),
-            *(line for one in found.models for line in model_lines(one)),
-            *forgetting.table_lines(found),
-            *forgetting.nowhere_lines(found),
+            *forgetting.found_lines(found, unread=not apply),
             f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
         ],
     )

@@ -127,11 +127,9 @@ class PartEntry(_Frozen):
 
     name: str
     identity: str
-    """Hash of the source's state and of what it was read with: the same part again changes
-    nothing."""
+    """Hash of the source's state and of what it was read with: of an equal one nothing is read."""
     source: dict[str, Any] | None = None
-    """What it was read from: {path}, {kind, table, partitions} or {kind, query, server}. null: of a
-    version of Howdah that did not write it down."""
+    """{path}, {kind, table, partitions} or {kind, query, server}; null: it was not written down."""
     version: str
     """The version that its rows were read for."""
     read: int
@@ -160,8 +158,7 @@ class LedgerEntry(_Frozen):
 
     buckets: int
     config: dict[str, Any]
-    """What all parts must agree on: keys of `data` that are not at their default, tokenizer,
-    format of the ETL."""
+    """What all parts must agree on: keys of `data` that were set, tokenizer, format of the ETL."""
     files: list[LedgerFile]
 
 
@@ -254,8 +251,7 @@ class DatasetManifest(_Sparse):
     cleaning: dict[str, bool]
     """data.clean as it was applied; serving must apply the same."""
     quality: dict[str, Any] = {}
-    """Counts: read, kept, drops by reason, duplicate clusters, capped buckets, truncated rows.
-    Of an appended version: of its newest part."""
+    """Counts: read, kept, drops by reason, clusters, capped buckets, ...; of the newest part."""
     parts: list[PartEntry] = []
     """In the order in which they were appended first."""
     ledger: LedgerEntry | None = None
