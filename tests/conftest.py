@@ -5,6 +5,7 @@ import os
 
 import pytest
 
+from howdah import storage
 from howdah.runs.command import VARIABLE
 
 pytest_plugins = [
@@ -45,3 +46,12 @@ def _own_command():
     """
     yield
     os.environ.pop(VARIABLE, None)
+
+
+@pytest.fixture(autouse=True)
+def _own_umask():
+    """A command run within this process bounds the modes of all files to the process's end."""
+    yield
+    if storage._umask:
+        os.umask(storage._umask.pop())
+        os.environ.pop(storage.UMASK, None)

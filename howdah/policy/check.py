@@ -175,15 +175,15 @@ class Judge:
                 rule = f"{kind}s"
                 yield self._no(name, rule, "it may not be emptied", getattr(self.policy, rule))
             return
+        if kind == "query" and config.data.format == "jdbc" and ANY not in self.policy.jdbc_tables:
+            why = "a query can read any table of the database"
+            yield self._no(name, "jdbc_tables", why, [f"(a query needs {ANY})"])
         if isinstance(value, list):
             known = base or []
             for item in value:
                 if item not in known:
                     yield from self.value(name, kind, item)
             return
-        if kind == "query" and config.data.format == "jdbc" and ANY not in self.policy.jdbc_tables:
-            why = "a query can read any table of the database"
-            yield self._no(name, "jdbc_tables", why, [f"(a query needs {ANY})"])
         if kind == "source" and config.data.names_table:
             kind = "jdbc_table" if config.data.format == "jdbc" else "table"
         yield from self.value(name, kind, value)

@@ -59,3 +59,16 @@ def test_a_database_that_the_worker_can_read_is_not_hive():
         assert refused_of(judge(**allowed, jdbc_tables=[pattern]), *source)
     hive = ["data.format=hive", "data.source=news.salaries"]
     assert refused_of(judge(**allowed, jdbc_tables=["news.*"]), *hive)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [["data.query_file=/data/q.sql"], ["data.source=news.x", "data.jdbc.predicates=[a = 1]"]],
+)
+def test_a_query_of_a_database_needs_all_of_its_tables(asked):
+    allowed = {"keys": ["*"], "roots": ["*"], "tables": ["*"]}
+    asked = ["data.format=jdbc", *asked]
+    assert any("jdbc_tables" in what for what in refused_of(judge(**allowed), *asked))
+    some = judge(**allowed, jdbc_tables=["news.*"])
+    assert any("jdbc_tables" in what for what in refused_of(some, *asked))
+    assert not refused_of(judge(**allowed, jdbc_tables=["*"]), *asked)

@@ -1,9 +1,11 @@
 """The manifests in deploy/kubernetes/: valid by Kubernetes' schemas, true to each other and to the
 commands and configurations that they name. No cluster is asked."""
 
+import json
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ import yaml
 from howdah.cli import app
 from howdah.config import loader
 from howdah.config.options.serve import ServeSection
+from serving.http import access
 from tests import ROOT
 
 PLACE = ROOT / "deploy" / "kubernetes"
@@ -187,6 +190,55 @@ def test_pods_run_without_rights_and_share_one_claim(kind, overlay):
     dockerfile = (PLACE / "Dockerfile").read_text()
     user = pod["securityContext"]["runAsUser"]
     assert f"USER {user}:" in dockerfile and f"--uid {user}" in dockerfile
+
+
+@needs_kubectl
+def test_the_variant_with_a_secret_is_a_server_with_a_login(tmp_path):
+    [deployment] = [one for one in built(PLACE / "server-token") if one["kind"] == "Deployment"]
+    [container] = pod_of(deployment)["containers"]
+    _, command, *words = container["args"]
+    given = typer.main.get_command(app).commands[command].make_context(command, words).params
+    assert not given["open_to_all"] and given["host"] == "0.0.0.0"
+    mounts = {one["name"]: one for one in container["volumeMounts"]}
+    volumes = {one["name"]: one for one in pod_of(deployment)["volumes"]}
+    assert given["token_file"] == f"{mounts['tokens']['mountPath']}/tokens"
+    assert mounts["tokens"]["readOnly"]
+    # As the kubelet mounts it: the files of a Secret are root's; with fsGroup they get that group,
+    # and the group may read them (0440) whatever the mode says (kubernetes issue 57923).
+    assert pod_of(deployment)["securityContext"]["fsGroup"]
+    mode = volumes["tokens"]["secret"]["defaultMode"] | 0o440
+    (tmp_path / "tokens").write_text("0123456789abcdef0123456789abcdef\n")
+    (tmp_path / "tokens").chmod(mode)
+    assert access.tokens(str(tmp_path / "tokens")) == [b"0123456789abcdef0123456789abcdef"]
+
+
+def test_an_images_lock_has_what_pip_resolved_with_its_hashes(tmp_path):
+    """With a report of pip's form and lines of requirements.lock itself."""
+    report = {
+        "install": [
+            {"metadata": {"name": "PyYAML"}, "download_info": {"url": "u", "archive_info": {}}},
+            {"metadata": {"name": "typing_extensions"}, "download_info": {"archive_info": {}}},
+            {"metadata": {"name": "howdah"}, "download_info": {"url": "file:///", "dir_info": {}}},
+        ]
+    }
+    (tmp_path / "resolved.json").write_text(json.dumps(report))
+    script = [sys.executable, str(PLACE / "image_lock.py"), str(ROOT / "requirements.lock")]
+    words = [*script, str(tmp_path / "resolved.json"), "setuptools"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    names = re.findall(r"^([\w.-]+)==", done.stdout, re.MULTILINE)
+    assert names == ["pyyaml", "setuptools", "typing-extensions"]
+    lock = (ROOT / "requirements.lock").read_text()
+    assert all(line in lock for line in done.stdout.splitlines())
+    assert done.stdout.count("--hash=sha256:") >= 3
+    done = subprocess.run([*words, "not-there"], capture_output=True, text=True)
+    assert done.returncode == 1 and "no hash of not-there" in done.stderr
+
+
+def test_the_dockerfile_installs_by_hashes_alone():
+    text = (PLACE / "Dockerfile").read_text()
+    for line in re.findall(r"pip install [^&]*", text):
+        assert any(word in line for word in ("--require-hashes", "--dry-run", "--no-deps")), line
+    assert text.count("pip install") == text.count("--no-deps") + 1
 
 
 def test_the_dockerfile_takes_what_is_there_and_says_that_it_is_untried():
