@@ -10,7 +10,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,6 +45,8 @@ class Work:
     """Which one answers; None: it was not encoded yet."""
     predictions: list[Prediction | None] = field(default_factory=list)
     failure: Refusal | None = None
+    cleaned: deque[tuple[int, str]] = field(default_factory=deque)
+    """(number, text) of those that are to be encoded; only the thread whose turn it is has them."""
     open: int = 0
     """Texts without a prediction."""
     finished: bool = False
@@ -96,11 +98,14 @@ class Batcher:
         self._metrics, self._call_soon, self._answered = metrics, call_soon, answered
         self._say = say
         self._turn = threading.Lock()
-        """Of the thread that takes news, encodes, and chooses a batch; it alone has _waiting."""
+        """Of the thread that takes news, encodes, and chooses a batch; it alone has _encoding and
+        _waiting."""
         self._news = threading.Condition()
         """Of what the event loop and all threads change."""
         self._arrived: deque[Work] = deque()
         self._held = 0
+        self._encoding: deque[Work] = deque()
+        """Requests with texts that are not encoded yet; each has its turn."""
         self._waiting: list[_Text] = []
         self._several = False
         """The last batch had texts of several requests."""
@@ -197,7 +202,9 @@ class Batcher:
             arrived = self._next()
             if arrived is None:
                 return None
-            self._encode(arrived)
+            for work in arrived:
+                self._clean(work)
+            self._encode_some()
             self._forget_dropped()
             if self._waiting and not self._worth_waiting():
                 return self._take()
@@ -205,7 +212,7 @@ class Batcher:
     def _next(self) -> list[Work] | None:
         """What has arrived, at most _ENCODED_AT_ONCE texts; waits if there is nothing to do."""
         with self._news:
-            while not (self._stop or self._arrived or self._waiting):
+            while not (self._stop or self._arrived or self._encoding or self._waiting):
                 self._news.wait()
             if self._stop:
                 return None
@@ -216,56 +223,78 @@ class Batcher:
                 characters += sum(len(row.text or "") for row in taken[-1].rows)
             return taken
 
-    def _encode(self, arrived: list[Work]) -> None:
-        generation = self._generation
-        cleaned: list[tuple[Work, int, str]] = []
-        for work in arrived:
-            work.generation = generation
-            try:
-                cleaned += self._clean(work)
-            except BaseException as error:  # noqa: BLE001 - the request fails, the server goes on
-                self._fail([work], error)
-        for texts in _portions(cleaned):
-            self._finish([work for work, _, _ in texts if work.dropped])
-            texts = [one for one in texts if not one[0].dropped]
-            if texts:
-                self._tokenize(generation, texts)
-        with self._news:
-            for work in arrived:
-                row = work.rows[0]
-                if row.text and work.failure is None:
-                    self._kept.append(Row("0", row.text[:_KEPT_CHARACTERS], pair=row.pair))
-
-    def _clean(self, work: Work) -> list[tuple[Work, int, str]]:
-        """The request's cleaned texts; one that cannot be classified gets its prediction here."""
-        found: list[str | Prediction | None] = []
-        for row in work.rows:
-            if work.dropped:
-                self._finish([work])
-                return []
-            found.append(usable(work.generation.model, row))
-            self._moved()
-        work.predictions = [None if isinstance(one, str) else one for one in found]
-        own = [(work, n, text) for n, text in enumerate(found) if isinstance(text, str)]
-        work.open = len(own)
-        if not own:
-            self._finish([work])
-        return own
-
-    def _tokenize(self, generation: Generation, texts: list[tuple[Work, int, str]]) -> None:
+    def _clean(self, work: Work) -> None:
+        """Clean a request's texts; one that cannot be classified gets its prediction here."""
+        work.generation = self._generation
+        model = work.generation.model
+        found: list[str | Prediction] = []
         try:
-            ids_N = generation.model.encode([text for _, _, text in texts])
+            for row in work.rows:
+                if work.dropped:
+                    self._finish([work])
+                    return
+                found.append(usable(model, row))
+                self._moved()
+        except BaseException as error:  # noqa: BLE001 - the request fails, the server goes on
+            self._fail([work], error)
+            return
+        work.predictions = [None if isinstance(one, str) else one for one in found]
+        work.cleaned.extend((n, one) for n, one in enumerate(found) if isinstance(one, str))
+        work.open = len(work.cleaned)
+        if work.open:
+            self._encoding.append(work)
+        else:
+            self._finish([work])
+
+    def _encode_some(self) -> None:
+        """Encode at most _CHARACTERS_AT_ONCE characters, a text of each request in turn.
+
+        So a request of long texts delays a short one by no more than its own share, and between two
+        portions the thread computes, and sees which requests are not waited for any more.
+        """
+        texts: list[tuple[Work, int, str]] = []
+        characters = 0
+        while self._encoding:
+            work = self._encoding[0]
+            if work.dropped:
+                self._encoding.popleft()
+                self._finish([work])
+                continue
+            if texts and (
+                len(texts) >= _ENCODED_AT_ONCE
+                or characters + len(work.cleaned[0][1]) > _CHARACTERS_AT_ONCE
+                or work.generation is not texts[0][0].generation
+            ):
+                break
+            self._encoding.popleft()
+            number, text = work.cleaned.popleft()
+            texts.append((work, number, text))
+            characters += len(text)
+            if work.cleaned:
+                self._encoding.append(work)
+        if texts:
+            self._tokenize(texts)
+
+    def _tokenize(self, texts: list[tuple[Work, int, str]]) -> None:
+        """Encode texts of one generation."""
+        try:
+            ids_N = texts[0][0].generation.model.encode([text for _, _, text in texts])
         except BaseException as error:  # noqa: BLE001 - one by one: which request is it?
             works = {id(work): work for work, _, _ in texts}
             if len(works) == 1:
                 self._fail(list(works.values()), error)
                 return
             for work in works.values():
-                self._tokenize(generation, [one for one in texts if one[0] is work])
+                self._tokenize([one for one in texts if one[0] is work])
             return
         self._moved()
         for (work, number, _), ids in zip(texts, ids_N, strict=True):
             self._waiting.append(_Text(work, number, ids))
+        with self._news:
+            for work, number, _ in texts:
+                row = work.rows[number]
+                if number == 0 and row.text:
+                    self._kept.append(Row("0", row.text[:_KEPT_CHARACTERS], pair=row.pair))
 
     def _moved(self) -> None:
         with self._news:
@@ -377,20 +406,3 @@ class Batcher:
                 work.done()
 
         self._call_soon(resolve)
-
-
-def _portions(texts: list[tuple[Work, int, str]]) -> Iterator[list[tuple[Work, int, str]]]:
-    """The texts in lists of at most _CHARACTERS_AT_ONCE characters, or one text alone.
-
-    Between two of them the thread sees which requests are not waited for any more.
-    """
-    portion: list[tuple[Work, int, str]] = []
-    characters = 0
-    for one in texts:
-        if portion and characters + len(one[2]) > _CHARACTERS_AT_ONCE:
-            yield portion
-            portion, characters = [], 0
-        portion.append(one)
-        characters += len(one[2])
-    if portion:
-        yield portion
