@@ -494,4 +494,8 @@ def predict(
     if "drift" in summary:
         alarms = ", ".join(summary["drift"]["alarms"])
         lines += [f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
-    answer(summary, json, lines)
+    if not json:  # with --json an error is the one object
+        answer(summary, json, lines)
+    judged.require_few(summary, checked, source)
+    if json:
+        answer(summary, json, lines)

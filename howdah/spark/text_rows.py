@@ -23,7 +23,17 @@ from howdah.storage import Entry
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DETAIL", "REASON", "Columns", "Strays", "Tasks", "check_quotes", "numbered", "table"]
+__all__ = [
+    "DETAIL",
+    "REASON",
+    "Columns",
+    "PartReader",
+    "Strays",
+    "Tasks",
+    "check_quotes",
+    "numbered",
+    "table",
+]
 
 REASON, DETAIL = "_howdah_reason", "_howdah_detail"
 """Columns: why a row cannot be read (malformed, wrong_encoding), or null."""
@@ -157,7 +167,7 @@ def table(
         counted: {path: what was counted in it before}.
     """
     frame, tasks = numbered(spark, files, form, options)
-    work = _Reader(
+    work = PartReader(
         tasks=tasks, columns=columns, options=options, root=root, counted=dict(counted or {})
     )
     schema = ", ".join(f"`{name}` string" for name in (*columns.names, REASON, DETAIL))
@@ -165,7 +175,7 @@ def table(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reader:
+class PartReader:
     """Function for mapInArrow: the numbers of tasks to their rows."""
 
     tasks: Tasks
