@@ -480,7 +480,10 @@ def predict(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         given, out = streams.opened_stdin(), streams.results()
-        predictor.predict_lines(model, given, out, framework=framework)
+        reasons = judged.Reasons()
+        count = predictor.predict_lines(model, given, out, framework=framework, reasons=reasons)
+        for line in judged.of_lines(count, reasons):
+            say(line)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LINE_OF_SPARK",
-    "NOT_DECODED",
     "SHOWN_REASONS",
     "Reasons",
     "lines",
@@ -63,6 +62,14 @@ class Reasons:
     def as_list(self) -> list[dict[str, Any]]:
         """[{error, rows, example: an id, first: its error with its line}], most frequent first."""
         return sorted(self._found.values(), key=lambda one: -one["rows"])[:SHOWN_REASONS]
+
+
+def of_lines(count: int, reasons: Reasons) -> list[str]:
+    """What is said of answered lines: nothing, unless some have an error."""
+    found = reasons.as_list()
+    errors = sum(one["rows"] for one in found)
+    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in found)
+    return [f"{errors:,} of {count:,} lines have an error ({why})"] if found else []
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
