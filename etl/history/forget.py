@@ -21,7 +21,6 @@ from etl.workspace import staging
 from howdah import redact, storage
 from howdah.core.activity import Progress
 from howdah.core.user import user_and_host
-from howdah.data.files.id_lines import id_lines
 from howdah.data.manifest import MANIFEST, Dataset, load_dataset, newest
 from howdah.errors import DataError, NotFound
 from howdah.lineage import forgotten as marks
@@ -71,7 +70,7 @@ def read_ids(path: str) -> frozenset[str]:
     Raises:
         DataError: it has none.
     """
-    ids = frozenset(id_lines(path))
+    ids = frozenset(line.strip() for line in storage.read_text(path).splitlines() if line.strip())
     if not ids:
         raise DataError(
             "the file names no row",

@@ -13,7 +13,6 @@ import pytest
 from etl.sources import given, reading
 from howdah.config import loader
 from howdah.config.data import Columns, CsvOptions
-from howdah.data.files.id_lines import id_lines
 from howdah.data.files.records import Part
 from howdah.errors import DataError, HowdahError
 from howdah.spark import text_rows
@@ -299,19 +298,6 @@ def test_formats_of_everyday_are_refused_with_what_to_do(name, words, tmp_path):
     with pytest.raises(HowdahError) as caught:
         given.resolve(loader.from_dict({"data": {"source": str(tmp_path)}}).data)
     assert words in caught.value.remedy
-
-
-# ----------------------------------------------------------------------------------- a file of ids
-def test_ids_of_a_file_from_any_editor(tmp_path):
-    odd = ["article-1", "a\u2028b", "c\x85d", "e\x0cf", "g h"]
-    for number, data in enumerate((
-        "\ufeff" + "\r\n".join(odd) + "\r\n", "\n".join(odd), "\n\n" + "\n".join(odd) + "\n\n"
-    )):  # fmt: skip
-        path = tmp_path / f"{number}.txt"
-        path.write_bytes(data.encode())
-        assert id_lines(str(path)) == odd
-    path.write_bytes("\r\n".join(odd).encode("utf-16"))
-    assert id_lines(str(path)) == odd
 
 
 # --------------------------------------------------------------------------------------- in Spark
