@@ -83,6 +83,7 @@ def from_text(
     with translated(f"read the source {source.name}", DataError):
         at_gate, lines = counting.at_gate(gated, data)
     read = sum(at_gate.values())
+    counting.refuse_encoding(read, counting.drops_of(at_gate), source, data, progress)
     _refuse_splits(gated, at_gate, data)
     several = (
         counting.labels_of(gated.where(F.col("reason").isNull()), data)

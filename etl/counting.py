@@ -13,10 +13,13 @@ from etl.sources.source import Source
 from howdah.config.data import DataSection
 from howdah.config.tasks import Task
 from howdah.data.clean import PAIR
+from howdah.data.files.encodings import explained
 from howdah.errors import DataError
 
 SAMPLES = 3
 _SAMPLE_CHARACTERS = 400
+_MOST_NOT_DECODED = 0.01
+"""Largest share of rows in another character set that are dropped with a line alone."""
 _MOST_COUNTED = 4 * labels.MOST_LABELS
 """Pairs of a reason and a label that the driver takes in; each is some 500 bytes there."""
 
@@ -118,6 +121,39 @@ def judged(read: int, counts: Counter, data: DataSection, progress: Callable[[st
         + (", ".join(f"{count:,} {reason}" for reason, count in drops.most_common()) or "none")
     )
     return quality
+
+
+def refuse_encoding(
+    read: int, drops: Counter, source: Source, data: DataSection, progress: Callable[[str], None]
+) -> None:
+    """Say where rows are dropped as wrongly encoded that another character set explains.
+
+    Raises:
+        DataError: they are more than 1 % of the rows: those with accents, say, not any rows.
+    """
+    count = drops["wrong_encoding"]
+    if not count or source.kind not in ("csv", "jsonl"):
+        return
+    parts = (source, *source.parts.values())
+    other = explained(
+        [entry.path for part in parts for entry in part.files],
+        data.csv.encoding if source.kind == "csv" else "UTF-8",
+    )
+    if other is None:
+        return
+    remedy = f"set data.csv.encoding: {other}"
+    if source.kind == "jsonl":
+        remedy = f"JSON must be UTF-8: convert the files, as by iconv -f {other} -t UTF-8"
+    problem = f"{count:,} of {read:,} rows are not UTF-8; as {other} they all decode"
+    if count > _MOST_NOT_DECODED * read:
+        raise DataError(
+            "the source is in another character set",
+            where=source.name,
+            expected="UTF-8",
+            got=problem,
+            remedy=f"{remedy}; if the rows are to be dropped all the same, remove them before",
+        )
+    progress(f"{problem}: {remedy}")
 
 
 def drops_of(counts: Counter) -> Counter[str]:

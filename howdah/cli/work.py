@@ -481,7 +481,12 @@ def predict(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         given, out = streams.opened_stdin(), streams.results()
-        predictor.predict_lines(addressed(model, checked), given, out, framework=framework)
+        reasons = judged.Reasons()
+        count = predictor.predict_lines(
+            addressed(model, checked), given, out, framework=framework, reasons=reasons
+        )
+        for line in judged.of_lines(count, reasons):
+            say(line)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
@@ -495,4 +500,8 @@ def predict(
     if "drift" in summary:
         alarms = ", ".join(summary["drift"]["alarms"])
         lines += [f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
-    answer(summary, json, lines)
+    if not json:  # with --json an error is the one object
+        answer(summary, json, lines)
+    judged.require_few(summary, checked, source)
+    if json:
+        answer(summary, json, lines)

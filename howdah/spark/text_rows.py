@@ -23,7 +23,17 @@ from howdah.storage import Entry
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["DETAIL", "REASON", "Columns", "Strays", "Tasks", "check_quotes", "numbered", "table"]
+__all__ = [
+    "DETAIL",
+    "REASON",
+    "Columns",
+    "PartReader",
+    "Strays",
+    "Tasks",
+    "check_quotes",
+    "numbered",
+    "table",
+]
 
 REASON, DETAIL = "_howdah_reason", "_howdah_detail"
 """Columns: why a row cannot be read (malformed, wrong_encoding), or null."""
@@ -157,7 +167,7 @@ def table(
         counted: {path: what was counted in it before}.
     """
     frame, tasks = numbered(spark, files, form, options)
-    work = _Reader(
+    work = PartReader(
         tasks=tasks, columns=columns, options=options, root=root, counted=dict(counted or {})
     )
     schema = ", ".join(f"`{name}` string" for name in (*columns.names, REASON, DETAIL))
@@ -165,7 +175,7 @@ def table(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Reader:
+class PartReader:
     """Function for mapInArrow: the numbers of tasks to their rows."""
 
     tasks: Tasks
@@ -183,62 +193,75 @@ class _Reader:
                     yield from self._read(part)
 
     def _read(self, part: Part) -> Iterator[pa.RecordBatch]:
-        rows: list[list[Any]] = []
-        size = 0
+        names = self.columns.names
+        texts = [at for at, name in enumerate(names) if name in self.columns.texts]
+        chunk, size = _Chunk(self.columns), 0
         found = records.read(
-            part, self.columns.names, self.options, root=self.root,
-            counted=self.counted.get(part.path),
-        )  # fmt: skip
+            part, names, self.options, root=self.root, counted=self.counted.get(part.path)
+        )
         for line, values, problem, shown in found:
-            size += sum([len(value) for value in values if value])
-            reason = detail = None
             if problem is not None:
-                reason = "malformed"
-                detail = _where(line) + problem + (f": {shown}" if shown else "")
+                chunk.reject(_where(line) + problem + (f": {shown}" if shown else ""))
                 size += len(shown)
-            rows.append([*values, reason, detail and detail[:_DETAIL_CHARACTERS], line])
-            if len(rows) >= _CHUNK_ROWS or size >= _CHUNK_CHARACTERS:
-                yield self._batch(rows)
-                rows, size = [], 0
-        if rows:
-            yield self._batch(rows)
+            for at in texts:
+                if value := values[at]:
+                    size += len(value)
+            chunk.rows.append(values)
+            chunk.lines.append(line)
+            if len(chunk.rows) >= _CHUNK_ROWS or size >= _CHUNK_CHARACTERS:
+                yield chunk.batch()
+                chunk, size = _Chunk(self.columns), 0
+        if chunk.rows:
+            yield chunk.batch()
 
-    def _batch(self, rows: list[list[Any]]) -> pa.RecordBatch:
+
+class _Chunk:
+    """Rows on their way to a batch."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self.rows: list[Sequence[Any]] = []
+        self.lines: list[int] = []
+        self._reasons: dict[int, tuple[str, str]] = {}
+
+    def reject(self, detail: str, reason: str = "malformed", at: int | None = None) -> None:
+        """Reject a row, the next one by default; its first reason stays."""
+        self._reasons.setdefault(len(self.rows) if at is None else at, (reason, detail))
+
+    def batch(self) -> pa.RecordBatch:
+        """The rows as columns of texts."""
         import pyarrow as pa
 
-        names = [*self.columns.names, REASON, DETAIL]
-
-        def made() -> pa.RecordBatch:
-            cells = list(zip(*rows, strict=True))[: len(names)]
-            return pa.record_batch([pa.array(cell, pa.string()) for cell in cells], names=names)
-
         try:
-            return made()
+            cells = [pa.array(cell, pa.string()) for cell in zip(*self.rows, strict=True)]
         except (UnicodeEncodeError, pa.ArrowException, TypeError):  # some values are not texts
-            for row in rows:
-                self._mend(row)
-            return made()
+            mended = [self._mended(at, list(row)) for at, row in enumerate(self.rows)]
+            cells = [pa.array(cell, pa.string()) for cell in zip(*mended, strict=True)]
+        reasons: list[str | None] = [None] * len(self.rows)
+        details = list(reasons)
+        for at, (reason, detail) in self._reasons.items():
+            reasons[at], details[at] = reason, replaced(detail)[:_DETAIL_CHARACTERS]
+        cells += [pa.array(cell, pa.string()) for cell in (reasons, details)]
+        return pa.record_batch(cells, names=[*self._columns.names, REASON, DETAIL])
 
-    def _mend(self, row: list[Any]) -> None:
+    def _mended(self, number: int, row: list[Any]) -> list[Any]:
         """Make texts of a row's values, or reject it."""
-        *_, reason, detail, line = row
-        for at, name in enumerate(self.columns.names):
+        where = _where(self.lines[number])
+        for at, name in enumerate(self._columns.names):
             value = row[at]
-            if isinstance(value, list) and name in self.columns.lists:
+            if isinstance(value, list) and name in self._columns.lists:
                 row[at] = value = _json_text(value)
             if isinstance(value, list | dict):
                 kind = "an array" if isinstance(value, list) else "an object"
                 row[at] = None
-                reason = reason or "malformed"
-                detail = detail or f"{_where(line)}column {name} is {kind}, not a text"
+                self.reject(f"{where}column {name} is {kind}, not a text", at=number)
             elif value is not None and not value.isascii() and SURROGATES.search(value):
-                if name in self.columns.texts:
+                if name in self._columns.texts:
                     row[at] = replaced(value)
                     continue
                 row[at] = spelled(value)
-                reason = reason or "wrong_encoding"
-                detail = detail or f"{_where(line)}column {name}: {row[at]}"
-        row[-3:] = [reason, detail and replaced(detail)[:_DETAIL_CHARACTERS], line]
+                self.reject(f"{where}column {name}: {row[at]}", "wrong_encoding", number)
+        return row
 
 
 def _where(line: int) -> str:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Files", "check", "find", "read"]
+__all__ = ["Files", "check", "find", "read", "table"]
 
 Form = Literal["csv", "jsonl"] | Kind
 
@@ -124,7 +124,18 @@ def read(
             return frame, _Parts(
                 tasks=tasks, columns=columns, options=options, root=files.root, counted=counted
             )
-        return _columns(spark, files.form, files, columns), _Records(columns=columns)
+        return _columns(spark, files, columns), _Records(columns=columns)
+
+
+def table(spark: SparkSession, files: Files, columns: Columns, options: CsvOptions) -> DataFrame:
+    """The mapped columns of files that `check` has passed, without the rows that cannot be read."""
+    if files.form == "csv" or files.form == "jsonl":
+        asked = text_rows.Columns(names=mapped(columns))
+        found = text_rows.table(spark, files.entries, files.form, asked, options, root=files.root)
+        return found.where(found[text_rows.REASON].isNull()).select(*mapped(columns))
+    schema = footers.schema(files.paths[0], files.form)
+    types = {name: footers.type_of(schema, name) for name in mapped(columns)}
+    return columnar.load(spark, files.form, files.paths, files.root, types)
 
 
 # ------------------------------------------------------------------------------------- text files
@@ -152,19 +163,17 @@ class _Parts:
 
 
 # ------------------------------------------------------------------------------ Parquet, ORC, Avro
-def _columns(spark: SparkSession, kind: Kind, files: Files, columns: Columns) -> DataFrame:
+def _columns(spark: SparkSession, files: Files, columns: Columns) -> DataFrame:
     from pyspark.sql import functions as F
 
-    connectors.require(spark, kind)
-    schema = footers.schema(files.paths[0], kind)
-    types = {name: footers.type_of(schema, name) for name in mapped(columns)}
-    table = columnar.load(spark, kind, files.paths, files.root, types)
+    connectors.require(spark, files.form)
+    rows = table(spark, files, columns, CsvOptions())
     found: list[Any] = [F.monotonically_increasing_id().alias(_NUMBER)]
-    for item in table.schema.fields:
+    for item in rows.schema.fields:
         column = F.col(f"`{item.name}`")
         spelt = ids.column(column, item.dataType) if item.name == columns.id else None
         found.append((column if spelt is None else spelt).alias(item.name))
-    return table.select(*found)
+    return rows.select(*found)
 
 
 @dataclass(frozen=True, kw_only=True)

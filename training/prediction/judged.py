@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from howdah.data.files.encodings import explained
 from howdah.errors import TooManyErrors
-from training.prediction.rows import Prediction
+from training.prediction.reading import NOT_DECODED, source_files
+from training.prediction.rows import Prediction, format_of
+
+if TYPE_CHECKING:
+    from howdah.config.loader import Config
 
 __all__ = [
     "LINE_OF_SPARK",
-    "NOT_DECODED",
     "SHOWN_REASONS",
     "Reasons",
     "lines",
@@ -20,7 +23,6 @@ __all__ = [
     "require_few",
 ]
 
-NOT_DECODED = "the text is not in the file's encoding"
 _MOST_REASONS = 1_000
 SHOWN_REASONS = 5
 _LINE = re.compile(r"^line \d+: ")
@@ -62,6 +64,14 @@ class Reasons:
         return sorted(self._found.values(), key=lambda one: -one["rows"])[:SHOWN_REASONS]
 
 
+def of_lines(count: int, reasons: Reasons) -> list[str]:
+    """What is said of answered lines: nothing, unless some have an error."""
+    found = reasons.as_list()
+    errors = sum(one["rows"] for one in found)
+    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in found)
+    return [f"{errors:,} of {count:,} lines have an error ({why})"] if found else []
+
+
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """What is said of a prediction's result: rows, and how many have an error by reason."""
     said = f"{summary['rows']:,} rows -> {summary['output']}"
@@ -71,18 +81,16 @@ def lines(summary: Mapping[str, Any]) -> list[str]:
     return [f"{said}; {summary['errors']:,} with an error ({why}): column error"]
 
 
-def require_few(
-    summary: Mapping[str, Any], most: float, paths: Callable[[], Sequence[str]], encoding: str
-) -> None:
+def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:
     """Refuse a result in which too many rows have an error. The output stays.
 
     Args:
-        most: share of the rows.
-        paths: gives the source's CSV files.
-        encoding: `data.csv.encoding`.
+        config: its `score.max_error_fraction` and `data.csv`.
+        source: what was predicted.
     Raises:
         TooManyErrors: exit code 3.
     """
+    most = config.score.max_error_fraction
     rows, errors = summary["rows"], summary["errors"]
     if errors <= most * rows:
         return
@@ -93,7 +101,8 @@ def require_few(
     )
     remedy = "the rows with an error say why in the column error"
     if any(one["error"] == NOT_DECODED for one in summary["reasons"]):
-        other = explained(paths(), encoding)
+        paths = [path for path in source_files(source).paths if format_of(path) == "csv"]
+        other = explained(paths, config.data.csv.encoding)
         remedy = (
             f"as {other} these rows all decode: data.csv.encoding: {other}"
             if other

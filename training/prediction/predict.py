@@ -233,7 +233,14 @@ def _is_table(source: str) -> bool:
 
 
 # -------------------------------------------------------------------------------------- stdin
-def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | None = None) -> int:
+def predict_lines(
+    model: str,
+    lines: TextIO,
+    out: TextIO,
+    *,
+    framework: str | None = None,
+    reasons: Reasons | None = None,
+) -> int:
     """Classify lines as they arrive; writes a JSON object per line at once. Lines of a model of
     images are paths of image files.
 
@@ -245,6 +252,7 @@ def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | No
     Args:
         lines: text stream; its bytes are read as UTF-8.
         out: gets the answers.
+        reasons: counts the lines that have an error, but for those of images.
     Returns:
         The number of lines.
     """
@@ -263,7 +271,10 @@ def predict_lines(model: str, lines: TextIO, out: TextIO, *, framework: str | No
                 error = None if tab else "there is no tab between two texts"
             rows.append(Row(str(number), None if error else line, error, served.pairs))
             number += 1
-        for prediction in classify(served, rows):
+        predictions = classify(served, rows)
+        if reasons is not None:
+            reasons.add(predictions)
+        for prediction in predictions:
             out.write(as_json(prediction, outputs, served.run_id) + "\n")
         out.flush()
     return number

@@ -26,11 +26,12 @@ from howdah.storage import Entry
 from training.prediction.rows import EMPTY, SUFFIXES, Row, format_of
 
 __all__ = [
-    "Files", "Rows", "check_files", "choose_columns", "mapped", "no_ids",
+    "NOT_DECODED", "Files", "Rows", "check_files", "choose_columns", "mapped", "no_ids",
     "read_rows", "source_files",
 ]  # fmt: skip
 
 _PARQUET_BATCH_ROWS = 2048
+NOT_DECODED = "the text is not in the file's encoding"
 _OPTIONS = "--text-column and --id-column name them"
 
 
@@ -232,7 +233,7 @@ class Rows:
             texts.append(self._separator.join(present))
         text = joined(*texts) if len(texts) > 1 else texts[0]
         if problem is None and not text.isascii() and SURROGATES.search(text):
-            problem = "the text is not in the file's encoding"
+            problem = NOT_DECODED
         if problem is not None:
             return Row(row_id, None, problem)
         return Row(row_id, text, pair=len(texts) > 1)

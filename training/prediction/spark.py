@@ -286,7 +286,9 @@ def _write(predicted: DataFrame, target: str, form: str) -> None:
     else:  # CSV has no arrays
         lists = [field.name for field in predicted.schema if field.dataType.typeName() == "array"]
         flat = predicted.withColumns({name: F.to_json(name) for name in lists})
-        flat.write.option("header", True).option("escape", '"').csv(target)
+        # Spark leaves a CR unquoted, which other readers take for a line's end
+        writer = flat.write.option("header", True).option("escape", '"').option("quoteAll", True)
+        writer.csv(target)
 
 
 def _write_table(

@@ -8,13 +8,16 @@ from typing import TYPE_CHECKING
 
 from howdah import storage
 from howdah.config.data import Columns
+from howdah.data.files import checks
 from howdah.data.targets import label_mapping, label_name
 from howdah.errors import DataError, UsageError
+from howdah.spark import ids
+from training.prediction import files
 from training.prediction.reading import read_rows, source_files
 from training.prediction.rows import format_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql import Row as SparkRow
 
     from howdah.config.loader import Config
@@ -93,12 +96,7 @@ def joined_table(
     with session(config.data.spark, name="howdah drift", hive=True, user=config.run.user) as spark:
         from pyspark.sql import functions as F
 
-        if format_of(labels) is None and not storage.exists(labels):
-            truth = spark.table(labels)
-        else:
-            readers = {"csv": spark.read.option("header", True).csv, "jsonl": spark.read.json,
-                       "parquet": spark.read.parquet}  # fmt: skip
-            truth = readers[format_of(labels) or "parquet"](labels)
+        truth = _truth(spark, config, labels, id_column, label_column)
         missing = {id_column, label_column} - set(truth.columns)
         if missing:
             raise UsageError(
@@ -157,3 +155,25 @@ def _compared(
         F.min(F.when(~clear, F.col("id"))).alias("example"),
     )
     return counted.first()
+
+
+def _truth(
+    spark: SparkSession, config: Config, labels: str, id_column: str, label_column: str
+) -> DataFrame:
+    """The columns of a table or of files with labels, ids spelt as predictions spell them."""
+    if format_of(labels) is None and not storage.exists(labels):
+        truth = spark.table(labels)
+        if id_column not in truth.columns:
+            return truth
+    else:
+        found = files.find(labels, None)
+        columns = Columns(text=label_column, id=id_column)
+        asked = {"--id-column": id_column, "--label-column": label_column}
+        checks.check(
+            {entry.path: entry for entry in found.entries}, found.form,
+            [checks.Wanted(name=name, where=where) for where, name in asked.items()],
+            config.data.csv, source=labels, root=found.root, remedy="name them by these options",
+        )  # fmt: skip
+        truth = files.table(spark, found, columns, config.data.csv)
+    spelt = ids.column(truth[f"`{id_column}`"], truth.schema[id_column].dataType)
+    return truth if spelt is None else truth.withColumn(id_column, spelt)

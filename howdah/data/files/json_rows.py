@@ -27,6 +27,7 @@ _CUT = 64
 _ARRAY = re.compile(r"\s*\[\s*(?:[{\]]|$)")
 _BLANK = re.compile(r"\s*")
 _as_written = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
+_scan = _as_written.scan_once
 
 Value = Any
 """A text (of a number as well), a truth value, None, a list or an object."""
@@ -40,7 +41,11 @@ def json_value(text: str) -> Value:
         ValueError: it is not JSON, or nested too deeply.
     """
     try:
-        return _as_written.decode(text)
+        try:  # what is left of `decode` without its search for blanks
+            value, end = _scan(text, 0)
+        except StopIteration:
+            return _as_written.decode(text)
+        return value if not text[end:].strip(" \t\r\n") else _as_written.decode(text)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -140,7 +145,7 @@ class _Window:
         while True:
             problem, place = "it breaks off", len(self._text)
             try:
-                value, end = _as_written.scan_once(self._text, self._at)
+                value, end = _scan(self._text, self._at)
                 if end < len(self._text) or not self._more():
                     shown = self._text[self._at : end]
                     self._move(end)
@@ -185,7 +190,9 @@ def field(record: dict[str, Value], name: str) -> Value:
 
 def scalar(value: Value) -> Value:
     """A truth value as JSON writes it; anything else as it is."""
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
+    if value is True or value is False:
+        return "true" if value else "false"
+    return value
 
 
 def kinds(path: str, names: Collection[str], most: int | None) -> dict[str, Kind] | None:

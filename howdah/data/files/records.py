@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -24,7 +25,7 @@ __all__ = ["Part", "csv_names", "delimiter_of", "directories", "divisible", "par
            "read"]  # fmt: skip
 
 TextForm = Literal["csv", "jsonl"]
-Found = tuple[int, list[Any], str | None, str]
+Found = tuple[int, Sequence[Any], str | None, str]
 """(line from 1, or 0 where it is not known; the wanted columns' values; why the row cannot be read;
 the row as it is written)."""
 
@@ -104,22 +105,28 @@ def _csv(
     names = csv_names(path, options)
     at = positions(names, wanted, path)
     given = [constants.get(name) for name in wanted]
-    header = options.header
-    for line, fields in _csv_records(part, options, delimiter, len(names), counted):
+    there = [i for i in at if i is not None]
+    take = itemgetter(*there) if len(there) == len(at) > 1 else None
+    header, count = options.header, len(names)
+    for line, fields in _csv_records(part, options, delimiter, count, counted):
         if header and part.start == 0:
             header = False
             continue
-        if len(fields) == len(names):
-            values = [value if i is None else fields[i] or None
-                      for i, value in zip(at, given, strict=True)]  # fmt: skip
-            yield line, values, None, ""
-            continue
-        values = [
-            value if i is None else (fields[i] or None if i < len(fields) else None)
-            for i, value in zip(at, given, strict=True)
-        ]
-        problem = f"{len(fields)} fields instead of {len(names)}"
-        yield line, values, problem, delimiter.join(fields)
+        problem, shown = None, ""
+        if len(fields) != count:
+            problem = f"{len(fields)} fields instead of {count}"
+            shown = delimiter.join(fields)
+            fields += [""] * (count - len(fields))
+        if take is not None:  # the quick way, for most files
+            values: Sequence[Any] = take(fields)
+            if "" in values:
+                values = [value or None for value in values]
+        else:
+            values = [
+                value if i is None else fields[i] or None
+                for i, value in zip(at, given, strict=True)
+            ]
+        yield line, values, problem, shown
 
 
 def _csv_records(
@@ -230,14 +237,17 @@ def positions(names: Sequence[str], wanted: Sequence[str], path: str) -> list[in
 def _json(
     part: Part, wanted: Sequence[str], constants: Mapping[str, str | None]
 ) -> Iterator[Found]:
-    given = [constants.get(name) for name in wanted]
+    given, field = [constants.get(name) for name in wanted], json_rows.field
     nothing = [None] * len(wanted)
     for line, value, problem, shown in _json_values(part):
         if problem is not None:
             yield line, nothing, problem, shown.strip()
             continue
-        found = (json_rows.scalar(json_rows.field(value, name)) for name in wanted)
-        values = [own if one is None else one for one, own in zip(found, given, strict=True)]
+        values = [value[name] if name in value else field(value, name) for name in wanted]
+        if True in values or False in values:
+            values = [json_rows.scalar(one) for one in values]
+        if constants:
+            values = [own if one is None else one for one, own in zip(values, given, strict=True)]
         yield line, values, None, ""
 
 
