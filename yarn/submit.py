@@ -33,7 +33,7 @@ from howdah.hadoop.kerberos import logged_in
 from howdah.hadoop.resourcemanager import OVER, PATIENCE_SECONDS, ResourceManager
 from howdah.packaging import cluster_paths
 from howdah.packaging.staging import PACKAGES
-from howdah.runs import applications
+from howdah.runs import applications, settings
 from jobs import secret_file
 from jobs.status import status_file
 from yarn import address, shipping, spec
@@ -123,6 +123,9 @@ def submit(config: Config, progress: Progress) -> Submitted:
     started = time.monotonic()
     secret_env = secret_file.values(config, os.environ)
     with logged_in(*config.yarn.login):
+        # Refused here if it would be described by settings that it was not trained with; asked for
+        # the same, the application goes on from the last step and ends, as its caller expects.
+        settings.already_finished(config)
         manager = ResourceManager(user=config.run.user)
         _check(config, manager, progress)
         lock = SubmissionLock(config.run.directory, spec.tag(config.run.directory), manager)

@@ -156,12 +156,17 @@ def _submit_to_yarn(checked: Any, wait: bool, dry_run: bool, json: bool) -> None
 
 
 def _submit_elsewhere(checked: Any, wait: bool, dry_run: bool, etl: bool, json: bool) -> None:
+    from howdah.runs import settings
     from places import control
     from places import submit as submission
 
     if dry_run:
         plan = submission.dry_run(checked, say, etl=etl)
         answer(plan, json, submission.lines(plan))
+        return
+    done = settings.already_finished(checked)
+    if done is not None and not etl:
+        answer(settings.of_finished(checked, on=checked.job.on), json, done)
         return
     found = submission.submit(checked, say, etl=etl)
     name = found.record.application

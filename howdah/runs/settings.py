@@ -20,7 +20,10 @@ from howdah.data.manifest import load_dataset
 from howdah.errors import HowdahError, UsageError
 from howdah.runs import RUN_JSON
 
-__all__ = ["Stage", "already_finished", "described", "learnt_with", "stages"]
+__all__ = [
+    "Stage", "already_finished", "described", "learnt_with", "of_finished", "settings_at",
+    "stages",
+]  # fmt: skip
 
 _NOT_LEARNT = {
     "comm", "parallel", "shard_cache_bytes", "shard_cache_directory", "logging_steps",
@@ -102,6 +105,15 @@ def already_finished(config: Config) -> list[str] | None:
         f"this run is finished: step {steps} of {steps}{exported}",
         *_afterwards(before, config),
     ]
+
+
+def of_finished(config: Config, *, on: str) -> dict[str, Any]:
+    """What `howdah submit --json` says of a finished run: the keys of a job, none of which began."""
+    attempts = _record(config.run.directory).get("attempts") or [{}]
+    return {
+        "application": attempts[-1].get("submission"), "on": on, "tracking_url": None,
+        "run_directory": config.run.directory, "attached": False, "finished": True
+    }  # fmt: skip
 
 
 def _record(directory: str) -> dict[str, Any]:
@@ -199,6 +211,12 @@ def stages(attempts: Sequence[Mapping[str, Any]]) -> list[Stage]:
         if not found or found[-1].settings != settings:
             found.append(Stage(after=begun, settings=settings))
     return found
+
+
+def settings_at(attempts: Sequence[Mapping[str, Any]], step: int | None) -> dict[str, Any]:
+    """The settings that a step was trained with (None: the newest); {}: not recorded."""
+    past = [one for one in stages(attempts) if step is None or one.after < max(step, 1)]
+    return past[-1].settings if past else {}
 
 
 def described(

@@ -12,7 +12,7 @@ from howdah.config.data import CleanOptions, Columns
 from howdah.config.loader import Config
 from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset, DatasetManifest
-from howdah.runs.settings import described
+from howdah.runs.settings import described, settings_at
 from training.model.pretrained import BaseModel
 from training.run.run_json import versions
 
@@ -79,6 +79,9 @@ def describe_run(
     )  # fmt: skip
     shown = {key: getattr(training, key) for key in keys}
     shown |= {key: getattr(model, key) for key in ("freeze_embeddings", "freeze_layers")}
+    # The weights may be older than a change of settings.
+    had = settings_at(attempts, step)
+    shown |= {key: had[f"training.{key}"] for key in keys if f"training.{key}" in had}
     return RunInfo(
         run_id=run_id,
         task=manifest.task,
