@@ -94,7 +94,7 @@ def _state(job: Record, status: dict[str, Any]) -> tuple[str, str | None]:
 
 
 def _verdict(job: Record) -> dict[str, Any]:
-    if not job.here:
+    if not (job.here and job.is_ours):
         return {}
     try:
         return storage.read_json(os.path.join(job.directory, VERDICT))
@@ -186,6 +186,7 @@ def container_logs(job: Record) -> dict[str, dict[str, str]]:
             "the job's own files are on the machine of its driver", where=job.host,
             got=socket.gethostname(), remedy="howdah logs --rank N reads the run directory",
         )  # fmt: skip
+    _require_ours(job, "its own files are read")
     found = {"driver": {LOG: _tail(os.path.join(job.directory, LOG))}}
     root = os.path.join(job.directory, "containers")
     for container in sorted(os.listdir(root)) if os.path.isdir(root) else []:
@@ -195,8 +196,8 @@ def container_logs(job: Record) -> dict[str, dict[str, str]]:
 
 
 def _tail(path: str) -> str:
-    with open(path, "rb") as file:
-        file.seek(max(0, os.path.getsize(path) - TAIL_BYTES))
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
         return file.read().decode(errors="replace")
 
 
@@ -247,9 +248,24 @@ def kill(job: Record, *, save: bool, save_seconds: float, progress: Progress) ->
         )  # fmt: skip
     for number in (signal.SIGTERM, signal.SIGKILL):
         if job.alive:
+            _require_ours(job, "its process is signalled")
             os.kill(job.pid, number)
             _wait(job, _SIGNAL_SECONDS)
     return _state(job, driver_status(job))[0]
+
+
+def _require_ours(job: Record, what: str) -> None:
+    """Raise ClusterError for a record that another user, or a copy, may have put there."""
+    owner = os.stat(f"/proc/{job.pid}").st_uid if job.alive and job.here else os.geteuid()
+    if job.is_ours and owner == os.geteuid():
+        return
+    raise ClusterError(
+        f"this run directory's record names a job that is not this user's: {what} by its owner"
+        " alone", where=storage.join(status_file.directory(job.run_directory), "place.json"),
+        expected=f"the record in {record.jobs_directory()}, which only this user can write",
+        got=f"{job.application}, process {job.pid}",
+        remedy="do it as the user who has submitted the job, with that user's HOWDAH_CACHE",
+    )  # fmt: skip
 
 
 def _request(job: Record, what: dict[str, Any]) -> None:

@@ -11,7 +11,6 @@ import hashlib
 import json
 import os
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,8 +18,9 @@ from typing import Any
 from howdah import storage
 from howdah.core.cache import cache_root
 from howdah.core.processes import boot_id, locked, process_start
-from howdah.errors import ClusterError, NotFound, StorageError
-from jobs.status import status_file
+from howdah.errors import ClusterError, DataError, NotFound, StorageError
+from howdah.storage.shapes import COUNT, NUMBER, TEXT, Fields
+from jobs.status import beats, status_file
 from jobs.status.status_file import directory, status_path
 
 __all__ = [
@@ -31,8 +31,15 @@ __all__ = [
 OVER = {"finished": "SUCCEEDED", "failed": "FAILED", "killed": "KILLED"}
 """{the last state in status.json: its final status, as YARN calls it}."""
 _UNHEARD_SECONDS = 120.0
-"""A driver on another machine whose status is older than this counts as dead: it writes one every
-few seconds."""
+"""A driver on another machine whose status has not changed for so long counts as dead: it writes
+one every few seconds."""
+
+
+_TEXTS = ("application", "on", "run_directory", "directory", "fingerprint", "host", "boot")
+_SHAPE = Fields(
+    {**dict.fromkeys(_TEXTS, TEXT), "submitted": NUMBER, "pid": COUNT, "start": COUNT},
+    needed=(*_TEXTS, "submitted", "pid", "start"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,14 +69,25 @@ class Record:
 
     @property
     def alive(self) -> bool:
-        """Whether its driver runs; of one on another machine, by the age of its status."""
+        """Whether its driver runs; of one on another machine, by its status, which must change."""
         if self.here:
             return self.boot == boot_id() and process_start(self.pid) == self.start
         status = driver_status(self)
-        return (
-            status.get("state") not in OVER
-            and time.time() - max(status.get("updated") or 0, self.submitted) < _UNHEARD_SECONDS
-        )
+        if status.get("state") in OVER:
+            return False
+        path = status_path(self.run_directory) if status else _path(self.run_directory)
+        beat = status.get("updated") if status else self.submitted
+        return beats.unheard_seconds(path, self.application, beat) < _UNHEARD_SECONDS
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether this user has submitted it from this machine, by a record that only this user can
+        write. The one in the run directory is of whoever may write there: it names any process.
+        """
+        if os.path.basename(self.application) != self.application:
+            return False
+        private = of_application(self.application)
+        return private == self and self.directory == os.path.dirname(_private(self.application))
 
     def write(self) -> None:
         """Make it the run directory's job, and let `howdah ps` on this machine find it."""
@@ -88,13 +106,21 @@ def known() -> list[Record]:
     root = jobs_directory()
     names = os.listdir(root) if os.path.isdir(root) else []
     folders = [os.path.join(root, name) for name in names]
-    found = [_read(os.path.join(one, "place.json")) for one in folders if os.path.isdir(one)]
-    return sorted((one for one in found if one), key=lambda one: -one.submitted)
+    found: list[Record] = []
+    for folder in filter(os.path.isdir, folders):
+        with contextlib.suppress(DataError):  # one that is cut off hides none of the others
+            record = _read(os.path.join(folder, "place.json"))
+            found += [] if record is None else [record]
+    return sorted(found, key=lambda one: -one.submitted)
 
 
 def of_application(application: str) -> Record | None:
     """A job that was submitted from this machine, by its id; None: there is none."""
-    return _read(os.path.join(jobs_directory(), application, "place.json"))
+    return _read(_private(application))
+
+
+def _private(application: str) -> str:
+    return os.path.join(jobs_directory(), application, "place.json")
 
 
 def jobs_directory() -> str:
@@ -143,12 +169,14 @@ def free_for_yarn(run_directory: str) -> None:
 def refuse_live_on_yarn(run_directory: str) -> None:
     """Raise ClusterError if a job on YARN writes to the run directory."""
     try:
-        status = storage.read_json(status_path(run_directory))
+        status = storage.read_object(status_path(run_directory))
     except (NotFound, StorageError):
         return
     application = str(status.get("application"))
-    fresh = time.time() - (status.get("updated") or 0) < _UNHEARD_SECONDS
-    if application.startswith("application_") and fresh and status.get("state") not in OVER:
+    if not application.startswith("application_") or status.get("state") in OVER:
+        return
+    path, beat = status_path(run_directory), status.get("updated")
+    if beats.unheard_seconds(path, application, beat) < _UNHEARD_SECONDS:
         raise ClusterError(
             "a job on YARN is using this run directory", where=run_directory, got=application,
             remedy=f"give run.directory another value, or end it: howdah kill {application}",
@@ -172,24 +200,9 @@ def _path(run_directory: str) -> str:
 
 def _read(path: str) -> Record | None:
     try:
-        fields = storage.read_json(path)
+        fields = storage.read_object(
+            path, _SHAPE, remedy="it is no record of a job: remove it, and submit the run again"
+        )
     except NotFound:
         return None
-    if "start" not in fields:
-        fields = {**fields, "start": _start_of_older(fields)}
     return Record(**{name: fields[name] for name in Record.__dataclass_fields__})
-
-
-def _start_of_older(fields: dict[str, Any]) -> int:
-    """Of a record that has `born`, seconds since 1970 by the clock, instead of `start`; 0: the
-    process has ended, or is on another machine."""
-    import psutil
-
-    pid = fields["pid"]
-    if fields["host"] != socket.gethostname():
-        return 0
-    try:
-        same = psutil.Process(pid).create_time() == fields["born"]
-    except psutil.NoSuchProcess:
-        return 0
-    return process_start(pid) or 0 if same else 0

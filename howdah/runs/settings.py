@@ -108,7 +108,7 @@ def already_finished(config: Config) -> list[str] | None:
 
 
 def of_finished(config: Config, *, on: str) -> dict[str, Any]:
-    """What `howdah submit --json` says of a finished run: the keys of a job, none of which began."""
+    """What `howdah submit --json` says of a finished run: the keys of a job that did not begin."""
     attempts = _record(config.run.directory).get("attempts") or [{}]
     return {
         "application": attempts[-1].get("submission"), "on": on, "tracking_url": None,

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
 
 from howdah.cli import app, run
@@ -250,18 +249,6 @@ def set_clock(monkeypatch, seconds):
 
     boot = _pslinux.boot_time()
     monkeypatch.setattr(_pslinux, "boot_time", lambda: boot + seconds)
-
-
-def test_a_record_of_an_older_version_is_read(config, tmp_path):
-    one = kept(tmp_path)
-    path = tmp_path / "run" / "yarn" / "place.json"
-    fields = json.loads(path.read_text())
-    del fields["start"]
-    for born, lives in ((psutil.Process().create_time(), True), (1.0, False)):
-        path.write_text(json.dumps({**fields, "born": born}))
-        assert record.read(one.run_directory).alive == lives
-    path.write_text(json.dumps({**fields, "born": 1.0, "host": "another"}))
-    assert record.read(one.run_directory).host == "another"
 
 
 @pytest.mark.parametrize("seconds", [-3600.0, 1.0, 3600.0])

@@ -166,8 +166,10 @@ class RankRecord:
         return process_start(self.pid) == self.start
 
     def send(self, number: int) -> None:
-        """Send the process a signal; nothing where it has ended, or is on another machine."""
-        if self.is_local and self.alive:
+        """Send the process a signal; nothing where it has ended, is on another machine, or is none
+        that a launcher of this user has started: who may write in the run directory could have
+        named any process."""
+        if self.is_local and self.alive and _launched_by_us(self.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
@@ -188,6 +190,16 @@ class RankRecord:
     def clear(cls, directory: str) -> None:
         """Remove the records of an earlier attempt."""
         storage.remove(os.path.join(directory, "ranks"), recursive=True)
+
+
+def _launched_by_us(pid: int) -> bool:
+    """Whether a process is this user's, and one of a launcher's (training/launch/command.py)."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0")}
+            return b"HOWDAH_STARTED" in names and os.fstat(file.fileno()).st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 class RunLock:

@@ -25,6 +25,7 @@ from howdah.hadoop import conf as settings
 from howdah.hadoop.resourcemanager import LIVE, OVER, ResourceManager
 from howdah.packaging import cluster_paths
 from howdah.storage.directories import owner_here
+from jobs.status import beats
 
 __all__ = ["Claim", "SubmissionLock", "claim_tag", "read_claim", "submitter"]
 
@@ -173,18 +174,7 @@ class SubmissionLock:
             import psutil
 
             return claim.pid != os.getpid() and psutil.pid_exists(claim.pid)
-        return self._age(self.path) < _SUBMITTING_SECONDS
-
-    def _age(self, path: str) -> float:
-        """Seconds since a file was written, by the storage's own clock."""
-        probe = storage.join(self._directory, f"clock-{socket.gethostname()}-{os.getpid()}")
-        try:
-            storage.write_whole(probe, b"")
-            return storage.modified(probe) - storage.modified(path)
-        except NotFound:
-            return 0.0
-        finally:
-            storage.remove(probe)
+        return beats.age(self.path) < _SUBMITTING_SECONDS
 
     def _take_over(self, stale: Claim, ours: Claim) -> bool:
         """Replace a stale claim by ours; False: another process did it first.
@@ -197,7 +187,7 @@ class SubmissionLock:
             try:
                 storage.create_exclusive(mark, ours.as_json())
             except AlreadyExists:
-                if self._age(mark) < _TAKEOVER_SECONDS:
+                if beats.age(mark) < _TAKEOVER_SECONDS:
                     return False
                 continue  # the process that created it was killed
             try:

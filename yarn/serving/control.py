@@ -331,10 +331,21 @@ def _look(report: dict[str, Any] | None, model_directory: str, tokens: list[byte
     )  # fmt: skip
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """An answer that is a redirect is an error."""
+
+    def redirect_request(self, *arguments: Any) -> None:
+        """None: it is not followed."""
+
+
 def _health(url: str) -> dict[str, Any] | None:
     import json
 
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    # Without tokens the address is anybody's who may write the model's directory: no other scheme,
+    # no redirect to another host.
+    if not url.startswith("http://"):
+        return None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
     try:
         with opener.open(f"{url}/health", timeout=5) as answer:
             found = json.loads(answer.read(65536))
