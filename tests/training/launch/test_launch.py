@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -15,6 +16,7 @@ from howdah import storage
 from howdah.config import launchers
 from howdah.config.launchers import DEFAULT, LAUNCHERS, Launcher, RankVariables
 from howdah.config.loader import from_dict
+from howdah.doctor import checks
 from howdah.errors import (
     ClusterError,
     ConfigError,
@@ -190,7 +192,7 @@ def test_a_directory_in_use_is_refused_and_left_as_it_is(tmp_path, name):
 
 # ------------------------------------------------------------------------- what came of the job
 class Ended:
-    """A job as `_cause` sees it."""
+    """A job as `outcome.cause` sees it."""
 
     def __init__(self, exit_code=1, asked_by=None, killed=False, lost=None, records=None):
         self.program, self.exit_code, self.asked_by, self.killed = (
@@ -254,13 +256,26 @@ def test_a_launcher_that_fails_by_itself_is_quoted(tmp_path):
     assert isinstance(error, ClusterError)
     assert "exit code 213" in error.got
     assert "held words" in error.got
+    assert "howdah doctor" in error.remedy
+
+
+def test_a_host_name_that_open_mpi_does_not_take_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "my_laptop_1")
+    error = verdict(tmp_path, Ended(exit_code=1))
+    assert "my_laptop_1" in error.remedy and "--launcher torchrun" in error.remedy
+    loopback = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **how: loopback)
+    found = checks.check_hostname({})
+    assert (found.status, "my_laptop_1" in found.found) == ("warn", True)
+    assert "torchrun" in found.remedy
 
 
 def test_a_stop_that_ranks_were_too_slow_for_says_so(tmp_path):
     error = verdict(tmp_path, Ended(asked_by=2, killed=True))
     assert isinstance(error, Interrupted)
     assert "killed before they had saved" in error.what
-    assert "none" in error.got
+    assert error.got == "nothing was saved: training had not come to its first checkpoint"
+    assert error.remedy == "start it again in the same way: it begins with the base model"
 
 
 def test_a_run_that_was_asked_to_stop_but_finished_is_finished(tmp_path):

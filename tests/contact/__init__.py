@@ -1,0 +1,1 @@
+"""Inputs as strangers make them: other people's bytes, files, clients and habits."""

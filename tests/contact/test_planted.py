@@ -1,0 +1,216 @@
+"""Files of the user's named like modules: none of them runs in place of Howdah's or Python's."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from howdah.errors import ForeignPackages
+from tests import ROOT
+from tests.fixtures.spark import FEW_JOBS
+from tests.runs import studies
+from tests.runs.training_runs import SETTINGS
+from tests.runs.training_runs import _nested as nested
+
+pytest.importorskip("torch")
+HOWDAH = os.path.join(os.path.dirname(sys.executable), "howdah")
+MODULES = ("training", "random", "html", "difflib", "queue", "horovod", "pyspark", "torch")
+PACKAGES = ("howdah", "jobs", "etl", "places", "serving", "yarn", "tuning")
+PLANTED = "import os; open(os.environ['PLANTED'], 'a').write(__name__ + ' ')\n"
+"""What a planted file does, whoever imports or runs it."""
+full, mpi, spark = pytest.mark.full, pytest.mark.mpi, pytest.mark.spark
+LIMIT = 280
+
+
+def plant(folder, *names):
+    """A file or a package for each name."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        path = folder / f"{name}.py"
+        if name in PACKAGES:
+            (folder / name).mkdir()
+            path = folder / name / "__init__.py"
+        path.write_text(PLANTED)
+    return folder
+
+
+class Project:
+    """A folder of the user's with such files, and a configuration in it."""
+
+    def __init__(self, directory, dataset, base):
+        self.folder = plant(directory / "project", *MODULES, *PACKAGES)
+        self.run, self.mark = directory / "run", directory / "planted"
+        values = SETTINGS | {
+            "run.directory": str(self.run), "data.dataset": dataset, "model.base": base,
+            "training.framework": "torch", "training.max_steps": 3,
+        }  # fmt: skip
+        self.values = nested(values)
+        self.write(self.values)
+        self.env = {
+            **os.environ, "CUDA_VISIBLE_DEVICES": "", "PLANTED": str(self.mark),
+            "HOWDAH_CACHE": str(directory / "cache"),
+        }  # fmt: skip
+        self.env.pop("PYTHONPATH", None)
+
+    def write(self, values):
+        (self.folder / "run.yaml").write_text(json.dumps(values))
+
+    def command(self, *words, stdin="", cwd=None, **env):
+        return subprocess.run(
+            [HOWDAH, *words], cwd=cwd or self.folder, env={**self.env, **env}, input=stdin,
+            capture_output=True, text=True, timeout=LIMIT,
+        )  # fmt: skip
+
+    def ends_well(self, *words, **how):
+        done = self.command(*words, **how)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert not self.mark.exists(), self.mark.read_text()
+        return done.stdout
+
+    def trained(self):
+        run = json.loads((self.run / "run.json").read_text())
+        return run["status"], run["steps"], os.path.isdir(self.run / "export")
+
+
+@pytest.fixture
+def project(tmp_path, tiny_dataset, tiny_model_dir):
+    return Project(tmp_path, tiny_dataset.path, tiny_model_dir)
+
+
+# ------------------------------------------------------------------------ the working directory
+@pytest.mark.parametrize(
+    ("np", "launcher"),
+    [
+        ("1", "mpirun"),
+        pytest.param("2", "torchrun", marks=mpi),
+        pytest.param("2", "mpirun", marks=mpi),
+        pytest.param("2", "horovodrun", marks=[mpi, full]),
+    ],
+)
+def test_train(project, np, launcher):
+    words = ("--np", np, "--launcher", launcher)
+    project.ends_well("train", "--config", "run.yaml", *words)
+    assert project.trained() == ("finished", 3, True)
+
+
+@mpi
+def test_a_job_on_this_machine(project):
+    project.ends_well("submit", "--on", "local", "--config", "run.yaml", "--wait")
+    assert project.trained() == ("finished", 3, True)
+
+
+def test_tune(project, tmp_path):
+    sections = studies.configuration(
+        tmp_path, dataset=project.values["data"]["dataset"], base=project.values["model"]["base"],
+        **{"training.max_steps": 3}, tune={"trials": 1},
+    )  # fmt: skip
+    project.write(sections)
+    project.ends_well("tune", "--config", "run.yaml")
+
+
+@full
+def test_crossval(project):
+    project.ends_well("crossval", "--config", "run.yaml", "--folds", "2")
+
+
+@spark
+@pytest.mark.parametrize("format", ["csv", pytest.param("jsonl", marks=full)])
+def test_etl_and_spark_predictions(project, tmp_path, format):
+    """Spark's Python workers begin in the working directory."""
+    rows = [{"id": f"r{n}", "text": f"word {n} {'up' if n % 2 else 'down'}",
+             "label": "up" if n % 2 else "down"} for n in range(60)]  # fmt: skip
+    source = project.folder / f"rows.{format}"
+    if format == "csv":
+        lines = ["id,text,label", *(",".join(one.values()) for one in rows)]
+    else:
+        lines = [json.dumps(one) for one in rows]
+    source.write_text("".join(f"{line}\n" for line in lines))
+    values = project.values
+    values["data"] = {
+        "source": source.name, "dataset": str(tmp_path / "data"), "max_length": 16,
+        "columns": {"id": "id", "text": "text", "label": "label"}, **FEW_JOBS,
+    }  # fmt: skip
+    project.write(values)
+    project.ends_well("etl", "--config", "run.yaml", "--master", "local[1]")
+
+
+def test_predict(project, tiny_model_dir):
+    project.ends_well("train", "--config", "run.yaml")
+    said = project.ends_well("predict", "--model", str(project.run), "--stdin", stdin="a word\n")
+    assert json.loads(said)["label"]
+
+
+def test_a_guarded_command_runs_nothing_of_its_working_directory(project, tmp_path):
+    """By which Airflow starts all commands: before the policy is looked at, after it as well."""
+    request = {"directory": str(project.folder), "policy": "keys: []\n", "config": "{}"}
+    done = subprocess.run(
+        [HOWDAH, "guard", "--", "config", "check", "--config", "-"], cwd=tmp_path, env=project.env,
+        input=json.dumps(request) + "\n", capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert "howdah guard" in done.stderr
+    assert not project.mark.exists(), project.mark.read_text()
+
+
+def test_a_bare_rank_imports_nothing_else_from_it(project):
+    """`python -m training` by hand runs a `training` of the directory: that is Python's. What it
+    imports is not taken from there."""
+    for name in ("training.py", "howdah"):
+        path = project.folder / name
+        path.rename(path.with_name("another" + path.suffix))
+    done = subprocess.run(
+        [sys.executable, "-m", "training", "--config", "run.yaml"], cwd=project.folder,
+        env={**project.env, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not project.mark.exists(), project.mark.read_text()
+
+
+# ----------------------------------------------------------------------------------- PYTHONPATH
+@pytest.mark.parametrize("name", ["training", "jobs", "etl", "serving", "tuning"])
+@pytest.mark.parametrize("words", [("train",), ("submit", "--on", "local"), ("etl",)])
+def test_a_package_of_pythonpath_is_refused_in_one_message(project, tmp_path, name, words):
+    folder = plant(tmp_path / "path", name)
+    done = project.command(
+        *words, "--config", "run.yaml", cwd=tmp_path, PYTHONPATH=str(folder), HOWDAH_PYTHONPATH=""
+    )
+    assert done.returncode == ForeignPackages.exit_code == 7
+    assert f"named like Howdah's: {name}" in done.stderr
+    assert str(folder) in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not project.mark.exists() and not project.run.exists()
+
+
+@pytest.mark.parametrize("name", ["random", "howdah"])
+def test_what_breaks_python_itself_is_no_success(project, tmp_path, name):
+    folder = plant(tmp_path / "path", name)
+    done = project.command(
+        "train", "--config", str(project.folder / "run.yaml"), cwd=tmp_path, PYTHONPATH=str(folder)
+    )
+    assert done.returncode != 0
+    assert not (project.run / "run.json").exists()
+
+
+def test_doctor_names_the_package(project, tmp_path):
+    folder = plant(tmp_path / "path", "etl")
+    done = project.command("doctor", "--json", cwd=tmp_path, PYTHONPATH=str(folder))
+    (found,) = [one for one in json.loads(done.stdout)["checks"] if one["name"] == "Own packages"]
+    assert found["status"] == "fail" and str(folder) in found["found"]
+    assert done.returncode == 1
+
+
+def test_ranks_get_a_pythonpath_only_where_it_is_asked_for(project, tmp_path):
+    """A package of PYTHONPATH that the command itself does not import."""
+    folder = tmp_path / "path"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import os, sys\n"
+        "if 'training' in sys.orig_argv:\n"
+        "    open(os.environ['PLANTED'], 'a').write('rank ')\n"
+    )
+    project.ends_well("train", "--config", "run.yaml", PYTHONPATH=str(folder))
+    project.command(
+        "train", "--config", "run.yaml", "--resume", "never", HOWDAH_PYTHONPATH=str(folder)
+    )
+    assert project.mark.read_text() == "rank "
