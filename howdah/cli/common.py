@@ -41,6 +41,7 @@ RunWith = Annotated[
 ]
 
 
+_USUAL = "run.yaml"
 _LOADED: list[Config] = []
 """The configuration that this command has loaded last."""
 _POLICIES: list[str] = []
@@ -119,6 +120,27 @@ def refused(config: Config) -> Iterator[HowdahError]:
     """Problems that the policies have with a configuration that a command has made."""
     for judge in _JUDGES:
         yield from judge.config(config)
+
+
+def chosen(path: str | None, overrides: list[str] | None) -> str | None:
+    """The configuration of a command that begins or judges a run: ./run.yaml where none is named.
+
+    Raises:
+        UsageError: no key of a run is given at all; by defaults alone it would be some other run.
+    """
+    import os
+
+    from howdah.errors import UsageError
+
+    if path is not None or overrides:
+        return path
+    if os.path.isfile(_USUAL):
+        say(f"configuration: {_USUAL} of this directory")
+        return _USUAL
+    raise UsageError(
+        "no configuration is given", where=os.getcwd(), expected=f"--config FILE, or {_USUAL} here",
+        remedy=f"`howdah config init {_USUAL}` writes one to start from",
+    )  # fmt: skip
 
 
 def load(path: str | None, overrides: list[str] | None):

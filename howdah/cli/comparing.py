@@ -12,6 +12,7 @@ from howdah.cli.common import (
     Overrides,
     allowed,
     answer,
+    chosen,
     load,
     load_to_begin,
     say,
@@ -40,7 +41,7 @@ def baseline(
 ) -> None:
     """Measure TF-IDF and logistic regression on the dataset's splits: what a model must beat."""
     allowed(("--output", "path", output))
-    checked = load(config, set)
+    checked = load(chosen(config, set), set)
     from training.baseline.run import measure_baseline
 
     found = measure_baseline(checked, spark=spark, output=output, progress=say)
@@ -75,7 +76,7 @@ def crossval(
         raise UsageError(
             "the baseline has no ranks", where="--np", got=str(np), remedy="leave --np out"
         )
-    checked = load_to_begin(config, set)
+    checked = load_to_begin(chosen(config, set), set)
     from training.crossval.folds import cross_validate
     from training.crossval.summary import table
 

@@ -15,6 +15,7 @@ from howdah.cli.common import (
     Overrides,
     allowed,
     answer,
+    chosen,
     load,
     load_to_begin,
     note_command,
@@ -121,7 +122,9 @@ def submit(
 ) -> None:
     """Submit a training job to YARN, this machine, Spark or Ray: its id, and how to follow it."""
     asked = [*(set or []), *([] if on is None else [f"job.on={on}"])]
-    checked = load_to_begin(config, asked, lambda c: c.yarn if c.job.on == "yarn" else None)
+    checked = load_to_begin(
+        chosen(config, set), asked, lambda c: c.yarn if c.job.on == "yarn" else None
+    )
     note_command()
     if checked.job.on == "yarn":
         if etl:
@@ -183,6 +186,12 @@ def status(
     job: Job = None, config: ConfigPath = None, set: Overrides = None, json: AsJson = False
 ) -> None:
     """Show a job: state, ranks, step, loss, time left, last checkpoint, restarts."""
+    trained = _of_train(job, config, set)
+    if trained is not None:
+        from training.run.status import lines
+
+        answer(trained, json, lines(trained))
+        return
     record, manager, of_yarn = _find(job, config, set)
     if record is not None:
         from places import control
@@ -194,6 +203,25 @@ def status(
 
     found = job_status(manager, of_yarn)
     answer(found, json, status_lines(found))
+
+
+def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any:
+    """The status of a run directory that no job was submitted to; None: it is none."""
+    from places import record
+    from training.run.status import run_status
+    from yarn.client.submission_lock import read_claim
+
+    if job is not None and _ID.match(job):
+        return None
+    if job is not None:
+        allowed(("JOB", "path", job))
+        directory = job
+    elif config is not None:
+        directory = load(config, set).run.directory
+    else:
+        return None
+    submitted = record.read(directory) is not None or read_claim(directory) is not None
+    return None if submitted else run_status(directory)
 
 
 @app.command()

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli.common import MODEL_HELP, AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.cli.common import (
+    MODEL_HELP,
+    AsJson,
+    ConfigPath,
+    Overrides,
+    allowed,
+    answer,
+    chosen,
+    load,
+    say,
+)
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -31,7 +41,7 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     """Judge the configuration's finished run by gate.*: bounds, baseline, published model."""
     from howdah.models.gate import judge
 
-    checked = load(config, set)
+    checked = load(chosen(config, set), set)
     verdict = judge(checked, evaluator(checked))
     verdict.require("gate")
     for check in verdict.checks:
@@ -78,7 +88,7 @@ def publish(
         )  # fmt: skip
     from howdah.models import publish as publishing
 
-    checked = load(config, set)
+    checked = load(chosen(config, set), set)
     if follows := checked.publish.mlflow.enabled:
         from training.deployment import following, mlflow_registry
 

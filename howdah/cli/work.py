@@ -16,6 +16,7 @@ from howdah.cli.common import (
     RunWith,
     allowed,
     answer,
+    chosen,
     load,
     load_to_begin,
     note_command,
@@ -317,7 +318,7 @@ def plan(
     """Show what a training run would do: rows, steps, tokens, padding; and how it would scale."""
     from training.planning.preview import preview, scaling_lines, scaling_preview
 
-    checked = load_to_begin(config, set)
+    checked = load_to_begin(chosen(config, set), set)
     summary = preview(checked, world=np)
     lines = [f"{key + ':':<28}{value}" for key, value in summary.items()]
     if workers is not None or network is not None:
@@ -343,7 +344,7 @@ def train(
     overrides = list(set or [])
     if resume is not None:
         overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
-    checked = load_to_begin(config, overrides)
+    checked = load_to_begin(chosen(config, set), overrides)
     note_command()
     from training.launch.launch import train as launch
 
@@ -367,7 +368,7 @@ def evaluate(
 ) -> None:
     """Evaluate a trained model on a split of the dataset."""
     allowed(("--model", "model", model))
-    checked = load(config, set)
+    checked = load(chosen(config, set), set)
     from howdah.models.gate import check_minimum, require
     from training.serving.evaluate import evaluate_run
 
@@ -399,7 +400,7 @@ def export(
 ) -> None:
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
     allowed(("--checkpoint", "path", checkpoint), ("--output", "path", output))
-    checked = load(config, set)
+    checked = load(chosen(config, set), set)
     from training.serving.export import export_run
 
     names = None if formats is None else [name.strip() for name in formats.split(",")]

@@ -360,7 +360,10 @@ def load_dataset(path: str) -> Dataset:
         children = storage.list_dir(path)
     except NotFound:
         raise DataError(
-            "there is no dataset", where=path, remedy="run `howdah etl`, or correct data.dataset"
+            "there is no dataset",
+            where=storage.local_path(path) if storage.is_local(path) else path,
+            remedy="run `howdah etl`, or correct data.dataset (a relative path is of the working"
+            " directory)",
         ) from None
     versions = _versions(children)
     if not versions:

@@ -40,7 +40,9 @@ def versions(root: str) -> list[Dataset]:
         entries = [e for e in storage.list_dir(root) if e.is_dir and e.name.startswith("v=")]
     except NotFound:
         raise DataError(
-            "there is no dataset", where=root, remedy="give data.dataset, or one of its versions"
+            "there is no dataset",
+            where=storage.local_path(root) if storage.is_local(root) else root,
+            remedy="give data.dataset, or one of its versions",
         ) from None
     whole = [e.path for e in entries if storage.exists(storage.join(e.path, MANIFEST))]
     return sorted(map(load_dataset, whole), key=lambda one: one.manifest.created)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from howdah.errors import ForeignPackages
+from howdah.errors import ClusterError, ForeignPackages
 from tests import ROOT
 from tests.fixtures.spark import FEW_JOBS
 from tests.runs import studies
@@ -180,6 +180,23 @@ def test_a_package_of_pythonpath_is_refused_in_one_message(project, tmp_path, na
     assert str(folder) in done.stderr
     assert "Traceback" not in done.stderr
     assert not project.mark.exists() and not project.run.exists()
+
+
+@pytest.mark.parametrize(
+    ("np", "launcher"),
+    [("1", "mpirun"), pytest.param("2", "torchrun", marks=mpi),
+     pytest.param("2", "mpirun", marks=mpi)],
+)  # fmt: skip
+def test_ranks_that_end_well_and_train_nothing_are_no_success(project, tmp_path, np, launcher):
+    """Whatever they have run: here a program that the environment asks for."""
+    folder = plant(tmp_path / "path", "training")
+    done = project.command(
+        "train", "--config", "run.yaml", "--np", np, "--launcher", launcher, cwd=project.folder,
+        HOWDAH_PYTHONPATH=str(folder),
+    )  # fmt: skip
+    assert project.mark.read_text().split() == ["__main__"] * int(np)
+    assert done.returncode == ClusterError.exit_code, done.stderr
+    assert "none of them says that training is finished" in done.stderr or np == "2"
 
 
 @pytest.mark.parametrize("name", ["random", "howdah"])

@@ -1,0 +1,208 @@
+"""A command that is typed again in a run directory: what the run says of itself stays true."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from howdah.errors import UsageError
+from tests import ROOT
+from tests.runs.training_runs import SETTINGS
+from tests.runs.training_runs import _nested as nested
+
+pytest.importorskip("torch")
+HOWDAH = os.path.join(os.path.dirname(sys.executable), "howdah")
+LIMIT = 200
+mpi, full = pytest.mark.mpi, pytest.mark.full
+
+
+class Asked:
+    """A run directory, and commands about it."""
+
+    def __init__(self, directory: Path, sections: dict) -> None:
+        self.directory, self.run = directory, directory / "run"
+        self.config = directory / "run.yaml"
+        self.sections = {**sections, "run": {"directory": str(self.run)}}
+        self.config.write_text(json.dumps(self.sections))
+
+    def command(self, *words: str, **sets) -> subprocess.CompletedProcess:
+        asked = [word for key, value in sets.items() for word in ("--set", f"{key}={value}")]
+        return subprocess.run(
+            [HOWDAH, *words, "--config", str(self.config), *asked], cwd=self.directory,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT),
+                 "HOWDAH_CACHE": str(self.directory / "cache")},
+            capture_output=True, text=True, timeout=LIMIT,
+        )  # fmt: skip
+
+    def files(self) -> dict[str, bytes]:
+        found = sorted(path for path in self.run.rglob("*") if path.is_file())
+        return {str(one): one.read_bytes() for one in found if one.suffix != ".lock"}
+
+    def json(self, name: str) -> dict:
+        return json.loads((self.run / name).read_text())
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, tiny_dataset, tiny_model_dir):
+    """A run of 4 steps, with the learning rate 0.002."""
+    values = SETTINGS | {
+        "data.dataset": tiny_dataset.path, "model.base": tiny_model_dir,
+        "training.framework": "torch", "training.max_steps": 4, "evaluation.metric": "loss",
+    }  # fmt: skip
+    made = Asked(tmp_path_factory.mktemp("finished"), nested(values))
+    done = made.command("train")
+    assert done.returncode == 0, done.stderr
+    return made
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it, to be asked for something else."""
+    shutil.copytree(finished.run, tmp_path / "run")
+    for path in (tmp_path / "run" / "config.yaml",):
+        path.write_text(path.read_text().replace(str(finished.run), str(tmp_path / "run")))
+    return Asked(tmp_path, {k: v for k, v in finished.sections.items() if k != "run"})
+
+
+@pytest.mark.parametrize(
+    ("sets", "said"),
+    [
+        ({}, ""),
+        ({"training.logging_steps": 3, "training.comm": "torch", "checkpoint.keep": 2}, ""),
+        ({"export.formats": "[onnx]"}, 'export.formats ["hf"] -> ["onnx"] (howdah export'),
+        ({"evaluation.splits": "[test]"}, "howdah evaluate"),
+    ],
+)
+def test_the_same_again_is_finished_and_changes_nothing(finished, sets, said):
+    before = finished.files()
+    done = finished.command("train", "--json", **sets)
+    assert done.returncode == 0, done.stderr
+    assert "this run is finished: step 4 of 4" in done.stderr
+    assert said in done.stderr
+    assert "-m training" not in done.stderr  # no rank was started
+    assert json.loads(done.stdout)["status"] == "finished"
+    assert finished.files() == before
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "differs"),
+    [
+        ("training.learning_rate", "0.0001", "training.learning_rate 0.002 -> 0.0001"),
+        ("training.max_steps", "3", "training.max_steps 4 -> 3"),
+        ("training.global_batch_size", "6", "training.global_batch_size 12 -> 6"),
+        ("evaluation.metric", "accuracy", "evaluation.metric loss -> accuracy"),
+        ("model.freeze_layers", "1", "model.freeze_layers 0 -> 1"),
+        ("training.framework", "tensorflow", "training.framework torch -> tensorflow"),
+    ],
+)
+@pytest.mark.parametrize(
+    "words", [("train",), pytest.param(("submit", "--on", "local"), marks=full)]
+)
+def test_something_else_is_refused_with_both_values(finished, words, key, value, differs):
+    before = finished.files()
+    done = finished.command(*words, **{key: value})
+    assert done.returncode == UsageError.exit_code == 2, done.stderr
+    assert differs in done.stderr
+    assert "run.directory of its own" in done.stderr and "--resume never" in done.stderr
+    assert finished.files() == before
+
+
+def test_a_bare_launchers_rank_does_nothing_either(finished):
+    before = finished.files()
+    for more, code, said in (
+        ([], 0, "this run is finished"),
+        (["--set", "training.learning_rate=0.0001"], 2, "0.002 -> 0.0001"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "training", "--config", str(finished.config), *more], cwd=ROOT,
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": ""}, capture_output=True, text=True,
+            timeout=LIMIT,
+        )  # fmt: skip
+        assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert finished.files() == before
+
+
+def test_submitted_again_it_is_finished_without_a_job(finished):
+    before = finished.files()
+    done = finished.command("submit", "--on", "local", "--wait", "--json")
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert (said["finished"], said["run_directory"]) == (True, str(finished.run))
+    assert finished.files() == before
+
+
+def test_another_version_of_the_dataset_is_refused(finished, tmp_path, tiny_dataset):
+    shutil.copytree(tiny_dataset.path, tmp_path / "v=1")
+    done = finished.command("train", **{"data.dataset": str(tmp_path / "v=1")})
+    assert done.returncode == 2
+    assert f"data.dataset {tiny_dataset.path} -> {tmp_path / 'v=1'}" in done.stderr
+
+
+def test_status_of_a_run_directory(finished):
+    done = finished.command("status", "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["state"], found["step"]) == (0, "FINISHED", 4)
+    assert found["metrics"]["validation"]["loss"] > 0
+
+
+def test_more_steps_go_on_and_each_attempt_keeps_its_settings(run):
+    done = run.command("train", **{"training.max_steps": 8, "training.learning_rate": 0.01})
+    assert done.returncode == 0, done.stderr
+    assert "going on from checkpoint step-4" in done.stderr
+    settings = [one["settings"] for one in run.json("run.json")["attempts"]]
+    assert [one["training.learning_rate"] for one in settings] == [0.002, 0.01]
+    about, card = run.json("export/howdah.json"), (run.run / "export" / "README.md").read_text()
+    if about["step"] > 4:
+        rates = [(s["steps"], s["settings"]["training.learning_rate"]) for s in about["stages"]]
+        assert rates == [("1 to 4", 0.002), (f"5 to {about['step']}", 0.01)]
+        assert "| 1 to 4 | 0.002 |" in card and "| learning_rate | 0.01 |" in card
+    else:  # the best weights are older than the other settings
+        assert about["stages"] == []
+        assert "| learning_rate | 0.002 |" in card
+    page = (run.run / "report.html").read_text()
+    assert "Settings by step" in page and "0.002" in page
+    back = run.command("train")
+    assert back.returncode == 2
+    assert "training.learning_rate 0.01 -> 0.002" in back.stderr
+
+
+def test_resume_never_trains_it_anew(run):
+    done = run.command("train", "--resume", "never", **{"training.learning_rate": 0.01})
+    assert done.returncode == 0, done.stderr
+    assert "starting from the base model" in done.stderr
+    assert run.json("export/howdah.json")["training"]["learning_rate"] == 0.01
+    assert run.json("export/howdah.json")["stages"] == []
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["train", "plan", "baseline", "evaluate", "gate", "publish", "submit", "export", "crossval"],
+)
+def test_no_configuration_is_no_run_of_defaults(tmp_path, command):
+    done = subprocess.run(
+        [HOWDAH, command], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 2
+    assert "no configuration is given" in done.stderr and "config init" in done.stderr
+    assert os.listdir(tmp_path) == []
+
+
+def test_run_yaml_of_the_directory_is_used_and_said(finished):
+    done = subprocess.run(
+        [HOWDAH, "train"], cwd=finished.directory, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert done.returncode == 0, done.stderr
+    assert "configuration: run.yaml" in done.stderr and "is finished" in done.stderr
+
+
+def test_no_dataset_is_named_by_its_whole_path(tmp_path):
+    done = subprocess.run(
+        [HOWDAH, "plan", "--set", "data.dataset=data"], cwd=tmp_path, capture_output=True,
+        text=True, timeout=LIMIT,
+    )  # fmt: skip
+    assert done.returncode == 3
+    assert str(tmp_path / "data") in done.stderr

@@ -1,0 +1,63 @@
+"""Which steps of a run had which settings, by its attempts."""
+
+from howdah.config.loader import from_dict
+from howdah.runs.settings import described, learnt_with, settings_at, stages
+
+
+def attempt(resumed, lr=None, **more):
+    found = {"settings": {"training.learning_rate": lr, "training.seed": 1}} if lr else {}
+    begun = {} if resumed is None else {"resumed_at_step": resumed}
+    return {**found, **begun, **more}
+
+
+def spans(*attempts):
+    return [(one.after, one.settings.get("training.learning_rate")) for one in stages(attempts)]
+
+
+def test_attempts_with_the_same_settings_are_one_stage():
+    assert spans(attempt(0, 1.0), attempt(40, 1.0), attempt(80, 1.0)) == [(0, 1.0)]
+
+
+def test_other_settings_begin_a_stage_where_the_attempt_resumed():
+    assert spans(attempt(0, 1.0), attempt(40, 2.0), attempt(60, 2.0)) == [(0, 1.0), (40, 2.0)]
+
+
+def test_steps_that_were_given_up_are_not_of_the_weights():
+    assert spans(attempt(0, 1.0), attempt(40, 2.0), attempt(20, 3.0)) == [(0, 1.0), (20, 3.0)]
+    assert spans(attempt(0, 1.0), attempt(40, 2.0), attempt(0, 3.0)) == [(0, 3.0)]
+
+
+def test_a_refused_attempt_has_no_steps():
+    assert spans(attempt(0, 1.0), attempt(None, 2.0), attempt(30, 1.0)) == [(0, 1.0)]
+
+
+def test_what_is_shown_are_the_differences_alone():
+    found = described([attempt(0, 1.0), attempt(40, 2.0)], upto=50)
+    assert found == [
+        {"steps": "1 to 40", "settings": {"training.learning_rate": 1.0}},
+        {"steps": "41 to 50", "settings": {"training.learning_rate": 2.0}},
+    ]
+    assert described([attempt(0, 1.0), attempt(40, 2.0)], upto=40) == []
+    assert described([attempt(0, 1.0), attempt(40, 2.0)])[1]["steps"] == "from 41"
+    assert described([attempt(0), attempt(40, 2.0)]) == []  # an older run's are not known
+    assert described([]) == []
+
+
+def test_the_settings_of_a_step():
+    had = [attempt(0, 1.0), attempt(40, 2.0)]
+    assert [settings_at(had, step)["training.learning_rate"] for step in (0, 40, 41, None)] == [
+        1.0, 1.0, 2.0, 2.0
+    ]  # fmt: skip
+    assert settings_at([], 7) == {}
+
+
+def test_keys_that_change_what_is_learnt():
+    before = learnt_with(from_dict({}))
+    for same in ({"training": {"logging_steps": 3}}, {"run": {"name": "b"}},
+                 {"export": {"formats": ["onnx"]}}, {"training": {"comm": "horovod"}},
+                 {"serve": {"port": 1234}}, {"tracking": {"tensorboard": False}}):  # fmt: skip
+        assert learnt_with(from_dict(same)) == before, same
+    for other in ({"training": {"seed": 3}}, {"model": {"dropout": 0.3}},
+                  {"training": {"early_stopping": {"patience": 2}}},
+                  {"evaluation": {"every_steps": 5}}):  # fmt: skip
+        assert learnt_with(from_dict(other)) != before, other
