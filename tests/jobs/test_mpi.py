@@ -28,7 +28,7 @@ def test_mpirun_is_asked_for_a_daemon_in_each_container():
     assert words[:5] == ["mpirun", "-np", "3", "-H", "w0,w1,w2"]
     assert "--leave-session-attached" in words  # else daemons outlive their containers
     settings = {words[n + 1]: words[n + 2] for n, word in enumerate(words) if word == "--mca"}
-    assert settings["plm_rsh_agent"] == "/usr/bin/python3 -m jobs.mpi.rsh"
+    assert settings["plm_rsh_agent"] == "/usr/bin/python3 -P -m jobs.mpi.rsh"
     assert settings["plm_rsh_no_tree_spawn"] == "1"
     assert settings["odls_base_sigkill_timeout"] == "30"  # rank 0 may be saving
     assert words[-4:] == ["/usr/bin/python3", "-P", "-m", "jobs.mpi.rank"]
