@@ -399,8 +399,11 @@ def _chunks(stream: Any) -> Iterator[bytes]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment without Airflow's settings, some of which are secrets."""
-    hidden = ("AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "HOWDAH_TTY")
+    """This process's environment without Airflow's settings, some of which are secrets, and without
+    the PYTHONPATH of its DAGs: the program may be another Python's (howdah/isolation.py)."""
+    hidden = (
+        "AIRFLOW__", "_AIRFLOW_", "AIRFLOW_CONN_", "AIRFLOW_VAR_", "HOWDAH_TTY", "PYTHONPATH"
+    )  # fmt: skip
     return {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
 
 
