@@ -16,7 +16,7 @@ from howdah import isolation, storage
 from howdah.config.loader import Config
 from howdah.config.splits import VALIDATION
 from howdah.core.child import Child
-from howdah.errors import HowdahError, TrainingError, UsageError
+from howdah.errors import HowdahError, NotFound, TrainingError, UsageError
 from howdah.runs import record
 from howdah.storage import directories
 from training.run.local_dir import RunLock, local_directory
@@ -241,7 +241,7 @@ class RunningTrial:
 
     def _outcome(self, code: int) -> Outcome:
         if code == 0:
-            return Outcome("complete")
+            return self._finished()
         if self.asked is not None and (code in _STOPPED or code < 0):
             return Outcome("pruned" if self.asked == "prune" else "stopped")
         if code < 0 or code in _STOPPED:  # killed, or asked to end by another process
@@ -251,6 +251,22 @@ class RunningTrial:
             own = self._way.own_failure(self._error, self._local)
             return Outcome("failed" if own else "lost", error)
         return Outcome("lost" if self._way.lost(self._error) else "fatal", error)
+
+    def _finished(self) -> Outcome:
+        """Complete, if the run says so: an exit code alone is no trained model."""
+        try:
+            status = record.read(self.directory).get("status")
+        except NotFound:
+            status = None
+        if status == "finished":
+            return Outcome("complete")
+        return Outcome(
+            "fatal",
+            TrainingError(
+                "the trial's command ended with exit code 0, and its run is not finished",
+                where=self.directory, expected="status finished in run.json", got=str(status),
+            ),
+        )  # fmt: skip
 
     def _said(self, code: int) -> HowdahError:
         if self._error is not None and self._error.exit_code == code:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from howdah.config import loader
-from howdah.errors import Interrupted
+from howdah.errors import Interrupted, TrainingError
 from tests.runs.studies import configuration
 from tests.support.waiting import wait_until
 from training.run.local_dir import RunLock
@@ -28,7 +28,7 @@ with open(os.path.join(directory, "metrics.jsonl"), "a") as file:
         line = {"attempt": 1, "step": step, "split": "validation", "metrics": {"loss": 1.0}}
         print(json.dumps(line), file=file)
 with open(os.path.join(directory, "run.json"), "w") as file:
-    json.dump({"metrics": {"validation": {"loss": 1.0}}}, file)
+    json.dump({"status": "finished", "metrics": {"validation": {"loss": 1.0}}}, file)
 """
 
 
@@ -41,18 +41,27 @@ class Short(ways.Here):
         return [sys.executable, "-c", TRAINING, config]
 
 
+class Nothing(ways.Here):
+    """A command that ends with exit code 0 and has trained nothing."""
+
+    ending_seconds = 0.0
+
+    def command(self, config: str) -> list[str]:
+        return [sys.executable, "-c", "pass"]
+
+
 @pytest.fixture
 def worker(tmp_path, tiny_dataset, tiny_model_dir):
     """Makes (a worker, the study, what it says)."""
 
-    def go(grace: float, **tune):
+    def go(grace: float, *, way: ways.Here | None = None, **tune):
         sections = configuration(
             tmp_path, dataset=tiny_dataset.path, base=tiny_model_dir, tune=tune,
             **{"checkpoint.grace_seconds": grace},
         )  # fmt: skip
         config, said = loader.from_dict(sections), []
         made = studies.create(config, {tiny_dataset.path: tiny_dataset.path})
-        return Worker(config, made, way=Short(), say=said.append), made, said
+        return Worker(config, made, way=way or Short(), say=said.append), made, said
 
     return go
 
@@ -147,3 +156,10 @@ def test_a_trial_that_is_still_trained_after_its_time_leaves_its_place_to_others
             one.run()
     assert any(line.startswith("trial 0: it is still being trained") for line in said)
     assert states(study) == ["COMPLETE"] * 3
+
+
+def test_an_exit_code_alone_is_no_finished_trial(worker):
+    one, made, _ = worker(1.0, trials=1, way=Nothing())
+    with pytest.raises(TrainingError, match="its run is not finished"):
+        one.run()
+    assert [str(trial.state) for trial in made.trials if trial.value is not None] == []
