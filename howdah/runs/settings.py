@@ -84,6 +84,8 @@ def already_finished(config: Config) -> list[str] | None:
         return None  # without its configuration nothing can be compared; from another checkpoint
     then, now = learnt_with(before), learnt_with(config)
     changed = {key for key in now if not _same(then.get(key), now[key])}
+    if None not in (before.training.max_steps, config.training.max_steps):
+        changed.discard("training.num_train_epochs")  # which max_steps overrides
     if _goes_on(run, changed, config):
         return None
     differences = [_difference(key, then.get(key), now[key]) for key in sorted(changed)]
