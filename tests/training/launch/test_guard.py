@@ -54,7 +54,7 @@ class Job:
         argv = [sys.executable, "-c", TRAIN, directory, str(seconds), LAUNCHER, directory, RANK]
         self.train = subprocess.Popen(
             [*argv, *kinds], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": str(ROOT), "HOWDAH_STARTED": "1.0"},
         )  # fmt: skip
         self.launcher = int(self.train.stdout.readline())
         wait_until(lambda: len(RankRecord.read_all(directory)) == len(kinds), LIMIT)
