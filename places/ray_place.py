@@ -57,7 +57,9 @@ def cluster(config: Config) -> Iterator[tuple[Any, str]]:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token}
         with _connected(
             config, address="local", num_cpus=config.job.most * config.job.worker.vcores,
-            include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES, _temp_dir=place,
+            include_dashboard=False, object_store_memory=_OBJECT_STORE_BYTES,
+            # Ray opens its directory to all users: it lies in one that no other can enter.
+            _temp_dir=os.path.join(place, "r"),
             runtime_env={"env_vars": _paths()},
         ) as ray:  # fmt: skip
             yield ray, "127.0.0.1"
