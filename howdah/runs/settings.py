@@ -89,7 +89,7 @@ def already_finished(config: Config) -> list[str] | None:
     if _goes_on(run, changed, config):
         return None
     differences = [_difference(key, then.get(key), now[key]) for key in sorted(changed)]
-    differences += _other_dataset(run, config)
+    differences += _other_dataset(run, before, config)
     steps = run.get("steps")
     if differences:
         raise UsageError(
@@ -145,13 +145,15 @@ def _goes_on(run: Mapping[str, Any], changed: set[str], config: Config) -> bool:
     return config.training.num_train_epochs > (run.get("epochs") or 0.0) + _EPSILON
 
 
-def _other_dataset(run: Mapping[str, Any], config: Config) -> list[str]:
-    """That the dataset has another version by now; a dataset that is gone is not another one."""
-    trained = run.get("dataset")
+def _other_dataset(run: Mapping[str, Any], before: Config, config: Config) -> list[str]:
+    """That another dataset, or another version of it by now, is asked for; the one that was trained
+    on may be gone."""
+    trained, asked = run.get("dataset"), config.data.dataset
     try:
-        newest = load_dataset(config.data.dataset).path
+        newest = load_dataset(asked).path
     except HowdahError:
-        return []
+        same = any(_same(asked, one) for one in (trained, before.data.dataset))
+        return [] if same else [_difference("data.dataset", before.data.dataset, asked)]
     if not trained or _same(newest, trained):
         return []
     return [_difference("data.dataset", trained, newest)]

@@ -137,7 +137,7 @@ def _stopped(job: Ranks, config: Config, failed: failure.Failure | None) -> Howd
     got = f"the newest checkpoint is {newest}"
     remedy = "start it again in the same way: it goes on from there"
     if newest == _NONE:
-        got = "nothing was saved: training had not come to its first checkpoint"
+        got = "no checkpoint had been saved yet"
         remedy = "start it again in the same way: it begins with the base model"
     return kind(what, where=config.run.directory, got=got, remedy=remedy)
 

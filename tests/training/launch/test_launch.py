@@ -274,7 +274,7 @@ def test_a_stop_that_ranks_were_too_slow_for_says_so(tmp_path):
     error = verdict(tmp_path, Ended(asked_by=2, killed=True))
     assert isinstance(error, Interrupted)
     assert "killed before they had saved" in error.what
-    assert error.got == "nothing was saved: training had not come to its first checkpoint"
+    assert error.got == "no checkpoint had been saved yet"
     assert error.remedy == "start it again in the same way: it begins with the base model"
 
 
