@@ -97,3 +97,10 @@ def test_foreign_packages_are_found_without_importing_them(tmp_path, monkeypatch
     assert isolation.foreign_packages() == {"minicluster": str(tmp_path / "minicluster.py")}
     with pytest.raises(isolation.ForeignPackages, match="minicluster"):
         isolation.require_own_packages()
+
+
+def test_a_guard_under_airflow_gets_no_pythonpath_of_dags(monkeypatch):
+    from howdah.airflow.runner import runners
+
+    monkeypatch.setenv("PYTHONPATH", "/dags")
+    assert "PYTHONPATH" not in runners._environment()

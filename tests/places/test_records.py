@@ -1,11 +1,13 @@
 """place.json of a run directory is another's letter: what it may not make a command do."""
 
+import http.server
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -138,6 +140,35 @@ def test_a_status_that_changes_is_of_a_live_job(tmp_path):
     status.write_text(json.dumps({**fields, "updated": fields["updated"] + 5}))
     os.utime(status, (1.0, 1.0))  # as a storage may show it that copies times
     assert job.alive
+
+
+# ------------------------------------------------------------------- a server's address on YARN
+def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
+    """Without tokens the address is of whoever may write the model's directory."""
+    from yarn.serving.control import _health
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            asked.append(self.path)
+            moved = self.path.startswith("/moved")
+            self.send_response(302 if moved else 200)
+            self.send_header("Location", "/elsewhere/health")
+            self.end_headers()
+            self.wfile.write(b'{"status": "ready"}')
+
+        def log_message(self, *words):
+            pass
+
+    (tmp_path / "health").write_text('{"status": "ready"}')
+    asked = []
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        assert _health(url) == {"status": "ready"}
+        assert _health(f"{url}/moved") is None
+        server.shutdown()
+    assert asked == ["/health", "/moved/health"]
+    assert _health(f"file://{tmp_path}") is None
 
 
 # ------------------------------------------------------------------------------- ranks' records
