@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
-from howdah import private_files, redact, storage
+from howdah import redact, storage
 from howdah.config.loader import Config
 from howdah.config.tune import JOURNAL, SQLITE, TuneSection
 from howdah.errors import (
@@ -21,6 +21,7 @@ from howdah.errors import (
     ConfigError,
     HowdahError,
 )
+from howdah.storage import private_files
 from training.run.run_json import config_hash
 from tuning.space import objective_of
 

@@ -17,11 +17,12 @@ from pyspark.sql import DataFrame, SparkSession
 
 from etl.sources import hive
 from etl.sources.source import Source
-from howdah import private_files, redact
+from howdah import redact
 from howdah.config.data import DataSection, JdbcOptions
 from howdah.core.machine import is_loopback
 from howdah.errors import ConfigError, DataError
 from howdah.spark.errors import translated
+from howdah.storage import private_files
 
 __all__ = ["VARIABLE", "Server", "read", "resolved", "server"]
 

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from howdah.charsets import codec_of, lines_are_bytes
 from howdah.config.options.append import AppendOptions
 from howdah.config.options.dedup import ConflictOptions, DedupOptions
 from howdah.config.options.source import LAKES, TABLE_NAME, JdbcOptions, check_as_of
@@ -29,6 +28,7 @@ from howdah.config.types import (
     User,
     number_as_text,
 )
+from howdah.storage.charsets import codec_of, lines_are_bytes
 
 __all__ = [
     "MOST_FOLDS",

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from howdah.charsets import SURROGATES, replaced, spelled
 from howdah.config.data import CsvOptions
 from howdah.data.files import quotes, records
 from howdah.data.files.quotes import Quotes
 from howdah.data.files.records import Part, TextForm
 from howdah.spark.errors import crossing
 from howdah.storage import Entry
+from howdah.storage.charsets import SURROGATES, replaced, spelled
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from howdah import private_files
 from howdah.errors import ConfigError, StorageError
+from howdah.storage import private_files
 
 __all__ = ["tokens"]
 

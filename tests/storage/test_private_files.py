@@ -6,8 +6,8 @@ import struct
 
 import pytest
 
-from howdah import private_files
 from howdah.errors import NotFound, PermissionDenied, StorageError
+from howdah.storage import private_files
 
 US = os.geteuid()
 STRANGER = 61234

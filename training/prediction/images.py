@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import TextIO
 
 from howdah import storage
-from howdah.charsets import spelled
 from howdah.config.data import ImageOptions
 from howdah.data import ids
 from howdah.data.files.listing import files_of
 from howdah.data.images import UnusableImage
 from howdah.errors import DataError, HowdahError, NotFound, UsageError
+from howdah.storage.charsets import spelled
 from training.prediction.classify import outputs_of
 from training.prediction.judged import Reasons
 from training.prediction.rows import Prediction, as_json, format_of, open_output

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from howdah import storage
-from howdah.charsets import ESCAPE, SURROGATES, spelled
 from howdah.config.data import Columns, CsvOptions
 from howdah.data import ids
 from howdah.data.clean import joined
@@ -23,6 +22,7 @@ from howdah.data.files.listing import files_of
 from howdah.data.files.records import Part
 from howdah.errors import DataError, NotFound
 from howdah.storage import Entry
+from howdah.storage.charsets import ESCAPE, SURROGATES, spelled
 from training.prediction.rows import EMPTY, SUFFIXES, Row, format_of
 
 __all__ = [

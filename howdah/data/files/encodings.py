@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from howdah.charsets import codec_of
 from howdah.data.files.opening import open_bytes
+from howdah.storage.charsets import codec_of
 
 __all__ = ["explained"]
 

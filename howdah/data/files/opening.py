@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO, cast
 
 from howdah import storage
-from howdah.charsets import ESCAPE, codec_of
 from howdah.errors import DataError, UsageError
+from howdah.storage.charsets import ESCAPE, codec_of
 
 __all__ = ["COMPRESSED", "LineCount", "NOT_READ", "compression_of", "head", "line_range",
            "open_bytes",

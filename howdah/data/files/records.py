@@ -13,13 +13,13 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 from howdah import storage
-from howdah.charsets import lines_are_bytes
 from howdah.config.data import CsvOptions
 from howdah.data.files import csv_rows, json_rows, quotes
 from howdah.data.files.listing import ending
 from howdah.data.files.opening import LineCount, compression_of, open_text
 from howdah.data.files.quotes import Quotes
 from howdah.errors import DataError, UsageError
+from howdah.storage.charsets import lines_are_bytes
 
 __all__ = ["Part", "csv_names", "delimiter_of", "directories", "divisible", "parts", "positions",
            "read"]  # fmt: skip
