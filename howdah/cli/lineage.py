@@ -1,4 +1,4 @@
-"""`howdah lineage`: what came of what."""
+"""`howdah lineage`: what came of what; `howdah forget`: rows that are to be removed from it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from howdah import storage
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load
+from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
 from howdah.config.options.publish import PublishSection
 from howdah.errors import UsageError
 
@@ -81,3 +81,58 @@ def lineage(
 def _root(dataset: str) -> str:
     """data.dataset may be a version of it."""
     return storage.parent(dataset) if storage.name(dataset).startswith("v=") else dataset
+
+
+@app.command()
+def forget(
+    ids: Annotated[str, typer.Option(help="File (any storage) with an id of a row a line.")],
+    dataset: Annotated[
+        list[str] | None, typer.Option(help="Root of a dataset (data.dataset); repeatable.")
+    ] = None,
+    runs: Annotated[
+        list[str] | None, typer.Option(help="A run directory, or one of many; repeatable.")
+    ] = None,
+    models: Annotated[
+        list[str] | None, typer.Option(help="publish.directory, or a model in it; repeatable.")
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option(help="File or directory of predictions and the like; repeatable."),
+    ] = None,
+    id_column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Column or key of ids in tables, besides id and the datasets' own; repeatable."
+        ),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; without it nothing is changed.")
+    ] = False,
+    json: AsJson = False,
+) -> None:
+    """Remove rows from datasets, rejects, predictions and reports; list models trained on them."""
+    if not (dataset or runs or models or files):
+        raise UsageError("give at least one of --dataset, --runs, --models, --files")
+    from etl.history import forget as forgetting
+
+    wanted = forgetting.read_ids(ids)
+    places = {
+        "datasets": dataset or [], "runs": runs or [], "models": models or [], "files": files or []
+    }  # fmt: skip
+    found = forgetting.survey(wanted, **places, id_columns=id_column or [])
+    changed, did = [], "nothing is changed without --apply"
+    if apply:
+        changed = forgetting.apply(wanted, found, **places, progress=say)
+        left = forgetting.survey(wanted, **places, id_columns=id_column or [])
+        forgetting.refuse_left(left)
+        did = "removed; a scan finds none"
+        if left.unread:
+            did += f", but for {len(left.unread):,} files that were not looked through"
+    answer(
+        {"ids": len(wanted), "applied": apply, **found.as_dict(), "changed": changed},
+        json,
+        [
+            *forgetting.found_lines(found, unread=not apply),
+            f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
+        ],
+    )

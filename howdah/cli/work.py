@@ -205,61 +205,6 @@ def _compact(config, json: bool) -> None:
 
 
 @app.command()
-def forget(
-    ids: Annotated[str, typer.Option(help="File (any storage) with an id of a row a line.")],
-    dataset: Annotated[
-        list[str] | None, typer.Option(help="Root of a dataset (data.dataset); repeatable.")
-    ] = None,
-    runs: Annotated[
-        list[str] | None, typer.Option(help="A run directory, or one of many; repeatable.")
-    ] = None,
-    models: Annotated[
-        list[str] | None, typer.Option(help="publish.directory, or a model in it; repeatable.")
-    ] = None,
-    files: Annotated[
-        list[str] | None,
-        typer.Option(help="File or directory of predictions and the like; repeatable."),
-    ] = None,
-    id_column: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Column or key of ids in tables, besides id and the datasets' own; repeatable."
-        ),
-    ] = None,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Do it; without it nothing is changed.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Remove rows from datasets, rejects, predictions and reports; list models trained on them."""
-    if not (dataset or runs or models or files):
-        raise UsageError("give at least one of --dataset, --runs, --models, --files")
-    from etl.history import forget as forgetting
-
-    wanted = forgetting.read_ids(ids)
-    places = {
-        "datasets": dataset or [], "runs": runs or [], "models": models or [], "files": files or []
-    }  # fmt: skip
-    found = forgetting.survey(wanted, **places, id_columns=id_column or [])
-    changed, did = [], "nothing is changed without --apply"
-    if apply:
-        changed = forgetting.apply(wanted, found, **places, progress=say)
-        left = forgetting.survey(wanted, **places, id_columns=id_column or [])
-        forgetting.refuse_left(left)
-        did = "removed; a scan finds none"
-        if left.unread:
-            did += f", but for {len(left.unread):,} files that were not looked through"
-    answer(
-        {"ids": len(wanted), "applied": apply, **found.as_dict(), "changed": changed},
-        json,
-        [
-            *forgetting.found_lines(found, unread=not apply),
-            f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
-        ],
-    )
-
-
-@app.command()
 def package(
     kind: Annotated[str, typer.Option(help=f"One of {', '.join(KINDS)}.")] = "etl",
     output: Annotated[

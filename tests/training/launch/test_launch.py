@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import textwrap
@@ -16,12 +15,9 @@ from howdah import storage
 from howdah.config import launchers
 from howdah.config.launchers import DEFAULT, LAUNCHERS, Launcher, RankVariables
 from howdah.config.loader import from_dict
-from howdah.doctor import checks
 from howdah.errors import (
     ClusterError,
     ConfigError,
-    DataError,
-    Interrupted,
     TrainingError,
     UsageError,
 )
@@ -32,7 +28,7 @@ from training.comm import base as comm
 from training.launch import command as launch_command
 from training.launch import launch, outcome
 from training.launch.ranks import Ranks
-from training.process import env, failure
+from training.process import env
 from training.run.local_dir import RankRecord, RunLock
 
 ROOT = str(REPOSITORY)
@@ -188,98 +184,6 @@ def test_a_directory_in_use_is_refused_and_left_as_it_is(tmp_path, name):
         launch.train(config(tmp_path), np=2)
     lock.release()
     assert not os.path.exists(tmp_path / "run" / "config.yaml")
-
-
-# ------------------------------------------------------------------------- what came of the job
-class Ended:
-    """A job as `outcome.cause` sees it."""
-
-    def __init__(self, exit_code=1, asked_by=None, killed=False, lost=None, records=None):
-        self.program, self.exit_code, self.asked_by, self.killed = (
-            "mpirun",
-            exit_code,
-            asked_by,
-            killed,
-        )
-        self.lost, self.records = lost or {}, records or {}
-
-    def launcher_message(self):
-        return "held words"
-
-
-def verdict(tmp_path, job, *failures):
-    settings = config(tmp_path)
-    for one in failures:
-        failure.write(settings.run.directory, one)
-    return outcome.cause(job, settings, settings.run.directory)
-
-
-def failed(rank, error, when, consequence=False):
-    return failure.Failure(
-        **(failure.of(rank, error, consequence=consequence).__dict__ | {"unix_time": when})
-    )
-
-
-def test_the_first_failing_rank_is_the_one_that_is_shown(tmp_path):
-    error = verdict(
-        tmp_path, Ended(lost={2: 30.0}),
-        failed(0, TrainingError("rank lost"), 10.0, consequence=True),
-        failed(1, DataError("bad shard", where="s", got="x"), 20.0),
-    )  # fmt: skip
-    assert isinstance(error, DataError)
-    assert error.what == "bad shard (rank 1)"
-    assert (error.where, error.got) == ("s", "x")
-
-
-def test_a_lost_rank_comes_before_what_it_caused(tmp_path):
-    error = verdict(
-        tmp_path, Ended(lost={1: 30.0}), failed(0, TrainingError("x"), 10.0, consequence=True)
-    )
-    assert isinstance(error, TrainingError)
-    assert error.what.startswith("rank 1 was lost")
-    assert "rank.1" in error.where
-
-
-def test_a_defect_s_traceback_comes_last(tmp_path):
-    try:
-        raise KeyError("bug")
-    except KeyError as bug:
-        error = verdict(tmp_path, Ended(), failed(1, bug, 1.0))
-    assert error.exit_code == 6
-    assert "rank 1" in error.what
-    assert error.got.startswith("Traceback")
-    assert error.got.endswith("KeyError: 'bug'")
-
-
-def test_a_launcher_that_fails_by_itself_is_quoted(tmp_path):
-    error = verdict(tmp_path, Ended(exit_code=213))
-    assert isinstance(error, ClusterError)
-    assert "exit code 213" in error.got
-    assert "held words" in error.got
-    assert "howdah doctor" in error.remedy
-
-
-def test_a_host_name_that_open_mpi_does_not_take_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(socket, "gethostname", lambda: "my_laptop_1")
-    error = verdict(tmp_path, Ended(exit_code=1))
-    assert "my_laptop_1" in error.remedy and "--launcher torchrun" in error.remedy
-    loopback = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **how: loopback)
-    found = checks.check_hostname({})
-    assert (found.status, "my_laptop_1" in found.found) == ("warn", True)
-    assert "torchrun" in found.remedy
-
-
-def test_a_stop_that_ranks_were_too_slow_for_says_so(tmp_path):
-    error = verdict(tmp_path, Ended(asked_by=2, killed=True))
-    assert isinstance(error, Interrupted)
-    assert "killed before they had saved" in error.what
-    assert error.got == "no checkpoint had been saved yet"
-    assert error.remedy == "start it again in the same way: it begins with the base model"
-
-
-def test_a_run_that_was_asked_to_stop_but_finished_is_finished(tmp_path):
-    assert verdict(tmp_path, Ended(exit_code=0, asked_by=2)) is None
 
 
 # ---------------------------------------------------------------- jobs of processes of our own
