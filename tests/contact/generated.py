@@ -129,7 +129,7 @@ def json_file(seed: int, directory: Path) -> Made:
         text: Any = _text(draw, PIECES) or "x"
         key: Any = draw.choice([f"k{number}", number, number + 0.5, None])
         record: dict[str, Any] = {"label": "a", "more": draw.choice([[], {"a": 1}, None])}
-        if key is not None or draw.random() < 0.5:
+        if key is not None or not number or draw.random() < 0.5:
             record["id"] = key
         if draw.random() < 0.05:
             text = draw.choice([["a"], {"b": "c"}])
