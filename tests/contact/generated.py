@@ -60,7 +60,6 @@ def csv_file(seed: int, directory: Path) -> Made:
     header_quotes = draw.random() < 0.3
     header = delimiter.join(f'"{column}"' if header_quotes else column for column in order)
     out += [header, draw.choice(ends)]
-    bad: list[bytes] = []
     for number in range(draw.randrange(0, 40)):
         text = _text(draw, pieces)
         cells = {"id": f"r{number}", "text": text, "label": draw.choice("ab"), "more": ""}
@@ -76,12 +75,12 @@ def csv_file(seed: int, directory: Path) -> Made:
         made.rows.append(kept)
         out += [delimiter.join(row), draw.choice(ends)]
         if draw.random() < 0.05:
-            out.append(draw.choice(ends))  # a blank line
+            # a blank line; a CR alone could be the first character of the text after it
+            out.append(draw.choice([end for end in ends if end != "\r"] or ends))
     if draw.random() < 0.3:
         while out[-1] in ("\n", "\r\n", "\r", "\r\r\n") and len(out) > 2:
             out.pop()
     data = "".join(out).encode(codec)
-    assert not bad
     ending, packed = _packed(draw, data)
     path = directory / f"{seed} [{draw.choice('x:{}_')}].csv{ending}"
     path.write_bytes(packed)
@@ -130,7 +129,7 @@ def json_file(seed: int, directory: Path) -> Made:
         text: Any = _text(draw, PIECES) or "x"
         key: Any = draw.choice([f"k{number}", number, number + 0.5, None])
         record: dict[str, Any] = {"label": "a", "more": draw.choice([[], {"a": 1}, None])}
-        if key is not None or draw.random() < 0.5:
+        if key is not None or not number or draw.random() < 0.5:
             record["id"] = key
         if draw.random() < 0.05:
             text = draw.choice([["a"], {"b": "c"}])

@@ -26,6 +26,7 @@ from howdah.errors import DataError
 __all__ = ["by_line", "first", "records"]
 
 Fields = list[str]
+_BEFORE_CR = re.compile("[ \t]*\r")
 
 
 def records(
@@ -247,6 +248,8 @@ class _Parser:
             if closed is not None:
                 parts.append(text[at : found.start()])
                 return "".join(parts), closed.end(), text
+            if _BEFORE_CR.match(text, found.end()):  # the field is closed, and a CR ends the record
+                self._opened = True
             end = self._plain[cr_ends].match(text, found.end()).end()  # type: ignore[union-attr]
             self._note(text[found.end() : end])
             return text[begin:end], end, text

@@ -153,7 +153,7 @@ class _Scanner:
             escaped = re.escape(escape) + "[^\n]"
         self.inner = re.compile(inner, re.DOTALL)
         # what may follow the quote that ends a field: blanks, and the field's end
-        self.closed = re.compile(f"(?:(?!{cut})[ \t\r])*({cut}|\n|\\Z)")
+        self.closed = re.compile(f"(?:(?!{cut})[ \t])*({cut}|[\r\n]|\\Z)")
         # an opening quote follows the delimiter or a line break. Most fields end on their line:
         # as many of those as follow one another are taken at once (group 1).
         whole = f"{plain}*+(?:{escaped}{plain}*+)*+{quote}(?={cut}|\r?\n)"
