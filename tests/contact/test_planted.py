@@ -168,8 +168,11 @@ def test_a_bare_rank_imports_nothing_else_from_it(project):
 
 
 # ----------------------------------------------------------------------------------- PYTHONPATH
-@pytest.mark.parametrize("name", ["training", "jobs", "etl", "serving", "tuning"])
-@pytest.mark.parametrize("words", [("train",), ("submit", "--on", "local"), ("etl",)])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(name, ("train",)) for name in ("training", "jobs", "etl", "serving", "tuning")]
+    + [("etl", ("submit", "--on", "local")), ("jobs", ("etl",))],
+)
 def test_a_package_of_pythonpath_is_refused_in_one_message(project, tmp_path, name, words):
     folder = plant(tmp_path / "path", name)
     done = project.command(
