@@ -1,9 +1,6 @@
 """`howdah train`: what its error says once the ranks have ended."""
 
-import socket
-
 from howdah.config.loader import from_dict
-from howdah.doctor import checks
 from howdah.errors import ClusterError, DataError, Interrupted, TrainingError
 from training.launch import outcome
 from training.process import failure
@@ -79,17 +76,6 @@ def test_a_launcher_that_fails_by_itself_is_quoted(tmp_path):
     assert "exit code 213" in error.got
     assert "held words" in error.got
     assert "howdah doctor" in error.remedy
-
-
-def test_a_host_name_that_open_mpi_does_not_take_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(socket, "gethostname", lambda: "my_laptop_1")
-    error = verdict(tmp_path, Ended(exit_code=1))
-    assert "my_laptop_1" in error.remedy and "--launcher torchrun" in error.remedy
-    loopback = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **how: loopback)
-    found = checks.check_hostname({})
-    assert (found.status, "my_laptop_1" in found.found) == ("warn", True)
-    assert "torchrun" in found.remedy
 
 
 def test_a_stop_that_ranks_were_too_slow_for_says_so(tmp_path):

@@ -218,7 +218,7 @@ def test_each_partition_is_scored_once_by_each_model(place):
     # Too many errors: that partition stays, the others are done.
     error = strict["made"]
     assert error["error"] == "TooManyErrors" and error["exit_code"] == 3
-    assert "2 of 4 rows" in error["got"] and "the text is empty: 1 (id c)" in error["got"]
+    assert "2 of 4 rows" in error["got"] and "the text is empty: 2 (id c)" in error["got"]
     assert states(other) == [("01", "scored"), ("02", "scored")]
     assert other["made"]["model"] == "run-2" and other["made"]["version"] is None
     # Of a model with a profile: each row is counted while it is scored.
