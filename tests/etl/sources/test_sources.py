@@ -158,14 +158,15 @@ def test_numbers_of_json_are_read_as_they_are_written_and_odd_lines_get_a_reason
     table = reading.read(spark, sources.resolve(settings), settings)
     jobs = len(tracker.getJobIdsForGroup("json"))
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
-    found = {row["id"]: row for row in table.collect()}
+    rows = table.collect()
+    found = {row["key"]: row for row in rows}
     # a blank line is no row
-    assert jobs == 0 and len(found) == 2 + len(lines) + len(odd) - 1
+    assert jobs == 0 and len(rows) == 2 + len(lines) + len(odd) - 1
     assert [found[str(n)]["text"] for n in range(len(written))] == [*written[:-1], "text"]
     assert found["o"]["reason"] == "malformed" and found["o"]["detail"] == (
         "line 9: column text is an object, not a text"
     )
-    broken = sorted(row["detail"] for row in found.values() if row["reason"] == "malformed")
+    broken = sorted(row["detail"] for row in rows if row["reason"] == "malformed")
     assert broken[0] == "line 10: list instead of an object: [1]"
     assert broken[1].startswith("line 11: not JSON (") and broken[1].endswith(": {no")
     assert [found[key]["text"] for key in ("u", "h")] == ["bad \ufffd", "half \ufffd"]
