@@ -10,7 +10,7 @@ import torch
 
 from howdah.core.machine import cpu_emulates_bf16
 from training.model import kernels_torch
-from training.model.kernels_torch import linear
+from training.model.kernels_torch import attend_fused, attend_plainly, linear
 
 WIDTHS = (24, 8, 40)
 """Widths of layers computed together; unequal, so that a mix-up shows."""
@@ -120,3 +120,12 @@ def test_a_gradient_of_recomputed_activations_is_added_once(products):
     again.backward(upstream)
     for kept, computed in zip(once[0], twice[0], strict=True):
         torch.testing.assert_close(computed.grad, kept.grad)
+
+
+@pytest.mark.parametrize("attend", [attend_fused, attend_plainly])
+def test_attention_without_a_mask_is_that_with_a_mask_of_zeros(attend):
+    """A GPU chooses flash attention only where there is no mask."""
+    query, key, value = (inputs(2, 3, 5, 8, seed=seed).float() for seed in (1, 2, 3))
+    zeros_BT = torch.zeros(2, 5)
+    with_mask, without = (attend(query, key, value, one, 0.0) for one in (zeros_BT, None))
+    torch.testing.assert_close(without, with_mask)
