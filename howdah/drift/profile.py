@@ -30,12 +30,14 @@ from howdah.models.export_info import read_info
 from howdah.models.registry import decision_hash, profile_path
 
 __all__ = [
-    "FORMAT_VERSION", "PROFILE", "Counts", "Profile", "Reference", "find_reference", "read",
-    "reference_of",
+    "FORMAT_VERSION", "NO_PROFILE", "PROFILE", "Counts", "Profile", "Reference", "find_reference",
+    "read", "reference_of",
 ]  # fmt: skip
 
 PROFILE = "profile.json"
 """Name of the file in an export, and beside a scored partition's marker."""
+NO_PROFILE = f"no {PROFILE}"
+"""Why `find_reference` finds none: most often."""
 FORMAT_VERSION = 1
 
 
@@ -383,7 +385,7 @@ def find_reference(model_directory: str) -> tuple[Profile | None, str]:
     """
     # One that was made for a published version later lies beside the versions, and comes first.
     paths = [profile_path(model_directory, PROFILE), storage.join(model_directory, PROFILE)]
-    why = f"no {PROFILE}"
+    why = NO_PROFILE
     for path in dict.fromkeys(paths):
         try:
             profile = read(path)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from howdah.drift.judge import judge
-from howdah.drift.profile import Profile, find_reference
+from howdah.drift.profile import NO_PROFILE, Profile, find_reference
 from howdah.errors import HowdahError
 from serving.compute.generation import Generation
 from serving.compute.metrics import Metrics
@@ -53,7 +53,7 @@ class LiveDrift:
         reference = None
         try:
             reference, why = find_reference(generation.variant.path)
-            if reference is None:
+            if reference is None and why != NO_PROFILE:
                 self._say(f"no drift is shown: {why}")
         except HowdahError as error:
             self._say(f"no drift is shown: {error.what} ({error.where})")

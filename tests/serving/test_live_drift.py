@@ -10,6 +10,7 @@ from serving.versions import live_drift
 from training.prediction.rows import Prediction
 
 profiles = pytest.importorskip("howdah.drift.profile")
+references = pytest.importorskip("howdah.drift.reference")
 judge = pytest.importorskip("howdah.drift.judge")
 samples = pytest.importorskip("tests.drift.samples")
 
@@ -94,3 +95,15 @@ def test_a_model_without_a_profile_has_no_gauges_and_a_damaged_one_says_so(tmp_p
     (tmp_path / profiles.PROFILE).write_text("{}")
     live.begin(generation(str(tmp_path)))
     assert "no drift is shown" in said[0]
+
+
+def test_a_profile_of_another_decision_is_not_shown_and_named(tmp_path):
+    scores = np.random.default_rng(0).dirichlet(np.ones(2), 300)
+    own = references.make(
+        scores, scores[:, 0] > 0.5, task="single_label", labels=["a", "b"], split="validation"
+    )
+    (tmp_path / profiles.PROFILE).write_bytes(own.to_bytes())
+    (tmp_path / "howdah.json").write_text('{"decision": {"temperature": 1.5}}')
+    said = []
+    live_drift.LiveDrift(generation(str(tmp_path)), Metrics(), said.append)
+    assert "no drift is shown" in said[0] and "another decision" in said[0]
