@@ -241,7 +241,7 @@ def test_each_partition_is_scored_once_by_each_model(place):
     assert one["score"] == best == scores[one["label"]]
     assert one["margin"] == pytest.approx(best - second_best, abs=1e-6)
     assert (one["model_version"], one["run_id"], one["error"]) == (1, "run-1", None)
-    assert rows["2026-11-01", "news", "c"]["error"] == "the text is null"
+    assert rows["2026-11-01", "news", "c"]["error"] == "the text is empty"
     assert rows["2026-11-01", "news", "d"]["error"] == "the text is empty"
     assert rows["2026-11-01", "news", "d"]["label"] is None
     marker = place.models / "news/scored/scored/ds=2026-11-02/done.json"
