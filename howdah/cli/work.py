@@ -480,10 +480,7 @@ def predict(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         given, out = streams.opened_stdin(), streams.results()
-        reasons = judged.Reasons()
-        count = predictor.predict_lines(model, given, out, framework=framework, reasons=reasons)
-        for line in judged.of_lines(count, reasons):
-            say(line)
+        predictor.predict_lines(model, given, out, framework=framework, progress=say)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
@@ -494,9 +491,6 @@ def predict(
         progress=say,
     )  # fmt: skip
     lines = judged.lines(summary)
-    if "drift" in summary:
-        alarms = ", ".join(summary["drift"]["alarms"])
-        lines += [f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
     if not json:  # with --json an error is the one object
         answer(summary, json, lines)
     judged.require_few(summary, checked, source)

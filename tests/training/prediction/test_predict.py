@@ -13,12 +13,11 @@ import sys
 import threading
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from howdah import cli, storage
+from howdah import storage
 from howdah.config.data import CleanOptions, Columns, CsvOptions
 from howdah.config.loader import from_dict
 from howdah.data.encode import Encoder
@@ -463,64 +462,3 @@ def test_a_parquet_file_with_a_damaged_page_is_refused(served, tmp_path, form, m
     del caught
     gc.collect()
     assert not ignored  # the output's writer has nothing left to write
-
-
-# ---------------------------------------------------------------------------- errors are counted
-def command(capsys, *words: str) -> tuple[int, str]:
-    code = cli.run(lambda: cli.app(["predict", "--model", "m", *words], standalone_mode=False))
-    said = capsys.readouterr()
-    return code, said.out + said.err
-
-
-def test_errors_are_counted_by_reason_and_too_many_end_with_code_3(served, tmp_path, capsys):
-    rows = [f'{{"key": "k{n}", "text": "the"}}' for n in range(97)]
-    source = write(tmp_path / "in.jsonl", "\n".join([*rows, "{no", "[1]", '{"key": 1}', "{no"]))
-    output = str(tmp_path / "out.jsonl")
-    code, said = command(capsys, "--source", source, "--output", output)
-    assert code == 0
-    assert f"101 rows -> {output}; 4 with an error (2 not JSON; " in said
-    code, said = command(
-        capsys, "--source", source, "--output", output, "--overwrite",
-        "--set", "score.max_error_fraction=0.01",
-    )  # fmt: skip
-    assert code == 3 and "4 of 101 rows (3.96%)" in said and "not JSON: 2 (id 97, line 98" in said
-    assert len(read_output(output)) == 101  # with the errors of each
-
-
-def test_rows_in_another_character_set_are_explained(served, tmp_path, capsys):
-    text = "key,text\n" + "".join(f"k{n},the caf\u00e9\n" for n in range(20))
-    source = write(tmp_path / "in.csv", text, "cp1252")
-    output = str(tmp_path / "out.csv")
-    code, said = command(capsys, "--source", source, "--output", output)
-    assert code == 3 and "data.csv.encoding: windows-1252" in said
-    option = ("--set", "data.csv.encoding=windows-1252")
-    code, _ = command(capsys, "--source", source, "--output", output, "--overwrite", *option)
-    assert code == 0 and not any(row["error"] for row in read_output(output))
-
-
-def test_rows_without_the_id_s_column_are_numbered_aloud(served, tmp_path, capsys):
-    source = write(tmp_path / "in.csv", "id,text\n7,the\n")
-    code, said = command(capsys, "--source", source, "--output", str(tmp_path / "out.csv"))
-    assert code == 0 and "no column 'key': ids are the rows' numbers" in said
-
-
-def test_ids_with_line_breaks_are_read_back_from_csv(served, tmp_path):
-    keys = ["a\rb", "c\nd", "e\r\nf", 'g"h']
-    source = tmp_path / "in.jsonl"
-    source.write_text("\n".join(json.dumps({"key": key, "text": "the"}) for key in keys))
-    output = str(tmp_path / "out.csv")
-    predictor.predict("m", str(source), output)
-    with open(output, newline="") as file:
-        assert [row["id"] for row in csv.DictReader(file)] == keys
-    assert pd.read_csv(output)["id"].to_list() == keys
-
-
-@pytest.mark.parametrize("name", ["out.parquet", "out.csv", "out.jsonl"])
-def test_an_id_that_is_not_utf8_is_an_error_row_in_each_output(name, served, tmp_path):
-    source = tmp_path / "in.csv"
-    source.write_bytes(b"key,text\ncaf\xe9-4,the\nk2,the\n")
-    output = str(tmp_path / name)
-    assert predictor.predict("m", str(source), output)["errors"] == 1
-    rows = read_output(output)
-    assert [row["id"] for row in rows] == ["caf\\xe9-4", "k2"]
-    assert "the id is not in the file's encoding" in rows[0]["error"]
