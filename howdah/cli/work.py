@@ -426,12 +426,9 @@ def predict(
                 "--stdin reads stdin and writes stdout", remedy="leave out --source/--output"
             )
         given, out = streams.opened_stdin(), streams.results()
-        reasons = judged.Reasons()
-        count = predictor.predict_lines(
-            addressed(model, checked), given, out, framework=framework, reasons=reasons
+        predictor.predict_lines(
+            addressed(model, checked), given, out, framework=framework, progress=say
         )
-        for line in judged.of_lines(count, reasons):
-            say(line)
         return
     if source is None or output is None:
         raise UsageError("predict needs --source and --output, or --stdin")
@@ -442,9 +439,6 @@ def predict(
         progress=say,
     )  # fmt: skip
     lines = judged.lines(summary)
-    if "drift" in summary:
-        alarms = ", ".join(summary["drift"]["alarms"])
-        lines += [f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
     if not json:  # with --json an error is the one object
         answer(summary, json, lines)
     judged.require_few(summary, checked, source)

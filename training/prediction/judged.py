@@ -75,10 +75,13 @@ def of_lines(count: int, reasons: Reasons) -> list[str]:
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """What is said of a prediction's result: rows, and how many have an error by reason."""
     said = f"{summary['rows']:,} rows -> {summary['output']}"
-    if not summary["errors"]:
+    if summary["errors"]:
+        why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
+        said += f"; {summary['errors']:,} with an error ({why}): column error"
+    if "drift" not in summary:
         return [said]
-    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
-    return [f"{said}; {summary['errors']:,} with an error ({why}): column error"]
+    alarms = ", ".join(summary["drift"]["alarms"])
+    return [said, f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
 
 
 def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:

@@ -20,7 +20,7 @@ from howdah.drift.profile import Profile, reference_of
 from howdah.errors import DataError, UsageError
 from training.prediction.classify import classify, count_failed, no_profile, outputs_of
 from training.prediction.images import predict_image_lines, predict_images
-from training.prediction.judged import Reasons
+from training.prediction.judged import Reasons, of_lines
 from training.prediction.reading import choose_columns, read_rows, source_files
 from training.prediction.rows import (
     Prediction,
@@ -239,7 +239,7 @@ def predict_lines(
     out: TextIO,
     *,
     framework: str | None = None,
-    reasons: Reasons | None = None,
+    progress: Callable[[str], None] = lambda line: None,
 ) -> int:
     """Classify lines as they arrive; writes a JSON object per line at once. Lines of a model of
     images are paths of image files.
@@ -252,14 +252,14 @@ def predict_lines(
     Args:
         lines: text stream; its bytes are read as UTF-8.
         out: gets the answers.
-        reasons: counts the lines that have an error, but for those of images.
+        progress: called at the end with a line about texts that have an error.
     Returns:
         The number of lines.
     """
     served = open_model(model, framework=framework)
     if served.kind == "image":
         return predict_image_lines(served, lines, out)
-    number, outputs = 0, outputs_of(served)
+    number, outputs, reasons = 0, outputs_of(served), Reasons()
     for batch in _waiting_lines(lines):
         rows = []
         for line in batch:
@@ -272,11 +272,12 @@ def predict_lines(
             rows.append(Row(str(number), None if error else line, error, served.pairs))
             number += 1
         predictions = classify(served, rows)
-        if reasons is not None:
-            reasons.add(predictions)
+        reasons.add(predictions)
         for prediction in predictions:
             out.write(as_json(prediction, outputs, served.run_id) + "\n")
         out.flush()
+    for line in of_lines(number, reasons):
+        progress(line)
     return number
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 
 import pandas as pd
@@ -27,6 +28,13 @@ def command(served, tiny_model_dir, capsys):
         return code, said.out + said.err
 
     return run
+
+
+def test_lines_with_an_error_are_counted_at_the_end(served):
+    said: list[str] = []
+    lines = io.StringIO("the\n\nthe the\n")
+    assert predictor.predict_lines("m", lines, io.StringIO(), progress=said.append) == 3
+    assert said == ["1 of 3 lines have an error (1 the text is empty)"]
 
 
 def test_errors_are_counted_by_reason_and_too_many_end_with_code_3(command, tmp_path):
