@@ -125,7 +125,8 @@ def leaves(values: dict, *path: str):
 
 OTHERS = {
     "format": "csv", "text": ["body"], "id": "key", "names": ["a", "b"], "escape": "\\",
-    "encoding": "latin-1", "attention_mask": "mask", "labels": ["a", "b"], "num_shards": 4,
+    "delimiter": ";", "quote": "'", "encoding": "latin-1", "attention_mask": "mask",
+    "labels": ["a", "b"], "num_shards": 4,
     "balance": "upsample", "compression": "gzip", "record_layout": "int64_list",
     "unknown_label": "reject", "num_permutations": 64, "bands": 64, "threshold": 0.8, "ngram": 5,
     "leakage_similarity": 0.5, "max_leakage": 0.1,
