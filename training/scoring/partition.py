@@ -213,8 +213,10 @@ def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: marker
     Raises:
         DataError: its files have rows.
     """
+    if state.location is None or not state.bytes:
+        return
     form = file_format(spark, table)
-    if state.location is None or not state.bytes or form not in ("parquet", "orc"):
+    if form not in ("parquet", "orc"):
         return
     if spark.read.format(form).load(path_of(state.location)).isEmpty():
         return
