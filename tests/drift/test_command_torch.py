@@ -16,6 +16,7 @@ from howdah.drift.profile import Profile, reference_of
 from howdah.errors import CheckFailed, DataError, ModelError, UsageError
 from tests.fixtures.dataset import LABELS, build_dataset
 from tests.runs.finished_runs import finished_run
+from tests.support.models.versions import manifest_of
 
 WORDS = 40
 
@@ -274,7 +275,7 @@ def test_a_published_version_gets_its_profile_beside_it(place):
     version = place.root / "models" / "zoo" / "v=2"
     shutil.copytree(storage.join(place.run, "export"), version)
     (version / "profile.json").unlink()
-    (version / "manifest.json").write_text("{}")
+    (version / "manifest.json").write_text(manifest_of(version))
     assert reference_of(str(version)) is None
     path = make_reference(place.config, str(version))
     assert path == str(place.root / "models" / "zoo" / "profiles" / "v=2.json")

@@ -21,6 +21,7 @@ from howdah.drift.bins import Known
 from howdah.drift.profile import PROFILE, Profile, Reference, read
 from howdah.models import scored
 from tests.drift import samples
+from tests.support.models.versions import manifest_of
 from tests.support.waiting import wait_until
 from training.model.pretrained import load_base
 from training.serving.export import export
@@ -90,7 +91,7 @@ def made_model(directory, base_dir, run_id, seed) -> str:
 def put_version(root, number, exported) -> None:
     """Make an export version `number` of a published model, and its current one."""
     shutil.copytree(exported, root / f"v={number}")
-    (root / f"v={number}" / "manifest.json").write_text("{}")
+    (root / f"v={number}" / "manifest.json").write_text(manifest_of(exported))
     (root / "history").mkdir(exist_ok=True)
     current = json.dumps({"version": number})
     (root / "history" / f"{number:06d}.json").write_text(current)

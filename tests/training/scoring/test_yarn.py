@@ -16,6 +16,7 @@ from howdah.hadoop.resourcemanager import APPLICATION
 from howdah.packaging.staging import PACKAGES
 from tests.fixtures.etl_yarn import SPARK
 from tests.support.hadoop.kerberos_users import become_alice, ticket
+from tests.support.models.versions import manifest_of
 from tests.support.waiting import wait_until
 from tests.training.scoring.test_score import descendants, made_model
 
@@ -51,7 +52,7 @@ class Scoring:
         for entry in os.listdir(exported):
             storage.upload(os.path.join(exported, entry), f"{self.model}/v=1/{entry}")
         current = json.dumps({"version": 1}).encode()
-        storage.write_whole(f"{self.model}/v=1/manifest.json", b"{}")
+        storage.write_whole(f"{self.model}/v=1/manifest.json", manifest_of(exported).encode())
         storage.write_whole(f"{self.model}/history/000001.json", current)
         storage.write_whole(f"{self.model}/current.json", current)
         made = config_module.from_dict({"data": {"spark": {**SPARK, **(spark or {})}}})
