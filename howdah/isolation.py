@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from howdah.errors import ForeignPackages
 
 __all__ = [
-    "FOREIGN_REMEDY", "PACKAGES", "VARIABLE", "VARIABLES", "code", "environment",
+    "FOREIGN_REMEDY", "PACKAGES", "SAFE_PATH", "VARIABLE", "VARIABLES", "code", "environment",
     "foreign_packages", "home", "module", "require_own_packages", "restored",
 ]  # fmt: skip
 
@@ -39,7 +39,7 @@ has them: a PySpark outside of site-packages, a plug-in of fsspec."""
 _SAFE_PATH = "PYTHONSAFEPATH"
 VARIABLES = ("PYTHONPATH", _SAFE_PATH)
 """What `environment` sets, for launchers that name what they pass on."""
-_OURS = "howdah"
+SAFE_PATH = "howdah"
 """Our value of PYTHONSAFEPATH, any text will do: a process of the user's own is started without."""
 _REMOVED = ("PYTHONPATH", "PYTHONSTARTUP", "PYTHONINSPECT")
 """PYTHONHOME stays: the interpreter that runs this process may need it."""
@@ -85,14 +85,14 @@ def environment(
     ours = [] if home() in _site_directories() else [home()]
     if paths := dict.fromkeys([*first, *asked, *ours]):
         env["PYTHONPATH"] = os.pathsep.join(paths)
-    env.setdefault(_SAFE_PATH, _OURS)
+    env.setdefault(_SAFE_PATH, SAFE_PATH)
     return env
 
 
 def restored(base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a command of the user's own: its scripts import what lies beside them."""
     env = dict(os.environ if base is None else base)
-    if env.get(_SAFE_PATH) == _OURS:
+    if env.get(_SAFE_PATH) == SAFE_PATH:
         del env[_SAFE_PATH]
     return env
 

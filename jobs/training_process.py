@@ -60,6 +60,8 @@ def environment(
     env = isolation.environment(base)
     env = {name: value for name, value in env.items() if not name.startswith("HOROVOD_")}
     env.update(extra)
+    if "PYTHONPATH" in extra:  # the rank's own child processes are to import from it as well
+        env[isolation.VARIABLE] = extra["PYTHONPATH"]
     env.update(secrets)
     env["HOWDAH_STARTED"] = repr(time.time())
     env["HOWDAH_APPLICATION"] = application

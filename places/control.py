@@ -5,6 +5,7 @@ Requests to a driver are files in the run directory, so that they reach it from 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -256,7 +257,10 @@ def kill(job: Record, *, save: bool, save_seconds: float, progress: Progress) ->
 
 def _require_ours(job: Record, what: str) -> None:
     """Raise ClusterError for a record that another user, or a copy, may have put there."""
-    owner = os.stat(f"/proc/{job.pid}").st_uid if job.alive and job.here else os.geteuid()
+    owner = os.geteuid()
+    if job.alive and job.here:
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            owner = os.stat(f"/proc/{job.pid}").st_uid
     if job.is_ours and owner == os.geteuid():
         return
     raise ClusterError(

@@ -278,7 +278,8 @@ def preamble(shipment: Shipment) -> str:
         'mkdir -p "$HOME" "$TMPDIR"\n'
         f'test -d "$HADOOP_CONF_DIR" || export HADOOP_CONF_DIR="$PWD/{HADOOP}"\n'
         f'export PYTHONPATH="$PWD/{shipment.wheel_name}"\n'
-        'export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1 HOWDAH_CACHE="${LOCAL_DIRS%%,*}/howdah"\n'
+        f"export PYTHONSAFEPATH={isolation.SAFE_PATH} PYTHONUNBUFFERED=1"
+        ' HOWDAH_CACHE="${LOCAL_DIRS%%,*}/howdah"\n'
     )
 
 

@@ -96,7 +96,12 @@ def already_finished(config: Config) -> list[str] | None:
             f"this run is finished (step {steps}), and what is asked for would change what is"
             " learnt",
             where=directory,
-            expected="the settings that it was trained with, or more steps or epochs",
+            expected="the settings that it was trained with, or "
+            + (
+                f"other limits of early stopping, which ended it ({', '.join(_STOPPING)})"
+                if run.get("stopped_early")
+                else "more steps or epochs"
+            ),
             got="; ".join(differences),
             remedy="give it a run.directory of its own, or train it anew in this one with"
             " `--resume never`",

@@ -358,6 +358,8 @@ def _environment(options: SparkOptions) -> Iterator[None]:
             }
         elif options.master == "yarn":
             wanted["PYSPARK_PYTHON"] = PYTHON
+            # Spark would give executors this process's PYTHONPATH, ahead of what is shipped.
+            wanted["PYTHONPATH"] = os.environ.get(isolation.VARIABLE)
         with environ(wanted):
             yield
 

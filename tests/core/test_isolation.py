@@ -89,6 +89,17 @@ def test_a_command_of_the_users_own_finds_its_neighbours():
     assert isolation.restored({"PYTHONSAFEPATH": "1"}) == {"PYTHONSAFEPATH": "1"}
 
 
+def test_children_of_a_rank_import_what_job_env_names():
+    from jobs.training_process import environment
+
+    env = environment(
+        {}, {"PYTHONPATH": "/opt/libs"}, {}, application="a", attempt=None, threads=1, gpus=None,
+        ports=None, stacks_path="/s",
+    )  # fmt: skip
+    assert env["PYTHONPATH"] == "/opt/libs"
+    assert "/opt/libs" in isolation.environment(env)["PYTHONPATH"].split(os.pathsep)
+
+
 def test_foreign_packages_are_found_without_importing_them(tmp_path, monkeypatch):
     assert isolation.foreign_packages() == {}
     (tmp_path / "minicluster.py").write_text("raise SystemExit('imported')")

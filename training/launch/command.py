@@ -85,7 +85,8 @@ def _mpirun(job: _Job) -> list[str]:
     if job.hosts is not None:
         # Remote ranks get their environment from mpirun alone.
         arguments += ["-H", job.hosts, "-x", "HOWDAH_STARTED", "-x", "PATH"]
-        for name in isolation.VARIABLES:  # mpirun warns of one that is not set
+        # mpirun warns of one that is not set
+        for name in (*isolation.VARIABLES, isolation.VARIABLE):
             arguments += ["-x", name] if name in isolation.environment() else []
     else:
         if job.np > job.cores:

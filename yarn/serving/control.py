@@ -335,8 +335,11 @@ def _look(report: dict[str, Any] | None, model_directory: str, tokens: list[byte
 def _health(url: str) -> dict[str, Any] | None:
     """What /health of an address says. No redirect is followed, and no proxy is asked: without
     tokens any writer of the model's directory can have written the address."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
+    try:
+        parts = urlsplit(url)
+        connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)
+    except ValueError:  # a port that is not one
+        return None
     try:
         connection.request("GET", "/health")
         answer = connection.getresponse()
