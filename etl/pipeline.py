@@ -239,8 +239,8 @@ def prepare(
 
 
 def lacks_rejects(config: Config, manifest: DatasetManifest) -> bool:
-    """Whether a version was made without `data.rejects_table`, or with another one. Its manifest
-    cannot say that the table was written later, so this stays true then."""
+    """True if a version was made without `data.rejects_table`, or with another one. Its manifest
+    cannot record that the table was written later, so this stays true afterwards."""
     table = config.data.rejects_table
     return table is not None and manifest.quality.get("rejects_table") != table
 

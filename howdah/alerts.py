@@ -244,7 +244,7 @@ def _run_json(directory: str) -> dict[str, Any]:
 
 
 def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:
-    """Whether this process is the first to send an event, or the last one was sent long ago."""
+    """True if no process has sent this event yet, or the last one was sent long ago."""
     try:
         storage.make_dirs(storage.parent(marker))
         with contextlib.suppress(NotFound):

@@ -61,7 +61,7 @@ def module(name: str, *arguments: str, python: str | None = None) -> list[str]:
 
 
 def code(text: str, *arguments: str, python: str | None = None) -> list[str]:
-    """As `module`, for `python -c TEXT ARGUMENTS`."""
+    """The command `python -c TEXT ARGUMENTS`, isolated like that of `module`."""
     return [python or sys.executable, "-P", "-c", text, *arguments]
 
 

@@ -67,7 +67,7 @@ _PAIRS = re.compile(
     re.IGNORECASE,
 )
 _COLON = re.compile(rf"(?P<name>(?:{_PASSWORDS})[ \t]{{0,3}}:[ \t]{{0,3}}){_VALUE}", re.IGNORECASE)
-"""As YAML and heads of HTTP have it: `password: x`, `X-Api-Key: x`."""
+"""The form of YAML and of HTTP headers: `password: x`, `X-Api-Key: x`."""
 _OPTION = re.compile(
     rf"(?P<name>(?<![\w-])--(?:[a-z]{{1,20}}-){{0,3}}(?:{_PASSWORDS}|token)[ \t]+)(?!-){_VALUE}",
     re.IGNORECASE,

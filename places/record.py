@@ -69,7 +69,7 @@ class Record:
 
     @property
     def alive(self) -> bool:
-        """Whether its driver runs; of one on another machine, by its status, which must change."""
+        """True if its driver runs; one on another machine is alive while its status changes."""
         if self.here:
             return self.boot == boot_id() and process_start(self.pid) == self.start
         status = driver_status(self)
@@ -81,8 +81,9 @@ class Record:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this user has submitted it from this machine, by a record that only this user can
-        write. The one in the run directory is of whoever may write there: it names any process.
+        """True if this user submitted it from this machine, by a record that only this user can
+        write. The record in the run directory proves nothing: every user who may write there can
+        name any process in it.
         """
         if os.path.basename(self.application) != self.application:
             return False

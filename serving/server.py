@@ -32,7 +32,7 @@ __all__ = ["Started", "require_packages", "serve"]
 
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
-"""Of this process, where it may have as many: each connection takes one."""
+"""File descriptors that this process raises its limit to, if allowed: each connection takes one."""
 _BACKLOG, _ACCEPTED_AT_ONCE = 512, 32
 """Connections that the kernel keeps; those that asyncio takes before it reads from others."""
 _WATCH_SECONDS = 1.0

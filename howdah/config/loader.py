@@ -260,8 +260,8 @@ def moved(path: Sequence[Any]) -> str | None:
 
 
 _NEAR = 0.85
-"""Of difflib: how alike a key of another section must be. At its default, 0.6, `training.fraction`
-was taken for evaluation.predictions."""
+"""Lowest difflib ratio at which a key of another section is suggested. At difflib's default, 0.6,
+`training.fraction` suggested evaluation.predictions."""
 
 
 def nearest(path: Sequence[Any]) -> str:
@@ -292,7 +292,7 @@ def nearest(path: Sequence[Any]) -> str:
 
 
 def _abbreviates(name: str, leaf: str) -> bool:
-    """Whether a name is the first letters of a key's words, or one of the words.
+    """True if a name is the first letters of a key's words, or one of the words.
 
     >>> _abbreviates("lr", "learning_rate"), _abbreviates("epochs", "num_train_epochs")
     (True, True)

@@ -178,10 +178,10 @@ class TrainingSection(Section):
     per_device_max_tokens: int = Field(default=8192, ge=128)
     """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
     replay: Replay = None
-    """Of an appended dataset's older training rows so many are trained on beside those of new
-    parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen by
-    the seed. New are the parts that the dataset version of the model in model.init_from does not
-    have; without it the newest part. null: all rows."""
+    """How many of an appended dataset's older training rows are trained on in addition to those of
+    new parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen
+    by the seed. A part is new if the dataset version of the model in model.init_from lacks it;
+    without model.init_from only the newest part is new. null: all rows."""
     num_train_epochs: float = Field(default=3.0, gt=0)
     """Epochs; fractions are allowed."""
     max_steps: int | None = Field(default=None, ge=1)

@@ -100,7 +100,7 @@ def _decimal(value: decimal.Decimal) -> str | None:
 
 
 def _float(value: float, shortest: str) -> str | None:
-    """As Java's Double.toString, whole numbers of 64 bits apart.
+    """Spell a number like Java's Double.toString, except whole numbers of up to 64 bits.
 
     Args:
         shortest: the number's shortest digits, in Python's spelling.

@@ -25,7 +25,7 @@ from howdah.models.registry import decision_hash
 __all__ = ["KEY", "Answer", "Decision", "Rule", "log_softmax", "scores_of", "softmax"]
 
 KEY = "decision"
-"""In howdah.json."""
+"""Key of howdah.json that holds the decision."""
 _HALF = 0.5
 
 Answer = str | list[str] | float | None

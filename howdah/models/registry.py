@@ -53,7 +53,7 @@ EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
 
 DECISION_KEYS = ("temperature", "reject_below", "thresholds")
-"""Of `decision` in that file: what changes predictions (howdah/models/decision.py)."""
+"""Keys of `decision` in that file that change predictions (howdah/models/decision.py)."""
 
 EXPORT_FOLDERS = ("saved_model",)
 """What an export has below it, beside its files."""
@@ -277,7 +277,7 @@ def address(model: str, publish_directory: str) -> str:
 
 
 def _is_model(place: str) -> bool:
-    """Whether a path is an export, a run directory with one, or a published model."""
+    """True if a path is an export, a run directory with one, or a published model."""
     files = ("config.json", "export/config.json", POINTER)
     return any(storage.exists(storage.join(place, *name.split("/"))) for name in files)
 

@@ -33,7 +33,7 @@ class Files:
     newest: float | None
     """Latest modification, seconds since 1970; None: there is no file."""
     digest: str
-    """Of all paths, sizes and times."""
+    """Hash of all paths, sizes and times."""
 
 
 @dataclass(frozen=True, kw_only=True)

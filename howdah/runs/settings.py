@@ -135,7 +135,7 @@ def _trained(directory: str) -> Config | None:
 
 
 def _goes_on(run: Mapping[str, Any], changed: set[str], config: Config) -> bool:
-    """Whether steps are left to train by the goal that is asked for."""
+    """True if the configured goal leaves steps to train."""
     if run.get("stopped_early"):
         return bool(changed & {*_STOPPING})
     if not changed & {*_GOALS}:
@@ -146,8 +146,8 @@ def _goes_on(run: Mapping[str, Any], changed: set[str], config: Config) -> bool:
 
 
 def _other_dataset(run: Mapping[str, Any], before: Config, config: Config) -> list[str]:
-    """That another dataset, or another version of it by now, is asked for; the one that was trained
-    on may be gone."""
+    """A difference to report if the configuration now names another dataset or dataset version; the
+    one that was trained on may have been deleted."""
     trained, asked = run.get("dataset"), config.data.dataset
     try:
         newest = load_dataset(asked).path
@@ -160,7 +160,7 @@ def _other_dataset(run: Mapping[str, Any], before: Config, config: Config) -> li
 
 
 def _same(then: Any, now: Any) -> bool:
-    """Whether two values are equal; a path may be relative in one of them."""
+    """True if two values are equal; one of them may be the same path, relative."""
     if then == now or not (isinstance(then, str) and isinstance(now, str)):
         return then == now
     return all(map(storage.is_local, (then, now))) and (

@@ -63,7 +63,7 @@ def codec_of(name: str) -> str:
 
 
 def lines_are_bytes(name: str) -> bool:
-    """Whether each byte 0x0A of a file is the end of a line; LookupError: no such character set."""
+    """True if each byte 0x0A of a file ends a line. LookupError: the character set is unknown."""
     try:
         return "a\n".encode(codec_of(name)).endswith(b"a\n")
     except UnicodeEncodeError:

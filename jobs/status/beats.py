@@ -23,7 +23,7 @@ __all__ = ["age", "unheard_seconds"]
 class _Heard:
     beat: Any
     at: float
-    """By time.monotonic."""
+    """When this beat was first seen, by time.monotonic."""
     age: float
     """Seconds that the beat had then."""
 

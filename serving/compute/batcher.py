@@ -98,10 +98,10 @@ class Batcher:
         self._metrics, self._call_soon, self._answered = metrics, call_soon, answered
         self._say = say
         self._turn = threading.Lock()
-        """Of the thread that takes news, encodes, and chooses a batch; it alone has _encoding and
-        _waiting."""
+        """Held by the thread that takes news, encodes and chooses a batch; only that thread touches
+        _encoding and _waiting."""
         self._news = threading.Condition()
-        """Of what the event loop and all threads change."""
+        """Guards what the event loop and all threads change."""
         self._arrived: deque[Work] = deque()
         self._held = 0
         self._encoding: deque[Work] = deque()

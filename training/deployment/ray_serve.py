@@ -43,9 +43,9 @@ class Options:
     queue: int = 64
     """Requests that wait for a model before others are refused."""
     threads: int | None = None
-    """Of a replica; None: 1."""
+    """Threads of each replica; None: 1."""
     framework: str | None = None
-    """That runs the models; None: what each was trained with."""
+    """Framework that runs the models; None: the one that each was trained with."""
 
     @classmethod
     def of(cls, section: ServeSection, **more: Any) -> Options:

@@ -48,7 +48,8 @@ def attempts(directory: str) -> list[dict[str, Any]]:
 
 
 def taken_over(job: Ranks, directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
-    """That a later attempt, of another launcher, has the run: nothing may be written there then.
+    """The error if another launcher's later attempt has taken the run, so that this one must not
+    write there any more.
 
     Args:
         before: the attempts when this launcher began.
@@ -72,7 +73,7 @@ def taken_over(job: Ranks, directory: str, before: list[dict[str, Any]]) -> Howd
 
 
 def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
-    """That the ranks have left no finished attempt, whatever their exit codes say.
+    """The error if run.json has no finished attempt of these ranks, whatever their exit codes.
 
     Args:
         before: the attempts when this launcher began.

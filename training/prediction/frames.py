@@ -50,7 +50,7 @@ def names_of(
 
 
 def _has(there: Sequence[str], name: str) -> bool:
-    """Whether there is a column, or one that may be the struct of a field `a.b`."""
+    """True if the column exists, or one that may be the struct of a field `a.b`."""
     return name in there or ("." in name and name.partition(".")[0] in there)
 
 

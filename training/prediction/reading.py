@@ -45,7 +45,7 @@ class Files:
 
     @property
     def paths(self) -> list[str]:
-        """Of the files."""
+        """Paths of the files."""
         return [entry.path for entry in self.entries]
 
 

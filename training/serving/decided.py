@@ -22,7 +22,7 @@ __all__ = ["has_profile", "keep", "profile_with"]
 
 
 def has_profile(export: str) -> bool:
-    """Whether an export has a profile.json."""
+    """True if an export has a profile.json."""
     return storage.exists(storage.join(export, PROFILE))
 
 

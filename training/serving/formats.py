@@ -93,7 +93,7 @@ class Source:
     """Token ids of real rows, which formats that are not exact are compared on; none: of the
     probes."""
     decision: Decision = field(default_factory=Decision)
-    """Of the export: by it two formats agree on a row's answer, or do not."""
+    """The export's decision; two formats are compared by the answers that it gives."""
     labels: Sequence[str] = ()
     """C names in the order of the classifier's rows."""
 

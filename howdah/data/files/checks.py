@@ -234,7 +234,7 @@ def _columnar(
 
 
 def _names_rows(kind: Any) -> bool:
-    """Whether `howdah.data.ids` spells the values of a pyarrow type."""
+    """True if `howdah.data.ids` can spell values of this pyarrow type."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):

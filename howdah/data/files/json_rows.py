@@ -69,7 +69,7 @@ def _not_an_object(value: Value) -> str | None:
 
 # ------------------------------------------------------------------------------------------ array
 def is_array(path: str) -> bool:
-    """Whether a file is one array of objects, not lines."""
+    """True if a file is one array of objects, not lines."""
     return _is_array(head(path, 4096))
 
 
@@ -124,7 +124,7 @@ class _Window:
         self._at = to
 
     def at_end(self) -> bool:
-        """Whether nothing but blanks is left; moves to what is not blank."""
+        """Skip blanks; True if nothing else is left."""
         while True:
             self._move(_BLANK.match(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text):

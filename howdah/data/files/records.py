@@ -51,7 +51,7 @@ def delimiter_of(path: str, options: CsvOptions) -> str:
 
 
 def divisible(path: str, form: TextForm, options: CsvOptions) -> bool:
-    """Whether parts of a file can be read, since each line is a record."""
+    """True if a file can be read in parts, because each line is a record."""
     if compression_of(path) is not None:
         return False
     if form == "jsonl":
@@ -169,7 +169,7 @@ class _Seen:
 
 
 def _carriage(path: str, options: CsvOptions, delimiter: str) -> bool:
-    """Whether each CR ends a line of a file in which each line is a record."""
+    """True if each CR ends a line, in a file in which each line is a record."""
     with open_text(path, options.encoding) as text:
         return bool(quotes.cr_ends_lines(text.read(_HEAD_CHARACTERS), options, delimiter))
 

@@ -52,7 +52,7 @@ def judged(
 
 
 def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:
-    """Of 95 %, of the main metric; None: not known.
+    """The 95 % interval of the main metric; None: unknown.
 
     Args:
         metrics: of the split that is judged.
