@@ -202,7 +202,7 @@ def _path(run_directory: str) -> str:
 def _read(path: str) -> Record | None:
     try:
         fields = storage.read_object(
-            path, _SHAPE, remedy="it is no record of a job: remove it, and submit the run again"
+            path, _SHAPE, remedy="it is not a record of a job: remove it, and submit the run again"
         )
     except NotFound:
         return None

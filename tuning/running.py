@@ -263,7 +263,7 @@ class RunningTrial:
         return Outcome(
             "fatal",
             TrainingError(
-                "the trial's command ended with exit code 0, and its run is not finished",
+                "the trial's command ended with exit code 0, but its run is not finished",
                 where=self.directory, expected="status finished in run.json", got=str(status),
             ),
         )  # fmt: skip

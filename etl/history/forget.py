@@ -48,7 +48,7 @@ class Found:
     tables: list[str] = field(default_factory=list)
     """Partitions of data.rejects_table with the rejected rows of such versions."""
     nowhere: list[str] = field(default_factory=list, repr=False)
-    """Ids that are in no place that was looked through, and that no earlier call has forgotten."""
+    """Ids that were not found anywhere, and that no earlier call has forgotten."""
     leftovers: dict[str, int] = field(default_factory=dict)
     """{path: rows, as far as they can be read} of files of ETL runs that have not ended well."""
     unread: list[dict] = field(default_factory=list)
@@ -80,7 +80,7 @@ def read_ids(path: str) -> frozenset[str]:
         raise DataError(
             "the file of ids is not UTF-8",
             where=f"{path}, byte {error.start}",
-            expected="UTF-8 text with an id of a row a line",
+            expected="UTF-8 text with one row id per line",
             remedy="save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8",
         ) from None
     ids = frozenset(line.strip(" \t\r") for line in text.split("\n")) - {""}
@@ -88,7 +88,7 @@ def read_ids(path: str) -> frozenset[str]:
         raise DataError(
             "the file names no row",
             where=path,
-            expected="an id of a row a line",
+            expected="one row id per line",
             remedy="ids are those of data.columns.id, or as predictions and rejects show them",
         )
     return ids
@@ -256,13 +256,13 @@ def table_lines(found: Found) -> list[str]:
 
 
 def nowhere_lines(found: Found) -> list[str]:
-    """Ids that are in no place, for the user: mistyped, or of places that were not given."""
+    """Lines about ids that were not found: mistyped, or in places that were not given."""
     if not found.nowhere:
         return []
     few = ", ".join(repr(one)[:80] for one in found.nowhere[:_MOST_LISTED])
     more = ", ..." if len(found.nowhere) > _MOST_LISTED else ""
     count = f"{len(found.nowhere):,} of {len(found.wanted.ids):,} ids"
-    return [f"{count} were found in no place: {few}{more}"]
+    return [f"{count} were not found anywhere: {few}{more}"]
 
 
 def refuse_left(left: Found) -> None:

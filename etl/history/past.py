@@ -254,7 +254,7 @@ def _refuse_other_rows(data: DataSection, parent: Dataset) -> None:
     ):
         if before != now:
             raise ConfigError(
-                "a part must have rows as the parts before it",
+                "a part must have the same kind of rows as the parts before it",
                 where=f"data.{key}",
                 expected=f"{before}, as in {parent.path}",
                 got=now,

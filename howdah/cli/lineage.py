@@ -85,7 +85,7 @@ def _root(dataset: str) -> str:
 
 @app.command()
 def forget(
-    ids: Annotated[str, typer.Option(help="File (any storage) with an id of a row a line.")],
+    ids: Annotated[str, typer.Option(help="File (any storage) with one row id per line.")],
     dataset: Annotated[
         list[str] | None, typer.Option(help="Root of a dataset (data.dataset); repeatable.")
     ] = None,

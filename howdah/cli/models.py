@@ -49,7 +49,7 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     for note in verdict.notes:
         say(f"warning: {note}")
     passed = f"gate: passed on {verdict.split}"
-    asks_nothing = "gate: asks for nothing (gate.* sets no bound): nothing was judged"
+    asks_nothing = "gate: asks for nothing (gate.* sets no bounds), so nothing was judged"
     answer(verdict.as_dict(), json, [passed if verdict.asks else asks_nothing])
 
 
@@ -75,7 +75,7 @@ def reviewer(anyway: bool):
         say(f"report: {judged.title}. {judged.sentence}")
         if judged.state == "bad" and not verdict.asks and not anyway:
             raise CheckFailed(
-                "the model is not good, and the gate asks for nothing",
+                "the report says Not good, and gate.* sets no bounds",
                 where=run.directory,
                 expected="a model whose report does not say Not good, or bounds in gate.*",
                 got=judged.sentence,
@@ -114,7 +114,7 @@ def publish(
         bool,
         typer.Option(
             "--anyway",
-            help="Also a model whose report says Not good, where the gate asks for nothing.",
+            help="Publish even if the report says Not good and gate.* sets no bounds.",
         ),
     ] = False,
     json: AsJson = False,

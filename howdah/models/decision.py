@@ -280,7 +280,7 @@ def _problem(given: Any, labels: Sequence[str], task: Task) -> str | None:
         return f"thresholds {thresholds!r}"
     for name, least in thresholds.items():
         if name not in labels:
-            return f"a threshold of {name!r}, which is no label of the model"
+            return f"a threshold for {name!r}, which is not a label of the model"
         if not (_number(least) and 0.0 <= least <= 1.0):
             return f"threshold {least!r} of {name!r}"
     if task == "regression" or (task == "multi_label" and reject is not None):

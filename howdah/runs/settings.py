@@ -93,7 +93,7 @@ def already_finished(config: Config) -> list[str] | None:
     steps = run.get("steps")
     if differences:
         raise UsageError(
-            f"this run is finished (step {steps}), and what is asked for would change what is"
+            f"this run is finished (step {steps}), and the requested settings would change what is"
             " learnt",
             where=directory,
             expected="the settings that it was trained with, or more steps or epochs",

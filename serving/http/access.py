@@ -38,7 +38,7 @@ def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
         raise ConfigError(
             "the file of tokens has no usable token", where=f"{_KEY} {path}",
             expected=f"lines of {_SHORTEST} or more visible ASCII characters",
-            got=f"line {wrong[0]} is shorter or has others" if wrong
+            got=f"line {wrong[0]} is shorter or has other characters" if wrong
             else "tokens for metrics alone" if every else "none",
             remedy=f"python3 -c 'import secrets; print(secrets.token_hex(32))' > {path}",
         )  # fmt: skip

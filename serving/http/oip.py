@@ -165,7 +165,7 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
         if tensor.get(name) != expected:
             got = tensor.get(name)
             raise WrongShape(
-                f"the tensor's {name} is another one", where=f"inputs[0].{name}",
+                f"the tensor's {name} is not the expected one", where=f"inputs[0].{name}",
                 expected=expected, got=got[:40] if isinstance(got, str) else kind_of(got),
             )  # fmt: skip
     each = 2 if pairs else 1
@@ -182,7 +182,7 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
         where, flat = "inputs[0]", _binary_data(size, behind, count * each)
     if len(flat) != count * each:
         raise WrongShape(
-            "the tensor's data are not as many as its shape says", where=where,
+            "the tensor's number of values does not match its shape", where=where,
             expected=str(count * each), got=str(len(flat)),
         )  # fmt: skip
     texts = [flat[n : n + 2] for n in range(0, len(flat), 2)] if pairs else flat
@@ -203,7 +203,7 @@ def _binary_data(size: Any, behind: bytes, most: int) -> list[str]:
     """The texts of a binary BYTES tensor; at most `most` and one more are read."""
     if isinstance(size, bool) or size != len(behind):
         raise WrongShape(
-            "the tensor's bytes are not those behind the JSON",
+            "the tensor's size does not match the bytes after the JSON",
             where="inputs[0].parameters.binary_data_size",
             expected=f"{len(behind)}, with the header {HEADER}",
             got=str(size)[:20] if isinstance(size, int) else kind_of(size),

@@ -119,7 +119,7 @@ def _kept(beside: str, by: str, progress: Progress) -> results.Baseline | None:
     try:
         found = results.read(beside)
     except HowdahError as error:
-        progress(f"the baseline that is kept cannot be read and is measured again: {error.what}")
+        progress(f"the stored baseline cannot be read, so it is measured again: {error.what}")
         return None
     if found is None or found.about.get("by") != by:
         return None

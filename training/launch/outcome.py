@@ -83,7 +83,7 @@ def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | 
     if newest.get("status") == "finished":
         return None
     return ClusterError(
-        "the ranks have ended with exit code 0, and none of them says that training is finished",
+        "the ranks ended with exit code 0, but none of them says that training is finished",
         where=storage.join(directory, RUN_JSON),
         expected="a finished attempt of these ranks",
         got=f"status {newest.get('status')}" if newest else "no attempt: they have not trained",
@@ -167,8 +167,8 @@ def _rank_lost(rank: int, job: Ranks, config: Config, local: str) -> TrainingErr
         f"rank {rank} was lost, and training stopped",
         where=os.path.join(local, "logs", f"rank.{rank}"),
         expected=f"{who} to run to the end",
-        got="it was gone without a word: killed (SIGKILL, out of memory) or crashed; the newest"
-        f" checkpoint is {_newest_checkpoint(config)}{_cut_short(config)}",
+        got="it ended without reporting an error: killed (SIGKILL, out of memory) or crashed; the"
+        f" newest checkpoint is {_newest_checkpoint(config)}{_cut_short(config)}",
         remedy="look at the end of its log and at the kernel's (dmesg); start again: the run goes"
         " on from that checkpoint",
     )

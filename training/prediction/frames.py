@@ -104,7 +104,7 @@ def _id(rows: DataFrame, name: str, source: str) -> Column:
     spelt = ids.column(column, kind)
     if spelt is None:
         raise DataError(
-            "the column of ids is of another type",
+            "the id column is of another type",
             where=f"{name} in {source}",
             expected="texts, numbers, dates or times",
             got=kind.simpleString(),

@@ -107,7 +107,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
         paths = [path for path in source_files(source).paths if format_of(path) == "csv"]
         other = explained(paths, config.data.csv.encoding)
         remedy = (
-            f"as {other} these rows all decode: data.csv.encoding: {other}"
+            f"all of these rows decode as {other}: set data.csv.encoding: {other}"
             if other
             else "set data.csv.encoding to the file's character set (JSON must be UTF-8)"
         )

@@ -221,7 +221,7 @@ def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: marker
     if spark.read.format(form).load(path_of(state.location)).isEmpty():
         return
     raise DataError(
-        "a partition's files have rows, and reading the table by its values finds none",
+        "a partition's files have rows, but reading the table by its values finds none",
         where=f"{table} {text_of(spec)}",
         got=f"{state.files} files, {state.bytes:,} bytes in {state.location}",
         remedy="add the partition in the spelling that its column's type has (5, not 05), and drop"

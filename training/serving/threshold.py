@@ -291,7 +291,7 @@ def _without_decision(
         known, scores, _ = _sample(_predictions(export, info, VALIDATION, config, place, progress))
     except HowdahError as error:
         progress(
-            f"profile.json is removed, for it was counted with the decision ({error.what});"
+            f"profile.json is removed, because it was counted with the decision ({error.what});"
             " `howdah drift --make-reference` makes it"
         )
         return None

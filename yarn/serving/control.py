@@ -115,7 +115,7 @@ def start(config: Config, model_directory: str, tokens: list[bytes], progress: P
 def _require_tokens(config: Config, tokens: list[bytes]) -> None:
     if not tokens and not config.serve.open:
         raise UsageError(
-            "a server on YARN listens on its node's address, and it would ask no one for a token",
+            "a server on YARN listens on its node's address, and requests would need no token",
             where="--token-file",
             expected="a file of tokens, or --open",
             remedy="python3 -c 'import secrets; print(secrets.token_hex(32))' > token; chmod 600"

@@ -105,7 +105,7 @@ class _Looked:
             lacks = next(path for path, has in having.items() if not has)
             has = next(path for path, has in having.items() if has)
             raise DataError(
-                "some files have the column of the id, others have not",
+                "some files have the id column and others do not",
                 where=lacks,
                 expected=f"column {one.name!r}, as in {has}",
                 remedy="predict them one after the other, or name them by a narrower pattern",

@@ -170,7 +170,7 @@ class _Window:
             where=f"{self._path}, line {self.line}",
             expected=expected,
             got=problem or (repr(near) if near else "the end of the file"),
-            remedy="mend the file there, or write one object a line (.jsonl): there a line that is"
+            remedy="fix the file there, or write one object per line (.jsonl): then a line that is"
             " broken is one rejected row",
         )
 

@@ -203,7 +203,7 @@ def _baseline(
     attempts = run.get("attempts") or [{}]
     own = attempts[-1].get("dataset")
     if found is not None and own is not None and storage.name(own) != storage.name(found.dataset):
-        return None, [f"baseline: of another dataset ({found.dataset}), not compared"]
+        return None, [f"baseline: of another dataset ({found.dataset}), so not compared"]
     return found, []
 
 
