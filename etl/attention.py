@@ -38,11 +38,11 @@ def absent(
 ) -> dict[str, list[str]]:
     """{label: splits that have rows, but none of it}, of the labels of which that is so."""
     present = {split: _counts(shards) for split, shards in splits.items() if shards}
-    found = {
+    missing_splits = {
         name: [split for split, counts in present.items() if not counts[number]]
         for number, name in enumerate(names)
     }
-    return {name: lacking for name, lacking in found.items() if lacking}
+    return {name: lacking for name, lacking in missing_splits.items() if lacking}
 
 
 def lines(manifest: DatasetManifest, data: DataSection) -> Iterator[str]:

@@ -122,10 +122,10 @@ def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say)
             markers = storage.join(directory, _DIRECTORY)
             if not storage.is_dir(markers):
                 continue
-            for found in storage.list_dir(markers):
-                alert = storage.read_json(found.path)
+            for marker in storage.list_dir(markers):
+                alert = storage.read_json(marker.path)
                 if isinstance(alert, dict) and matches(alert):
-                    storage.remove(found.path)
+                    storage.remove(marker.path)
     except Exception as error:  # noqa: BLE001 - an alert must never fail what it reports
         say(f"warning: markers of earlier alerts stay: {_brief(error)}")
 

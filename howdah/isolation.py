@@ -81,9 +81,9 @@ def environment(
     env = dict(os.environ if base is None else base)
     for name in _REMOVED:
         env.pop(name, None)
-    asked = [os.path.abspath(one) for one in env.get(VARIABLE, "").split(os.pathsep) if one]
+    extra = [os.path.abspath(one) for one in env.get(VARIABLE, "").split(os.pathsep) if one]
     ours = [] if home() in _site_directories() else [home()]
-    if paths := dict.fromkeys([*first, *asked, *ours]):
+    if paths := dict.fromkeys([*first, *extra, *ours]):
         env["PYTHONPATH"] = os.pathsep.join(paths)
     env.setdefault(_SAFE_PATH, _OURS)
     return env
@@ -126,20 +126,20 @@ def foreign_packages() -> dict[str, str]:
 
     A name that nothing answers to is left out: an environment may have a part of the packages.
     """
-    found = {}
+    foreign = {}
     for name in PACKAGES:
         loaded = sys.modules.get(name)
         spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
         if spec is None:
             continue
         places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-        wanted = (os.path.join(home(), name), os.path.join(home(), name, "__init__.py"))
-        if places and os.path.realpath(places[0]) not in map(os.path.realpath, wanted):
-            found[name] = places[0]
-    return found
+        expected = (os.path.join(home(), name), os.path.join(home(), name, "__init__.py"))
+        if places and os.path.realpath(places[0]) not in map(os.path.realpath, expected):
+            foreign[name] = places[0]
+    return foreign
 
 
 def _site_directories() -> list[str]:
     """Where the interpreter looks by itself."""
-    own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    return [*site.getsitepackages(), *own]
+    user_site = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [*site.getsitepackages(), *user_site]

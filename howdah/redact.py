@@ -181,8 +181,8 @@ def _url(word: str) -> str:
     do) and extends to the first `@` behind. Digits alone behind the colon are a port.
     """
     parts, at, last = [], 0, word.rfind("@")
-    while last > at and (found := word.find("://", at)) != -1:
-        begins = found + 3
+    while last > at and (scheme := word.find("://", at)) != -1:
+        begins = scheme + 3
         slash = _AUTHORITY_ENDS.search(word, begins)
         ends = len(word) if slash is None else slash.start()
         sign = word.rfind("@", begins, ends)

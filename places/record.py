@@ -107,12 +107,12 @@ def known() -> list[Record]:
     root = jobs_directory()
     names = os.listdir(root) if os.path.isdir(root) else []
     folders = [os.path.join(root, name) for name in names]
-    found: list[Record] = []
+    records: list[Record] = []
     for folder in filter(os.path.isdir, folders):
         with contextlib.suppress(DataError):  # one that is cut off hides none of the others
             record = _read(os.path.join(folder, "place.json"))
-            found += [] if record is None else [record]
-    return sorted(found, key=lambda one: -one.submitted)
+            records += [] if record is None else [record]
+    return sorted(records, key=lambda one: -one.submitted)
 
 
 def of_application(application: str) -> Record | None:

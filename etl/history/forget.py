@@ -120,10 +120,10 @@ def survey(
     copies: frozenset[str] = frozenset()
     met: set[str] = set()
     for versions in known.values():
-        own, more = in_dataset.in_shards(versions, ids, met)
-        rows, copies = rows | own, copies | more
+        shard_rows, more = in_dataset.in_shards(versions, ids, met)
+        rows, copies = rows | shard_rows, copies | more
     found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()), met=met)
-    mapped = [v.manifest.source.get("columns") for own in known.values() for v in own]
+    mapped = [v.manifest.source.get("columns") for dataset in known.values() for v in dataset]
     named = [one.get("id") for one in mapped if isinstance(one, dict)]
     found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
     for root, versions in known.items():
@@ -136,9 +136,9 @@ def survey(
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
-    for places, given in ((runs, False), (files, True), (trained.markers(models), False)):
+    for places, present in ((runs, False), (files, True), (trained.markers(models), False)):
         for path in _below(places, datasets, found):
-            _look(path, found, given=given)
+            _look(path, found, given=present)
     forgotten = {one for one in ids if any(mark.when(one) for mark in marked.values())}
     found.nowhere = sorted(frozenset(ids) - met - forgotten)
     found.models = [

@@ -63,13 +63,13 @@ def reviewer(anyway: bool):
         for note in verdict.notes:
             say(f"warning: {note}")
         try:
-            found = report.judged(run.directory)
+            judgement = report.judged(run.directory)
         except HowdahError as error:
             say(f"the report's verdict is not known: {error.what} ({error.where})")
             return
-        if found is None:
+        if judgement is None:
             return
-        judged, baseline = found
+        judged, baseline = judgement
         for line in baseline:
             say(f"baseline: {line}" if not line.startswith("baseline") else line)
         say(f"report: {judged.title}. {judged.sentence}")

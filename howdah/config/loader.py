@@ -326,11 +326,11 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
 
 def sections() -> dict[str, list[str]]:
     """The sections, each with the names of its keys."""
-    found: dict[str, list[str]] = {name: [] for name in Config.model_fields}
+    key_names: dict[str, list[str]] = {name: [] for name in Config.model_fields}
     for key, _ in keys():
         section, _, name = key.partition(".")
-        found[section].append(name)
-    return found
+        key_names[section].append(name)
+    return key_names
 
 
 def explain(key: str) -> list[dict]:

@@ -356,11 +356,11 @@ def _judged(
         )
     checks, notes = check_minimum(metrics or {}, gate.minimum) + bar, ()
     if now is not None:
-        found = _against(config, run, metrics or {}, now, evaluate)
-        if isinstance(found, Check):
-            checks += (found,)
+        comparison = _against(config, run, metrics or {}, now, evaluate)
+        if isinstance(comparison, Check):
+            checks += (comparison,)
         else:
-            notes = (found,)
+            notes = (comparison,)
     step = run.info.get("step")
     return Verdict(
         gate.split, checks, run.run_id, step, now["version"] if now else None, notes=notes

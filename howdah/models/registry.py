@@ -215,8 +215,8 @@ class Published:
 def decision_hash(info: Mapping[str, Any]) -> str | None:
     """Identity of the decision in an export's howdah.json; None: it has none. The same weights with
     another decision give other predictions: it belongs to whatever names a model's results."""
-    found = info.get("decision") or {}
-    used = {key: found[key] for key in DECISION_KEYS if key in found}
+    decision = info.get("decision") or {}
+    used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return content_hash(used) if used else None
 
 
@@ -264,13 +264,13 @@ def address(model: str, publish_directory: str) -> str:
             return published.path_of(number)
         if _is_model(place):
             return place.rstrip("/")
-    there = _published_in(publish_directory)
+    published_names = _published_in(publish_directory)
     raise ModelError(
         "there is no such model",
         where=model,
         expected="a published model (NAME, NAME@3 or NAME/v=3), an export or a run directory",
         got=f"nothing at {' nor at '.join(candidates)}; published in {publish_directory}: "
-        + (", ".join(there) or "none"),
+        + (", ".join(published_names) or "none"),
         remedy="`howdah publish` publishes a run; --config names the publish.directory, or give"
         " the model's path",
     )
@@ -288,11 +288,11 @@ def _published_in(directory: str) -> list[str]:
         roots = [entry for entry in storage.list_dir(directory) if entry.is_dir]
     except (NotFound, NotADirectoryError):
         return []
-    found = []
+    published = []
     for root in sorted(roots, key=lambda entry: entry.name)[:_MOST_NAMED]:
         if versions := Published(root.path).versions():
-            found.append(f"{root.name} (v={', '.join(map(str, versions[-5:]))})")
-    return found
+            published.append(f"{root.name} (v={', '.join(map(str, versions[-5:]))})")
+    return published
 
 
 def located(wanted: str) -> str | None:

@@ -131,11 +131,13 @@ class Judge:
             if base.get(name) == dimension:
                 continue
             yield from self.key(name)
-            known = _at(self._base, name)
+            base_value = _at(self._base, name)
             for choice in dimension.get("choices") or ():
                 yield from self.printable(f"tune.space: {name}", choice)
-                if name in fields and choice != known:
-                    yield from self._values(name, named_by(fields[name]), choice, known, config)
+                if name in fields and choice != base_value:
+                    yield from self._values(
+                        name, named_by(fields[name]), choice, base_value, config
+                    )
 
     def key(self, name: str) -> Iterator[HowdahError]:
         """A problem if a key, or a field of the form, may not be sent."""

@@ -71,5 +71,5 @@ def _first_age(path: str, beat: Any) -> float:
         return age(path)
     except HowdahError:
         # Who may not write there can start nothing there either: the answer is for display.
-        said = beat if isinstance(beat, int | float) else 0.0
-        return max(0.0, time.time() - said)
+        written_at = beat if isinstance(beat, int | float) else 0.0
+        return max(0.0, time.time() - written_at)

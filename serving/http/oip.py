@@ -78,17 +78,17 @@ def infer(
         BadRequest, WrongShape, TooLarge: with what is wrong in it.
     """
     end = _json_end(json_bytes, len(body))
-    asked = loaded(body[:end], EXPECTED)
-    request_id = asked.get("id")
+    request = loaded(body[:end], EXPECTED)
+    request_id = request.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= _MOST_ID):
         raise WrongShape(
             "id is not a string", where="id", expected=f"at most {_MOST_ID} characters",
             got=kind_of(request_id),
         )  # fmt: skip
-    parameters = _parameters(asked, "parameters")
-    texts = _texts(asked.get("inputs"), body[end:], most_texts, pairs)
+    parameters = _parameters(request, "parameters")
+    texts = _texts(request.get("inputs"), body[end:], most_texts, pairs)
     all_binary = parameters.get("binary_data_output") is True
-    outputs = _outputs(asked.get("outputs"), all_binary)
+    outputs = _outputs(request.get("outputs"), all_binary)
 
     def answer(generation: Generation, predictions: Sequence[Prediction]) -> Tensors:
         tensors = _tensors(generation, predictions)
@@ -265,7 +265,7 @@ def _outputs(outputs: Any, all_binary: bool) -> list[_Output]:
             "outputs has too many names", where="outputs", expected=f"at most {_MOST_OUTPUTS}",
             got=str(len(outputs)),
         )  # fmt: skip
-    found = []
+    result = []
     for number, one in enumerate(outputs):
         parameters = _parameters(one, f"outputs[{number}].parameters")
         classes = parameters.get("classification", 0)
@@ -275,16 +275,16 @@ def _outputs(outputs: Any, all_binary: bool) -> list[_Output]:
                 expected="0 or more", got=kind_of(classes),
             )  # fmt: skip
         is_binary = parameters.get("binary_data", all_binary) is True
-        found.append(_Output(one["name"], is_binary, classes))
-    return found
+        result.append(_Output(one["name"], is_binary, classes))
+    return result
 
 
 # ----------------------------------------------------------------------------- what is answered
 def _tensors(generation: Generation, predictions: Sequence[Prediction]) -> dict[str, dict]:
     count, outputs = len(predictions), generation.outputs
-    found: dict[str, dict] = {}
+    tensors: dict[str, dict] = {}
     if outputs.task != "regression":
-        found["label"] = {
+        tensors["label"] = {
             "datatype": "BYTES", "shape": [count],
             "data": [_label(one.label) for one in predictions],
         }  # fmt: skip
@@ -293,15 +293,15 @@ def _tensors(generation: Generation, predictions: Sequence[Prediction]) -> dict[
         [0.0] * columns if one.scores is None else [round(float(s), 6) for s in one.scores]
         for one in predictions
     ]
-    found["scores" if outputs.has_scores else "value"] = {
+    tensors["scores" if outputs.has_scores else "value"] = {
         "datatype": "FP32",
         "shape": [count, columns] if outputs.has_scores else [count],
         "data": [score for row in scores for score in row],
     }
-    found["error"] = {
+    tensors["error"] = {
         "datatype": "BYTES", "shape": [count], "data": [one.error or "" for one in predictions],
     }  # fmt: skip
-    return found
+    return tensors
 
 
 def _classes(asked: _Output, tensor: dict[str, Any], generation: Generation) -> dict[str, Any]:

@@ -105,9 +105,9 @@ class RefusedAddresses:
             got: what it had instead of a token of the server's.
         """
         now = time.monotonic()
-        said, count = self._counts.get(address, (None, 0))
-        if said is not None and now - said < self._SECONDS:
-            self._counts[address] = (said, count + 1)
+        last_logged, count = self._counts.get(address, (None, 0))
+        if last_logged is not None and now - last_logged < self._SECONDS:
+            self._counts[address] = (last_logged, count + 1)
             return
         if len(self._counts) >= self._MOST:
             self._counts.pop(next(iter(self._counts)))

@@ -176,10 +176,10 @@ def _rank_lost(rank: int, job: Ranks, config: Config, local: str) -> TrainingErr
 
 def _newest_checkpoint(config: Config) -> str:
     try:
-        found = Checkpoints(config.checkpoint_directory).list()
+        checkpoints = Checkpoints(config.checkpoint_directory).list()
     except StorageError as error:
         return f"unknown ({error.what})"
-    return f"step-{found[0].step}" if found else _NONE
+    return f"step-{checkpoints[0].step}" if checkpoints else _NONE
 
 
 def _cut_short(config: Config) -> str:
@@ -218,6 +218,10 @@ def summary(directory: str) -> dict[str, Any]:
     values = RunFile(directory).values
     keys = ("run_id", "status", "framework", "world_size", "steps", "epochs", "train_seconds",
             "examples_per_second", "tokens_per_second", "best_step", "metrics")  # fmt: skip
-    found = {key: values.get(key) for key in keys}
+    result = {key: values.get(key) for key in keys}
     export = storage.join(directory, "export")
-    return {"run": directory, "export": export if storage.is_dir(export) else None, **found}
+    return {
+        "run": directory,
+        "export": export if storage.is_dir(export) else None,
+        **result,
+    }

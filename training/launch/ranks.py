@@ -162,11 +162,11 @@ class Ranks:
     def _ask_to_stop(self, number: int) -> float:
         """Ask every rank to save and stop; returns the seconds to wait for it."""
         self.asked_by = number
-        asked = [record for record in self._read_records() if record.is_local and record.alive]
-        for record in asked:
+        alive = [record for record in self._read_records() if record.is_local and record.alive]
+        for record in alive:
             record.send(_ASK[signal.Signals(number)])
         name = signal.Signals(number).name
-        if not asked:
+        if not alive:
             print(f"{name}: stopping, training has not begun", file=sys.stderr, flush=True)
             return 0.0
         print(

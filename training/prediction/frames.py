@@ -55,10 +55,10 @@ def _has(there: Sequence[str], name: str) -> bool:
 
 
 def _column(rows: DataFrame, name: str, source: str) -> tuple[Column, DataType]:
-    found = columnar.find(rows, name)
-    if found is None:
+    column = columnar.find(rows, name)
+    if column is None:
         raise no_column(name, rows.columns, where=source, remedy=_OPTIONS)
-    return found
+    return column
 
 
 def id_and_text(

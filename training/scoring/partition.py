@@ -136,8 +136,8 @@ class Job:
         from pyspark.sql import functions as F
 
         self.spark.catalog.refreshTable(self.source.name)  # a session keeps what it has listed
-        wanted = {column: [value] for column, value in spec.items()}
-        rows = rows_of(self.spark.table(self.source.name), wanted)
+        values = {column: [value] for column, value in spec.items()}
+        rows = rows_of(self.spark.table(self.source.name), values)
         chosen = frames.id_and_text(
             rows, self.scorer.model.info, source=self.source.name, text_columns=self.text_columns,
             id_column=self.id_column,

@@ -340,9 +340,9 @@ def _health(url: str) -> dict[str, Any] | None:
     try:
         connection.request("GET", "/health")
         answer = connection.getresponse()
-        found = json.loads(answer.read(65536)) if answer.status == 200 else None
+        health = json.loads(answer.read(65536)) if answer.status == 200 else None
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-    return found if isinstance(found, dict) else None
+    return health if isinstance(health, dict) else None

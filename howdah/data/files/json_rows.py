@@ -134,9 +134,9 @@ class _Window:
 
     def take(self, sign: str) -> bool:
         """Move behind a character, if it is the next one that is not blank."""
-        found = not self.at_end() and self._text[self._at] == sign
-        self._at += found
-        return found
+        is_next = not self.at_end() and self._text[self._at] == sign
+        self._at += is_next
+        return is_next
 
     def value(self) -> tuple[Value, str]:
         """The next value, and its text."""
@@ -203,19 +203,19 @@ def kinds(path: str, names: Collection[str], most: int | None) -> dict[str, Kind
     Returns:
         None: the file has no record at all.
     """
-    found: dict[str, Kind] = {}
+    kinds_by_name: dict[str, Kind] = {}
     rank = ("null", "object", "array", "text")
     any_record = False
     for record in first(path, most):
         any_record = True
         for name in names:
             kind = _kind(record, name)
-            if kind is not None and rank.index(kind) >= rank.index(found.get(name, "null")):
-                found[name] = kind
-        texts = sum(kind == "text" for kind in found.values())
-        if texts == len(names) or (most is None and len(found) == len(names)):
+            if kind is not None and rank.index(kind) >= rank.index(kinds_by_name.get(name, "null")):
+                kinds_by_name[name] = kind
+        texts = sum(kind == "text" for kind in kinds_by_name.values())
+        if texts == len(names) or (most is None and len(kinds_by_name) == len(names)):
             break
-    return found if any_record else None
+    return kinds_by_name if any_record else None
 
 
 def first(path: str, most: int | None) -> Iterator[dict[str, Value]]:

@@ -101,9 +101,9 @@ def cr_ends_lines(begin: str, options: CsvOptions, delimiter: str) -> bool | Non
         begin: the beginning of the file.
     """
     first = None
-    for found in _LINE_BREAK.finditer(begin):
-        if not options.quote or begin.count(options.quote, 0, found.start()) % 2 == 0:
-            first = found
+    for line_break in _LINE_BREAK.finditer(begin):
+        if not options.quote or begin.count(options.quote, 0, line_break.start()) % 2 == 0:
+            first = line_break
             break
     if first is None:
         return None
