@@ -53,8 +53,9 @@ _MOST_BYTES = 32_000
 """An alert's size: what chats and mail gateways take."""
 _DIRECTORY = "alerts"
 _NEWS_AGAIN_SECONDS = 12 * 3600.0
-"""After which the same event is sent again: retries of one night are one event, two nights are two.
-A storage's clock is compared with this machine's; minutes between them do not matter here."""
+"""Seconds after which the same event is sent again: retries of one night are one event, two
+nights are two. A storage's clock is compared with this machine's; minutes between them do not
+matter here."""
 _LOW_DISK = "low"
 Say = Callable[[str], None]
 

@@ -103,7 +103,7 @@ def home() -> str:
 
 
 def require_own_packages() -> None:
-    """Refuse to go on where a package of Howdah's is another one of the same name.
+    """Refuse to go on if another package of the same name would be imported as one of Howdah's.
 
     Raises:
         ForeignPackages: with each of them, and where it lies.

@@ -68,11 +68,11 @@ class Found:
 
 
 def read_ids(path: str) -> frozenset[str]:
-    """The ids in a file in UTF-8, one a line: a line ends with LF or CR LF, and with nothing else
-    that could be a part of an id. A byte order mark is none.
+    """The ids in a UTF-8 file, one per line. Only LF and CR LF end a line, since any other
+    character could be part of an id. A byte order mark is ignored.
 
     Raises:
-        DataError: it is in another encoding, or has none.
+        DataError: the file is in another encoding, or has no ids.
     """
     try:
         text = storage.read_bytes(path).decode("utf-8-sig")

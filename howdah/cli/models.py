@@ -54,8 +54,8 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
 
 
 def reviewer(anyway: bool):
-    """The function that shows what the report says of a run before it is published, and refuses a
-    model that is not good where no gate has asked for anything."""
+    """The function that shows a run's report verdict before it is published, and refuses a model
+    that is Not good if gate.* sets no bounds."""
 
     def review(run, verdict) -> None:
         from training.evaluation import report

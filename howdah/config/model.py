@@ -112,16 +112,17 @@ class ParallelSection(Section):
     and a run may go on with another value or number of ranks. The step's result is the same, to
     float32's precision with full."""
     tensor: int = Field(default=1, ge=1)
-    """So many neighbouring ranks divide each layer: attention heads and feed-forward width (tensor
-    parallel; framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read
-    the same rows, and exchange activations twice a layer: keep them on one machine. It must divide
-    the ranks, the heads and the feed-forward width, and goes with shard none."""
+    """Number of neighbouring ranks that divide each layer: attention heads and feed-forward width
+    (tensor parallel; framework torch over torch.distributed on CPUs, not for jobs on a
+    cluster). They read the same rows, and exchange activations twice a layer: keep them on one
+    machine. It must divide the ranks, the heads and the feed-forward width, and goes with shard
+    none."""
 
     pipeline: int = Field(default=1, ge=1)
-    """So many neighbouring ranks have the layers one after the other (pipeline parallel, 1F1B;
-    framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read the same
-    rows, and send the activations between their layers only. It must divide the ranks, be at most
-    the layers, and goes with shard none, tensor 1 and nothing frozen."""
+    """Number of neighbouring ranks that hold the layers one after the other (pipeline parallel,
+    1F1B; framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read
+    the same rows, and send the activations between their layers only. It must divide the ranks,
+    be at most the layers, and goes with shard none, tensor 1 and nothing frozen."""
     micro_batches: int = Field(default=4, ge=1)
     """With pipeline: cut each step's rows of a rank into at least so many micro-batches, which
     follow each other through the layers; of M, the ranks wait (pipeline - 1) / M of the time."""

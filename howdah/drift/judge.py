@@ -47,7 +47,7 @@ _MOVED = {
     "estimated_accuracy": "the model is less sure, so fewer predictions are likely to be right",
     "accuracy": "fewer predictions are right",
 }
-"""What an alarm of each column says."""
+"""The sentence of an alarm, for each column."""
 _DISTANCES = {"label": "PSI", "confidence": "PSI", "length": "PSI", "tokens": "distance"}
 
 

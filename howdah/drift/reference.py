@@ -176,7 +176,7 @@ def from_partitions(profile: Profile, partitions: Sequence[Profile]) -> Profile:
     tokens, unseen, spread = origin.unseen
     if counts.tokens:
         tokens, unseen = counts.tokens, counts.unseen
-    # The accuracy by labels stays that of validation: of these rows nobody knows it.
+    # Accuracy by labels stays that of validation: the true labels of these rows are unknown.
     answered = profile.counts.rows if origin.answered is None else origin.answered
     reference = replace(
         origin,

@@ -52,7 +52,7 @@ class Baseline:
     about: dict[str, Any]
     """The whole file."""
     directory: str
-    """Where it lies."""
+    """Directory of its files."""
 
     def predicted(self, split: str) -> np.ndarray | None:
         """int[N]: what it predicts of each row of a split, in the order of the version's shards.

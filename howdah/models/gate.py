@@ -146,7 +146,7 @@ class Verdict:
     published: int | None
     """Version that it was compared with; None: not asked for, or none is published."""
     notes: tuple[str, ...] = ()
-    """What it does not judge, and a person should know before the model is published."""
+    """What the gate does not judge, but a person should know before the model is published."""
 
     @property
     def asks(self) -> bool:

@@ -1,7 +1,7 @@
 """Compares the files of a published version with the hashes of its manifest.
 
 This finds damage: a disk, a copy that stopped, a file put there by mistake. It is not a signature:
-who may write the model's directory may write manifest.json, too.
+a user who may write the model's directory can write manifest.json, too.
 """
 
 from __future__ import annotations

@@ -241,8 +241,8 @@ class _Chunk:
         try:
             cells = [pa.array(cell, pa.string()) for cell in zip(*self.rows, strict=True)]
         except (UnicodeEncodeError, pa.ArrowException, TypeError):  # some values are not texts
-            mended = [self._mended(at, list(row)) for at, row in enumerate(self.rows)]
-            cells = [pa.array(cell, pa.string()) for cell in zip(*mended, strict=True)]
+            fixed = [self._fixed(at, list(row)) for at, row in enumerate(self.rows)]
+            cells = [pa.array(cell, pa.string()) for cell in zip(*fixed, strict=True)]
         reasons: list[str | None] = [None] * len(self.rows)
         details = list(reasons)
         for at, (reason, detail) in self._reasons.items():
@@ -250,7 +250,7 @@ class _Chunk:
         cells += [pa.array(cell, pa.string()) for cell in (reasons, details)]
         return pa.record_batch(cells, names=[*self._columns.names, REASON, DETAIL])
 
-    def _mended(self, number: int, row: list[Any]) -> list[Any]:
+    def _fixed(self, number: int, row: list[Any]) -> list[Any]:
         """Make texts of a row's values, or reject it."""
         where = _where(self.lines[number])
         for at, name in enumerate(self._columns.names):

@@ -1,7 +1,7 @@
 """The Open Inference Protocol, version 2 (KServe, Triton): requests and answers. Pure.
 
 A tensor's data are JSON, or bytes behind the JSON (the protocol's binary tensor extension, which
-tritonclient uses unless it is told otherwise): the header Inference-Header-Content-Length says
+tritonclient uses by default): the header Inference-Header-Content-Length says
 where the JSON ends, and a BYTES tensor is, for each text, four bytes of length, the lowest first,
 and the text in UTF-8. Names that are not read here are ignored: KServe's client puts `model_name`
 into each body.

@@ -19,7 +19,7 @@ HOWDAH = os.path.join(os.path.dirname(sys.executable), "howdah")
 MODULES = ("training", "random", "html", "difflib", "queue", "horovod", "pyspark", "torch")
 PACKAGES = ("howdah", "jobs", "etl", "places", "serving", "yarn", "tuning")
 PLANTED = "import os; open(os.environ['PLANTED'], 'a').write(__name__ + ' ')\n"
-"""What a planted file does, whoever imports or runs it."""
+"""What a planted file does in any process that imports or runs it."""
 full, mpi, spark = pytest.mark.full, pytest.mark.mpi, pytest.mark.spark
 LIMIT = 280
 

@@ -1,4 +1,4 @@
-"""The ETL and predictions read one file alike, whoever wrote it."""
+"""The ETL and predictions read a file alike, whichever program wrote it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def serve(
             got=f"{len(variants)} models, {options.replicas[0]} replicas each, of"
             f" {threads} threads: {needed}",
         )
-    # Ray binds the port itself; whoever may reach it is checked as for every listener.
+    # Ray binds the port itself, so check the address here as for every other listener.
     with listening.listen(options.host, options.port, guarded=options.open) as probe:
         port = probe.getsockname()[1]
     url = f"http://{listening.shown(options.host)}:{port}"

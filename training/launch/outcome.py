@@ -1,4 +1,4 @@
-"""How training by `howdah train` ended: judged by what the ranks have left, never by exit codes."""
+"""How training by `howdah train` ended, judged by the files of the ranks, never by exit codes."""
 
 from __future__ import annotations
 

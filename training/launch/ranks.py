@@ -156,7 +156,7 @@ class Ranks:
         return self._broken()
 
     def launcher_message(self) -> str:
-        """The launcher's own message at its end, which was not shown."""
+        """The launcher's own last message, which was not shown."""
         return self._relay.held_back()
 
     def _ask_to_stop(self, number: int) -> float:

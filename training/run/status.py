@@ -18,7 +18,7 @@ _LOCKS = (".launch.lock", ".lock")
 
 
 def run_status(directory: str) -> dict[str, Any] | None:
-    """What is known of a run directory that no job was submitted to; None: it is none."""
+    """The status of a run directory that no job was submitted to; None: it is not a run."""
     directory = storage.local_path(directory) if storage.is_local(directory) else directory
     try:
         run = record.read(directory)
