@@ -1,7 +1,7 @@
 """What a part of an appended dataset was read from: what tells one source from another.
 
 Two files of one name in two directories are two sources, and so are one day's partitions of two
-tables and two texts of a query. The state of a source (size and time of its files) is no part of
+tables and two texts of a query. The state of a source (size and time of its files) is not part of
 this: a source that has changed is still the same one.
 """
 

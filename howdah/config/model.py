@@ -85,7 +85,7 @@ class ModelSection(Section):
 
 # -------------------------------------------------------------------------------- training
 def _fraction_or_rows(value: Any) -> Any:
-    """The value as it is: 1.0 is no number of rows, though it equals 1."""
+    """The value as it is: 1.0 is not a number of rows, though it equals 1."""
     if isinstance(value, float) and value >= 1:
         raise ValueError(
             f"a fraction is below 1 (got {value}): leave training.replay out (null) for all older"

@@ -368,7 +368,7 @@ def _judged(
 
 
 def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check | str:
-    """Compare with the published model; a line where its metric is undefined: that is no bound."""
+    """Compare with the published model; a line if its metric is undefined and sets no bound."""
     split, name = config.gate.split, config.evaluation.metric
     theirs = (now.get("metrics") or {}).get(split) or {}
     if (now.get("dataset") or {}).get("hash") != run.dataset.get("hash") or name not in theirs:

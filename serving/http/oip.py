@@ -92,8 +92,8 @@ def infer(
 
     def answer(generation: Generation, predictions: Sequence[Prediction]) -> Tensors:
         tensors = _tensors(generation, predictions)
-        wanted = outputs or [_Output(name, all_binary, 0) for name in tensors]
-        missing = [one.name for one in wanted if one.name not in tensors]
+        requested = outputs or [_Output(name, all_binary, 0) for name in tensors]
+        missing = [one.name for one in requested if one.name not in tensors]
         if missing:
             raise WrongShape(
                 "there is no such output", where="outputs", expected=", ".join(tensors),
@@ -106,7 +106,7 @@ def infer(
             head["id"] = request_id
         head["parameters"] = {"run_id": generation.model.run_id}
         head["outputs"], binary = [], []
-        for one in wanted:
+        for one in requested:
             tensor = tensors[one.name]
             if one.classes:
                 tensor = _classes(one, tensor, generation)

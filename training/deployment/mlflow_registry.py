@@ -234,8 +234,8 @@ def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str,
                 pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
             )  # fmt: skip
         client.log_batch(run.info.run_id, metrics=_metrics(variant))
-    found = mlflow.register_model(logged_model.model_uri, name, tags=_tags(variant))
-    return found.version
+    registered = mlflow.register_model(logged_model.model_uri, name, tags=_tags(variant))
+    return registered.version
 
 
 def _tags(variant: Variant) -> dict[str, str]:

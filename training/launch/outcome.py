@@ -202,7 +202,7 @@ def write(config: Config, local: str, error: HowdahError | None, *, begun: bool)
     file = RunFile(directory)
     if begun:  # this process has waited for all ranks of this machine
         file.used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
-    # A refusal before an attempt began is no end of an earlier one, which has written its own.
+    # A refusal before an attempt began does not end an earlier one, which has written its end.
     if error is not None and (begun or file.values.get("status") == "running"):
         stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
         status = "interrupted" if stopped else "failed"

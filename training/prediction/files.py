@@ -156,11 +156,11 @@ class _Parts:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for number, part in self.tasks.parts[task]:
-                    found = rows.of_part(
+                    rows_read = rows.of_part(
                         part, self.options, root=self.root, first=number << _PART_BITS,
                         counted=self.counted.get(part.path),
                     )  # fmt: skip
-                    while chunk := list(islice(found, _CHUNK_ROWS)):
+                    while chunk := list(islice(rows_read, _CHUNK_ROWS)):
                         yield chunk
 
 

@@ -117,8 +117,10 @@ def check_files(
         )
         for name in mapped(columns)
     ]
-    found = checks.check(files, form, required, options, source=source, root=root, remedy=_OPTIONS)
-    if columns.id in found.missing:
+    checked = checks.check(
+        files, form, required, options, source=source, root=root, remedy=_OPTIONS
+    )
+    if columns.id in checked.missing:
         progress(no_ids(str(columns.id)))
 
 

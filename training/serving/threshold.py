@@ -373,14 +373,14 @@ def _measured(predictions: Predictions, decision: Decision) -> dict[str, Any]:
             bins += calibration_bins(scores.reshape(-1), own.reshape(-1))
             continue
         predicted = rule.chosen(scores)
-        there = predicted >= 0
-        kept += int(there.sum())
+        accepted = predicted >= 0
+        kept += int(accepted.sum())
         right += int((predicted == own).sum())
         counts += np.stack(
             [
                 np.bincount(own[predicted == own], minlength=len(labels)),
-                np.bincount(own[there], minlength=len(labels)),
-                np.bincount(predicted[there], minlength=len(labels)),
+                np.bincount(own[accepted], minlength=len(labels)),
+                np.bincount(predicted[accepted], minlength=len(labels)),
             ]
         )
         top = scores.argmax(axis=1)
