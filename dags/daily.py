@@ -21,11 +21,11 @@ from howdah.policy import rules as policy
 DOC = """
 **check** which day: the partition of the form, of the event of `howdah_data` that started the run,
 else of the run's date. **partition** waits for it (only for a date). **score** classifies its rows
-with the published model. **drift** holds them against the rows that the model was made of. Only
+with the published model. **drift** compares them with the rows that the model was made of. Only
 where they have drifted: **alarm** gives the Asset `howdah_drift` an event, **notify** informs by
 the Connection's notifiers. The run ends well in both cases: skipped, or run, is what `alarm` shows.
 
-A partition that this model has scored is skipped, so clearing a task costs nothing that is done.
+A partition that this model has scored is skipped, so clearing a task repeats no finished work.
 The days before (`daily.again_days`) are looked at again: one whose rows came late is scored anew.
 """
 

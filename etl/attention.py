@@ -38,11 +38,11 @@ def absent(
 ) -> dict[str, list[str]]:
     """{label: splits that have rows, but none of it}, of the labels of which that is so."""
     present = {split: _counts(shards) for split, shards in splits.items() if shards}
-    found = {
+    missing_splits = {
         name: [split for split, counts in present.items() if not counts[number]]
         for number, name in enumerate(names)
     }
-    return {name: lacking for name, lacking in found.items() if lacking}
+    return {name: lacking for name, lacking in missing_splits.items() if lacking}
 
 
 def lines(manifest: DatasetManifest, data: DataSection) -> Iterator[str]:
@@ -53,10 +53,10 @@ def lines(manifest: DatasetManifest, data: DataSection) -> Iterator[str]:
     lacking = quality.get("labels_absent", {})
     for group in twins[:_MOST_LISTED]:
         names = ", ".join(map(repr, group))
-        yield f"look at this: labels that a reader takes for one are classes each: {names}"
+        yield f"check the labels: these look alike but are separate classes: {names}"
     if missing:
         names = ", ".join(map(repr, missing[:_MOST_LISTED]))
-        yield f"look at this: labels that read like a missing value are classes: {names}"
+        yield f"check the labels: these are classes but read like a missing value: {names}"
     by_splits: dict[str, list[str]] = {}
     for name, splits in lacking.items():
         by_splits.setdefault(" and ".join(splits), []).append(name)
@@ -64,7 +64,7 @@ def lines(manifest: DatasetManifest, data: DataSection) -> Iterator[str]:
         few = ", ".join(map(repr, names[:_MOST_LISTED]))
         more = f" and {len(names) - _MOST_LISTED} more" if len(names) > _MOST_LISTED else ""
         yield (
-            f"look at this: no row in {splits} of {few}{more}: metrics over classes cannot be"
+            f"check the labels: no row in {splits} of {few}{more}: metrics over classes cannot be"
             " compared between splits; data.split.stratify: 3 gives each split a row of classes"
             " with at least 3"
         )

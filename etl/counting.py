@@ -144,7 +144,7 @@ def refuse_encoding(
     remedy = f"set data.csv.encoding: {other}"
     if source.kind == "jsonl":
         remedy = f"JSON must be UTF-8: convert the files, as by iconv -f {other} -t UTF-8"
-    problem = f"{count:,} of {read:,} rows are not UTF-8; as {other} they all decode"
+    problem = f"{count:,} of {read:,} rows are not UTF-8; all of them decode as {other}"
     if count > _MOST_NOT_DECODED * read:
         raise DataError(
             "the source is in another character set",

@@ -142,9 +142,9 @@ def run(
     """
     data = config.data
     with interrupts():
-        source, encoder, there = prepare(config, progress, encoder)
-        if there is not None:
-            return there
+        source, encoder, unchanged = prepare(config, progress, encoder)
+        if unchanged is not None:
+            return unchanged
         shipped = {}
         if shipping.on_yarn(data.spark) and not in_container() and not is_active():
             shipped = shipping.ship(config, "etl", progress).conf
@@ -172,15 +172,15 @@ def run(
                 connectors.require(spark, source.kind)
                 if source.identity is None:
                     source = given.resolved(spark, source, data)
-                    there = _unchanged(config, source, encoder, progress)
+                    unchanged = _unchanged(config, source, encoder, progress)
                 elif data.rejects_table is not None:  # `prepare` may have left it to Spark
-                    there = _unchanged(config, source, encoder, lambda line: None)
-                if there is not None and lacks_rejects(config, there.manifest):
-                    _copy_rejects(spark, config, there, progress)
-                if there is None and started and not is_local_master(data.spark.master):
+                    unchanged = _unchanged(config, source, encoder, lambda line: None)
+                if unchanged is not None and lacks_rejects(config, unchanged.manifest):
+                    _copy_rejects(spark, config, unchanged, progress)
+                if unchanged is None and started and not is_local_master(data.spark.master):
                     _size(spark, config, source, progress)
                 application = started[0].id if shipping.on_yarn(data.spark) and started else None
-                result = there or _make(spark, config, source, encoder, application, progress)
+                result = unchanged or _make(spark, config, source, encoder, application, progress)
         except BaseException:
             if shipped:
                 sweep_until_quiet(data.dataset)
@@ -230,17 +230,17 @@ def prepare(
     source = given.resolve(config.data)
     kind = ENCODERS[config.data.kind]
     encoder = encoder or kind.load(config.model.base, config.model.revision)
-    there = None
+    unchanged = None
     if source.identity is not None:
-        there = _unchanged(config, source, encoder, progress)
-    if there is not None and lacks_rejects(config, there.manifest):
-        there = None  # Spark is needed all the same
-    return source, encoder, there
+        unchanged = _unchanged(config, source, encoder, progress)
+    if unchanged is not None and lacks_rejects(config, unchanged.manifest):
+        unchanged = None  # Spark is needed all the same
+    return source, encoder, unchanged
 
 
 def lacks_rejects(config: Config, manifest: DatasetManifest) -> bool:
-    """Whether a version was made without `data.rejects_table`, or with another one. Its manifest
-    cannot say that the table was written later, so this stays true then."""
+    """True if a version was made without `data.rejects_table`, or with another one. Its manifest
+    cannot record that the table was written later, so this stays true afterwards."""
     table = config.data.rejects_table
     return table is not None and manifest.quality.get("rejects_table") != table
 

@@ -204,14 +204,14 @@ def expect_of_part(config: Config, past: Past, progress: Callable[[str], None]) 
         progress(f"data.expect is not judged: {path}, for which the part was read, is gone")
         return
     manifest = load_dataset(path).manifest
-    own = {
+    part_shards = {
         split: [shard for shard in shards if shard.part == part.name]
         for split, shards in manifest.splits.items()
     }
-    if any(part.rows.values()) and not any(own.values()):
+    if any(part.rows.values()) and not any(part_shards.values()):
         progress(f"data.expect is not judged: the part {part.name} was merged with others")
         return
-    expectations(config, manifest.model_copy(update={"splits": own}), progress)
+    expectations(config, manifest.model_copy(update={"splits": part_shards}), progress)
 
 
 def _build(task: Task, scratch: Scratch, kept: Kept) -> Built:

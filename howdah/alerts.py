@@ -53,8 +53,9 @@ _MOST_BYTES = 32_000
 """An alert's size: what chats and mail gateways take."""
 _DIRECTORY = "alerts"
 _NEWS_AGAIN_SECONDS = 12 * 3600.0
-"""After which the same event is sent again: retries of one night are one event, two nights are two.
-A storage's clock is compared with this machine's; minutes between them do not matter here."""
+"""Seconds after which the same event is sent again: retries of one night are one event, two
+nights are two. A storage's clock is compared with this machine's; minutes between them do not
+matter here."""
 _LOW_DISK = "low"
 Say = Callable[[str], None]
 
@@ -122,10 +123,10 @@ def _forget(config: Config, matches: Callable[[dict[str, Any]], bool], say: Say)
             markers = storage.join(directory, _DIRECTORY)
             if not storage.is_dir(markers):
                 continue
-            for found in storage.list_dir(markers):
-                alert = storage.read_json(found.path)
+            for marker in storage.list_dir(markers):
+                alert = storage.read_json(marker.path)
                 if isinstance(alert, dict) and matches(alert):
-                    storage.remove(found.path)
+                    storage.remove(marker.path)
     except Exception as error:  # noqa: BLE001 - an alert must never fail what it reports
         say(f"warning: markers of earlier alerts stay: {_brief(error)}")
 
@@ -244,7 +245,7 @@ def _run_json(directory: str) -> dict[str, Any]:
 
 
 def _first(marker: str, alert: dict[str, Any], say: Say) -> bool:
-    """Whether this process is the first to send an event, or the last one was sent long ago."""
+    """True if no process has sent this event yet, or the last one was sent long ago."""
     try:
         storage.make_dirs(storage.parent(marker))
         with contextlib.suppress(NotFound):

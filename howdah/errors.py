@@ -93,7 +93,7 @@ class CheckFailed(HowdahError):
 
 
 class ForeignPackages(HowdahError):
-    """A package that this process would import as one of Howdah's is another one of that name."""
+    """This process would import another package of the same name in place of one of Howdah's."""
 
     exit_code = 7
 

@@ -61,7 +61,7 @@ def module(name: str, *arguments: str, python: str | None = None) -> list[str]:
 
 
 def code(text: str, *arguments: str, python: str | None = None) -> list[str]:
-    """As `module`, for `python -c TEXT ARGUMENTS`."""
+    """The command `python -c TEXT ARGUMENTS`, isolated like that of `module`."""
     return [python or sys.executable, "-P", "-c", text, *arguments]
 
 
@@ -81,9 +81,9 @@ def environment(
     env = dict(os.environ if base is None else base)
     for name in _REMOVED:
         env.pop(name, None)
-    asked = [os.path.abspath(one) for one in env.get(VARIABLE, "").split(os.pathsep) if one]
+    extra = [os.path.abspath(one) for one in env.get(VARIABLE, "").split(os.pathsep) if one]
     ours = [] if home() in _site_directories() else [home()]
-    if paths := dict.fromkeys([*first, *asked, *ours]):
+    if paths := dict.fromkeys([*first, *extra, *ours]):
         env["PYTHONPATH"] = os.pathsep.join(paths)
     env.setdefault(_SAFE_PATH, SAFE_PATH)
     return env
@@ -103,7 +103,7 @@ def home() -> str:
 
 
 def require_own_packages() -> None:
-    """Refuse to go on where a package of Howdah's is another one of the same name.
+    """Refuse to go on if another package of the same name would be imported as one of Howdah's.
 
     Raises:
         ForeignPackages: with each of them, and where it lies.
@@ -126,20 +126,20 @@ def foreign_packages() -> dict[str, str]:
 
     A name that nothing answers to is left out: an environment may have a part of the packages.
     """
-    found = {}
+    foreign = {}
     for name in PACKAGES:
         loaded = sys.modules.get(name)
         spec = loaded.__spec__ if loaded is not None else importlib.util.find_spec(name)
         if spec is None:
             continue
         places = [spec.origin] if spec.origin else list(spec.submodule_search_locations or ())
-        wanted = (os.path.join(home(), name), os.path.join(home(), name, "__init__.py"))
-        if places and os.path.realpath(places[0]) not in map(os.path.realpath, wanted):
-            found[name] = places[0]
-    return found
+        expected = (os.path.join(home(), name), os.path.join(home(), name, "__init__.py"))
+        if places and os.path.realpath(places[0]) not in map(os.path.realpath, expected):
+            foreign[name] = places[0]
+    return foreign
 
 
 def _site_directories() -> list[str]:
     """Where the interpreter looks by itself."""
-    own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    return [*site.getsitepackages(), *own]
+    user_site = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
+    return [*site.getsitepackages(), *user_site]

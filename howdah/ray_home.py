@@ -72,11 +72,11 @@ class RayHome:
             PermissionDenied: a mode was changed, or another user owns it.
         """
         for path in (self.root, self.token):
-            found = os.lstat(path)
-            if stat.S_IMODE(found.st_mode) & 0o077 or found.st_uid != os.geteuid():
+            info = os.lstat(path)
+            if stat.S_IMODE(info.st_mode) & 0o077 or info.st_uid != os.geteuid():
                 raise PermissionDenied(
                     "other users can reach the token of this command's Ray",
                     where=path,
                     expected="a mode without rights of others, and this user as its owner",
-                    got=f"mode {stat.S_IMODE(found.st_mode):04o}, user {found.st_uid}",
+                    got=f"mode {stat.S_IMODE(info.st_mode):04o}, user {info.st_uid}",
                 )

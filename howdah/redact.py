@@ -67,7 +67,7 @@ _PAIRS = re.compile(
     re.IGNORECASE,
 )
 _COLON = re.compile(rf"(?P<name>(?:{_PASSWORDS})[ \t]{{0,3}}:[ \t]{{0,3}}){_VALUE}", re.IGNORECASE)
-"""As YAML and heads of HTTP have it: `password: x`, `X-Api-Key: x`."""
+"""The form of YAML and of HTTP headers: `password: x`, `X-Api-Key: x`."""
 _OPTION = re.compile(
     rf"(?P<name>(?<![\w-])--(?:[a-z]{{1,20}}-){{0,3}}(?:{_PASSWORDS}|token)[ \t]+)(?!-){_VALUE}",
     re.IGNORECASE,
@@ -181,8 +181,8 @@ def _url(word: str) -> str:
     do) and extends to the first `@` behind. Digits alone behind the colon are a port.
     """
     parts, at, last = [], 0, word.rfind("@")
-    while last > at and (found := word.find("://", at)) != -1:
-        begins = found + 3
+    while last > at and (scheme := word.find("://", at)) != -1:
+        begins = scheme + 3
         slash = _AUTHORITY_ENDS.search(word, begins)
         ends = len(word) if slash is None else slash.start()
         sign = word.rfind("@", begins, ends)

@@ -69,7 +69,7 @@ class Record:
 
     @property
     def alive(self) -> bool:
-        """Whether its driver runs; of one on another machine, by its status, which must change."""
+        """True if its driver runs; one on another machine is alive while its status changes."""
         if self.here:
             return self.boot == boot_id() and process_start(self.pid) == self.start
         status = driver_status(self)
@@ -81,8 +81,9 @@ class Record:
 
     @property
     def is_ours(self) -> bool:
-        """Whether this user has submitted it from this machine, by a record that only this user can
-        write. The one in the run directory is of whoever may write there: it names any process.
+        """True if this user submitted it from this machine, by a record that only this user can
+        write. The record in the run directory proves nothing: every user who may write there can
+        name any process in it.
         """
         if os.path.basename(self.application) != self.application:
             return False
@@ -106,12 +107,12 @@ def known() -> list[Record]:
     root = jobs_directory()
     names = os.listdir(root) if os.path.isdir(root) else []
     folders = [os.path.join(root, name) for name in names]
-    found: list[Record] = []
+    records: list[Record] = []
     for folder in filter(os.path.isdir, folders):
         with contextlib.suppress(DataError):  # one that is cut off hides none of the others
             record = _read(os.path.join(folder, "place.json"))
-            found += [] if record is None else [record]
-    return sorted(found, key=lambda one: -one.submitted)
+            records += [] if record is None else [record]
+    return sorted(records, key=lambda one: -one.submitted)
 
 
 def of_application(application: str) -> Record | None:
@@ -201,7 +202,7 @@ def _path(run_directory: str) -> str:
 def _read(path: str) -> Record | None:
     try:
         fields = storage.read_object(
-            path, _SHAPE, remedy="it is no record of a job: remove it, and submit the run again"
+            path, _SHAPE, remedy="it is not a record of a job: remove it, and submit the run again"
         )
     except NotFound:
         return None

@@ -116,7 +116,7 @@ def _on_yarn(config: Config) -> None:
 
 
 def _paths(config: Config) -> dict[str, str]:
-    """Paths that ranks use, by their keys: a model by its name on the hub is none."""
+    """Paths that ranks use, by their keys; a model's name on the hub is not a path."""
     paths = cluster_paths.of_ranks(config)
     if not os.path.isdir(config.model.base):
         del paths["model.base"]

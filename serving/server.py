@@ -32,7 +32,7 @@ __all__ = ["Started", "require_packages", "serve"]
 
 _MOST_CONNECTIONS, _MOST_OF_ADDRESS = 1000, 500
 _DESCRIPTORS = 4096
-"""Of this process, where it may have as many: each connection takes one."""
+"""File descriptors that this process raises its limit to, if allowed: each connection takes one."""
 _BACKLOG, _ACCEPTED_AT_ONCE = 512, 32
 """Connections that the kernel keeps; those that asyncio takes before it reads from others."""
 _WATCH_SECONDS = 1.0
@@ -245,8 +245,8 @@ class _Server:
             f"/v1/classify (page: {url}/docs; Ctrl-C ends it)"
         )
         if not listening.is_loopback(self._settings.host):
-            asked = "without a token" if self.state.tokens is None else "with a token"
-            self._say(f"it listens on {self._settings.host}: who reaches it classifies {asked}")
+            login = "without a token" if self.state.tokens is None else "with a token"
+            self._say(f"it listens on {self._settings.host}: who reaches it classifies {login}")
         ready(
             Started(
                 url=url, port=port, identity=generation.identity,
@@ -315,9 +315,9 @@ class _Server:
 def _raise_descriptors() -> None:
     """Allow this process as many descriptors as all connections need."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    target = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
 
 
 def _uvicorn(config: Any) -> Any:

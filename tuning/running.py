@@ -253,7 +253,7 @@ class RunningTrial:
         return Outcome("lost" if self._way.lost(self._error) else "fatal", error)
 
     def _finished(self) -> Outcome:
-        """Complete, if the run says so: an exit code alone is no trained model."""
+        """Complete, if the run says so: an exit code alone does not mean a trained model."""
         try:
             status = record.read(self.directory).get("status")
         except NotFound:
@@ -263,7 +263,7 @@ class RunningTrial:
         return Outcome(
             "fatal",
             TrainingError(
-                "the trial's command ended with exit code 0, and its run is not finished",
+                "the trial's command ended with exit code 0, but its run is not finished",
                 where=self.directory, expected="status finished in run.json", got=str(status),
             ),
         )  # fmt: skip

@@ -15,12 +15,12 @@ import sys
 
 def entries(lock: str) -> dict[str, str]:
     """{normalised name: its lines} of a lock file as `pip-compile --generate-hashes` writes it."""
-    found = {}
+    blocks = {}
     for entry in re.split(r"\n(?=[A-Za-z0-9])", "\n" + lock):
         name = re.match(r"([A-Za-z0-9][A-Za-z0-9._-]*)==", entry.strip())
         if name is not None:
-            found[normalised(name[1])] = entry.strip()
-    return found
+            blocks[normalised(name[1])] = entry.strip()
+    return blocks
 
 
 def normalised(name: str) -> str:
@@ -43,11 +43,11 @@ def chosen(lock: str, names: set[str]) -> str:
     Raises:
         SystemExit: the lock file lacks one, or has it without a hash.
     """
-    known = entries(lock)
-    lacking = sorted(n for n in names if "--hash=sha256:" not in known.get(n, ""))
+    locked = entries(lock)
+    lacking = sorted(n for n in names if "--hash=sha256:" not in locked.get(n, ""))
     if lacking:
         raise SystemExit(f"the lock file has no hash of {', '.join(lacking)}")
-    return "".join(known[name] + "\n" for name in sorted(names))
+    return "".join(locked[name] + "\n" for name in sorted(names))
 
 
 def main(lock_file: str, report_file: str, *more: str) -> None:

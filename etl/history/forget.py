@@ -48,7 +48,7 @@ class Found:
     tables: list[str] = field(default_factory=list)
     """Partitions of data.rejects_table with the rejected rows of such versions."""
     nowhere: list[str] = field(default_factory=list, repr=False)
-    """Ids that are in no place that was looked through, and that no earlier call has forgotten."""
+    """Ids that were not found anywhere, and that no earlier call has forgotten."""
     leftovers: dict[str, int] = field(default_factory=dict)
     """{path: rows, as far as they can be read} of files of ETL runs that have not ended well."""
     unread: list[dict] = field(default_factory=list)
@@ -68,11 +68,11 @@ class Found:
 
 
 def read_ids(path: str) -> frozenset[str]:
-    """The ids in a file in UTF-8, one a line: a line ends with LF or CR LF, and with nothing else
-    that could be a part of an id. A byte order mark is none.
+    """The ids in a UTF-8 file, one per line. Only LF and CR LF end a line, since any other
+    character could be part of an id. A byte order mark is ignored.
 
     Raises:
-        DataError: it is in another encoding, or has none.
+        DataError: the file is in another encoding, or has no ids.
     """
     try:
         text = storage.read_bytes(path).decode("utf-8-sig")
@@ -80,7 +80,7 @@ def read_ids(path: str) -> frozenset[str]:
         raise DataError(
             "the file of ids is not UTF-8",
             where=f"{path}, byte {error.start}",
-            expected="UTF-8 text with an id of a row a line",
+            expected="UTF-8 text with one row id per line",
             remedy="save it as UTF-8, or convert it: iconv -f UTF-16 -t UTF-8",
         ) from None
     ids = frozenset(line.strip(" \t\r") for line in text.split("\n")) - {""}
@@ -88,7 +88,7 @@ def read_ids(path: str) -> frozenset[str]:
         raise DataError(
             "the file names no row",
             where=path,
-            expected="an id of a row a line",
+            expected="one row id per line",
             remedy="ids are those of data.columns.id, or as predictions and rejects show them",
         )
     return ids
@@ -120,10 +120,10 @@ def survey(
     copies: frozenset[str] = frozenset()
     met: set[str] = set()
     for versions in known.values():
-        own, more = in_dataset.in_shards(versions, ids, met)
-        rows, copies = rows | own, copies | more
+        shard_rows, more = in_dataset.in_shards(versions, ids, met)
+        rows, copies = rows | shard_rows, copies | more
     found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()), met=met)
-    mapped = [v.manifest.source.get("columns") for own in known.values() for v in own]
+    mapped = [v.manifest.source.get("columns") for dataset in known.values() for v in dataset]
     named = [one.get("id") for one in mapped if isinstance(one, dict)]
     found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
     for root, versions in known.items():
@@ -136,9 +136,9 @@ def survey(
         # Versions with these rows that an earlier call has removed: their models are still there.
         for hash_ in marked[root].versions_with(ids):
             hashes.setdefault(hash_, storage.join(root, f"v={hash_}"))
-    for places, given in ((runs, False), (files, True), (trained.markers(models), False)):
+    for places, present in ((runs, False), (files, True), (trained.markers(models), False)):
         for path in _below(places, datasets, found):
-            _look(path, found, given=given)
+            _look(path, found, given=present)
     forgotten = {one for one in ids if any(mark.when(one) for mark in marked.values())}
     found.nowhere = sorted(frozenset(ids) - met - forgotten)
     found.models = [
@@ -256,13 +256,13 @@ def table_lines(found: Found) -> list[str]:
 
 
 def nowhere_lines(found: Found) -> list[str]:
-    """Ids that are in no place, for the user: mistyped, or of places that were not given."""
+    """Lines about ids that were not found: mistyped, or in places that were not given."""
     if not found.nowhere:
         return []
     few = ", ".join(repr(one)[:80] for one in found.nowhere[:_MOST_LISTED])
     more = ", ..." if len(found.nowhere) > _MOST_LISTED else ""
     count = f"{len(found.nowhere):,} of {len(found.wanted.ids):,} ids"
-    return [f"{count} were found in no place: {few}{more}"]
+    return [f"{count} were not found anywhere: {few}{more}"]
 
 
 def refuse_left(left: Found) -> None:

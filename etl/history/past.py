@@ -246,15 +246,15 @@ def _refuse_other_rows(data: DataSection, parent: Dataset) -> None:
         ConfigError: texts among pairs of texts, or the labels of another task.
     """
     old = parent.manifest
-    said = {False: "rows of one text (no text_pair)", True: "pairs of texts (text_pair)"}
+    row_kinds = {False: "rows of one text (no text_pair)", True: "pairs of texts (text_pair)"}
     pairs = data.columns.text_pair is not None
     for key, before, now in (
         ("task", old.task, data.task),
-        ("columns.text_pair", said[old.pairs], said[pairs]),
+        ("columns.text_pair", row_kinds[old.pairs], row_kinds[pairs]),
     ):
         if before != now:
             raise ConfigError(
-                "a part must have rows as the parts before it",
+                "a part must have the same kind of rows as the parts before it",
                 where=f"data.{key}",
                 expected=f"{before}, as in {parent.path}",
                 got=now,
@@ -272,16 +272,16 @@ def _name(past: Past, by_user: bool) -> str:
         ConfigError: a part of the given name was read from another source.
     """
     other = past.replaced
-    own = f"{past.part}~{content_hash(past.source)[:8]}"
+    unique_name = f"{past.part}~{content_hash(past.source)[:8]}"
     if other is None or other.source == past.source:
         return past.part
     if other.source is not None and not by_user:
-        return own
+        return unique_name
     raise ConfigError(
         "another source has a part of this name",
         where=f"data.append.part: {past.part} in {past.parent.path}",
         expected=f"a name of its own for {place.shown(past.source)}",
         got=f"the part was read from {place.shown(other.source)}",
-        remedy=f"give another name, such as data.append.part: {own}; the rows of both parts are"
-        " kept, and those that are there already are left out (known_id, or duplicates)",
+        remedy=f"give another name, such as data.append.part: {unique_name}; the rows of both parts"
+        " are kept, and those that are there already are left out (known_id, or duplicates)",
     )

@@ -1,7 +1,7 @@
 """What a part of an appended dataset was read from: what tells one source from another.
 
 Two files of one name in two directories are two sources, and so are one day's partitions of two
-tables and two texts of a query. The state of a source (size and time of its files) is no part of
+tables and two texts of a query. The state of a source (size and time of its files) is not part of
 this: a source that has changed is still the same one.
 """
 
@@ -26,22 +26,22 @@ _READ_WITH = ("columns", "csv", "kind", "task", "tfrecord")
 
 def of_source(source: Source, data: DataSection) -> dict[str, Any]:
     """{path}, {kind, table, partitions} or {kind, query}: the same for each spelling of a path."""
-    found: dict[str, Any] = {} if source.files else {"kind": source.kind}
+    place: dict[str, Any] = {} if source.files else {"kind": source.kind}
     if source.query is not None:
-        found["query"] = bytes_hash(source.query.strip().encode())
+        place["query"] = bytes_hash(source.query.strip().encode())
     elif source.kind in ("hive", "jdbc") or (
         source.kind in LAKES and TABLE_NAME.fullmatch(source.name)
     ):
-        found["table"] = source.name if source.kind == "jdbc" else _table(source.name)
+        place["table"] = source.name if source.kind == "jdbc" else _table(source.name)
         if data.partitions:
-            found["partitions"] = {
+            place["partitions"] = {
                 column.lower(): sorted(values) for column, values in data.partitions.items()
             }
     else:
-        found["path"] = _path(source.name)
+        place["path"] = _path(source.name)
     if server := (source.identity or {}).get("server"):
-        found["server"] = server
-    return redact.plain(found, names=False)
+        place["server"] = server
+    return redact.plain(place, names=False)
 
 
 def settings(data: DataSection) -> dict[str, Any]:

@@ -76,8 +76,8 @@ def _judged(
             named.append(row_name)
         kinds = [pa.string()] * 4 + [pa.binary()]
         arrays = (pa.array(out[name], kind) for name, kind in zip(out, kinds, strict=True))
-        made = pa.RecordBatch.from_arrays([batch.column("text"), *arrays], names=["text", *out])
-        yield made, named
+        encoded = pa.RecordBatch.from_arrays([batch.column("text"), *arrays], names=["text", *out])
+        yield encoded, named
 
 
 def pixel_key(pixels: bytes) -> str:

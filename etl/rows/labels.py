@@ -36,9 +36,9 @@ def names(data: DataSection, found: Mapping[str, int], before: Sequence[str] = (
     Raises:
         DataError: fewer than two labels, or so many that the column can be none of labels.
     """
-    known = label_mapping(data)
-    if known is not None:
-        ordered = list(dict.fromkeys(known.values()))
+    mapping = label_mapping(data)
+    if mapping is not None:
+        ordered = list(dict.fromkeys(mapping.values()))
     elif all(_is_whole(name) for name in found):
         ordered = sorted(found, key=lambda name: (int(name), name))  # "2" before "10"; "01", "1"
     else:
@@ -93,15 +93,16 @@ def refuse_unknown(data: DataSection, unknown: Mapping[str, int]) -> None:
     Args:
         unknown: {value in the source: rows}.
     """
-    known, fails = label_mapping(data), {"fail": True, "reject": False}[data.quality.unknown_label]
-    if known is None or not fails or not unknown:
+    mapping = label_mapping(data)
+    fails = {"fail": True, "reject": False}[data.quality.unknown_label]
+    if mapping is None or not fails or not unknown:
         return
     rows = ", ".join(f"{value!r} ({count} rows)" for value, count in sorted(unknown.items())[:5])
-    near = [n for value in unknown for n in difflib.get_close_matches(value, known, n=1)]
+    near = [n for value in unknown for n in difflib.get_close_matches(value, mapping, n=1)]
     raise DataError(
         "the source has labels that data.labels does not list",
         where=f"data.columns.label: {data.columns.label}",
-        expected=", ".join(list(known)[:20]),
+        expected=", ".join(list(mapping)[:20]),
         got=rows + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
         remedy=(f"did you mean {near[0]!r}? " if near else "")
         + "list them in data.labels, or set data.quality.unknown_label: reject",

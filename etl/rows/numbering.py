@@ -105,16 +105,16 @@ def with_ids(
     A row whose id later rows decide is held back: at most one at a time.
     """
     waiting: tuple[Name, pa.RecordBatch] | None = None
-    for batch, own in batches:
+    for batch, batch_ids in batches:
         if waiting is not None and waiting[0].id is not None:
             yield _with_id(waiting[1], [waiting[0].id])
             waiting = None
-        at = next((n for n, name in enumerate(own) if name.id is None), None)
-        ids = [name.id for name in own]
+        at = next((n for n, name in enumerate(batch_ids) if name.id is None), None)
+        ids = [name.id for name in batch_ids]
         if at is None:
             yield _with_id(batch, ids)
             continue
-        waiting = own[at], batch.slice(at, 1)
+        waiting = batch_ids[at], batch.slice(at, 1)
         for rows, those in ((batch.slice(0, at), ids[:at]), (batch.slice(at + 1), ids[at + 1 :])):
             if those:
                 yield _with_id(rows, those)

@@ -99,20 +99,20 @@ def _text_files(
     _check(source, data)
     named = data.columns
     texts = frozenset([*named.text, *(named.text_pair or ())])
-    asked = text_rows.Columns(
+    columns = text_rows.Columns(
         names=list(dict.fromkeys(name for _, name in wanted(data))),
         texts=texts,
         lists=frozenset([named.label] if data.task == "multi_label" else ()),
     )
     return text_rows.table(
-        spark, source.files, kind, asked, data.csv, root=source.root, counted=counted
+        spark, source.files, kind, columns, data.csv, root=source.root, counted=counted
     )
 
 
 def _check(source: Source, data: DataSection) -> Mapping[str, Any]:
     """{mapped column: its pyarrow type} of files that have these columns."""
     texts = (*data.columns.text, *(data.columns.text_pair or ()))
-    asked = [
+    columns = [
         checks.Wanted(
             name=name,
             where=where,
@@ -123,7 +123,7 @@ def _check(source: Source, data: DataSection) -> Mapping[str, Any]:
     ]
     files = {entry.path: entry for entry in source.files}
     return checks.check(
-        files, source.kind, asked, data.csv, source=source.name, root=source.root, remedy=_COLUMNS
+        files, source.kind, columns, data.csv, source=source.name, root=source.root, remedy=_COLUMNS
     ).types
 
 
@@ -138,13 +138,13 @@ def _columnar(spark: SparkSession, source: Source, data: DataSection) -> DataFra
 
 def wanted(data: DataSection) -> list[tuple[str, str]]:
     """(the key that names it, its name) of each column that is read."""
-    own, split = data.columns, data.split
-    texts = {"text": own.text, "text_pair": own.text_pair or []}
+    columns, split = data.columns, data.split
+    texts = {"text": columns.text, "text_pair": columns.text_pair or []}
     if data.kind == "image":
-        texts = {"image": [own.image]}
+        texts = {"image": [columns.image]}
     named = {f"columns.{key}": names for key, names in texts.items()}
-    named["columns.label"] = [own.label]
-    named["columns.id"] = [own.id] if own.id is not None else []
+    named["columns.label"] = [columns.label]
+    named["columns.id"] = [columns.id] if columns.id is not None else []
     named["split.column"] = [split.column] if split.column is not None else []
     named["split.group"] = split.group
     named["split.time.column"] = [split.time.column] if split.time.column is not None else []
@@ -210,14 +210,16 @@ def _mapped(table: DataFrame, source: Source, data: DataSection, split: Split | 
 
 def find(table: DataFrame, source: Source, name: str, where: str) -> tuple[Column, DataType]:
     """A column of the source, or a field of a struct, and its type; DataError: there is none."""
-    found = columnar.find(table, name)
-    if found is None:
-        own = (text_rows.REASON, text_rows.DETAIL)
+    column = columnar.find(table, name)
+    if column is None:
+        internal = (text_rows.REASON, text_rows.DETAIL)
         raise checks.no_column(
-            name, [c for c in table.columns if c not in own], where=f"{where} in {source.name}",
+            name,
+            [c for c in table.columns if c not in internal],
+            where=f"{where} in {source.name}",
             remedy=_COLUMNS,
-        )  # fmt: skip
-    return found
+        )
+    return column
 
 
 def _joined(

@@ -134,9 +134,9 @@ def _files(source: str) -> tuple[str | None, list[Entry]]:
             where=source,
             remedy="give a path that all executors reach: a file, hdfs://",
         )
-    found = files_of(source)
-    if found is not None:
-        return found
+    matches = files_of(source)
+    if matches is not None:
+        return matches
     if any(mark in source for mark in "*?["):
         raise DataError(
             "no file matches the source's pattern", where=source, remedy="check data.source"

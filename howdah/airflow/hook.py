@@ -190,7 +190,7 @@ class HowdahHook(BaseHook):
             if listed is None and (self.conn_id in usual or self.settings.policy is not None):
                 return
             raise ConfigError(
-                "conn_id is refused by the policy's rule `conn_ids`: it is none of them",
+                "conn_id is refused by the policy's rule `conn_ids`: it is not one of them",
                 where=name,
                 expected=", ".join(listed or ())
                 or f"{', '.join(sorted(usual))}, or a Connection with a policy of its own",

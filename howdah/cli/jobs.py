@@ -206,7 +206,7 @@ def status(
 
 
 def _of_train(job: str | None, config: str | None, set: list[str] | None) -> Any:
-    """The status of a run directory that no job was submitted to; None: it is none."""
+    """The status of a run directory that no job was submitted to; None: it is not a run."""
     from places import record
     from training.run.status import run_status
     from yarn.client.submission_lock import read_claim

@@ -85,7 +85,7 @@ def _root(dataset: str) -> str:
 
 @app.command()
 def forget(
-    ids: Annotated[str, typer.Option(help="File (any storage) with an id of a row a line.")],
+    ids: Annotated[str, typer.Option(help="File (any storage) with one row id per line.")],
     dataset: Annotated[
         list[str] | None, typer.Option(help="Root of a dataset (data.dataset); repeatable.")
     ] = None,
@@ -115,24 +115,24 @@ def forget(
         raise UsageError("give at least one of --dataset, --runs, --models, --files")
     from etl.history import forget as forgetting
 
-    wanted = forgetting.read_ids(ids)
+    row_ids = forgetting.read_ids(ids)
     places = {
         "datasets": dataset or [], "runs": runs or [], "models": models or [], "files": files or []
     }  # fmt: skip
-    found = forgetting.survey(wanted, **places, id_columns=id_column or [])
+    survey = forgetting.survey(row_ids, **places, id_columns=id_column or [])
     changed, did = [], "nothing is changed without --apply"
     if apply:
-        changed = forgetting.apply(wanted, found, **places, progress=say)
-        left = forgetting.survey(wanted, **places, id_columns=id_column or [])
+        changed = forgetting.apply(row_ids, survey, **places, progress=say)
+        left = forgetting.survey(row_ids, **places, id_columns=id_column or [])
         forgetting.refuse_left(left)
         did = "removed; a scan finds none"
         if left.unread:
             did += f", but for {len(left.unread):,} files that were not looked through"
     answer(
-        {"ids": len(wanted), "applied": apply, **found.as_dict(), "changed": changed},
+        {"ids": len(row_ids), "applied": apply, **survey.as_dict(), "changed": changed},
         json,
         [
-            *forgetting.found_lines(found, unread=not apply),
-            f"{len(wanted):,} ids in {len(found.files):,} files: {did}",
+            *forgetting.found_lines(survey, unread=not apply),
+            f"{len(row_ids):,} ids in {len(survey.files):,} files: {did}",
         ],
     )

@@ -49,13 +49,13 @@ def gate(config: ConfigPath = None, set: Overrides = None, json: AsJson = False)
     for note in verdict.notes:
         say(f"warning: {note}")
     passed = f"gate: passed on {verdict.split}"
-    asks_nothing = "gate: asks for nothing (gate.* sets no bound): nothing was judged"
+    asks_nothing = "gate: asks for nothing (gate.* sets no bounds), so nothing was judged"
     answer(verdict.as_dict(), json, [passed if verdict.asks else asks_nothing])
 
 
 def reviewer(anyway: bool):
-    """The function that shows what the report says of a run before it is published, and refuses a
-    model that is not good where no gate has asked for anything."""
+    """The function that shows a run's report verdict before it is published, and refuses a model
+    that is Not good if gate.* sets no bounds."""
 
     def review(run, verdict) -> None:
         from training.evaluation import report
@@ -63,19 +63,19 @@ def reviewer(anyway: bool):
         for note in verdict.notes:
             say(f"warning: {note}")
         try:
-            found = report.judged(run.directory)
+            judgement = report.judged(run.directory)
         except HowdahError as error:
             say(f"the report's verdict is not known: {error.what} ({error.where})")
             return
-        if found is None:
+        if judgement is None:
             return
-        judged, baseline = found
+        judged, baseline = judgement
         for line in baseline:
             say(f"baseline: {line}" if not line.startswith("baseline") else line)
         say(f"report: {judged.title}. {judged.sentence}")
         if judged.state == "bad" and not verdict.asks and not anyway:
             raise CheckFailed(
-                "the model is not good, and the gate asks for nothing",
+                "the report says Not good, and gate.* sets no bounds",
                 where=run.directory,
                 expected="a model whose report does not say Not good, or bounds in gate.*",
                 got=judged.sentence,
@@ -114,7 +114,7 @@ def publish(
         bool,
         typer.Option(
             "--anyway",
-            help="Also a model whose report says Not good, where the gate asks for nothing.",
+            help="Publish even if the report says Not good and gate.* sets no bounds.",
         ),
     ] = False,
     json: AsJson = False,

@@ -91,8 +91,10 @@ def config_explain(
     from howdah.config import loader as config
 
     if key is None:
-        known = config.sections()
-        return answer({"sections": known}, json, [f"{at}: {', '.join(known[at])}" for at in known])
+        sections = config.sections()
+        return answer(
+            {"sections": sections}, json, [f"{at}: {', '.join(sections[at])}" for at in sections]
+        )
     found = config.explain(key)
     lines = []
     for item in found:

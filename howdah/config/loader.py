@@ -260,8 +260,8 @@ def moved(path: Sequence[Any]) -> str | None:
 
 
 _NEAR = 0.85
-"""Of difflib: how alike a key of another section must be. At its default, 0.6, `training.fraction`
-was taken for evaluation.predictions."""
+"""Lowest difflib ratio at which a key of another section is suggested. At difflib's default, 0.6,
+`training.fraction` suggested evaluation.predictions."""
 
 
 def nearest(path: Sequence[Any]) -> str:
@@ -292,7 +292,7 @@ def nearest(path: Sequence[Any]) -> str:
 
 
 def _abbreviates(name: str, leaf: str) -> bool:
-    """Whether a name is the first letters of a key's words, or one of the words.
+    """True if a name is the first letters of a key's words, or one of the words.
 
     >>> _abbreviates("lr", "learning_rate"), _abbreviates("epochs", "num_train_epochs")
     (True, True)
@@ -326,11 +326,11 @@ def _section_of(annotation: Any) -> type[BaseModel] | None:
 
 def sections() -> dict[str, list[str]]:
     """The sections, each with the names of its keys."""
-    found: dict[str, list[str]] = {name: [] for name in Config.model_fields}
+    key_names: dict[str, list[str]] = {name: [] for name in Config.model_fields}
     for key, _ in keys():
         section, _, name = key.partition(".")
-        found[section].append(name)
-    return found
+        key_names[section].append(name)
+    return key_names
 
 
 def explain(key: str) -> list[dict]:

@@ -85,7 +85,7 @@ class ModelSection(Section):
 
 # -------------------------------------------------------------------------------- training
 def _fraction_or_rows(value: Any) -> Any:
-    """The value as it is: 1.0 is no number of rows, though it equals 1."""
+    """The value as it is: 1.0 is not a number of rows, though it equals 1."""
     if isinstance(value, float) and value >= 1:
         raise ValueError(
             f"a fraction is below 1 (got {value}): leave training.replay out (null) for all older"
@@ -112,16 +112,17 @@ class ParallelSection(Section):
     and a run may go on with another value or number of ranks. The step's result is the same, to
     float32's precision with full."""
     tensor: int = Field(default=1, ge=1)
-    """So many neighbouring ranks divide each layer: attention heads and feed-forward width (tensor
-    parallel; framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read
-    the same rows, and exchange activations twice a layer: keep them on one machine. It must divide
-    the ranks, the heads and the feed-forward width, and goes with shard none."""
+    """Number of neighbouring ranks that divide each layer: attention heads and feed-forward width
+    (tensor parallel; framework torch over torch.distributed on CPUs, not for jobs on a
+    cluster). They read the same rows, and exchange activations twice a layer: keep them on one
+    machine. It must divide the ranks, the heads and the feed-forward width, and goes with shard
+    none."""
 
     pipeline: int = Field(default=1, ge=1)
-    """So many neighbouring ranks have the layers one after the other (pipeline parallel, 1F1B;
-    framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read the same
-    rows, and send the activations between their layers only. It must divide the ranks, be at most
-    the layers, and goes with shard none, tensor 1 and nothing frozen."""
+    """Number of neighbouring ranks that hold the layers one after the other (pipeline parallel,
+    1F1B; framework torch over torch.distributed on CPUs, not for jobs on a cluster). They read
+    the same rows, and send the activations between their layers only. It must divide the ranks,
+    be at most the layers, and goes with shard none, tensor 1 and nothing frozen."""
     micro_batches: int = Field(default=4, ge=1)
     """With pipeline: cut each step's rows of a rank into at least so many micro-batches, which
     follow each other through the layers; of M, the ranks wait (pipeline - 1) / M of the time."""
@@ -178,10 +179,10 @@ class TrainingSection(Section):
     per_device_max_tokens: int = Field(default=8192, ge=128)
     """Most tokens (with padding) of one micro-batch; a rank accumulates gradients over several."""
     replay: Replay = None
-    """Of an appended dataset's older training rows so many are trained on beside those of new
-    parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen by
-    the seed. New are the parts that the dataset version of the model in model.init_from does not
-    have; without it the newest part. null: all rows."""
+    """How many of an appended dataset's older training rows are trained on in addition to those of
+    new parts: a fraction (with a point, below 1) or rows (a whole number), in whole shards chosen
+    by the seed. A part is new if the dataset version of the model in model.init_from lacks it;
+    without model.init_from only the newest part is new. null: all rows."""
     num_train_epochs: float = Field(default=3.0, gt=0)
     """Epochs; fractions are allowed."""
     max_steps: int | None = Field(default=None, ge=1)

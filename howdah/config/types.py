@@ -127,9 +127,8 @@ class Names:
 
     kind: Kind
     used: UsedBy = "here"
-    """Of a path, which processes open it: commands on the user's machine; the ranks of a run,
-    wherever they are (howdah/packaging/cluster_paths.py lists these); each node, on its own
-    disk."""
+    """Which processes open a path: commands on the user's machine; the ranks of a run, wherever
+    they are (howdah/packaging/cluster_paths.py lists these); each node, on its own disk."""
 
 
 def check_path(path: str) -> str:

@@ -52,7 +52,7 @@ class _Loader(yaml.SafeLoader):
         if isinstance(node, yaml.ScalarNode):
             return 1
         if node in within:
-            raise _Refused("an alias refers to what it is a part of", node, "write it out")
+            raise _Refused("an alias refers to a node that contains it", node, "write it out")
         if node in sizes:
             return sizes[node]
         within.add(node)

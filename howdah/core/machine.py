@@ -19,7 +19,7 @@ _HOST_NAME = re.compile(r"[A-Za-z0-9.-]+")
 
 
 def is_host_name(name: str) -> bool:
-    """Whether a host's name has only what RFC 1123 allows, as Open MPI asks: no underscore.
+    """True if a host's name has only characters of RFC 1123 (no underscore), as Open MPI requires.
 
     >>> is_host_name("node-1.example"), is_host_name("my_laptop")
     (True, False)
@@ -207,7 +207,7 @@ def _read(path: str) -> str | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only processes of this machine reach the address.
+    """True if only processes of this machine can reach the address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("localhost"), is_loopback("0.0.0.0")
     (True, True, False)

@@ -195,7 +195,7 @@ class Encoder:
         Raises:
             ModelError: the library panicked, which is no Exception to Python.
         """
-        found: list[np.ndarray] = []
+        encoded: list[np.ndarray] = []
         for chunk in _chunks(texts):
             try:
                 encodings = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=True)
@@ -208,8 +208,8 @@ class Encoder:
                     got="a panic of the tokenizers library",
                     remedy="remove its pre-tokenizer's expression, or use another tokenizer",
                 ) from None
-            found += [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
-        return found
+            encoded += [np.array(encoding.ids, dtype=np.uint32) for encoding in encodings]
+        return encoded
 
     def _truncate(self, max_length: int) -> None:
         if max_length == self._max_length:

@@ -2,7 +2,7 @@
 
     text                        as it is
     whole number of any type    without a point: 5, 5.0 and 1E7 are 5, 5 and 10000000
-    other number                as Java spells it: 0.5, 1.25E-4; NaN is no id
+    other number                as Java spells it: 0.5, 1.25E-4; NaN is not an id
     boolean                     true, false
     date                        2026-11-01
     time without a zone         2026-11-01T10:00:00.5
@@ -30,7 +30,7 @@ _PLAIN_FROM, _PLAIN_BELOW = 1e-3, 1e7
 
 
 def text(value: object) -> str | None:
-    """The id that a key is; None: the value is null or NaN, which is no key.
+    """The id that a key is; None: the value is null or NaN, which is not a key.
 
     >>> [text(one) for one in (5, 5.0, 1e7, 0.5, 1.25e-4, True, " a ", None, float("nan"))]
     ['5', '5', '10000000', '0.5', '1.25E-4', 'true', ' a ', None, None]
@@ -100,7 +100,7 @@ def _decimal(value: decimal.Decimal) -> str | None:
 
 
 def _float(value: float, shortest: str) -> str | None:
-    """As Java's Double.toString, whole numbers of 64 bits apart.
+    """Spell a number like Java's Double.toString, except whole numbers of up to 64 bits.
 
     Args:
         shortest: the number's shortest digits, in Python's spelling.

@@ -44,8 +44,8 @@ _INVISIBLE = re.compile(
 
 
 def label_name(value: str) -> str:
-    """The label that a value of a source is: without characters that nobody sees, and without
-    blanks at its ends.
+    """The label for a value of a source: the value without invisible characters, and without blanks
+    at its ends.
 
     >>> label_name(" up\u00a0"), label_name("down\u200b"), label_name("\ufeffA b")
     ('up', 'down', 'A b')

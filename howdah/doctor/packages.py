@@ -118,8 +118,8 @@ def check_own_packages(env: Mapping[str, str]) -> Check:
     foreign = isolation.foreign_packages()
     if not foreign:
         return Check(name, "ok", isolation.home())
-    found = ", ".join(f"{one} is {path}" for one, path in foreign.items())
-    return Check(name, "fail", found, isolation.FOREIGN_REMEDY)
+    listed = ", ".join(f"{one} is {path}" for one, path in foreign.items())
+    return Check(name, "fail", listed, isolation.FOREIGN_REMEDY)
 
 
 def check_horovod(env: Mapping[str, str]) -> Check:

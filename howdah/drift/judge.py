@@ -32,22 +32,22 @@ COLUMNS = {
     "tokens": "which tokens occur how often (Jensen-Shannon distance from training)",
     "empty": "share of rows without text",
     "errors": "share of rows that failed otherwise",
-    "estimated_accuracy": "accuracy that the model's confidence lets expect",
+    "estimated_accuracy": "accuracy expected from the model's confidence",
     "accuracy": "accuracy on the rows whose true label is known",
 }
 """Columns of a verdict, in their order."""
 _MOVED = {
     "label": "the mix of predicted labels has changed",
-    "confidence": "the model is sure of its predictions in another way than before",
-    "length": "the texts have other lengths",
-    "unseen": "more tokens are ones that training never had",
-    "tokens": "other words occur, or the same ones more or less often",
+    "confidence": "the model's confidence has changed",
+    "length": "the lengths of the texts have changed",
+    "unseen": "more tokens never occurred in training",
+    "tokens": "the words that occur, or how often, have changed",
     "empty": "more rows have no text",
     "errors": "more rows fail",
     "estimated_accuracy": "the model is less sure, so fewer predictions are likely to be right",
     "accuracy": "fewer predictions are right",
 }
-"""What an alarm of each column says."""
+"""The sentence of an alarm, for each column."""
 _DISTANCES = {"label": "PSI", "confidence": "PSI", "length": "PSI", "tokens": "distance"}
 
 

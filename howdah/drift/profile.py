@@ -376,7 +376,7 @@ def find_reference(model_directory: str) -> tuple[Profile | None, str]:
     why.
 
     A profile that was counted with another decision (a temperature was fitted since) has other
-    scores than the model gives: held against it, rows that have not changed would have moved.
+    scores than the model gives: compared with it, unchanged rows would seem to have drifted.
 
     Args:
         model_directory: an export's, on any storage: a run's `export`, a version `v=N`.

@@ -172,15 +172,15 @@ def from_partitions(profile: Profile, partitions: Sequence[Profile]) -> Profile:
     total = Profile.like(profile)
     for one in partitions:
         total.merge(one)
-    counts, known = total.counts, profile.reference
-    tokens, unseen, spread = known.unseen
+    counts, origin = total.counts, profile.reference
+    tokens, unseen, spread = origin.unseen
     if counts.tokens:
         tokens, unseen = counts.tokens, counts.unseen
-    # The accuracy by labels stays that of validation: of these rows nobody knows it.
-    answered = profile.counts.rows if known.answered is None else known.answered
+    # Accuracy by labels stays that of validation: the true labels of these rows are unknown.
+    answered = profile.counts.rows if origin.answered is None else origin.answered
     reference = replace(
-        known,
-        answered=None if known.right is None else answered,
+        origin,
+        answered=None if origin.right is None else answered,
         unseen=(tokens, unseen, spread),
         expected_empty=counts.empty / max(1, total.rows),
         sampled_tokens=counts.tokens or None,

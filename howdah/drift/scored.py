@@ -76,9 +76,9 @@ def history(root: str, table: str, *, until: str, most: int) -> list[Partition]:
         for name, directory in _walk(storage.join(root, DIRECTORY, table), "", 0)
     ]
     last = _order(until)
-    there = sorted((_order(name), name, directory) for name, directory in names)
+    partitions = sorted((_order(name), name, directory) for name, directory in names)
     found: list[Partition] = []
-    for _, name, directory in reversed([each for each in there if each[0] <= last]):
+    for _, name, directory in reversed([each for each in partitions if each[0] <= last]):
         try:
             one = _read(directory, name)
         except ModelError:

@@ -24,7 +24,7 @@ def find(row_id: str, datasets: Sequence[Dataset]) -> dict[str, list[dict[str, A
     import pyarrow.parquet as pq
 
     named = re.compile(re.escape(row_id) + r"(#\d+)?")
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_version: dict[str, list[dict[str, Any]]] = {}
     for dataset in datasets:
         for name in dataset.manifest.quality.get("reject_files", []):
             try:
@@ -35,5 +35,5 @@ def find(row_id: str, datasets: Sequence[Dataset]) -> dict[str, list[dict[str, A
             rows = table.filter(pc.starts_with(table["id"], row_id)).to_pylist()
             rejected = [row for row in rows if named.fullmatch(row["id"])]
             if rejected:
-                found.setdefault(dataset.path, []).extend(rejected)
-    return found
+                by_version.setdefault(dataset.path, []).extend(rejected)
+    return by_version

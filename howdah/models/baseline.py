@@ -52,7 +52,7 @@ class Baseline:
     about: dict[str, Any]
     """The whole file."""
     directory: str
-    """Where it lies."""
+    """Directory of its files."""
 
     def predicted(self, split: str) -> np.ndarray | None:
         """int[N]: what it predicts of each row of a split, in the order of the version's shards.
@@ -146,11 +146,11 @@ def find(
     Raises:
         ModelError, DataError: see `read`.
     """
-    own = read(directory)
-    known = dataset is not None and dataset_hash is not None and config is not None
-    if not known or (own is not None and own.dataset_hash == dataset_hash):
-        return own
-    return read(directory_of(dataset, dataset_hash, config)) or own
+    run_baseline = read(directory)
+    has_identity = dataset is not None and dataset_hash is not None and config is not None
+    if not has_identity or (run_baseline is not None and run_baseline.dataset_hash == dataset_hash):
+        return run_baseline
+    return read(directory_of(dataset, dataset_hash, config)) or run_baseline
 
 
 def read(directory: str) -> Baseline | None:
@@ -197,28 +197,28 @@ def require(
     """
     path = storage.join(directory, FILE_NAME)
     dataset_hash = dataset.get("hash")
-    found = find(directory, dataset.get("path"), dataset_hash, config)
-    if found is None:
+    baseline = find(directory, dataset.get("path"), dataset_hash, config)
+    if baseline is None:
         raise ModelError(
             "gate.min_over_baseline needs the baseline's metrics, and there are none",
             where=path,
             remedy=_REMEDY,
         )
-    if found.dataset_hash != dataset_hash:
+    if baseline.dataset_hash != dataset_hash:
         raise ModelError(
             "the baseline was measured on another dataset than the run",
             where=path,
             expected=f"dataset {dataset_hash}",
-            got=f"dataset {found.dataset_hash}",
+            got=f"dataset {baseline.dataset_hash}",
             remedy=f"{_REMEDY}, and data.dataset the run's version",
         )
-    value = found.value(split, metric)
+    value = baseline.value(split, metric)
     if value is None:
         raise ModelError(
             f"the baseline has no {metric} on {split}",
             where=path,
             expected=f"metrics.{split}.{metric}",
-            got=f"metrics of {', '.join(found.metrics) or 'no split'}",
+            got=f"metrics of {', '.join(baseline.metrics) or 'no split'}",
             remedy="name a measured split as gate.split, and a defined metric as"
             f" evaluation.metric; then {_REMEDY}",
         )

@@ -25,7 +25,7 @@ from howdah.models.registry import decision_hash
 __all__ = ["KEY", "Answer", "Decision", "Rule", "log_softmax", "scores_of", "softmax"]
 
 KEY = "decision"
-"""In howdah.json."""
+"""Key of howdah.json that holds the decision."""
 _HALF = 0.5
 
 Answer = str | list[str] | float | None
@@ -78,10 +78,10 @@ class Decision:
         Raises:
             ModelError: it is not one that `howdah threshold` writes.
         """
-        given = info.get(KEY)
-        if given is None:
+        entry = info.get(KEY)
+        if entry is None:
             return cls()
-        problem = _problem(given, labels, task)
+        problem = _problem(entry, labels, task)
         if problem is not None:
             raise ModelError(
                 "the export's decision cannot be used",
@@ -91,9 +91,9 @@ class Decision:
                 remedy="run `howdah threshold` again, or `--reset`",
             )
         return cls(
-            temperature=float(given.get("temperature", 1.0)),
-            reject_below=given.get("reject_below"),
-            thresholds=dict(given.get("thresholds") or {}),
+            temperature=float(entry.get("temperature", 1.0)),
+            reject_below=entry.get("reject_below"),
+            thresholds=dict(entry.get("thresholds") or {}),
         )
 
     @property
@@ -168,8 +168,8 @@ class Rule:
     def answers(self, scores_NC: np.ndarray) -> list[Answer]:
         """What is predicted of each row."""
         if self.task == "single_label":
-            chosen = self.chosen(scores_NC).tolist()
-            return [None if number < 0 else self.labels[number] for number in chosen]
+            classes = self.chosen(scores_NC).tolist()
+            return [None if number < 0 else self.labels[number] for number in classes]
         if self.task == "multi_label":
             return [self._names[row].tolist() for row in self.having(scores_NC)]
         if self.task == "regression":
@@ -246,10 +246,12 @@ class Rule:
             return self.having(scores_NC).sum(axis=0).astype(np.int64)
         if self.task != "single_label":
             assert_never(self.task)
-        chosen = self.chosen(scores_NC)
+        classes = self.chosen(scores_NC)
         rejected = len(self.labels)  # -1 would be counted nowhere
-        found = np.bincount(np.where(chosen < 0, rejected, chosen), minlength=rejected + 1)
-        return found[: len(self.counted)].astype(np.int64)
+        rows_by_class = np.bincount(
+            np.where(classes < 0, rejected, classes), minlength=rejected + 1
+        )
+        return rows_by_class[: len(self.counted)].astype(np.int64)
 
     def agree(self, ours_NC: np.ndarray, theirs_NC: np.ndarray, *, near: float) -> np.ndarray:
         """bool[N]: whether two models' scores give a row the same answer.
@@ -280,7 +282,7 @@ def _problem(given: Any, labels: Sequence[str], task: Task) -> str | None:
         return f"thresholds {thresholds!r}"
     for name, least in thresholds.items():
         if name not in labels:
-            return f"a threshold of {name!r}, which is no label of the model"
+            return f"a threshold for {name!r}, which is not a label of the model"
         if not (_number(least) and 0.0 <= least <= 1.0):
             return f"threshold {least!r} of {name!r}"
     if task == "regression" or (task == "multi_label" and reject is not None):

@@ -146,7 +146,7 @@ class Verdict:
     published: int | None
     """Version that it was compared with; None: not asked for, or none is published."""
     notes: tuple[str, ...] = ()
-    """What it does not judge, and a person should know before the model is published."""
+    """What the gate does not judge, but a person should know before the model is published."""
 
     @property
     def asks(self) -> bool:
@@ -356,11 +356,11 @@ def _judged(
         )
     checks, notes = check_minimum(metrics or {}, gate.minimum) + bar, ()
     if now is not None:
-        found = _against(config, run, metrics or {}, now, evaluate)
-        if isinstance(found, Check):
-            checks += (found,)
+        comparison = _against(config, run, metrics or {}, now, evaluate)
+        if isinstance(comparison, Check):
+            checks += (comparison,)
         else:
-            notes = (found,)
+            notes = (comparison,)
     step = run.info.get("step")
     return Verdict(
         gate.split, checks, run.run_id, step, now["version"] if now else None, notes=notes
@@ -368,7 +368,7 @@ def _judged(
 
 
 def _against(config: Config, run: Run, metrics: dict, now: dict, evaluate: Evaluate) -> Check | str:
-    """Compare with the published model; a line where its metric is undefined: that is no bound."""
+    """Compare with the published model; a line if its metric is undefined and sets no bound."""
     split, name = config.gate.split, config.evaluation.metric
     theirs = (now.get("metrics") or {}).get(split) or {}
     if (now.get("dataset") or {}).get("hash") != run.dataset.get("hash") or name not in theirs:

@@ -1,7 +1,7 @@
 """Compares the files of a published version with the hashes of its manifest.
 
 This finds damage: a disk, a copy that stopped, a file put there by mistake. It is not a signature:
-who may write the model's directory may write manifest.json, too.
+a user who may write the model's directory can write manifest.json, too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _CHUNK = 8 * 2**20
 def files_of(directory: str) -> Files | None:
     """The files of a published version by its manifest; None: it is another directory."""
     directory = directory.rstrip("/")
-    found = VERSION.fullmatch(storage.name(directory))
-    if found is None or not storage.exists(storage.join(directory, MANIFEST)):
+    version = VERSION.fullmatch(storage.name(directory))
+    if version is None or not storage.exists(storage.join(directory, MANIFEST)):
         return None
-    return Published(storage.parent(directory)).version(int(found[1]), whole=True)["files"]
+    return Published(storage.parent(directory)).version(int(version[1]), whole=True)["files"]
 
 
 def digest(path: str) -> dict[str, Any]:
@@ -102,13 +102,13 @@ def unchanged(
     Raises:
         ModelError: a file is damaged, or was replaced or written while it was opened.
     """
-    chosen = {
+    opened = {
         name: file
         for name, file in (files or {}).items()
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
     }
-    before = {name: _state(local, name) for name in chosen}
-    require_whole(directory, chosen, at=local)
+    before = {name: _state(local, name) for name in opened}
+    require_whole(directory, opened, at=local)
     yield
     for name, state in before.items():
         if _state(local, name) != state:
@@ -123,8 +123,8 @@ def unchanged(
 def _state(local: str, name: str) -> tuple[int, ...] | None:
     """What tells a file from another one under its name, and from itself before it was written."""
     try:
-        found = os.stat(os.path.join(local, name))
+        info = os.stat(os.path.join(local, name))
     except FileNotFoundError:
         return None
     # Without the time of the inode: Spark's workers give one file further names at any time.
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    return info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns

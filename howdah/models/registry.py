@@ -53,7 +53,7 @@ EXPORT_INFO = "howdah.json"
 """File in an export that describes it and its run (training/serving/export.py writes it)."""
 
 DECISION_KEYS = ("temperature", "reject_below", "thresholds")
-"""Of `decision` in that file: what changes predictions (howdah/models/decision.py)."""
+"""Keys of `decision` in that file that change predictions (howdah/models/decision.py)."""
 
 EXPORT_FOLDERS = ("saved_model",)
 """What an export has below it, beside its files."""
@@ -215,8 +215,8 @@ class Published:
 def decision_hash(info: Mapping[str, Any]) -> str | None:
     """Identity of the decision in an export's howdah.json; None: it has none. The same weights with
     another decision give other predictions: it belongs to whatever names a model's results."""
-    found = info.get("decision") or {}
-    used = {key: found[key] for key in DECISION_KEYS if key in found}
+    decision = info.get("decision") or {}
+    used = {key: decision[key] for key in DECISION_KEYS if key in decision}
     return content_hash(used) if used else None
 
 
@@ -264,20 +264,20 @@ def address(model: str, publish_directory: str) -> str:
             return published.path_of(number)
         if _is_model(place):
             return place.rstrip("/")
-    there = _published_in(publish_directory)
+    published_names = _published_in(publish_directory)
     raise ModelError(
         "there is no such model",
         where=model,
         expected="a published model (NAME, NAME@3 or NAME/v=3), an export or a run directory",
         got=f"nothing at {' nor at '.join(candidates)}; published in {publish_directory}: "
-        + (", ".join(there) or "none"),
+        + (", ".join(published_names) or "none"),
         remedy="`howdah publish` publishes a run; --config names the publish.directory, or give"
         " the model's path",
     )
 
 
 def _is_model(place: str) -> bool:
-    """Whether a path is an export, a run directory with one, or a published model."""
+    """True if a path is an export, a run directory with one, or a published model."""
     files = ("config.json", "export/config.json", POINTER)
     return any(storage.exists(storage.join(place, *name.split("/"))) for name in files)
 
@@ -288,11 +288,11 @@ def _published_in(directory: str) -> list[str]:
         roots = [entry for entry in storage.list_dir(directory) if entry.is_dir]
     except (NotFound, NotADirectoryError):
         return []
-    found = []
+    published = []
     for root in sorted(roots, key=lambda entry: entry.name)[:_MOST_NAMED]:
         if versions := Published(root.path).versions():
-            found.append(f"{root.name} (v={', '.join(map(str, versions[-5:]))})")
-    return found
+            published.append(f"{root.name} (v={', '.join(map(str, versions[-5:]))})")
+    return published
 
 
 def located(wanted: str) -> str | None:

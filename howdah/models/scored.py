@@ -33,7 +33,7 @@ class Files:
     newest: float | None
     """Latest modification, seconds since 1970; None: there is no file."""
     digest: str
-    """Of all paths, sizes and times."""
+    """Hash of all paths, sizes and times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,14 +69,14 @@ class Marker:
 def read(directory: str) -> Marker | None:
     """The marker in a directory; None: there is none, or none of this format."""
     try:
-        found = storage.read_json(storage.join(directory, MARKER))
+        marker = storage.read_json(storage.join(directory, MARKER))
     except NotFound:
         return None
-    if not isinstance(found, dict) or found.get("format_version") != FORMAT_VERSION:
+    if not isinstance(marker, dict) or marker.get("format_version") != FORMAT_VERSION:
         return None
     try:
-        sides = {name: Files(**found[name]) for name in ("source", "output")}
-        return Marker(**{**found, **sides})
+        sides = {name: Files(**marker[name]) for name in ("source", "output")}
+        return Marker(**{**marker, **sides})
     except (TypeError, KeyError):
         return None
 

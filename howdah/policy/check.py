@@ -131,11 +131,13 @@ class Judge:
             if base.get(name) == dimension:
                 continue
             yield from self.key(name)
-            known = _at(self._base, name)
+            base_value = _at(self._base, name)
             for choice in dimension.get("choices") or ():
                 yield from self.printable(f"tune.space: {name}", choice)
-                if name in fields and choice != known:
-                    yield from self._values(name, named_by(fields[name]), choice, known, config)
+                if name in fields and choice != base_value:
+                    yield from self._values(
+                        name, named_by(fields[name]), choice, base_value, config
+                    )
 
     def key(self, name: str) -> Iterator[HowdahError]:
         """A problem if a key, or a field of the form, may not be sent."""
@@ -246,7 +248,9 @@ class Judge:
         if there or not _HUB_NAME.fullmatch(value):
             yield from self._path(name, value)
         elif not any(_hub_match(value, each) for each in self.policy.hub_models):
-            yield self._no(name, "hub_models", "it is none of them", self.policy.hub_models, value)
+            yield self._no(
+                name, "hub_models", "it is not one of them", self.policy.hub_models, value
+            )
 
     def _revision(self, name: str, value: str) -> Iterator[HowdahError]:
         if not _REVISION.fullmatch(value):
@@ -257,7 +261,7 @@ class Judge:
         if not TABLE_NAME.fullmatch(value) or not any(
             _table_match(value, each) for each in self.policy.tables
         ):
-            yield self._no(name, "tables", "it is none of them", self.policy.tables, value)
+            yield self._no(name, "tables", "it is not one of them", self.policy.tables, value)
 
     def _jdbc_table(self, name: str, value: str) -> Iterator[HowdahError]:
         """A table of the database whose URL is the worker's: it is no Hive table of that name."""
@@ -267,7 +271,7 @@ class Judge:
             for pattern in self.policy.jdbc_tables
         ):
             allowed = self.policy.jdbc_tables
-            yield self._no(name, "jdbc_tables", "it is none of them", allowed, value)
+            yield self._no(name, "jdbc_tables", "it is not one of them", allowed, value)
 
     def _rows(self, name: str, value: str) -> Iterator[HowdahError]:
         """`howdah predict` takes a bare name that is not a local file for a table."""
@@ -285,7 +289,7 @@ class Judge:
     def _listed(self, name: str, rule: str, value: str) -> Iterator[HowdahError]:
         allowed = getattr(self.policy, rule)
         if value not in allowed and ANY not in allowed:
-            yield self._no(name, rule, "it is none of them", allowed, value)
+            yield self._no(name, rule, "it is not one of them", allowed, value)
 
     def _user(self, name: str, value: str) -> Iterator[HowdahError]:
         yield from self._listed(name, "users", value)

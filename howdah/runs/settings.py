@@ -49,12 +49,12 @@ def learnt_with(config: Config) -> dict[str, Any]:
     sections = redact.config(config).model_dump(mode="json")
     training = {k: v for k, v in sections["training"].items() if k not in _NOT_LEARNT}
     evaluation = {key: sections["evaluation"][key] for key in _EVALUATION}
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, section in {
         "model": sections["model"], "training": training, "evaluation": evaluation
     }.items():  # fmt: skip
-        found |= _flat(name, section)
-    return found
+        settings |= _flat(name, section)
+    return settings
 
 
 def _flat(name: str, value: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def already_finished(config: Config) -> list[str] | None:
     steps = run.get("steps")
     if differences:
         raise UsageError(
-            f"this run is finished (step {steps}), and what is asked for would change what is"
+            f"this run is finished (step {steps}), and the requested settings would change what is"
             " learnt",
             where=directory,
             expected="the settings that it was trained with, or "
@@ -125,10 +125,10 @@ def of_finished(config: Config, *, on: str) -> dict[str, Any]:
 
 def _record(directory: str) -> dict[str, Any]:
     try:
-        found = storage.read_json(storage.join(directory, RUN_JSON))
+        record = storage.read_json(storage.join(directory, RUN_JSON))
     except HowdahError:  # what cannot be read is said by the attempt that begins
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 def _trained(directory: str) -> Config | None:
@@ -140,7 +140,7 @@ def _trained(directory: str) -> Config | None:
 
 
 def _goes_on(run: Mapping[str, Any], changed: set[str], config: Config) -> bool:
-    """Whether steps are left to train by the goal that is asked for."""
+    """True if the configured goal leaves steps to train."""
     if run.get("stopped_early"):
         return bool(changed & {*_STOPPING})
     if not changed & {*_GOALS}:
@@ -151,21 +151,21 @@ def _goes_on(run: Mapping[str, Any], changed: set[str], config: Config) -> bool:
 
 
 def _other_dataset(run: Mapping[str, Any], before: Config, config: Config) -> list[str]:
-    """That another dataset, or another version of it by now, is asked for; the one that was trained
-    on may be gone."""
-    trained, asked = run.get("dataset"), config.data.dataset
+    """A difference to report if the configuration now names another dataset or dataset version; the
+    one that was trained on may have been deleted."""
+    trained, configured = run.get("dataset"), config.data.dataset
     try:
-        newest = load_dataset(asked).path
+        newest = load_dataset(configured).path
     except HowdahError:
-        same = any(_same(asked, one) for one in (trained, before.data.dataset))
-        return [] if same else [_difference("data.dataset", before.data.dataset, asked)]
+        same = any(_same(configured, one) for one in (trained, before.data.dataset))
+        return [] if same else [_difference("data.dataset", before.data.dataset, configured)]
     if not trained or _same(newest, trained):
         return []
     return [_difference("data.dataset", trained, newest)]
 
 
 def _same(then: Any, now: Any) -> bool:
-    """Whether two values are equal; a path may be relative in one of them."""
+    """True if two values are equal; one of them may be the same path, relative."""
     if then == now or not (isinstance(then, str) and isinstance(now, str)):
         return then == now
     return all(map(storage.is_local, (then, now))) and (
@@ -175,13 +175,13 @@ def _same(then: Any, now: Any) -> bool:
 
 def _afterwards(before: Config, config: Config) -> list[str]:
     """Lines about keys that a finished run does nothing about."""
-    said = []
+    notes = []
     for key, command in _AFTERWARDS.items():
         section, leaf = key.split(".")
         then, now = (getattr(getattr(one, section), leaf) for one in (before, config))
         if then != now:
-            said.append(f"not done again: {_difference(key, then, now)} ({command} does it)")
-    return said
+            notes.append(f"not done again: {_difference(key, then, now)} ({command} does it)")
+    return notes
 
 
 def _difference(key: str, then: Any, now: Any) -> str:
@@ -208,18 +208,18 @@ def stages(attempts: Sequence[Mapping[str, Any]]) -> list[Stage]:
 
     An attempt that resumed from a step takes the place of those that went on beyond it.
     """
-    found: list[Stage] = []
+    result: list[Stage] = []
     settings: dict[str, Any] = {}
     for attempt in attempts:
         settings = attempt.get("settings") or settings
         begun = attempt.get("resumed_at_step")
         if not isinstance(begun, int):
             continue  # refused before its first step
-        while found and found[-1].after >= begun:
-            found.pop()
-        if not found or found[-1].settings != settings:
-            found.append(Stage(after=begun, settings=settings))
-    return found
+        while result and result[-1].after >= begun:
+            result.pop()
+        if not result or result[-1].settings != settings:
+            result.append(Stage(after=begun, settings=settings))
+    return result
 
 
 def settings_at(attempts: Sequence[Mapping[str, Any]], step: int | None) -> dict[str, Any]:

@@ -65,13 +65,13 @@ def _flat(
 
     columns = []
     for name in wanted:
-        found = find(table, name)
+        column = find(table, name)
         if name in nothing:
             columns.append(F.lit(None).cast("string").alias(name))
-        elif found is not None and name in nanoseconds:
-            columns.append(_nanoseconds_text(found[0], zone=nanoseconds[name]).alias(name))
-        elif found is not None:
-            columns.append(found[0].alias(name))
+        elif column is not None and name in nanoseconds:
+            columns.append(_nanoseconds_text(column[0], zone=nanoseconds[name]).alias(name))
+        elif column is not None:
+            columns.append(column[0].alias(name))
     return table.select(*columns)
 
 
@@ -116,7 +116,7 @@ def refuse_names(paths: Sequence[str]) -> None:
         elif set(name) & _PATTERN:  # is looked up as a pattern, among all names of the directory
             if parent not in listed:
                 listed[parent] = [entry.name for entry in storage.list_dir(parent)]
-            if neighbour := next((own for own in listed[parent] if ":" in own), None):
+            if neighbour := next((sibling for sibling in listed[parent] if ":" in sibling), None):
                 wrong = f"Hadoop's file names have no colon, as {neighbour!r} beside it has"
         if wrong is not None:
             raise DataError(
@@ -160,10 +160,10 @@ def _schema(
 def _struct(tree: Mapping[str, Any]) -> Any:
     from pyspark.sql.types import StructType
 
-    made = StructType()
+    schema = StructType()
     for name, kind in tree.items():
-        made = made.add(name, _struct(kind) if isinstance(kind, dict) else kind)
-    return made
+        schema = schema.add(name, _struct(kind) if isinstance(kind, dict) else kind)
+    return schema
 
 
 def _spark_type(kind: Any) -> Any:

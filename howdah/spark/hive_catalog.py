@@ -176,12 +176,14 @@ class Catalogue:
         """
         kinds = table.columns
         values = {
-            column: {canonical(value, kinds[column]) for value in own}
-            for column, own in wanted.items()
+            column: {canonical(value, kinds[column]) for value in accepted}
+            for column, accepted in wanted.items()
         }
-        exact = {column: own for column, own in wanted.items() if kinds[column] in _AS_SPELT}
+        exact = {
+            column: accepted for column, accepted in wanted.items() if kinds[column] in _AS_SPELT
+        }
         for one in self.partitions(table, exact):
-            if all(canonical(one.spec[c], kinds[c]) in own for c, own in values.items()):
+            if all(canonical(one.spec[c], kinds[c]) in accepted for c, accepted in values.items()):
                 yield one
 
 
@@ -195,8 +197,8 @@ def rows_of(frame: Any, wanted: Mapping[str, Sequence[str]]) -> Any:
 
     for name, values in wanted.items():
         column, kind = F.col(f"`{name}`"), frame.schema[name].dataType
-        chosen = column.isin(*(F.lit(value).cast(kind) for value in values if value != NULL))
-        frame = frame.where(chosen | column.isNull() if NULL in values else chosen)
+        matches = column.isin(*(F.lit(value).cast(kind) for value in values if value != NULL))
+        frame = frame.where(matches | column.isNull() if NULL in values else matches)
     return frame
 
 

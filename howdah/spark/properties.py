@@ -90,9 +90,9 @@ def redacting(settings: Mapping[str, str], defaults: str) -> dict[str, str]:
     """
     if _REGEX in settings:
         return dict(settings)
-    known = _of_defaults(_REGEX, defaults)
+    patterns = _of_defaults(_REGEX, defaults)
     pattern = f"(?i:{REDACTION})"
-    return {**settings, _REGEX: f"(?:{known})|{pattern}" if known is not None else pattern}
+    return {**settings, _REGEX: f"(?:{patterns})|{pattern}" if patterns is not None else pattern}
 
 
 def in_utc(settings: Mapping[str, str], defaults: str) -> dict[str, str]:

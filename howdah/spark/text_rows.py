@@ -73,15 +73,21 @@ def check_quotes(spark: Any, files: Mapping[str, str], options: CsvOptions) -> S
     work = partial(_scan_batches, options=options)
     tasks = min(len(files), _MOST_SCANS)
     rows = rows.repartition(tasks).mapInArrow(crossing(work), "path string, found string").collect()
-    found = {}
+    quotes_by_path = {}
     for row in sorted(rows):
         values = json.loads(row["found"])
         marks = [(line, records) for line, records in values.pop("marks")]
-        found[row["path"]] = Quotes(**values, marks=marks)
-    if bad := [(path, one) for path, one in found.items() if one.line]:
+        quotes_by_path[row["path"]] = Quotes(**values, marks=marks)
+    if bad := [(path, one) for path, one in quotes_by_path.items() if one.line]:
         raise quotes.refused(bad, options)
-    strays = [f"{path}, line {one.stray_line}" for path, one in found.items() if one.strays]
-    return Strays(fields=sum(one.strays for one in found.values()), where=strays[:5], counted=found)
+    strays = [
+        f"{path}, line {one.stray_line}" for path, one in quotes_by_path.items() if one.strays
+    ]
+    return Strays(
+        fields=sum(one.strays for one in quotes_by_path.values()),
+        where=strays[:5],
+        counted=quotes_by_path,
+    )
 
 
 def _scan_batches(
@@ -91,12 +97,12 @@ def _scan_batches(
     import pyarrow as pa
 
     for batch in batches:
-        found = []
+        results = []
         for path, delimiter in zip(*batch.to_pydict().values(), strict=True):
             one = asdict(quotes.scan_file(path, options, delimiter))
-            found.append({"path": path, "found": json.dumps(one)})
+            results.append({"path": path, "found": json.dumps(one)})
         schema = pa.schema([("path", pa.string()), ("found", pa.string())])
-        yield pa.RecordBatch.from_pylist(found, schema)
+        yield pa.RecordBatch.from_pylist(results, schema)
 
 
 # ------------------------------------------------------------------------------------------ tasks
@@ -120,14 +126,14 @@ def numbered(
     largest, opening = settings.filesMaxPartitionBytes(), settings.filesOpenCostInBytes()
     each_core = sum(e.size + opening for e in files) // spark.sparkContext.defaultParallelism
     most = max(1, min(largest, max(opening, each_core)))
-    found = [
+    task_parts = [
         (part, entry.size if part.end is None else part.end - part.start)
         for entry in files
         for part in records.parts(entry.path, form, entry.size, options, most)
     ]
     tasks: list[list[tuple[int, Part]]] = []
     room = 0
-    for number, (part, size) in enumerate(found):
+    for number, (part, size) in enumerate(task_parts):
         if size > room or not tasks:
             tasks.append([])
             room = most
@@ -196,10 +202,10 @@ class PartReader:
         names = self.columns.names
         texts = [at for at, name in enumerate(names) if name in self.columns.texts]
         chunk, size = _Chunk(self.columns), 0
-        found = records.read(
+        rows = records.read(
             part, names, self.options, root=self.root, counted=self.counted.get(part.path)
         )
-        for line, values, problem, shown in found:
+        for line, values, problem, shown in rows:
             if problem is not None:
                 chunk.reject(_where(line) + problem + (f": {shown}" if shown else ""))
                 size += len(shown)
@@ -235,8 +241,8 @@ class _Chunk:
         try:
             cells = [pa.array(cell, pa.string()) for cell in zip(*self.rows, strict=True)]
         except (UnicodeEncodeError, pa.ArrowException, TypeError):  # some values are not texts
-            mended = [self._mended(at, list(row)) for at, row in enumerate(self.rows)]
-            cells = [pa.array(cell, pa.string()) for cell in zip(*mended, strict=True)]
+            fixed = [self._fixed(at, list(row)) for at, row in enumerate(self.rows)]
+            cells = [pa.array(cell, pa.string()) for cell in zip(*fixed, strict=True)]
         reasons: list[str | None] = [None] * len(self.rows)
         details = list(reasons)
         for at, (reason, detail) in self._reasons.items():
@@ -244,7 +250,7 @@ class _Chunk:
         cells += [pa.array(cell, pa.string()) for cell in (reasons, details)]
         return pa.record_batch(cells, names=[*self._columns.names, REASON, DETAIL])
 
-    def _mended(self, number: int, row: list[Any]) -> list[Any]:
+    def _fixed(self, number: int, row: list[Any]) -> list[Any]:
         """Make texts of a row's values, or reject it."""
         where = _where(self.lines[number])
         for at, name in enumerate(self._columns.names):

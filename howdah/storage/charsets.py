@@ -45,25 +45,25 @@ def codec_of(name: str) -> str:
     >>> codec_of("windows-1252"), codec_of("x-windows-949"), codec_of("utf8")
     ('cp1252', 'cp949', 'utf-8-sig')
     """
-    wanted = name.strip()
-    candidates = [_OTHERS.get(wanted.lower(), wanted)]
+    spelling = name.strip()
+    candidates = [_OTHERS.get(spelling.lower(), spelling)]
     for prefix, instead in _JAVA_PREFIXES:
-        if wanted.lower().startswith(prefix):
-            candidates.append(instead + wanted[len(prefix) :])
-    if "-bom" in wanted.lower():  # x-UTF-16LE-BOM: the mark says the order
-        candidates.append(wanted.lower().removeprefix("x-")[:6])
+        if spelling.lower().startswith(prefix):
+            candidates.append(instead + spelling[len(prefix) :])
+    if "-bom" in spelling.lower():  # x-UTF-16LE-BOM: the mark says the order
+        candidates.append(spelling.lower().removeprefix("x-")[:6])
     for candidate in candidates:
         try:
-            found = codecs.lookup(candidate)
+            codec = codecs.lookup(candidate)
         except (LookupError, ValueError):
             continue
-        if getattr(found, "_is_text_encoding", True) and found.name not in _NO_FILES:
-            return "utf-8-sig" if found.name == "utf-8" else found.name
+        if getattr(codec, "_is_text_encoding", True) and codec.name not in _NO_FILES:
+            return "utf-8-sig" if codec.name == "utf-8" else codec.name
     raise LookupError(name)
 
 
 def lines_are_bytes(name: str) -> bool:
-    """Whether each byte 0x0A of a file is the end of a line; LookupError: no such character set."""
+    """True if each byte 0x0A of a file ends a line. LookupError: the character set is unknown."""
     try:
         return "a\n".encode(codec_of(name)).endswith(b"a\n")
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
 """Reads files that hold a secret: tokens of a server, URLs with a password, a webhook's address.
 
-A secret that other users can read is none. Which users can read a file is not in its mode bits
+A secret that other users can read is exposed. Which users can read a file is not in its mode bits
 alone, and a file that a platform mounts cannot be changed by the process that reads it:
 
 - Kubernetes mounts a Secret with `fsGroup` as root:GROUP, mode 0440 whatever `defaultMode` says

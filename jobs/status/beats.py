@@ -1,7 +1,7 @@
 """How long a file that a process renews has not changed, without comparing two machines' clocks.
 
-Its age when it is first seen is told by the storage's own clock: a probe is written beside it. From
-then on this process's monotonic clock counts for as long as its contents stay the same.
+When the file is first seen, the storage's own clock gives its age: a probe is written beside it.
+From then on this process's monotonic clock counts for as long as its contents stay the same.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["age", "unheard_seconds"]
 class _Heard:
     beat: Any
     at: float
-    """By time.monotonic."""
+    """When this beat was first seen, by time.monotonic."""
     age: float
     """Seconds that the beat had then."""
 
@@ -70,6 +70,6 @@ def _first_age(path: str, beat: Any) -> float:
     try:
         return age(path)
     except HowdahError:
-        # Who may not write there can start nothing there either: the answer is for display.
-        said = beat if isinstance(beat, int | float) else 0.0
-        return max(0.0, time.time() - said)
+        # A user who may not write there cannot start a job there either: the age is for display.
+        written_at = beat if isinstance(beat, int | float) else 0.0
+        return max(0.0, time.time() - written_at)

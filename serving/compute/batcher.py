@@ -98,10 +98,10 @@ class Batcher:
         self._metrics, self._call_soon, self._answered = metrics, call_soon, answered
         self._say = say
         self._turn = threading.Lock()
-        """Of the thread that takes news, encodes, and chooses a batch; it alone has _encoding and
-        _waiting."""
+        """Held by the thread that takes news, encodes and chooses a batch; only that thread touches
+        _encoding and _waiting."""
         self._news = threading.Condition()
-        """Of what the event loop and all threads change."""
+        """Guards what the event loop and all threads change."""
         self._arrived: deque[Work] = deque()
         self._held = 0
         self._encoding: deque[Work] = deque()
@@ -227,19 +227,19 @@ class Batcher:
         """Clean a request's texts; one that cannot be classified gets its prediction here."""
         work.generation = self._generation
         model = work.generation.model
-        found: list[str | Prediction] = []
+        cleaned: list[str | Prediction] = []
         try:
             for row in work.rows:
                 if work.dropped:
                     self._finish([work])
                     return
-                found.append(usable(model, row))
+                cleaned.append(usable(model, row))
                 self._moved()
         except BaseException as error:  # noqa: BLE001 - the request fails, the server goes on
             self._fail([work], error)
             return
-        work.predictions = [None if isinstance(one, str) else one for one in found]
-        work.cleaned.extend((n, one) for n, one in enumerate(found) if isinstance(one, str))
+        work.predictions = [None if isinstance(one, str) else one for one in cleaned]
+        work.cleaned.extend((n, one) for n, one in enumerate(cleaned) if isinstance(one, str))
         work.open = len(work.cleaned)
         if work.open:
             self._encoding.append(work)

@@ -33,18 +33,18 @@ def tokens(path: str | None, *, for_metrics: bool = False) -> list[bytes]:
     lines = [line.strip() for line in data.splitlines() if line.strip()]
     every = [line.removeprefix(_METRICS).strip() for line in lines]
     wrong = [n for n, one in enumerate(every, 1) if len(one) < _SHORTEST or not _is_plain(one)]
-    found = [one for one, line in zip(every, lines, strict=True) if one == line]
-    if wrong or not found:
+    general = [one for one, line in zip(every, lines, strict=True) if one == line]
+    if wrong or not general:
         raise ConfigError(
             "the file of tokens has no usable token", where=f"{_KEY} {path}",
             expected=f"lines of {_SHORTEST} or more visible ASCII characters",
-            got=f"line {wrong[0]} is shorter or has others" if wrong
+            got=f"line {wrong[0]} is shorter or has other characters" if wrong
             else "tokens for metrics alone" if every else "none",
             remedy=f"python3 -c 'import secrets; print(secrets.token_hex(32))' > {path}",
         )  # fmt: skip
     if for_metrics:
         return [one for one, line in zip(every, lines, strict=True) if one != line]
-    return found
+    return general
 
 
 def _is_plain(token: bytes) -> bool:

@@ -146,7 +146,7 @@ def _of_routing(request: Request, error: Any) -> Refusal:
     path = request.url.path[:200]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        return WrongMethod(f"{path} takes another method", expected=allowed,
+        return WrongMethod(f"{path} does not accept this method", expected=allowed,
                            got=request.method[:20])  # fmt: skip
     return UnknownRoute("there is no such path", expected="one of /docs", got=path)
 

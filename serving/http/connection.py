@@ -46,7 +46,7 @@ class _DrainedTransport:
         return getattr(self._transport, name)
 
     def is_closing(self) -> bool:
-        """Whether nothing of the client's is read any more."""
+        """True once nothing more is read from the client."""
         return self._is_draining or self._transport.is_closing()
 
     def close(self) -> None:
@@ -189,7 +189,8 @@ def connection_class(
 
 
 def _has_room(new: Any, connections: set[Any], most: int) -> bool:
-    """Whether no more than `most` are open, after the one that was idle longest is closed."""
+    """Close the connection that has been idle longest if more than `most` are open; True if no more
+    than `most` remain."""
     if len(connections) <= most:
         return True
     is_open = [one for one in connections if not one.transport.is_closing()]

@@ -125,7 +125,7 @@ class Front:
 def _check_head(scope: dict[str, Any]) -> None:
     if scope["http_version"] not in _VERSIONS:
         raise BadHead(
-            "this version of HTTP is not spoken", expected="HTTP/1.1, HTTP/1.0",
+            "this version of HTTP is not supported", expected="HTTP/1.1, HTTP/1.0",
             got=f"HTTP/{scope['http_version']}",
         )  # fmt: skip
     headers = scope["headers"]

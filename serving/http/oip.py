@@ -1,7 +1,7 @@
 """The Open Inference Protocol, version 2 (KServe, Triton): requests and answers. Pure.
 
 A tensor's data are JSON, or bytes behind the JSON (the protocol's binary tensor extension, which
-tritonclient uses unless it is told otherwise): the header Inference-Header-Content-Length says
+tritonclient uses by default): the header Inference-Header-Content-Length says
 where the JSON ends, and a BYTES tensor is, for each text, four bytes of length, the lowest first,
 and the text in UTF-8. Names that are not read here are ignored: KServe's client puts `model_name`
 into each body.
@@ -78,22 +78,22 @@ def infer(
         BadRequest, WrongShape, TooLarge: with what is wrong in it.
     """
     end = _json_end(json_bytes, len(body))
-    asked = loaded(body[:end], EXPECTED)
-    request_id = asked.get("id")
+    request = loaded(body[:end], EXPECTED)
+    request_id = request.get("id")
     if request_id is not None and not (isinstance(request_id, str) and len(request_id) <= _MOST_ID):
         raise WrongShape(
             "id is not a string", where="id", expected=f"at most {_MOST_ID} characters",
             got=kind_of(request_id),
         )  # fmt: skip
-    parameters = _parameters(asked, "parameters")
-    texts = _texts(asked.get("inputs"), body[end:], most_texts, pairs)
+    parameters = _parameters(request, "parameters")
+    texts = _texts(request.get("inputs"), body[end:], most_texts, pairs)
     all_binary = parameters.get("binary_data_output") is True
-    outputs = _outputs(asked.get("outputs"), all_binary)
+    outputs = _outputs(request.get("outputs"), all_binary)
 
     def answer(generation: Generation, predictions: Sequence[Prediction]) -> Tensors:
         tensors = _tensors(generation, predictions)
-        wanted = outputs or [_Output(name, all_binary, 0) for name in tensors]
-        missing = [one.name for one in wanted if one.name not in tensors]
+        requested = outputs or [_Output(name, all_binary, 0) for name in tensors]
+        missing = [one.name for one in requested if one.name not in tensors]
         if missing:
             raise WrongShape(
                 "there is no such output", where="outputs", expected=", ".join(tensors),
@@ -106,7 +106,7 @@ def infer(
             head["id"] = request_id
         head["parameters"] = {"run_id": generation.model.run_id}
         head["outputs"], binary = [], []
-        for one in wanted:
+        for one in requested:
             tensor = tensors[one.name]
             if one.classes:
                 tensor = _classes(one, tensor, generation)
@@ -165,7 +165,7 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
         if tensor.get(name) != expected:
             got = tensor.get(name)
             raise WrongShape(
-                f"the tensor's {name} is another one", where=f"inputs[0].{name}",
+                f"the tensor's {name} is not the expected one", where=f"inputs[0].{name}",
                 expected=expected, got=got[:40] if isinstance(got, str) else kind_of(got),
             )  # fmt: skip
     each = 2 if pairs else 1
@@ -182,7 +182,7 @@ def _texts(inputs: Any, behind: bytes, most: int, pairs: bool) -> list[Any]:
         where, flat = "inputs[0]", _binary_data(size, behind, count * each)
     if len(flat) != count * each:
         raise WrongShape(
-            "the tensor's data are not as many as its shape says", where=where,
+            "the tensor's number of values does not match its shape", where=where,
             expected=str(count * each), got=str(len(flat)),
         )  # fmt: skip
     texts = [flat[n : n + 2] for n in range(0, len(flat), 2)] if pairs else flat
@@ -203,7 +203,7 @@ def _binary_data(size: Any, behind: bytes, most: int) -> list[str]:
     """The texts of a binary BYTES tensor; at most `most` and one more are read."""
     if isinstance(size, bool) or size != len(behind):
         raise WrongShape(
-            "the tensor's bytes are not those behind the JSON",
+            "the tensor's size does not match the bytes after the JSON",
             where="inputs[0].parameters.binary_data_size",
             expected=f"{len(behind)}, with the header {HEADER}",
             got=str(size)[:20] if isinstance(size, int) else kind_of(size),
@@ -265,7 +265,7 @@ def _outputs(outputs: Any, all_binary: bool) -> list[_Output]:
             "outputs has too many names", where="outputs", expected=f"at most {_MOST_OUTPUTS}",
             got=str(len(outputs)),
         )  # fmt: skip
-    found = []
+    result = []
     for number, one in enumerate(outputs):
         parameters = _parameters(one, f"outputs[{number}].parameters")
         classes = parameters.get("classification", 0)
@@ -275,16 +275,16 @@ def _outputs(outputs: Any, all_binary: bool) -> list[_Output]:
                 expected="0 or more", got=kind_of(classes),
             )  # fmt: skip
         is_binary = parameters.get("binary_data", all_binary) is True
-        found.append(_Output(one["name"], is_binary, classes))
-    return found
+        result.append(_Output(one["name"], is_binary, classes))
+    return result
 
 
 # ----------------------------------------------------------------------------- what is answered
 def _tensors(generation: Generation, predictions: Sequence[Prediction]) -> dict[str, dict]:
     count, outputs = len(predictions), generation.outputs
-    found: dict[str, dict] = {}
+    tensors: dict[str, dict] = {}
     if outputs.task != "regression":
-        found["label"] = {
+        tensors["label"] = {
             "datatype": "BYTES", "shape": [count],
             "data": [_label(one.label) for one in predictions],
         }  # fmt: skip
@@ -293,15 +293,15 @@ def _tensors(generation: Generation, predictions: Sequence[Prediction]) -> dict[
         [0.0] * columns if one.scores is None else [round(float(s), 6) for s in one.scores]
         for one in predictions
     ]
-    found["scores" if outputs.has_scores else "value"] = {
+    tensors["scores" if outputs.has_scores else "value"] = {
         "datatype": "FP32",
         "shape": [count, columns] if outputs.has_scores else [count],
         "data": [score for row in scores for score in row],
     }
-    found["error"] = {
+    tensors["error"] = {
         "datatype": "BYTES", "shape": [count], "data": [one.error or "" for one in predictions],
     }  # fmt: skip
-    return found
+    return tensors
 
 
 def _classes(asked: _Output, tensor: dict[str, Any], generation: Generation) -> dict[str, Any]:

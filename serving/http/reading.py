@@ -33,7 +33,7 @@ class Held:
         """
         if self.bytes > self.most:
             raise QueueFull(
-                "the server holds as many bytes of requests as it may", seconds=1,
+                "the server already holds as many bytes of requests as it may", seconds=1,
                 expected=f"at most {self.most:,}", got="more",
                 remedy="ask again after Retry-After seconds, with fewer bytes",
             )  # fmt: skip

@@ -34,7 +34,8 @@ class State:
     draining: bool = False
     """Requests are not taken any more."""
     waiting: set[asyncio.Future[None]] = field(default_factory=set)
-    """Of each request whose texts wait or are computed; set before they are: it is refused."""
+    """A future for each request whose texts wait or are computed; set before they are computed, it
+    refuses the request."""
     say: Callable[[str], None] = lambda line: None
     before_metrics: Callable[[], None] = lambda: None
     """Called before /metrics is written."""
@@ -46,11 +47,11 @@ class State:
 
     @property
     def ready(self) -> bool:
-        """Whether requests are answered: not ending, and what waits is being computed."""
+        """True while requests are answered: the server is not ending, and texts progress."""
         seconds = self.settings.request_seconds
         return not self.draining and self.batcher.stalled_seconds < _UNREADY * seconds
 
     @property
     def alive(self) -> bool:
-        """Whether this process can still compute; a thread that hangs cannot be ended."""
+        """False if computation hangs: no thread can be ended, so the process must exit."""
         return self.batcher.stalled_seconds < _DEAD * self.settings.request_seconds

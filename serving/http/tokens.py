@@ -63,9 +63,9 @@ class TokenFile:
         self._say(f"the tokens were read again: {len(self._tokens)}")
 
     def permits(self, token: bytes, path: str) -> bool:
-        """Whether a request to this path may have this token."""
+        """True if this token allows a request to this path."""
         tokens = self._tokens + (self._for_metrics if path == _METRICS else [])
-        # All are compared: the time does not say which one was near.
+        # Compare with all tokens, so that the time taken does not reveal which one was close.
         right = [hmac.compare_digest(token, one) for one in tokens]
         return any(right)
 
@@ -96,18 +96,18 @@ class RefusedAddresses:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._counts: dict[str, tuple[float, int]] = {}
-        """Of each address when a line was last said, and how many requests came since."""
+        """For each address: when a line was last logged, and the refused requests since."""
 
     def add(self, address: str, got: str) -> None:
-        """A request was refused.
+        """Count a refused request; log at most one line a minute for each address.
 
         Args:
             got: what it had instead of a token of the server's.
         """
         now = time.monotonic()
-        said, count = self._counts.get(address, (None, 0))
-        if said is not None and now - said < self._SECONDS:
-            self._counts[address] = (said, count + 1)
+        last_logged, count = self._counts.get(address, (None, 0))
+        if last_logged is not None and now - last_logged < self._SECONDS:
+            self._counts[address] = (last_logged, count + 1)
             return
         if len(self._counts) >= self._MOST:
             self._counts.pop(next(iter(self._counts)))

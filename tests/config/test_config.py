@@ -191,7 +191,7 @@ def test_aliases_that_stand_for_millions_of_values_are_refused_at_once(tmp_path)
     with pytest.raises(ConfigError, match="aliases") as caught:
         load_text(tmp_path, "\n".join(lines))
     assert "line" in caught.value.where
-    with pytest.raises(ConfigError, match="a part of"):
+    with pytest.raises(ConfigError, match="a node that contains it"):
         load_text(tmp_path, "run: &a {name: *a}")
     many = load_text(tmp_path, "data: {split: &s {seed: 7}}\ntraining: {seed: 7}\n")
     assert many.training.seed == 7

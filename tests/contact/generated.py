@@ -209,7 +209,7 @@ def parquet_file(seed: int, directory: Path) -> Made:
         table["review"] = pa.StructArray.from_arrays([found, pa.nulls(count)], ["body", "no"])
     else:
         table["text"] = found
-    # columns of types that Spark does not know, which nobody maps
+    # unmapped columns of types that Spark does not know
     table["when"] = pa.array([since] * count, pa.timestamp("ns"))
     table["time"] = pa.array([1] * count, pa.time64("ns"))
     path = directory / f"{seed}.parquet"

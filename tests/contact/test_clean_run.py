@@ -54,7 +54,7 @@ def expect(lines: list[str], patterns: list[str]) -> None:
     left = list(patterns)
     for line in lines:
         found = next((one for one in left if re.fullmatch(one, line)), None)
-        assert found is not None, f"nobody expects: {line}\n" + "\n".join(lines)
+        assert found is not None, f"unexpected line: {line}\n" + "\n".join(lines)
         left.remove(found)
     assert not left, "\n".join(lines)
 

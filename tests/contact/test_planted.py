@@ -19,7 +19,7 @@ HOWDAH = os.path.join(os.path.dirname(sys.executable), "howdah")
 MODULES = ("training", "random", "html", "difflib", "queue", "horovod", "pyspark", "torch")
 PACKAGES = ("howdah", "jobs", "etl", "places", "serving", "yarn", "tuning")
 PLANTED = "import os; open(os.environ['PLANTED'], 'a').write(__name__ + ' ')\n"
-"""What a planted file does, whoever imports or runs it."""
+"""What a planted file does in any process that imports or runs it."""
 full, mpi, spark = pytest.mark.full, pytest.mark.mpi, pytest.mark.spark
 LIMIT = 280
 
@@ -143,7 +143,8 @@ def test_predict(project, tiny_model_dir):
 
 
 def test_a_guarded_command_runs_nothing_of_its_working_directory(project, tmp_path):
-    """By which Airflow starts all commands: before the policy is looked at, after it as well."""
+    """Airflow starts all commands with `howdah guard`: neither before nor after the policy check is
+    anything of the working directory imported."""
     request = {"directory": str(project.folder), "policy": "keys: []\n", "config": "{}"}
     done = subprocess.run(
         [HOWDAH, "guard", "--", "config", "check", "--config", "-"], cwd=tmp_path, env=project.env,

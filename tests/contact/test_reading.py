@@ -1,4 +1,4 @@
-"""The ETL and predictions read one file alike, whoever wrote it."""
+"""The ETL and predictions read a file alike, whichever program wrote it."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_an_escape_character_counts_inside_of_quotes_alone(tmp_path):
 
 
 def test_records_that_are_not_all_read_are_an_error_with_its_line(tmp_path, monkeypatch):
-    """As where a parser takes another line end for the file's: no row is lost silently."""
+    """A parser that loses a record, as by another line end, is an error and no silent loss."""
     from howdah.data.files import csv_rows
 
     made = write(tmp_path / "a.csv", "id,text,label\n" + rows_of(range(50), "\n"))

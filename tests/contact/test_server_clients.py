@@ -183,7 +183,7 @@ def test_kserves_client_with_binary_texts(server):
 
 @pytest.mark.parametrize("path", ["/predict", "", "/"])
 def test_huggingface_hubs_own_client(server, path):
-    """By the path of Text Embeddings Inference, and by the server's address alone."""
+    """The client works with the path of Text Embeddings Inference and with the server's address."""
     from huggingface_hub import InferenceClient
 
     client = InferenceClient(model=f"http://127.0.0.1:{server.port}{path}")

@@ -85,7 +85,7 @@ def test_connections_that_are_all_busy_leave_the_other_addresses_room(start, des
             one.sendall(part)
         wait_until(lambda: exchange_from("127.0.0.2", server, get(b"/metrics"))[0] == 200)
         wait_until(lambda: running(server) >= 500)
-        # The one that is too many is told so, though it sends a body that is never read.
+        # The connection above the limit gets its 503, though its body is never read.
         found = exchange(server, post(b" " * 200_000), until_closed=True)
         assert found.statuses == [503], found
         assert exchange_from("127.0.0.2", server, get())[0] == 200

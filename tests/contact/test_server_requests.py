@@ -102,7 +102,7 @@ def oip(**changes) -> bytes:
 
 GOOD = b'{"text": "the cat"}'
 CLOSED = "closed"
-"""In place of a status: the server may close the connection without an answer."""
+"""Stands for a status: the server may close the connection without an answer."""
 
 HEADS = [
     ("GET with body, no length", get() + b"xxxx", {200}),

@@ -52,7 +52,7 @@ def test_a_csv_of_windows_is_explained_and_then_read(run, tmp_path):
     source.write_bytes(("id,text,label\n" + rows(["\n"], " caf\u00e9 \u20ac5")).encode("cp1252"))
     code, answer = run(source)
     assert code == 3 and "another character set" in answer["what"]
-    assert answer["got"] == "18 of 120 rows are not UTF-8; as windows-1252 they all decode"
+    assert answer["got"] == "18 of 120 rows are not UTF-8; all of them decode as windows-1252"
     assert "data.csv.encoding: windows-1252" in answer["remedy"]
     code, answer = run(source, "--set", "data.csv.encoding=windows-1252")
     assert code == 0, answer
@@ -67,4 +67,4 @@ def test_a_few_rows_in_another_character_set_are_told(run, tmp_path):
     source.write_bytes(data)
     code, answer = run(source)
     assert code == 0, answer
-    assert "1 of 121 rows are not UTF-8; as windows-1252 they all decode" in answer["said"]
+    assert "1 of 121 rows are not UTF-8; all of them decode as windows-1252" in answer["said"]

@@ -68,7 +68,7 @@ def test_end_process_ends_by_sigterm_or_by_force(handler, code):
 
 
 class Panic(BaseException):
-    """As pyo3's PanicException: no Exception."""
+    """Like pyo3's PanicException, this is not an Exception."""
 
 
 def test_a_panic_is_a_failure_like_any_other(capsys):

@@ -30,7 +30,8 @@ def test_its_command_is_one_that_howdah_takes_and_its_times_fit():
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_finds_little_that_the_unit_exposes():
-    """By systemd's own measure, 0 to 10; 3.7 before system calls, clocks and networks were shut."""
+    """systemd rates exposure from 0 to 10; it was 3.7 before the unit restricted system calls,
+    clocks and networks."""
     done = subprocess.run(
         ["systemd-analyze", "security", "--offline=true", "--threshold=20", str(UNIT)],
         capture_output=True, text=True, timeout=60,

@@ -1,4 +1,4 @@
-"""What a user is told to look at in a new version's labels, and that the YAML does what it says."""
+"""Lines about a new version's labels that need a look; the YAML in them does what it says."""
 
 from types import SimpleNamespace
 

@@ -63,7 +63,7 @@ def howdah(capsys, monkeypatch, *arguments):
 def test_predict_and_lineage_take_the_name_without_a_configuration(
     place, monkeypatch, capsys, given
 ):
-    """As the README writes them, from the directory in which the model was published."""
+    """The README's spellings work in the directory in which the model was published."""
     monkeypatch.chdir(place)
     number = 2 if given == "zoo" else 1
     code, said = howdah(capsys, monkeypatch, "lineage", "--model", given, "--json")

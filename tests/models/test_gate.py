@@ -298,7 +298,7 @@ def test_a_model_that_is_worse_than_its_baseline_is_not_published_unasked(
     baseline.write(made, about, {"test": better.astype(np.int32)})
     run = SimpleNamespace(directory=made)
     nothing = Verdict("test", (), "made-1", 40, None)
-    with pytest.raises(CheckFailed, match="not good") as caught:
+    with pytest.raises(CheckFailed, match="Not good") as caught:
         reviewer(False)(run, nothing)
     assert "worse than the baseline" in caught.value.got and "--anyway" in caught.value.remedy
     said = capsys.readouterr().err

@@ -32,7 +32,7 @@ def victim():
 
 
 def letter(tmp_path, **values):
-    """place.json as whoever may write in the run directory writes it."""
+    """place.json as any user with write permission in the run directory could write it."""
     fields = {
         "application": "local-1", "on": "local", "run_directory": str(tmp_path / "run"),
         "directory": str(tmp_path / "theirs"), "fingerprint": "f", "submitted": time.time(),
@@ -144,7 +144,7 @@ def test_a_status_that_changes_is_of_a_live_job(tmp_path):
 
 # ------------------------------------------------------------------- a server's address on YARN
 def test_health_follows_no_redirect_and_asks_http_alone(tmp_path):
-    """Without tokens the address is of whoever may write the model's directory."""
+    """Without tokens any user who may write the model's directory can set the address."""
     from yarn.serving.control import _health
 
     class Answer(http.server.BaseHTTPRequestHandler):

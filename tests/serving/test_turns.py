@@ -1,4 +1,4 @@
-"""In which order the texts of several requests are encoded."""
+"""The order in which the texts of several requests are encoded."""
 
 import threading
 

@@ -75,7 +75,7 @@ def test_a_server_is_found_comes_back_follows_and_ends(
     secret = token.read_text().strip()
 
     refused = jobs.json("serve", *words, code=2)
-    assert "ask no one for a token" in refused["what"]
+    assert "would need no token" in refused["what"]
     assert jobs.json("serve", "status", *with_token)["application"] is None
     made = jobs.json("serve", *with_token)
     application, url = made["application"], made["url"]

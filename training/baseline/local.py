@@ -53,9 +53,9 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         best: tuple[float, float, linear.Linear] | None = None
         for value in values:
             model = fitted(value)
-            found = _evaluated(config, dataset, VALIDATION, words, model)[0][name]
-            tried[f"{value:g}"] = found
-            score = METRICS[name].score(found) if found is not None else -np.inf
+            metric_value = _evaluated(config, dataset, VALIDATION, words, model)[0][name]
+            tried[f"{value:g}"] = metric_value
+            score = METRICS[name].score(metric_value) if metric_value is not None else -np.inf
             if best is None or score > best[0]:
                 best = (score, value, model)
         _, c, model = best
@@ -74,7 +74,7 @@ def measure(config: Config, dataset: Dataset, progress: Progress) -> Measured:
         tried=tried,
         chosen_by=chosen_by,
         converged=model.converged,
-        metrics={split: found for split, (found, _) in evaluated.items()},
+        metrics={split: figures for split, (figures, _) in evaluated.items()},
         predicted={split: predicted for split, (_, predicted) in evaluated.items()},
         packages=("scikit-learn", "scipy", "numpy"),
     )
@@ -119,10 +119,10 @@ def _evaluated(
         labels.append(chunk.labels_N)
         logits.append(model.logits(words.matrix(chunk)))
     logits_NC = np.concatenate(logits)
-    found = metrics.classification_metrics(
+    values = metrics.classification_metrics(
         np.concatenate(labels), logits_NC, dataset.manifest.labels
     )
-    return found, logits_NC.argmax(axis=1).astype(np.int32)
+    return values, logits_NC.argmax(axis=1).astype(np.int32)
 
 
 def _refuse_too_large(config: Config, dataset: Dataset) -> None:

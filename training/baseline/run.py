@@ -117,17 +117,17 @@ def _measured(
 def _kept(beside: str, by: str, progress: Progress) -> results.Baseline | None:
     """The baseline that was measured on this dataset version with these options before."""
     try:
-        found = results.read(beside)
+        stored = results.read(beside)
     except HowdahError as error:
-        progress(f"the baseline that is kept cannot be read and is measured again: {error.what}")
+        progress(f"the stored baseline cannot be read, so it is measured again: {error.what}")
         return None
-    if found is None or found.about.get("by") != by:
+    if stored is None or stored.about.get("by") != by:
         return None
     progress(
-        f"measured on this dataset version before ({found.about.get('created')}); remove"
+        f"measured on this dataset version before ({stored.about.get('created')}); remove"
         f" {beside} to measure it again"
     )
-    return found
+    return stored
 
 
 def _keep(

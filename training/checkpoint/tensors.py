@@ -198,7 +198,7 @@ def _place(name: str, entry: dict, size: int) -> tuple[np.dtype, tuple[int, ...]
     """dtype, shape, and first and last byte behind the header, of which `size` bytes follow."""
     dtype = _DTYPES.get(entry["dtype"])
     if dtype is None:
-        raise FormatError(f"tensor {name}: a checkpoint has no {entry['dtype']}")
+        raise FormatError(f"tensor {name}: checkpoints do not use {entry['dtype']}")
     shape, (start, end) = tuple(entry["shape"]), entry["data_offsets"]
     if end > size:
         raise FormatError(f"tensor {name}: {size} bytes do not hold {start}..{end}")

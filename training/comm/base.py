@@ -65,7 +65,7 @@ class Waits:
 
     @contextmanager
     def limited(self) -> Iterator[None]:
-        """A limit of collectives counts the time inside, which is no time of waiting."""
+        """A limit of collectives counts the time inside, which is not waiting time."""
         self._pass = time.monotonic()
         try:
             yield

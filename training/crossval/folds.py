@@ -187,7 +187,7 @@ def _check(config: Config, *, baseline: bool) -> None:
 
 
 def _is_trained(model: str) -> bool:
-    """Whether it is a published model, or an export of Howdah's: it has learnt labelled rows."""
+    """True if it is a published model or a Howdah export, which has learnt labelled rows."""
     path = located(model) or model
     return storage.exists(storage.join(path, EXPORT_INFO))
 

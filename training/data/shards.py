@@ -355,12 +355,12 @@ def first_rows(lengths: Sequence[np.ndarray], most: int | None) -> list[np.ndarr
     while rows[taken].sum() < most:
         taken = filled[np.arange(count) * len(filled) // count].tolist()
         count = min(len(filled), 2 * count)
-    found = [part[:0] for part in lengths]
+    taken_lengths = [part[:0] for part in lengths]
     left = most
     for done, number in enumerate(sorted(taken, key=lambda number: int(rows[number]))):
         share = min(int(rows[number]), left // (len(taken) - done))
-        found[number], left = lengths[number][:share], left - share
-    return found
+        taken_lengths[number], left = lengths[number][:share], left - share
+    return taken_lengths
 
 
 def class_counts(shards: Sequence[ShardSet] | ShardSet, classes: int) -> np.ndarray:

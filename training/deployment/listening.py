@@ -50,7 +50,7 @@ def require_guarded(host: str, *, guarded: bool) -> None:
     if guarded or is_loopback(host):
         return
     raise UsageError(
-        "other machines could reach the server, and it would ask no one for a token",
+        "other machines could reach the server, and their requests would need no token",
         where="--host",
         expected="127.0.0.1, or --token-file, or --open",
         got=host,

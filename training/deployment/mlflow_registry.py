@@ -227,15 +227,15 @@ def _add(mlflow: Any, client: Any, variant: Variant, name: str, experiment: str,
         else:
             assert_never(mode)
         with whole:
-            made = mlflow.pyfunc.log_model(
+            logged_model = mlflow.pyfunc.log_model(
                 name="model", python_model=code, artifacts=artifacts, signature=signature,
                 # Keys that a loader may set; "": what the model was trained with.
                 model_config={"framework": ""},
                 pip_requirements=[f"howdah[{framework},etl,tracking]=={__version__}"],
             )  # fmt: skip
         client.log_batch(run.info.run_id, metrics=_metrics(variant))
-    found = mlflow.register_model(made.model_uri, name, tags=_tags(variant))
-    return found.version
+    registered = mlflow.register_model(logged_model.model_uri, name, tags=_tags(variant))
+    return registered.version
 
 
 def _tags(variant: Variant) -> dict[str, str]:

@@ -43,9 +43,9 @@ class Options:
     queue: int = 64
     """Requests that wait for a model before others are refused."""
     threads: int | None = None
-    """Of a replica; None: 1."""
+    """Threads of each replica; None: 1."""
     framework: str | None = None
-    """That runs the models; None: what each was trained with."""
+    """Framework that runs the models; None: the one that each was trained with."""
 
     @classmethod
     def of(cls, section: ServeSection, **more: Any) -> Options:
@@ -112,7 +112,7 @@ def serve(
             got=f"{len(variants)} models, {options.replicas[0]} replicas each, of"
             f" {threads} threads: {needed}",
         )
-    # Ray binds the port itself; whoever may reach it is checked as for every listener.
+    # Ray binds the port itself, so check the address here as for every other listener.
     with listening.listen(options.host, options.port, guarded=options.open) as probe:
         port = probe.getsockname()[1]
     url = f"http://{listening.shown(options.host)}:{port}"

@@ -116,7 +116,9 @@ class Router:
                 got=path,
             )
         if request.method not in (method, "HEAD" if method == "GET" else method):
-            raise WrongMethod(f"{path} takes another method", expected=method, got=request.method)
+            raise WrongMethod(
+                f"{path} does not accept this method", expected=method, got=request.method
+            )
         if path == HEALTH:
             return {"status": "ok", "models": self._variants, "share": self._share}
         asked = parse(await _body_of(request))

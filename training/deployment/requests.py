@@ -141,7 +141,7 @@ def loaded(body: bytes, expected: str) -> dict[str, Any]:
     try:
         text = body.decode(json.detect_encoding(body), "surrogatepass")
         _require_few_elements(text)
-        given = json.loads(text)
+        parsed = json.loads(text)
     except ValueError as error:  # UnicodeDecodeError is one, too
         raise BadRequest(
             "the body is not JSON",
@@ -152,9 +152,9 @@ def loaded(body: bytes, expected: str) -> dict[str, Any]:
         raise BadRequest(
             "the body is nested too deeply", expected=expected, got="lists or objects in each other"
         ) from None
-    if not isinstance(given, dict):
-        raise WrongShape("the body is not an object", expected=expected, got=kind_of(given))
-    return given
+    if not isinstance(parsed, dict):
+        raise WrongShape("the body is not an object", expected=expected, got=kind_of(parsed))
+    return parsed
 
 
 def _require_few_elements(text: str) -> None:

@@ -142,8 +142,8 @@ def template(package: str, name: str) -> Any:
     environment.filters["number"] = lambda value: number(known(value))
     environment.filters["percent"] = lambda value: f"{100 * value:.1f} %"
     environment.filters["thousands"] = lambda value: "–" if known(value) is None else f"{value:,}"
-    own = files(__package__)
-    script = own.joinpath("page.js").read_text("utf-8")
+    package_files = files(__package__)
+    script = package_files.joinpath("page.js").read_text("utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment.globals["policy"] = Markup(
         "default-src 'none'; img-src data:; base-uri 'none'; form-action 'none';"

@@ -1,4 +1,4 @@
-"""How training by `howdah train` ended: judged by what the ranks have left, never by exit codes."""
+"""How training by `howdah train` ended, judged by the files of the ranks, never by exit codes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def attempts(directory: str) -> list[dict[str, Any]]:
 
 
 def taken_over(job: Ranks, directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
-    """That a later attempt, of another launcher, has the run: nothing may be written there then.
+    """The error if another launcher's later attempt has taken the run, so that this one must not
+    write there any more.
 
     Args:
         before: the attempts when this launcher began.
@@ -72,7 +73,7 @@ def taken_over(job: Ranks, directory: str, before: list[dict[str, Any]]) -> Howd
 
 
 def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | None:
-    """That the ranks have left no finished attempt, whatever their exit codes say.
+    """The error if run.json has no finished attempt of these ranks, whatever their exit codes.
 
     Args:
         before: the attempts when this launcher began.
@@ -82,7 +83,7 @@ def not_finished(directory: str, before: list[dict[str, Any]]) -> HowdahError | 
     if newest.get("status") == "finished":
         return None
     return ClusterError(
-        "the ranks have ended with exit code 0, and none of them says that training is finished",
+        "the ranks ended with exit code 0, but none of them says that training is finished",
         where=storage.join(directory, RUN_JSON),
         expected="a finished attempt of these ranks",
         got=f"status {newest.get('status')}" if newest else "no attempt: they have not trained",
@@ -166,8 +167,8 @@ def _rank_lost(rank: int, job: Ranks, config: Config, local: str) -> TrainingErr
         f"rank {rank} was lost, and training stopped",
         where=os.path.join(local, "logs", f"rank.{rank}"),
         expected=f"{who} to run to the end",
-        got="it was gone without a word: killed (SIGKILL, out of memory) or crashed; the newest"
-        f" checkpoint is {_newest_checkpoint(config)}{_cut_short(config)}",
+        got="it ended without reporting an error: killed (SIGKILL, out of memory) or crashed; the"
+        f" newest checkpoint is {_newest_checkpoint(config)}{_cut_short(config)}",
         remedy="look at the end of its log and at the kernel's (dmesg); start again: the run goes"
         " on from that checkpoint",
     )
@@ -175,10 +176,10 @@ def _rank_lost(rank: int, job: Ranks, config: Config, local: str) -> TrainingErr
 
 def _newest_checkpoint(config: Config) -> str:
     try:
-        found = Checkpoints(config.checkpoint_directory).list()
+        checkpoints = Checkpoints(config.checkpoint_directory).list()
     except StorageError as error:
         return f"unknown ({error.what})"
-    return f"step-{found[0].step}" if found else _NONE
+    return f"step-{checkpoints[0].step}" if checkpoints else _NONE
 
 
 def _cut_short(config: Config) -> str:
@@ -201,7 +202,7 @@ def write(config: Config, local: str, error: HowdahError | None, *, begun: bool)
     file = RunFile(directory)
     if begun:  # this process has waited for all ranks of this machine
         file.used(cpu_seconds=cpu_seconds(), gpus=None, of="the launcher's processes")
-    # A refusal before an attempt began is no end of an earlier one, which has written its own.
+    # A refusal before an attempt began does not end an earlier one, which has written its end.
     if error is not None and (begun or file.values.get("status") == "running"):
         stopped = isinstance(error, Interrupted | Terminated | TokensExpiring)
         status = "interrupted" if stopped else "failed"
@@ -217,6 +218,10 @@ def summary(directory: str) -> dict[str, Any]:
     values = RunFile(directory).values
     keys = ("run_id", "status", "framework", "world_size", "steps", "epochs", "train_seconds",
             "examples_per_second", "tokens_per_second", "best_step", "metrics")  # fmt: skip
-    found = {key: values.get(key) for key in keys}
+    result = {key: values.get(key) for key in keys}
     export = storage.join(directory, "export")
-    return {"run": directory, "export": export if storage.is_dir(export) else None, **found}
+    return {
+        "run": directory,
+        "export": export if storage.is_dir(export) else None,
+        **result,
+    }

@@ -156,17 +156,17 @@ class Ranks:
         return self._broken()
 
     def launcher_message(self) -> str:
-        """The launcher's own message at its end, which was not shown."""
+        """The launcher's own last message, which was not shown."""
         return self._relay.held_back()
 
     def _ask_to_stop(self, number: int) -> float:
         """Ask every rank to save and stop; returns the seconds to wait for it."""
         self.asked_by = number
-        asked = [record for record in self._read_records() if record.is_local and record.alive]
-        for record in asked:
+        alive = [record for record in self._read_records() if record.is_local and record.alive]
+        for record in alive:
             record.send(_ASK[signal.Signals(number)])
         name = signal.Signals(number).name
-        if not asked:
+        if not alive:
             print(f"{name}: stopping, training has not begun", file=sys.stderr, flush=True)
             return 0.0
         print(

@@ -71,15 +71,15 @@ def start_from(wanted: str, base: BaseModel, labels: Sequence[str], seed: int) -
         ModelError: another family or shape, or a label that the dataset has not.
     """
     path = locate(wanted)
-    known = label_names_of(load_base(path, weights=False).config) or []
-    theirs = load_base(path, label_names=known)
-    missing = [name for name in known if name not in labels]
-    if missing or not known:
+    base_labels = label_names_of(load_base(path, weights=False).config) or []
+    theirs = load_base(path, label_names=base_labels)
+    missing = [name for name in base_labels if name not in labels]
+    if missing or not base_labels:
         raise ModelError(
             "the model to begin from has labels that the dataset has not",
             where=f"model.init_from {path}",
             expected=f"no others than {', '.join(labels)}",
-            got=", ".join(known) or "no labels in its config.json",
+            got=", ".join(base_labels) or "no labels in its config.json",
             remedy="append to the dataset that it was trained on (labels keep their numbers), or"
             " leave model.init_from out",
         )
@@ -87,8 +87,8 @@ def start_from(wanted: str, base: BaseModel, labels: Sequence[str], seed: int) -
     drawn = parameters.start_weights(
         base.config, {**base.weights, **_no_head(theirs)}, num_labels=len(labels), seed=seed
     )
-    head = _head_by_name(theirs, known, labels, drawn)
-    new = [name for name in labels if name not in known]
+    head = _head_by_name(theirs, base_labels, labels, drawn)
+    new = [name for name in labels if name not in base_labels]
     note = f"begins from {path}" + (f"; new labels: {', '.join(new)}" if new else "")
     both = hashlib.sha256(f"{base.hash}:{theirs.hash}".encode()).hexdigest()[:16]
     return replace(base, weights={**_no_head(theirs), **head}, hash=both, notes=(*base.notes, note))

@@ -128,8 +128,8 @@ class WholeAdamW:
                 self._moments[name].copy_(torch.from_numpy(array))
             del array  # before the next one is made
         for name, parameter in self._trainable.items():
-            own = (self._moments[prefix + name] for _, prefix in _MOMENTS)
-            self._optimizer.set_state(parameter, updates, *own)
+            moments = (self._moments[prefix + name] for _, prefix in _MOMENTS)
+            self._optimizer.set_state(parameter, updates, *moments)
 
     def step(self, lr: float) -> None:
         """Update the weights by their gradients."""

@@ -61,7 +61,7 @@ class Model:
     hidden_dim: int
     """Width of its feed-forward layers."""
     hashes: integrity.Files | None
-    """Of a published version, by its manifest; None: it is not one."""
+    """Hashes in the manifest of a published version; None: the model is not one."""
 
     def urls(self) -> dict[str, str]:
         """{name in the container: the file's URL}, for `spark.yarn.dist.files`.

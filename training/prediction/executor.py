@@ -40,7 +40,7 @@ class ModelLocation:
     files: Mapping[str, str] | None = None
     """{file name: its name in the container}."""
     hashes: Files | None = None
-    """Of a published version, by its manifest; None: it is not one."""
+    """Hashes in the manifest of a published version; None: the model is not one."""
 
 
 @dataclass(frozen=True, kw_only=True)

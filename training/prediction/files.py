@@ -61,8 +61,8 @@ def find(source: str, kind: Kind | None) -> Files:
     """
     form = kind or format_of(source) or _inside(source)
     if form in ("csv", "jsonl"):
-        found = source_files(source)
-        return Files(form=form, entries=found.entries, root=found.root)
+        matches = source_files(source)
+        return Files(form=form, entries=matches.entries, root=matches.root)
     root, entries = files_of(source) or (None, [])
     entries = [entry for entry in entries if entry.size]
     if not entries:
@@ -130,9 +130,11 @@ def read(
 def table(spark: SparkSession, files: Files, columns: Columns, options: CsvOptions) -> DataFrame:
     """The mapped columns of files that `check` has passed, without the rows that cannot be read."""
     if files.form == "csv" or files.form == "jsonl":
-        asked = text_rows.Columns(names=mapped(columns))
-        found = text_rows.table(spark, files.entries, files.form, asked, options, root=files.root)
-        return found.where(found[text_rows.REASON].isNull()).select(*mapped(columns))
+        columns_read = text_rows.Columns(names=mapped(columns))
+        read = text_rows.table(
+            spark, files.entries, files.form, columns_read, options, root=files.root
+        )
+        return read.where(read[text_rows.REASON].isNull()).select(*mapped(columns))
     schema = footers.schema(files.paths[0], files.form)
     types = {name: footers.type_of(schema, name) for name in mapped(columns)}
     return columnar.load(spark, files.form, files.paths, files.root, types)
@@ -154,11 +156,11 @@ class _Parts:
         for batch in batches:
             for task in batch.column(0).to_pylist():
                 for number, part in self.tasks.parts[task]:
-                    found = rows.of_part(
+                    rows_read = rows.of_part(
                         part, self.options, root=self.root, first=number << _PART_BITS,
                         counted=self.counted.get(part.path),
                     )  # fmt: skip
-                    while chunk := list(islice(found, _CHUNK_ROWS)):
+                    while chunk := list(islice(rows_read, _CHUNK_ROWS)):
                         yield chunk
 
 
@@ -168,12 +170,12 @@ def _columns(spark: SparkSession, files: Files, columns: Columns) -> DataFrame:
 
     connectors.require(spark, files.form)
     rows = table(spark, files, columns, CsvOptions())
-    found: list[Any] = [F.monotonically_increasing_id().alias(_NUMBER)]
+    selected: list[Any] = [F.monotonically_increasing_id().alias(_NUMBER)]
     for item in rows.schema.fields:
         column = F.col(f"`{item.name}`")
         spelt = ids.column(column, item.dataType) if item.name == columns.id else None
-        found.append((column if spelt is None else spelt).alias(item.name))
-    return rows.select(*found)
+        selected.append((column if spelt is None else spelt).alias(item.name))
+    return rows.select(*selected)
 
 
 @dataclass(frozen=True, kw_only=True)

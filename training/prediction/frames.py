@@ -50,15 +50,15 @@ def names_of(
 
 
 def _has(there: Sequence[str], name: str) -> bool:
-    """Whether there is a column, or one that may be the struct of a field `a.b`."""
+    """True if the column exists, or one that may be the struct of a field `a.b`."""
     return name in there or ("." in name and name.partition(".")[0] in there)
 
 
 def _column(rows: DataFrame, name: str, source: str) -> tuple[Column, DataType]:
-    found = columnar.find(rows, name)
-    if found is None:
+    column = columnar.find(rows, name)
+    if column is None:
         raise no_column(name, rows.columns, where=source, remedy=_OPTIONS)
-    return found
+    return column
 
 
 def id_and_text(
@@ -104,7 +104,7 @@ def _id(rows: DataFrame, name: str, source: str) -> Column:
     spelt = ids.column(column, kind)
     if spelt is None:
         raise DataError(
-            "the column of ids is of another type",
+            "the id column is of another type",
             where=f"{name} in {source}",
             expected="texts, numbers, dates or times",
             got=kind.simpleString(),

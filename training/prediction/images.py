@@ -141,25 +141,25 @@ def predict_image_lines(served: ServedModel, lines: TextIO, out: TextIO) -> int:
 def _files(source: str) -> tuple[list[str], str]:
     """The files, sorted, and the beginning of their paths that is left out of their ids."""
     directory, entries = files_of(source) or (None, [])
-    found = [entry.path for entry in entries]
+    paths = [entry.path for entry in entries]
     root = "" if directory is None else directory.rstrip("/") + "/"
     if directory is not None:
-        found.sort()
-    if not found:
+        paths.sort()
+    if not paths:
         raise NotFound(
             "there is nothing to predict",
             where=source,
             expected="an image file, a pattern, a directory of images, or .parquet files",
             remedy="check the path",
         )
-    parquet = [format_of(path) == "parquet" for path in found]
+    parquet = [format_of(path) == "parquet" for path in paths]
     if any(parquet) and not all(parquet):
         raise UsageError(
             "the source holds Parquet files and others",
             where=source,
             remedy="narrow it to one kind, e.g. DIR/*.parquet",
         )
-    return found, root
+    return paths, root
 
 
 def _rows(

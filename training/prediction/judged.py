@@ -54,10 +54,10 @@ class Reasons:
             reason = reason_of(one.error)
             if reason not in self._found and len(self._found) >= _MOST_REASONS:
                 reason = "other reasons"
-            found = self._found.setdefault(
+            entry = self._found.setdefault(
                 reason, {"error": reason, "rows": 0, "example": one.id, "first": one.error}
             )
-            found["rows"] += 1
+            entry["rows"] += 1
 
     def as_list(self) -> list[dict[str, Any]]:
         """[{error, rows, example: an id, first: its error with its line}], most frequent first."""
@@ -66,22 +66,22 @@ class Reasons:
 
 def of_lines(count: int, reasons: Reasons) -> list[str]:
     """What is said of answered lines: nothing, unless some have an error."""
-    found = reasons.as_list()
-    errors = sum(one["rows"] for one in found)
-    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in found)
-    return [f"{errors:,} of {count:,} lines have an error ({why})"] if found else []
+    reason_counts = reasons.as_list()
+    errors = sum(one["rows"] for one in reason_counts)
+    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in reason_counts)
+    return [f"{errors:,} of {count:,} lines have an error ({why})"] if reason_counts else []
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:
     """What is said of a prediction's result: rows, and how many have an error by reason."""
-    said = f"{summary['rows']:,} rows -> {summary['output']}"
+    line = f"{summary['rows']:,} rows -> {summary['output']}"
     if summary["errors"]:
         why = "; ".join(f"{one['rows']:,} {one['error']}" for one in summary["reasons"])
-        said += f"; {summary['errors']:,} with an error ({why}): column error"
+        line += f"; {summary['errors']:,} with an error ({why}): column error"
     if "drift" not in summary:
-        return [said]
+        return [line]
     alarms = ", ".join(summary["drift"]["alarms"])
-    return [said, f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
+    return [line, f"drift: {summary['drift']['state']}" + (f" ({alarms})" if alarms else "")]
 
 
 def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None:
@@ -107,7 +107,7 @@ def require_few(summary: Mapping[str, Any], config: Config, source: str) -> None
         paths = [path for path in source_files(source).paths if format_of(path) == "csv"]
         other = explained(paths, config.data.csv.encoding)
         remedy = (
-            f"as {other} these rows all decode: data.csv.encoding: {other}"
+            f"all of these rows decode as {other}: set data.csv.encoding: {other}"
             if other
             else "set data.csv.encoding to the file's character set (JSON must be UTF-8)"
         )

@@ -45,7 +45,7 @@ class Files:
 
     @property
     def paths(self) -> list[str]:
-        """Of the files."""
+        """Paths of the files."""
         return [entry.path for entry in self.entries]
 
 
@@ -57,20 +57,20 @@ def source_files(source: str, progress: Callable[[str], None] = lambda line: Non
     Raises:
         NotFound: there are none.
     """
-    root, found = files_of(source) or (None, [])
-    if root is None and len(found) == 1:
-        return Files(entries=found)
-    named = [entry for entry in found if format_of(entry.path) is not None]
+    root, entries = files_of(source) or (None, [])
+    if root is None and len(entries) == 1:
+        return Files(entries=entries)
+    named = [entry for entry in entries if format_of(entry.path) is not None]
     if not named:
         raise NotFound(
             "there is nothing to predict",
             where=source,
             expected="a file, a pattern or a directory of .csv, .jsonl or .parquet files",
-            got=", ".join(entry.name for entry in found[:5]) or None,
+            got=", ".join(entry.name for entry in entries[:5]) or None,
             remedy="check the path; a table needs --master",
         )
-    if len(named) < len(found):
-        others = [entry.name for entry in found if format_of(entry.path) is None]
+    if len(named) < len(entries):
+        others = [entry.name for entry in entries if format_of(entry.path) is None]
         more = ", ..." if len(others) > 5 else ""
         progress(f"not read, since their names have no known ending: {', '.join(others[:5])}{more}")
     return Files(entries=named, root=root)
@@ -89,8 +89,8 @@ def choose_columns(
 
 def mapped(columns: Columns) -> list[str]:
     """Names of the columns that are read, each once."""
-    found = [*columns.text, *(columns.text_pair or ()), *([columns.id] if columns.id else [])]
-    return list(dict.fromkeys(found))
+    names = [*columns.text, *(columns.text_pair or ()), *([columns.id] if columns.id else [])]
+    return list(dict.fromkeys(names))
 
 
 def check_files(
@@ -107,7 +107,7 @@ def check_files(
     """Refuse files of a format that do not have the mapped columns (`checks.check`); say where
     rows have no id of their own."""
     texts = [*columns.text, *(columns.text_pair or ())]
-    wanted = [
+    required = [
         checks.Wanted(
             name=name,
             where=f"column {name}",
@@ -117,8 +117,10 @@ def check_files(
         )
         for name in mapped(columns)
     ]
-    found = checks.check(files, form, wanted, options, source=source, root=root, remedy=_OPTIONS)
-    if columns.id in found.missing:
+    checked = checks.check(
+        files, form, required, options, source=source, root=root, remedy=_OPTIONS
+    )
+    if columns.id in checked.missing:
         progress(no_ids(str(columns.id)))
 
 
@@ -160,9 +162,9 @@ def read_rows(
                 got=entry.name,
             )
         forms.setdefault(form, {})[entry.path] = entry
-    for form, found in forms.items():
+    for form, form_files in forms.items():
         check_files(
-            found, form, columns, options, source=files.paths[0], id_required=id_required,
+            form_files, form, columns, options, source=files.paths[0], id_required=id_required,
             root=files.root, progress=progress,
         )  # fmt: skip
     rows = Rows(columns)
@@ -199,8 +201,8 @@ class Rows:
             first: number of the first one.
             more: see `records.read`.
         """
-        found = records.read(part, self.names, options, root=root, **more)
-        for number, (line, values, problem, _) in enumerate(found, first):
+        rows = records.read(part, self.names, options, root=root, **more)
+        for number, (line, values, problem, _) in enumerate(rows, first):
             if problem is not None:
                 where = f"line {line}: " if line else ""
                 yield Row(str(number), None, where + spelled(problem))
@@ -253,8 +255,8 @@ def _of_parquet(
         with footers.readable(path, "parquet"):
             parquet = pq.ParquetFile(file)
             schema = footers.schema(path, "parquet")
-            there = [name for name in rows.names if footers.type_of(schema, name) is not None]
-            batches = parquet.iter_batches(_PARQUET_BATCH_ROWS, columns=there)
+            present = [name for name in rows.names if footers.type_of(schema, name) is not None]
+            batches = parquet.iter_batches(_PARQUET_BATCH_ROWS, columns=present)
         while True:
             with footers.readable(path, "parquet"):
                 batch = next(batches, None)
@@ -262,7 +264,7 @@ def _of_parquet(
                 return
             columns = [
                 _values(footers.column(batch, name), footers.type_of(schema, name))
-                if name in there
+                if name in present
                 else [constants.get(name)] * batch.num_rows
                 for name in rows.names
             ]

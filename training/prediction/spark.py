@@ -266,9 +266,9 @@ def _rows(
             got=str(error).splitlines()[0],
             remedy="check the name; a directory without such a suffix is read as Parquet",
         ) from None
-    wanted = (request.model.info.get("columns") or {}).get("id")
-    if wanted and not request.id_column and wanted not in table.columns:
-        progress(no_ids(wanted))
+    id_column = (request.model.info.get("columns") or {}).get("id")
+    if id_column and not request.id_column and id_column not in table.columns:
+        progress(no_ids(id_column))
     rows = frames.id_and_text(
         table, request.model.info, source=source, text_columns=request.text_columns,
         id_column=request.id_column,
@@ -379,11 +379,11 @@ def _reasons(frame: DataFrame) -> list[dict]:
 
     failed = frame.where(F.col("error").isNotNull())
     failed = failed.withColumn("reason", F.regexp_replace("error", LINE_OF_SPARK, ""))
-    found = failed.groupBy("reason").agg(
+    grouped = failed.groupBy("reason").agg(
         F.count("*").alias("rows"), F.min_by(F.struct("id", "error"), "id").alias("first")
     )
     return [
         {"error": row["reason"], "rows": row["rows"], "example": row["first"]["id"],
          "first": row["first"]["error"]}
-        for row in found.orderBy(F.desc("rows"), "reason").limit(SHOWN_REASONS).collect()
+        for row in grouped.orderBy(F.desc("rows"), "reason").limit(SHOWN_REASONS).collect()
     ]  # fmt: skip

@@ -193,7 +193,7 @@ class RankRecord:
 
 
 def _launched_by_us(pid: int) -> bool:
-    """Whether a process is this user's, and one of a launcher's (training/launch/command.py)."""
+    """True if a process is this user's and a launcher (training/launch/command.py) started it."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:
             names = {entry.partition(b"=")[0] for entry in file.read().split(b"\0")}

@@ -18,7 +18,7 @@ _LOCKS = (".launch.lock", ".lock")
 
 
 def run_status(directory: str) -> dict[str, Any] | None:
-    """What is known of a run directory that no job was submitted to; None: it is none."""
+    """The status of a run directory that no job was submitted to; None: it is not a run."""
     directory = storage.local_path(directory) if storage.is_local(directory) else directory
     try:
         run = record.read(directory)
@@ -52,18 +52,18 @@ def lines(status: dict[str, Any]) -> list[str]:
     step = "" if status["step"] is None else f", step {status['step']}"
     loss = "" if status["loss"] is None else f", loss {status['loss']:.4f}"
     attempt = f"attempt {status['attempt']} on {status['host']}"
-    found = [
+    result = [
         f"{status['run_id']}  {status['state']}",
         f"{attempt}, ranks: {status['world_size']}{step}{loss}",
         f"run directory: {status['run_directory']}",
     ]
     if status["state"] == "LOST":
-        found.append("its processes have died; started again, the run goes on from its checkpoint")
+        result.append("its processes have died; started again, the run goes on from its checkpoint")
     for split, values in status["metrics"].items():
         shown = ", ".join(f"{key} {values[key]:.4f}" for key in values if key != "rows")
-        found.append(f"{split}: {shown}")
-    found += [f"error: {status['error']}"] if status["error"] else []
-    return found + ([f"used: {hours.shown(status['hours'])}"] if status["hours"] else [])
+        result.append(f"{split}: {shown}")
+    result += [f"error: {status['error']}"] if status["error"] else []
+    return result + ([f"used: {hours.shown(status['hours'])}"] if status["hours"] else [])
 
 
 def _metrics(directory: str) -> list[dict[str, Any]]:

@@ -182,18 +182,18 @@ def reference_from_table(
         UsageError: the partition is not scored.
         DataError: too few rows to compare others with.
     """
-    found = variants.find(model, config.publish.directory)
-    own, why = find_reference(found.path)
-    if own is None:
+    variant = variants.find(model, config.publish.directory)
+    profile, why = find_reference(variant.path)
+    if profile is None:
         raise ModelError(
             "the model has no profile of its own, whose bins the partitions are counted in",
-            where=found.path, expected=PROFILE, got=why,
+            where=variant.path, expected=PROFILE, got=why,
             remedy="`howdah drift --make-reference` makes it from data.dataset",
         )  # fmt: skip
-    root = root_of(found)
+    root = root_of(variant)
     this = scored.find(root, table, partition)
-    there = scored.history(root, table, until=this.name, most=last)
-    taken = [one for one in there if one.profile.bins_id == own.bins_id]
+    partitions = scored.history(root, table, until=this.name, most=last)
+    taken = [one for one in partitions if one.profile.bins_id == profile.bins_id]
     rows = sum(one.profile.counts.rows for one in taken)
     if rows < LEAST_ROWS:
         raise DataError(
@@ -204,10 +204,10 @@ def reference_from_table(
             remedy="take several days: --last 7",
         )
     progress(f"{rows:,} rows of {', '.join(one.name for one in taken)}")
-    made = references.from_partitions(own, [one.profile for one in taken])
-    path = registry.profile_path(found.path, PROFILE)
+    reference = references.from_partitions(profile, [one.profile for one in taken])
+    path = registry.profile_path(variant.path, PROFILE)
     storage.make_dirs(storage.parent(path))
-    storage.write_whole(path, made.to_bytes())
+    storage.write_whole(path, reference.to_bytes())
     return path
 
 
@@ -249,8 +249,8 @@ def _classified(
         files, columns, csv_options=config.data.csv, id_required=id_column is not None
     )
     while chunk := list(itertools.islice(rows, _CHUNK_ROWS)):
-        made = classify(served, chunk, current.add)
-        _count(current, made, wanted, unpredicted, observed=True)
+        predictions = classify(served, chunk, current.add)
+        _count(current, predictions, wanted, unpredicted, observed=True)
 
 
 def _count(

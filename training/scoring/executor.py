@@ -104,10 +104,10 @@ def _batch(served: ServedModel, predictions: Sequence[Prediction]) -> pa.RecordB
 def _margins(served: ServedModel, scored: Sequence[np.ndarray | None]) -> list[float | None]:
     """How far each row is from another answer; None of rows that failed."""
     out: list[float | None] = [None] * len(scored)
-    there = [number for number, each in enumerate(scored) if each is not None]
-    if there:
-        margins = served.rule.margins(np.stack([scored[number] for number in there]))
-        for number, margin in zip(there, margins, strict=True):
+    scored_indices = [number for number, each in enumerate(scored) if each is not None]
+    if scored_indices:
+        margins = served.rule.margins(np.stack([scored[number] for number in scored_indices]))
+        for number, margin in zip(scored_indices, margins, strict=True):
             out[number] = float(margin)
     return out
 

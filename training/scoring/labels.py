@@ -109,18 +109,18 @@ def joined_table(
         rows = spark.table(scored)
         for column, value in partition.items():
             rows = rows.where(F.col(column).cast("string") == value)
-        found = _compared(rows, truth, id_column, label_column, label_mapping(config.data))
-    if found["unclear"]:
-        progress(_unclear(labels, found["unclear"], found["example"]))
-    if not found["n"]:
+        comparison = _compared(rows, truth, id_column, label_column, label_mapping(config.data))
+    if comparison["unclear"]:
+        progress(_unclear(labels, comparison["unclear"], comparison["example"]))
+    if not comparison["n"]:
         raise DataError(
             "no scored row has a label in this table",
             where=labels,
             expected=f"ids in column {id_column!r}, as the scored rows have them",
             remedy="check --id-column and --label-column",
         )
-    progress(f"labels of {found['n']:,} rows were found in {labels}")
-    return int(found["n"]), int(found["right"] or 0)
+    progress(f"labels of {comparison['n']:,} rows were found in {labels}")
+    return int(comparison["n"]), int(comparison["right"] or 0)
 
 
 def _compared(
@@ -166,14 +166,15 @@ def _truth(
         if id_column not in truth.columns:
             return truth
     else:
-        found = files.find(labels, None)
+        label_files = files.find(labels, None)
         columns = Columns(text=label_column, id=id_column)
-        asked = {"--id-column": id_column, "--label-column": label_column}
+        options = {"--id-column": id_column, "--label-column": label_column}
         checks.check(
-            {entry.path: entry for entry in found.entries}, found.form,
-            [checks.Wanted(name=name, where=where) for where, name in asked.items()],
-            config.data.csv, source=labels, root=found.root, remedy="name them by these options",
+            {entry.path: entry for entry in label_files.entries}, label_files.form,
+            [checks.Wanted(name=name, where=where) for where, name in options.items()],
+            config.data.csv, source=labels, root=label_files.root,
+            remedy="name them by these options",
         )  # fmt: skip
-        truth = files.table(spark, found, columns, config.data.csv)
+        truth = files.table(spark, label_files, columns, config.data.csv)
     spelt = ids.column(truth[f"`{id_column}`"], truth.schema[id_column].dataType)
     return truth if spelt is None else truth.withColumn(id_column, spelt)

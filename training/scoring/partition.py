@@ -136,8 +136,8 @@ class Job:
         from pyspark.sql import functions as F
 
         self.spark.catalog.refreshTable(self.source.name)  # a session keeps what it has listed
-        wanted = {column: [value] for column, value in spec.items()}
-        rows = rows_of(self.spark.table(self.source.name), wanted)
+        values = {column: [value] for column, value in spec.items()}
+        rows = rows_of(self.spark.table(self.source.name), values)
         chosen = frames.id_and_text(
             rows, self.scorer.model.info, source=self.source.name, text_columns=self.text_columns,
             id_column=self.id_column,
@@ -221,7 +221,7 @@ def refuse_unread(spark: Any, table: str, spec: Mapping[str, str], state: marker
     if spark.read.format(form).load(path_of(state.location)).isEmpty():
         return
     raise DataError(
-        "a partition's files have rows, and reading the table by its values finds none",
+        "a partition's files have rows, but reading the table by its values finds none",
         where=f"{table} {text_of(spec)}",
         got=f"{state.files} files, {state.bytes:,} bytes in {state.location}",
         remedy="add the partition in the spelling that its column's type has (5, not 05), and drop"

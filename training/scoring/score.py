@@ -284,7 +284,7 @@ def _planned(
     whole = [spec for spec in specs if NULL not in spec.values()]
     if len(whole) < len(specs):
         progress(f"{len(specs) - len(whole)} partitions without a value ({NULL}) are left out")
-    found = chosen(
+    selected = chosen(
         request.selection,
         tables.source.partition_columns,
         whole,
@@ -294,7 +294,7 @@ def _planned(
     output = catalogue.table(request.output, where="--output") if tables.output_there else None
     done: list[dict] = []
     todo: list[Work] = []
-    for spec in found:
+    for spec in selected:
         directory = markers.directory_of(scorer.root, request.output, spec)
         there = markers.read(directory)
         wanted = markers.Wanted(

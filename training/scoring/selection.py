@@ -76,11 +76,11 @@ def chosen(
     wanted: list[Spec] = []
     for text in selection.partitions:
         spec = _known(parse_spec(text, "--partition"), columns, "--partition", table)
-        asked = _canonical(spec, kinds).items()
-        found = [one for one in ordered if asked <= _canonical(one, kinds).items()]
-        if not found:
+        requested = _canonical(spec, kinds).items()
+        matches = [one for one in ordered if requested <= _canonical(one, kinds).items()]
+        if not matches:
             problems.append(_missing(text, "--partition", ordered, table))
-        wanted += [one for one in found if one not in wanted]
+        wanted += [one for one in matches if one not in wanted]
     if len(problems) == 1:
         raise problems[0]
     if problems:

@@ -22,7 +22,7 @@ __all__ = ["has_profile", "keep", "profile_with"]
 
 
 def has_profile(export: str) -> bool:
-    """Whether an export has a profile.json."""
+    """True if an export has a profile.json."""
     return storage.exists(storage.join(export, PROFILE))
 
 
@@ -41,8 +41,10 @@ def profile_with(
     labels_N, scores_NC = labels_N[::every], scores_NC[::every]
     scores_NC = decision.scores(task, logits_of(task, scores_NC)).astype(np.float32)
     right_N = decision.rule(task, profile.bins.labels).right(labels_N, scores_NC)
-    made = references.redecided(profile, scores_NC, right_N, split=VALIDATION, decision=decision)
-    return made.to_bytes()
+    new_profile = references.redecided(
+        profile, scores_NC, right_N, split=VALIDATION, decision=decision
+    )
+    return new_profile.to_bytes()
 
 
 def keep(
@@ -60,12 +62,12 @@ def keep(
         target: where the export lies that it replaces, if there is one.
     """
     path = storage.join(target, INFO)
-    there = storage.read_json(path) if storage.exists(path) else {}
+    stored = storage.read_json(path) if storage.exists(path) else {}
     described = json.loads(files[INFO])
-    if there.get("weights_sha256") != described["weights_sha256"] or KEY not in there:
+    if stored.get("weights_sha256") != described["weights_sha256"] or KEY not in stored:
         return Decision()
-    decision = Decision.of(there, labels, task, path)
-    described[KEY] = there[KEY]
+    decision = Decision.of(stored, labels, task, path)
+    described[KEY] = stored[KEY]
     text = json.dumps(described, indent=2, sort_keys=True, ensure_ascii=False)
     files[INFO] = (text + "\n").encode("utf-8")
     if PROFILE in files and decision.hash is not None:

@@ -106,7 +106,7 @@ def evaluate(
             # Every rank enters: all of them write a part, and none keeps its own without the rest.
             lost = [why for why in comm.gather_json(part.failed) if why is not None]
             if lost and unwritten is not None:
-                unwritten(f"there is no room for the predictions, so there are none: {lost[0]}")
+                unwritten(f"no disk space for the predictions, so none are written: {lost[0]}")
             if comm.rank == 0:
                 _remove_parts_beyond(predictions_dir, 0 if lost else comm.size)
     outcome: object = None

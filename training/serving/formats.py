@@ -93,7 +93,7 @@ class Source:
     """Token ids of real rows, which formats that are not exact are compared on; none: of the
     probes."""
     decision: Decision = field(default_factory=Decision)
-    """Of the export: by it two formats agree on a row's answer, or do not."""
+    """The export's decision; two formats are compared by the answers that it gives."""
     labels: Sequence[str] = ()
     """C names in the order of the classifier's rows."""
 
@@ -144,9 +144,9 @@ def sample_rows(dataset: Dataset, names: Iterable[str]) -> list[np.ndarray]:
     splits = [split for split in (VALIDATION, TEST, TRAIN) if dataset.manifest.rows(split)]
     shards = ShardSet(dataset, splits[0])
     ends = np.cumsum([len(lengths) for lengths in shards.lengths])  # int64[S]
-    chosen = np.arange(0, ends[-1], max(1, ends[-1] // _SAMPLES))[:_SAMPLES]  # numbers of rows
-    shard = np.searchsorted(ends, chosen, side="right")
-    row = chosen - np.concatenate([[0], ends])[shard]
+    row_numbers = np.arange(0, ends[-1], max(1, ends[-1] // _SAMPLES))[:_SAMPLES]  # numbers of rows
+    shard = np.searchsorted(ends, row_numbers, side="right")
+    row = row_numbers - np.concatenate([[0], ends])[shard]
     places = zip(shard.tolist(), row.tolist(), strict=True)
     rows = [np.array(shards.example(*place).input_ids, np.int32) for place in places]
     shards.release()

@@ -184,14 +184,14 @@ def _require_sizes(places: Mapping[str, Place], config: Mapping[str, Any], where
         if not wrong:
             return
         got = tuple(places[wrong[0]].shape) if wrong[0] in places else "none"
-        expected, found = f"{wrong[0]} {tuple(shapes[wrong[0]])}", f"{got}"
+        expected, actual = f"{wrong[0]} {tuple(shapes[wrong[0]])}", f"{got}"
     else:
-        expected, found = f"{layers:,} layers", "another number"
+        expected, actual = f"{layers:,} layers", "another number"
     raise ModelError(
         f"config.json is not of the model in {WEIGHTS}",
         where=storage.join(where, "config.json"),
         expected=expected,
-        got=found,
+        got=actual,
         remedy="restore the export's files, or `howdah export` writes the run's export again",
     )
 

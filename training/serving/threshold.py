@@ -288,15 +288,15 @@ def _without_decision(
     """The profile of an export whose decision is taken out. Where validation cannot be read it goes
     too: one of another decision says nothing."""
     try:
-        known, scores, _ = _sample(_predictions(export, info, VALIDATION, config, place, progress))
+        labels, scores, _ = _sample(_predictions(export, info, VALIDATION, config, place, progress))
     except HowdahError as error:
         progress(
-            f"profile.json is removed, for it was counted with the decision ({error.what});"
+            f"profile.json is removed, because it was counted with the decision ({error.what});"
             " `howdah drift --make-reference` makes it"
         )
         return None
     return decided.profile_with(
-        export, info.get("task") or "single_label", Decision(), known, scores
+        export, info.get("task") or "single_label", Decision(), labels, scores
     )
 
 
@@ -366,21 +366,21 @@ def _measured(predictions: Predictions, decision: Decision) -> dict[str, Any]:
     for own, scores in _decided(predictions, decision):
         rows += len(own)
         if task == "multi_label":
-            given = rule.having(scores)
-            right += int((given == own).all(axis=1).sum())
+            assigned = rule.having(scores)
+            right += int((assigned == own).all(axis=1).sum())
             kept += len(own)
-            counts += np.stack([(own & given).sum(0), own.sum(0), given.sum(0)])
+            counts += np.stack([(own & assigned).sum(0), own.sum(0), assigned.sum(0)])
             bins += calibration_bins(scores.reshape(-1), own.reshape(-1))
             continue
-        chosen = rule.chosen(scores)
-        there = chosen >= 0
-        kept += int(there.sum())
-        right += int((chosen == own).sum())
+        predicted = rule.chosen(scores)
+        accepted = predicted >= 0
+        kept += int(accepted.sum())
+        right += int((predicted == own).sum())
         counts += np.stack(
             [
-                np.bincount(own[chosen == own], minlength=len(labels)),
-                np.bincount(own[there], minlength=len(labels)),
-                np.bincount(chosen[there], minlength=len(labels)),
+                np.bincount(own[predicted == own], minlength=len(labels)),
+                np.bincount(own[accepted], minlength=len(labels)),
+                np.bincount(predicted[accepted], minlength=len(labels)),
             ]
         )
         top = scores.argmax(axis=1)

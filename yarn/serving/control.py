@@ -115,7 +115,7 @@ def start(config: Config, model_directory: str, tokens: list[bytes], progress: P
 def _require_tokens(config: Config, tokens: list[bytes]) -> None:
     if not tokens and not config.serve.open:
         raise UsageError(
-            "a server on YARN listens on its node's address, and it would ask no one for a token",
+            "a server on YARN listens on its node's address, and requests would need no token",
             where="--token-file",
             expected="a file of tokens, or --open",
             remedy="python3 -c 'import secrets; print(secrets.token_hex(32))' > token; chmod 600"
@@ -343,9 +343,9 @@ def _health(url: str) -> dict[str, Any] | None:
     try:
         connection.request("GET", "/health")
         answer = connection.getresponse()
-        found = json.loads(answer.read(65536)) if answer.status == 200 else None
+        health = json.loads(answer.read(65536)) if answer.status == 200 else None
     except (OSError, ValueError, http.client.HTTPException):
         return None
     finally:
         connection.close()
-    return found if isinstance(found, dict) else None
+    return health if isinstance(health, dict) else None

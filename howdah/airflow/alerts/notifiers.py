@@ -45,7 +45,7 @@ def made(hook: HowdahHook, event: Event) -> list[tuple[str, BaseNotifier]]:
         if not policy.may_notify_by(each.path):
             problems.append(
                 HowdahError(
-                    "a notifier is refused by the policy's rule `notifiers`: it is none of them",
+                    "a notifier is refused by the policy's rule `notifiers`: it is not one of them",
                     where=name, expected=", ".join(policy.notifiers) or "none", got=each.path,
                 )
             )  # fmt: skip

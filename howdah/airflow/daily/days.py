@@ -27,7 +27,7 @@ class Day:
     """"the form", "an event" or "the date"."""
 
     since: str | None = None
-    """Of a date: the first partition that is scored again where its rows have changed since."""
+    """For a date: the earliest partition that is scored again if its rows have changed."""
 
     @property
     def name(self) -> str:

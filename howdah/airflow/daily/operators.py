@@ -89,13 +89,13 @@ class ScoreOperator(HowdahOperator):
         return [*asked, "--output", self.target, "--overwrite"]
 
     def _of_table(self) -> list[str]:
-        asked = ["score", "--model", self.model, "--source", self.source, "--output", self.target]
+        words = ["score", "--model", self.model, "--source", self.source, "--output", self.target]
         if self.since and len(self.partitions) == 1:
-            asked += ["--since", self.since, "--until", self.partitions[0]]
+            words += ["--since", self.since, "--until", self.partitions[0]]
         else:
             for partition in self.partitions:
-                asked += ["--partition", partition]
-        return [*asked, "--drift", *(["--force"] if str(self.force).lower() == "true" else [])]
+                words += ["--partition", partition]
+        return [*words, "--drift", *(["--force"] if str(self.force).lower() == "true" else [])]
 
     def _result(self, made: Mapping[str, Any], *, files: bool) -> dict[str, Any]:
         keys = ("partition", "state", "rows", "errors")

@@ -31,7 +31,7 @@ def parse(partition: str) -> dict[str, str]:
     ({'country': 'de', 'ds': '2026-11-01'}, {'path': 'a/b'})
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: it is not a partition.
     """
     parts = partition.split("/") if isinstance(partition, str) else [""]
     if all(_PAIR.fullmatch(part) and part.isprintable() for part in parts):

@@ -89,10 +89,10 @@ def require_implemented(section: ServeSection, implemented: Collection[str], ser
     ]
     if not dropped:
         return
-    known = ", ".join(sorted(set(implemented) & set(ServeSection.model_fields)))
+    supported = ", ".join(sorted(set(implemented) & set(ServeSection.model_fields)))
     raise UsageError(
         f"the configuration sets keys that {server} does not implement",
         where=", ".join(f"serve.{key}" for key in dropped),
-        expected=f"of the section serve only {known}",
+        expected=f"of the section serve only {supported}",
         remedy="leave them out for this server; `howdah serve` without --on and --yarn reads all",
     )

@@ -65,12 +65,12 @@ def check(
     every = -(-len(files) // _MOST_FILES) or 1
     looked_at = list(files)[::every]
     paths = {path: directories(path, root) for path in looked_at}
-    given = _Looked(source=source, remedy=remedy, options=options, paths=paths)
+    looked = _Looked(source=source, remedy=remedy, options=options, paths=paths)
     if form == "csv":
-        return _csv(given, wanted)
+        return _csv(looked, wanted)
     if form == "jsonl":
-        return _json(given, wanted)
-    return _columnar(given, form, [files[path] for path in looked_at], wanted)
+        return _json(looked, wanted)
+    return _columnar(looked, form, [files[path] for path in looked_at], wanted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class _Looked:
             lacks = next(path for path, has in having.items() if not has)
             has = next(path for path, has in having.items() if has)
             raise DataError(
-                "some files have the column of the id, others have not",
+                "some files have the id column and others do not",
                 where=lacks,
                 expected=f"column {one.name!r}, as in {has}",
                 remedy="predict them one after the other, or name them by a narrower pattern",
@@ -133,8 +133,8 @@ def _csv(checked: _Looked, wanted: Sequence[Wanted]) -> Checked:
     for path, names in zip(paths, headers, strict=True):
         if not names:
             continue  # an empty file
-        found = positions(names, [one.name for one in wanted], path)
-        for one, at in zip(wanted, found, strict=True):
+        indices = positions(names, [one.name for one in wanted], path)
+        for one, at in zip(wanted, indices, strict=True):
             has = at is not None or one.name in paths[path]
             having[one.name][path] = has
             if one.required and not has:
@@ -161,8 +161,8 @@ def _hint(path: str, names: Sequence[str], options: CsvOptions) -> str:
 def _json(checked: _Looked, wanted: Sequence[Wanted]) -> Checked:
     names = [one.name for one in wanted]
     paths = list(checked.paths)
-    found = of_each(paths, lambda path: json_rows.kinds(path, names, _FIRST_RECORDS))
-    kinds = {path: own for path, own in zip(paths, found, strict=True) if own is not None}
+    kinds_by_file = of_each(paths, lambda path: json_rows.kinds(path, names, _FIRST_RECORDS))
+    kinds = {path: own for path, own in zip(paths, kinds_by_file, strict=True) if own is not None}
     missing = set()
     for one in wanted:
         name, seen = one.name, {path: own.get(one.name) for path, own in kinds.items()}
@@ -218,14 +218,14 @@ def _columnar(
     missing = set()
     for one, kind in zip(wanted, types, strict=True):
         path = entries[0].path if entries else checked.source
-        given = bool(entries) and one.name in checked.paths[path]
-        if kind is None and one.required and not given and entries:
+        in_directory = bool(entries) and one.name in checked.paths[path]
+        if kind is None and one.required and not in_directory and entries:
             raise checked.missing(one, path, footers.schema(path, form).names)
         if one.text and kind is not None and not footers.is_text(kind):
             raise _wrong_type(one, path, "a text column (string)", str(kind))
         if one.id and kind is not None and not _names_rows(kind):
             raise _wrong_type(one, path, "texts, numbers, dates or times", str(kind))
-        if kind is None and not given:
+        if kind is None and not in_directory:
             missing.add(one.name)
     return Checked(
         missing=frozenset(missing),
@@ -234,7 +234,7 @@ def _columnar(
 
 
 def _names_rows(kind: Any) -> bool:
-    """Whether `howdah.data.ids` spells the values of a pyarrow type."""
+    """True if `howdah.data.ids` can spell values of this pyarrow type."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(kind):

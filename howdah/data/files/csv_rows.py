@@ -81,9 +81,9 @@ def _groups(
     source = feed()
     if options.escape is not None:
         for text in source:
-            ends, found = slow.several(text, source, columns)
-            columns = columns or len(found[0]) if found else columns
-            yield len(taken), ends, found
+            ends, rows = slow.several(text, source, columns)
+            columns = columns or len(rows[0]) if rows else columns
+            yield len(taken), ends, rows
             taken.clear()
         return
     reader = _reader(options, delimiter, source)
@@ -95,9 +95,9 @@ def _groups(
                 taken.clear()
             return
         except csv.Error:
-            ends, found = slow.several("".join(taken), source, columns)
-        columns = columns or len(found[0]) if found else columns
-        yield len(taken), ends, found
+            ends, rows = slow.several("".join(taken), source, columns)
+        columns = columns or len(rows[0]) if rows else columns
+        yield len(taken), ends, rows
         taken.clear()
 
 
@@ -128,12 +128,12 @@ def by_line(
         if not text:
             continue
         if "\r" in text:
-            _, found = slow.several(text, iter(()), columns)
+            _, rows = slow.several(text, iter(()), columns)
         elif not quote or quote not in text:
-            found = [text.split(delimiter)]
+            rows = [text.split(delimiter)]
         else:
-            found = slow.one(text, options)
-        for fields in found:
+            rows = slow.one(text, options)
+        for fields in rows:
             columns = columns or len(fields)
             yield number, fields
 
@@ -192,14 +192,14 @@ class _Parser:
         if "\r" not in text.rstrip("\r\n") or (len(fields) == columns and not self._opened):
             return 1, [fields]
         ends = at = 0
-        found = []
+        rows = []
         while at < len(text):
             fields, end, text = self._record(text, at, more, cr_ends=True)
             if text[at:end].strip("\r\n"):
-                found.append(fields)
+                rows.append(fields)
                 ends += end == len(text) or text[end - 1] == "\n"
             at = end
-        return ends, found
+        return ends, rows
 
     def _record(
         self, text: str, at: int, more: Iterator[str], *, cr_ends: bool
@@ -233,25 +233,25 @@ class _Parser:
         parts: list[str] = []
         at = begin + 1
         while True:
-            found = self._inner.search(text, at)
-            if found is None:
+            match = self._inner.search(text, at)
+            if match is None:
                 line = next(more, None)
                 if line is None:  # it is not closed: what follows is text
                     return "".join(parts) + text[at:].rstrip("\r\n"), len(text), text
                 text += line
                 continue
-            if len(found.group()) > 1:
-                parts += text[at : found.start()], found.group()[1]
-                at = found.end()
+            if len(match.group()) > 1:
+                parts += text[at : match.start()], match.group()[1]
+                at = match.end()
                 continue
-            closed = self._closed[cr_ends].match(text, found.end())
+            closed = self._closed[cr_ends].match(text, match.end())
             if closed is not None:
-                parts.append(text[at : found.start()])
+                parts.append(text[at : match.start()])
                 return "".join(parts), closed.end(), text
-            if _BEFORE_CR.match(text, found.end()):  # the field is closed, and a CR ends the record
+            if _BEFORE_CR.match(text, match.end()):  # the field is closed, and a CR ends the record
                 self._opened = True
-            end = self._plain[cr_ends].match(text, found.end()).end()  # type: ignore[union-attr]
-            self._note(text[found.end() : end])
+            end = self._plain[cr_ends].match(text, match.end()).end()  # type: ignore[union-attr]
+            self._note(text[match.end() : end])
             return text[begin:end], end, text
 
     def _note(self, unquoted: str) -> None:

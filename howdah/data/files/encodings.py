@@ -45,7 +45,7 @@ def explained(paths: Sequence[str], encoding: str) -> str | None:
 def _of_lines(lines: Sequence[bytes]) -> bool | None:
     """True: there are lines that decode in the other character set alone, and none in UTF-8 beyond
     ASCII. None: all lines are ASCII. False: neither."""
-    found = None
+    explained = None
     for line in lines:
         if line.isascii():
             continue
@@ -56,7 +56,7 @@ def _of_lines(lines: Sequence[bytes]) -> bool | None:
                 line.decode(_OTHER)
             except UnicodeDecodeError:
                 return False
-            found = True
+            explained = True
         else:
             return False
-    return found
+    return explained

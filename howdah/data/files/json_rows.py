@@ -69,7 +69,7 @@ def _not_an_object(value: Value) -> str | None:
 
 # ------------------------------------------------------------------------------------------ array
 def is_array(path: str) -> bool:
-    """Whether a file is one array of objects, not lines."""
+    """True if a file is one array of objects, not lines."""
     return _is_array(head(path, 4096))
 
 
@@ -124,7 +124,7 @@ class _Window:
         self._at = to
 
     def at_end(self) -> bool:
-        """Whether nothing but blanks is left; moves to what is not blank."""
+        """Skip blanks; True if nothing else is left."""
         while True:
             self._move(_BLANK.match(self._text, self._at).end())  # type: ignore[union-attr]
             if self._at < len(self._text):
@@ -134,9 +134,9 @@ class _Window:
 
     def take(self, sign: str) -> bool:
         """Move behind a character, if it is the next one that is not blank."""
-        found = not self.at_end() and self._text[self._at] == sign
-        self._at += found
-        return found
+        is_next = not self.at_end() and self._text[self._at] == sign
+        self._at += is_next
+        return is_next
 
     def value(self) -> tuple[Value, str]:
         """The next value, and its text."""
@@ -170,7 +170,7 @@ class _Window:
             where=f"{self._path}, line {self.line}",
             expected=expected,
             got=problem or (repr(near) if near else "the end of the file"),
-            remedy="mend the file there, or write one object a line (.jsonl): there a line that is"
+            remedy="fix the file there, or write one object per line (.jsonl): then a line that is"
             " broken is one rejected row",
         )
 
@@ -203,19 +203,19 @@ def kinds(path: str, names: Collection[str], most: int | None) -> dict[str, Kind
     Returns:
         None: the file has no record at all.
     """
-    found: dict[str, Kind] = {}
+    kinds_by_name: dict[str, Kind] = {}
     rank = ("null", "object", "array", "text")
     any_record = False
     for record in first(path, most):
         any_record = True
         for name in names:
             kind = _kind(record, name)
-            if kind is not None and rank.index(kind) >= rank.index(found.get(name, "null")):
-                found[name] = kind
-        texts = sum(kind == "text" for kind in found.values())
-        if texts == len(names) or (most is None and len(found) == len(names)):
+            if kind is not None and rank.index(kind) >= rank.index(kinds_by_name.get(name, "null")):
+                kinds_by_name[name] = kind
+        texts = sum(kind == "text" for kind in kinds_by_name.values())
+        if texts == len(names) or (most is None and len(kinds_by_name) == len(names)):
             break
-    return found if any_record else None
+    return kinds_by_name if any_record else None
 
 
 def first(path: str, most: int | None) -> Iterator[dict[str, Value]]:

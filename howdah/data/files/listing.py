@@ -39,17 +39,17 @@ def files_of(source: str) -> tuple[str | None, list[Entry]] | None:
     names = source.split("/")
     fixed = next((n for n, name in enumerate(names) if set(name) & set("*?[")), len(names) - 1)
     hidden = any(name.startswith(HIDDEN) for name in names[fixed:])  # asked for by name
-    found: list[Entry] = []
+    entries: list[Entry] = []
     any_match = False
     for path in storage.find(source):
         any_match = True
         entry = storage.entry(path)
         if not hidden and any(name.startswith(HIDDEN) for name in path.split("/")[fixed:]):
             continue
-        found += below(path) if entry.is_dir else [entry]
+        entries += below(path) if entry.is_dir else [entry]
     if not any_match:
         return None
-    return None, list({entry.path: entry for entry in found}.values())  # ** matches a file twice
+    return None, list({entry.path: entry for entry in entries}.values())  # ** matches a file twice
 
 
 def below(directory: str) -> list[Entry]:

@@ -67,9 +67,9 @@ class _Inflated(_Reading):
     def _next(self, size: int) -> bytes:
         while not self._inflate.eof:
             data = self._inflate.unconsumed_tail or self._source.read(_SMALL)
-            found = self._inflate.decompress(data, size)
-            if found:
-                return found
+            inflated = self._inflate.decompress(data, size)
+            if inflated:
+                return inflated
             if not data:
                 raise EOFError("the compressed file ends before its end marker")
         return b""
@@ -149,18 +149,18 @@ def _whole(path: str, compressed: bool) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        said = str(error)
+        reason = str(error)
     except OSError as error:  # bz2's and zstd's
         if not compressed or error.errno is not None:
             raise
-        said = str(error)
+        reason = str(error)
     else:
         return
     what = "the gzip file is incomplete" if path.lower().endswith(".gz") else None
     raise DataError(
         what or "the compressed file is damaged or incomplete",
         where=path,
-        got=said.splitlines()[0][:200] if said else None,
+        got=reason.splitlines()[0][:200] if reason else None,
         remedy="copy it again; if it is not compressed, name it without that ending",
     ) from None
 
@@ -168,10 +168,10 @@ def _whole(path: str, compressed: bool) -> Iterator[None]:
 def head(path: str, size: int = _SMALL) -> bytes:
     """The first bytes of a file's content."""
     with open_bytes(path) as file:
-        found = file.read(size)
-        while len(found) < size and (more := file.read(size - len(found))):
-            found += more
-        return found
+        chunk = file.read(size)
+        while len(chunk) < size and (more := file.read(size - len(chunk))):
+            chunk += more
+        return chunk
 
 
 @contextlib.contextmanager
@@ -226,9 +226,9 @@ def _line_begin(file: Any, at: int) -> int:
     at -= 1
     file.seek(at)
     while block := file.read(_SMALL):
-        found = block.find(b"\n")
-        if found >= 0:
-            return at + found + 1
+        newline = block.find(b"\n")
+        if newline >= 0:
+            return at + newline + 1
         at += len(block)
     return at
 

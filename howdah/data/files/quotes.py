@@ -94,16 +94,16 @@ def scan_file(path: str, options: CsvOptions, delimiter: str) -> Quotes:
 
 
 def cr_ends_lines(begin: str, options: CsvOptions, delimiter: str) -> bool | None:
-    """Whether each CR ends a line, by the first line break outside of quotes: of an old Mac's file.
-    None: the text has no such line break.
+    """True if each CR ends a line (files of old Macs), judged by the first line break outside of
+    quotes. None: the text has no such line break.
 
     Args:
         begin: the beginning of the file.
     """
     first = None
-    for found in _LINE_BREAK.finditer(begin):
-        if not options.quote or begin.count(options.quote, 0, found.start()) % 2 == 0:
-            first = found
+    for line_break in _LINE_BREAK.finditer(begin):
+        if not options.quote or begin.count(options.quote, 0, line_break.start()) % 2 == 0:
+            first = line_break
             break
     if first is None:
         return None
@@ -162,7 +162,7 @@ class _Scanner:
         self.escape = escape
 
     def _only_carriage_returns(self) -> bool:
-        """Whether lines end with CR alone."""
+        """True if lines end with CR alone."""
         only = None
         while only is None:
             while len(self.text) < _HEAD_CHARACTERS and self.more():

@@ -51,7 +51,7 @@ def delimiter_of(path: str, options: CsvOptions) -> str:
 
 
 def divisible(path: str, form: TextForm, options: CsvOptions) -> bool:
-    """Whether parts of a file can be read, since each line is a record."""
+    """True if a file can be read in parts, because each line is a record."""
     if compression_of(path) is not None:
         return False
     if form == "jsonl":
@@ -104,9 +104,9 @@ def _csv(
     path, delimiter = part.path, delimiter_of(part.path, options)
     names = csv_names(path, options)
     at = positions(names, wanted, path)
-    given = [constants.get(name) for name in wanted]
-    there = [i for i in at if i is not None]
-    take = itemgetter(*there) if len(there) == len(at) > 1 else None
+    from_path = [constants.get(name) for name in wanted]
+    indices = [i for i in at if i is not None]
+    take = itemgetter(*indices) if len(indices) == len(at) > 1 else None
     header, count = options.header, len(names)
     for line, fields in _csv_records(part, options, delimiter, count, counted):
         if header and part.start == 0:
@@ -124,7 +124,7 @@ def _csv(
         else:
             values = [
                 value if i is None else fields[i] or None
-                for i, value in zip(at, given, strict=True)
+                for i, value in zip(at, from_path, strict=True)
             ]
         yield line, values, problem, shown
 
@@ -169,7 +169,7 @@ class _Seen:
 
 
 def _carriage(path: str, options: CsvOptions, delimiter: str) -> bool:
-    """Whether each CR ends a line of a file in which each line is a record."""
+    """True if each CR ends a line, in a file in which each line is a record."""
     with open_text(path, options.encoding) as text:
         return bool(quotes.cr_ends_lines(text.read(_HEAD_CHARACTERS), options, delimiter))
 
@@ -216,7 +216,7 @@ def positions(names: Sequence[str], wanted: Sequence[str], path: str) -> list[in
         DataError: a wanted column is there twice.
     """
     stripped = [name.strip() for name in names]
-    found: list[int | None] = []
+    indices: list[int | None] = []
     for name in wanted:
         hits = [i for i, own in enumerate(names) if own == name]
         hits = hits or [i for i, own in enumerate(stripped) if own == name]
@@ -229,15 +229,15 @@ def positions(names: Sequence[str], wanted: Sequence[str], path: str) -> list[in
                 remedy="rename one of them, or read the file without its header: data.csv.header:"
                 " false and data.csv.names",
             )
-        found.append(hits[0] if hits else None)
-    return found
+        indices.append(hits[0] if hits else None)
+    return indices
 
 
 # ------------------------------------------------------------------------------------------- JSON
 def _json(
     part: Part, wanted: Sequence[str], constants: Mapping[str, str | None]
 ) -> Iterator[Found]:
-    given, field = [constants.get(name) for name in wanted], json_rows.field
+    from_path, field = [constants.get(name) for name in wanted], json_rows.field
     nothing = [None] * len(wanted)
     for line, value, problem, shown in _json_values(part):
         if problem is not None:
@@ -247,7 +247,9 @@ def _json(
         if True in values or False in values:
             values = [json_rows.scalar(one) for one in values]
         if constants:
-            values = [own if one is None else one for one, own in zip(values, given, strict=True)]
+            values = [
+                own if one is None else one for one, own in zip(values, from_path, strict=True)
+            ]
         yield line, values, None, ""
 
 
@@ -276,8 +278,8 @@ def directories(path: str, root: str | None) -> dict[str, str | None]:
     if root is None:
         return {}
     below = path.removeprefix(root.rstrip("/") + "/").split("/")[:-1]
-    found: dict[str, str | None] = {}
+    values: dict[str, str | None] = {}
     for name, equals, value in (part.partition("=") for part in below):
         if equals and name:
-            found[unquote(name)] = None if value == _DEFAULT_PARTITION else unquote(value)
-    return found
+            values[unquote(name)] = None if value == _DEFAULT_PARTITION else unquote(value)
+    return values

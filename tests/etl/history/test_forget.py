@@ -291,7 +291,7 @@ def test_ids_that_are_in_no_place_are_listed(root, tmp_path):
     ids = {"d0-train-0", "elsewhere-1", "mistyped-1"}
     found = forget.survey(ids, datasets=[root], files=[str(tmp_path / "rows.parquet")])
     assert found.nowhere == ["mistyped-1"] and found.as_dict()["ids_nowhere"] == 1
-    assert forget.nowhere_lines(found) == ["1 of 3 ids were found in no place: 'mistyped-1'"]
+    assert forget.nowhere_lines(found) == ["1 of 3 ids were not found anywhere: 'mistyped-1'"]
     forget.apply({"d0-train-0"}, found, datasets=[root], progress=quiet)
     again = forget.survey({"d0-train-0"}, datasets=[root])
     assert again.nowhere == [] and forget.nowhere_lines(again) == []  # forgotten before

@@ -160,7 +160,7 @@ def test_numbers_of_json_are_read_as_they_are_written_and_odd_lines_get_a_reason
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", None)
     rows = table.collect()
     found = {row["key"]: row for row in rows}
-    # a blank line is no row
+    # a blank line is not a row
     assert jobs == 0 and len(rows) == 2 + len(lines) + len(odd) - 1
     assert [found[str(n)]["text"] for n in range(len(written))] == [*written[:-1], "text"]
     assert found["o"]["reason"] == "malformed" and found["o"]["detail"] == (

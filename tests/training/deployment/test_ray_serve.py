@@ -152,8 +152,8 @@ def test_two_versions_answer_refuse_recover_and_end_with_a_ctrl_c(start):
     for path, body, method, code, word in (
         ("/predict", b"{", None, 400, "not JSON"),
         ("/predict", {"texts": ["a", 3]}, None, 422, "not a string"),
-        ("/predict", None, "GET", 405, "another method"),
-        ("/health", {}, "POST", 405, "another method"),
+        ("/predict", None, "GET", 405, "does not accept this method"),
+        ("/health", {}, "POST", 405, "does not accept this method"),
         ("/nothing", {}, None, 404, "no such path"),
         ("/predict", b" " * (4 * 2**20 + 1), None, 413, "too large"),
     ):

@@ -119,7 +119,7 @@ def test_a_margin_is_the_distance_to_another_answer(decision, task, scores, marg
 
 @pytest.mark.parametrize("task", ["single_label", "multi_label"])
 def test_within_the_margin_no_score_changes_the_answer(task):
-    """By moving one score at a time: less than the margin changes nothing."""
+    """Moving one score by less than the margin changes no answer."""
     random = np.random.default_rng(5)
     labels = ["a", "b", "c", "d"]
     decisions = [Decision(), Decision(thresholds={"b": 0.35})]

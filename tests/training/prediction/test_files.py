@@ -153,7 +153,7 @@ def test_lines_of_large_files_are_read_by_several_tasks(spark, tmp_path):
 def test_rows_without_a_key_are_numbered_and_files_with_and_without_are_refused(spark, tmp_path):
     sources = odd_files(tmp_path)
     (refusal,) = compared(spark, sources["no_key"], id_required=False)
-    assert "some files have the column of the id" in refusal[0]
+    assert "some files have the id column" in refusal[0]
     assert refusal[1] == f"{sources['no_key']}/2.csv"
     options = CsvOptions()
     source = f"{sources['lines']}/1.csv"

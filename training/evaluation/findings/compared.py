@@ -52,7 +52,7 @@ def judged(
 
 
 def interval(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> Interval | None:
-    """Of 95 %, of the main metric; None: not known.
+    """The 95 % interval of the main metric; None: unknown.
 
     Args:
         metrics: of the split that is judged.
@@ -82,22 +82,22 @@ def against(material: Material, metrics: Metrics, kind: Mapping[str, Any]) -> li
     """What the run's main figure is compared with: always the most frequent answer, the baseline,
     the published version; with the interval of the difference where it is known row by row."""
     name, classes = material.metric, len(metrics.get("labels") or ())
-    found = list(material.against)
+    rivals = list(material.against)
     if _of_pairs(material, name) and "beside" in kind:
         difference = of_difference(name, *kind["beside"], classes)
-        found = [
-            replace(one, difference=difference) if one.name == BASELINE else one for one in found
+        rivals = [
+            replace(one, difference=difference) if one.name == BASELINE else one for one in rivals
         ]
     least = majority(name, metrics, material.manifest, material.task)
     if least is None:
-        return found
+        return rivals
     difference = None
     pairs = _counted(metrics, kind) if _of_pairs(material, name) else None
     if pairs is not None:
         top = most_frequent(metrics, material.manifest)
         difference = of_difference(name, pairs[0] * classes + top, pairs[1], classes)
     trivial = Versus(name=NAMES[material.task], value=least, trivial=True, difference=difference)
-    return [trivial, *found]
+    return [trivial, *rivals]
 
 
 def _of_pairs(material: Material, name: str) -> bool:
@@ -140,8 +140,8 @@ class _Drawn:
         of_sample, defined, _ = self.whole
         if not defined.any():
             return None
-        values, there, support = self._classes(labels, logits)
-        return float(np.where(there & (support > 0), values, of_sample)[defined].mean())
+        values, present, support = self._classes(labels, logits)
+        return float(np.where(present & (support > 0), values, of_sample)[defined].mean())
 
     def _classes(
         self, labels: np.ndarray, logits: np.ndarray
@@ -151,10 +151,10 @@ class _Drawn:
         if which is None:
             return None
         if isinstance(which, int):  # of several labels: of one, `of_pairs` has it
-            having, given = labels > 0, logits > 0
+            having, predicted = labels > 0, logits > 0
             support = having.sum(axis=0).astype(float)
-            hits = (having & given).sum(axis=0).astype(float)
-            scores = class_scores(hits, support, given.sum(axis=0).astype(float))
+            hits = (having & predicted).sum(axis=0).astype(float)
+            scores = class_scores(hits, support, predicted.sum(axis=0).astype(float))
             return scores[which], scores[3], support
         per_class = self.measure(labels, logits, self.names)["per_class"]
         rows = [per_class[name] for name in self.names]

@@ -74,9 +74,9 @@ def of_pairs(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> I
 
 
 def of_difference(name: str, keys: np.ndarray, counts: np.ndarray, classes: int) -> Interval:
-    """Of the difference of one of `pair_metrics` between two models on the same rows, the first one
-    minus the second: the rows are drawn again with both predictions (a paired bootstrap), so that
-    rows which both get right, or both wrong, add no noise.
+    """The interval of a difference (first model minus second) in one of `pair_metrics` on the same
+    rows. A paired bootstrap draws rows with both predictions, so that rows which both models get
+    right, or both wrong, add no noise.
 
     Args:
         keys, counts: rows of each (label * C + first prediction) * C + second prediction.

@@ -149,8 +149,8 @@ def for_verdict(
 ) -> Findings | None:
     """What the verdict on a split needs of its predictions, by one pass; None: there are none."""
     try:
-        found = Predictions(storage.join(predictions, split), labels, task)
-        first = FIRST[task](split, found, rival=rival)
+        reader = Predictions(storage.join(predictions, split), labels, task)
+        first = FIRST[task](split, reader, rival=rival)
         return Findings(split=split, kind=first.of_pairs(), sample=first.sample.columns())
     except (HowdahError, ValueError):  # ValueError: a sample of no rows
         return None

@@ -91,9 +91,9 @@ def gather(
     manifest = _manifest(path, run, notes)
     info = _info(run_directory)
     shown = (texts or _at(keys, "report", "texts") or "worst") == "worst"
-    own, lines = _baseline(run_directory, run, keys, info)
+    stored_baseline, lines = _baseline(run_directory, run, keys, info)
     findings = None
-    rivals = _rivals(own, metrics, manifest)
+    rivals = _rivals(stored_baseline, metrics, manifest)
     if metrics and verdict_alone:
         findings = for_verdict(
             storage.join(run_directory, "predictions"), split, metrics[split].get("labels") or [],
@@ -123,10 +123,10 @@ def gather(
             )
         elif not shown:
             notes.append("Texts are left out (report.texts: none)")
-    value = own.value(split, metric) if own is not None else None
+    value = stored_baseline.value(split, metric) if stored_baseline is not None else None
     against = [] if value is None else [Versus(name=BASELINE, value=value)]
-    if own is not None:
-        lines = _about(own, metrics)
+    if stored_baseline is not None:
+        lines = _about(stored_baseline, metrics)
     against += _published(keys, info, split, metric, notes)
     return Material(
         task=task,
@@ -197,14 +197,14 @@ def _baseline(
         config = None
     try:
         with storage.waiting_at_most(_WAIT_SECONDS):
-            found = baseline.find(run_directory, dataset.get("path"), dataset.get("hash"), config)
+            stored = baseline.find(run_directory, dataset.get("path"), dataset.get("hash"), config)
     except HowdahError as error:
         return None, [f"baseline: {error.what} ({error.where})"]
     attempts = run.get("attempts") or [{}]
     own = attempts[-1].get("dataset")
-    if found is not None and own is not None and storage.name(own) != storage.name(found.dataset):
-        return None, [f"baseline: of another dataset ({found.dataset}), not compared"]
-    return found, []
+    if stored is not None and own is not None and storage.name(own) != storage.name(stored.dataset):
+        return None, [f"baseline: of another dataset ({stored.dataset}), so not compared"]
+    return stored, []
 
 
 def _about(found: baseline.Baseline, metrics: Mapping[str, Any]) -> list[str]:

@@ -81,10 +81,10 @@ class FirstOfOne(First):
         return values
 
     def of_pairs(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"keys": self.pairs.keys, "counts": self.pairs.counts}
+        state: dict[str, Any] = {"keys": self.pairs.keys, "counts": self.pairs.counts}
         if self.triples.counts.sum() == self.rows:
-            found["beside"] = (self.triples.keys, self.triples.counts)
-        return found
+            state["beside"] = (self.triples.keys, self.triples.counts)
+        return state
 
     def slices(self) -> list[Slice]:
         named = [

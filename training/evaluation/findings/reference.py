@@ -43,8 +43,8 @@ def majority(
         return float((support[support > 0] / float(metrics["rows"])).mean())
     if task == "multi_label":
         trained, rows = _trained(metrics, support, manifest)
-        given = np.array([trained[number] > rows / 2 for number in range(len(support))])
-        return _several(metric, support, given, float(metrics["rows"]))
+        usual = np.array([trained[number] > rows / 2 for number in range(len(support))])
+        return _several(metric, support, usual, float(metrics["rows"]))
     keys = np.arange(len(support)) * len(support) + most_frequent(metrics, manifest)
     return pair_metrics(keys, support, len(support)).get(metric)
 

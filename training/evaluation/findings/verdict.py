@@ -25,8 +25,8 @@ class Versus:
     """As it stands in a sentence: "the baseline"."""
     value: float
     difference: Interval | None = None
-    """Of the run's figure minus this one, 95 %, from both predictions of each row; None: this
-    figure is taken as it is, beside the interval of the run's."""
+    """The 95 % interval of the run's figure minus this one, from both predictions of each row.
+    None: this figure itself is compared with the interval of the run's figure."""
     trivial: bool = False
     """It is what a model reaches that has learnt nothing."""
     metric: str = ""
