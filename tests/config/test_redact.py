@@ -123,7 +123,7 @@ def test_texts(text, redacted):
 def test_errors_show_no_secrets():
     error = HowdahError("cannot reach https://bot:planted@h", got="password=planted", where="a=b")
     assert "planted" not in errors.render(error) + json.dumps(error.as_dict())
-    for overrides in (["job.env.HF_TOKEN=7777"], ["run.user=x", "run.user.password=7777"]):
+    for overrides in (["job.env.HF_TOKEN.x=7777"], ["run.user=x", "run.user.password=7777"]):
         with pytest.raises((ConfigError, UsageError)) as caught:
             configs.load(None, overrides)
         assert "7777" not in errors.render(caught.value)
