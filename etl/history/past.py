@@ -52,7 +52,7 @@ class Past:
 
     @property
     def replaced(self) -> PartEntry | None:
-        """The part of this name in the parent, whose source has changed since."""
+        """The part of this name in the parent, whose source may have changed since."""
         parts = [] if self.parent is None else self.parent.manifest.parts
         return next((part for part in parts if part.name == self.part), None)
 
@@ -263,14 +263,18 @@ def _refuse_other_rows(data: DataSection, parent: Dataset) -> None:
 
 
 def _name(past: Past, by_user: bool) -> str:
-    """The part's name: that of the part that was read from the same source, or one that no part
-    has.
+    """The part's name: by default that of the part that was read from the same source, or one that
+    no part has.
 
     Args:
         by_user: data.append.part gives it.
     Raises:
         ConfigError: a part of the given name was read from another source.
     """
+    if not by_user:
+        same = [p.name for p in past.parent.manifest.parts if p.source == past.source]
+        if same and past.part not in same:
+            return same[-1]
     other = past.replaced
     unique_name = f"{past.part}~{content_hash(past.source)[:8]}"
     if other is None or other.source == past.source:

@@ -52,7 +52,8 @@ def settings(data: DataSection) -> dict[str, Any]:
 def display_name(source: Source, data: DataSection) -> str:
     """The name of a part that is given none: its partitions, else the last name of its source."""
     if data.partitions:
-        return ",".join(f"{k}={'+'.join(values)}" for k, values in data.partitions.items())
+        each = data.partitions.items()
+        return ",".join(f"{column}={'+'.join(sorted(values))}" for column, values in each)
     return storage.name(source.name.rstrip("/")) or source.name
 
 

@@ -30,6 +30,7 @@ from howdah.spark.hive_catalog import (
     table_of_java,
     text_of,
 )
+from howdah.spark.paths import quoted
 
 _TIMES = re.compile(r"\b(current_(date|time|timestamp)|now|localtimestamp|unix_timestamp)\b", re.I)
 _SELECT = re.compile(
@@ -201,7 +202,7 @@ def _query_state(frame: DataFrame, source: Source) -> dict:
 def digest(frame: DataFrame) -> list:
     """[rows, xor, sum] of all rows' hashes: the same for the same rows in any order."""
     # xor of row hashes: of no partitioning and no order, and it cannot overflow
-    rows = frame.select(F.xxhash64(*[F.col(f"`{c}`") for c in frame.columns]).alias("h"))
+    rows = frame.select(F.xxhash64(*[F.col(quoted(c)) for c in frame.columns]).alias("h"))
     count, digest, total = rows.agg(
         F.count("*"), F.bit_xor("h"), F.sum(F.col("h").cast("decimal(38,0)"))
     ).first()

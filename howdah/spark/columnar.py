@@ -10,7 +10,7 @@ from howdah import storage
 from howdah.data.files import footers
 from howdah.data.files.footers import Kind
 from howdah.errors import DataError
-from howdah.spark.paths import spark_path
+from howdah.spark.paths import quoted, spark_path
 
 __all__ = ["find", "load"]
 
@@ -92,15 +92,15 @@ def find(table: Any, name: str) -> tuple[Any, Any] | None:
 
     for item in table.schema.fields:
         if item.name == name:
-            return F.col(f"`{name}`"), item.dataType
+            return F.col(quoted(name)), item.dataType
     inner: Any = table.schema
-    quoted = []
+    parts = []
     for part in name.split("."):
         if not isinstance(inner, StructType) or part not in inner.names:
             return None
         inner = inner[part].dataType
-        quoted.append(f"`{part}`")
-    return F.col(".".join(quoted)), inner
+        parts.append(quoted(part))
+    return F.col(".".join(parts)), inner
 
 
 def refuse_names(paths: Sequence[str]) -> None:

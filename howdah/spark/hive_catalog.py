@@ -19,6 +19,7 @@ from howdah.config.data import SparkOptions
 from howdah.config.options.partition import NULL, canonical, text_of
 from howdah.errors import DataError, NotFound
 from howdah.spark.errors import translated
+from howdah.spark.paths import quoted
 from howdah.spark.session import driver_jvm, is_active
 from howdah.storage import Entry
 
@@ -196,7 +197,7 @@ def rows_of(frame: Any, wanted: Mapping[str, Sequence[str]]) -> Any:
     from pyspark.sql import functions as F
 
     for name, values in wanted.items():
-        column, kind = F.col(f"`{name}`"), frame.schema[name].dataType
+        column, kind = F.col(quoted(name)), frame.schema[name].dataType
         matches = column.isin(*(F.lit(value).cast(kind) for value in values if value != NULL))
         frame = frame.where(matches | column.isNull() if NULL in values else matches)
     return frame

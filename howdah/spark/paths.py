@@ -1,10 +1,19 @@
-"""Paths as Spark's readers must get them."""
+"""Paths and names of columns as Spark must get them."""
 
 from __future__ import annotations
 
 from howdah import storage
 
-__all__ = ["spark_path"]
+__all__ = ["quoted", "spark_path"]
+
+
+def quoted(column: str) -> str:
+    """A column's name, whatever characters it has, for `functions.col` and schemas.
+
+    >>> quoted("a`b.c")
+    '`a``b.c`'
+    """
+    return "`" + column.replace("`", "``") + "`"
 
 
 def spark_path(path: str) -> str:

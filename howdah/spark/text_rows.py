@@ -17,6 +17,7 @@ from howdah.data.files import quotes, records
 from howdah.data.files.quotes import Quotes
 from howdah.data.files.records import Part, TextForm
 from howdah.spark.errors import crossing
+from howdah.spark.paths import quoted
 from howdah.storage import Entry
 from howdah.storage.charsets import SURROGATES, replaced, spelled
 
@@ -176,7 +177,7 @@ def table(
     work = PartReader(
         tasks=tasks, columns=columns, options=options, root=root, counted=dict(counted or {})
     )
-    schema = ", ".join(f"`{name}` string" for name in (*columns.names, REASON, DETAIL))
+    schema = ", ".join(f"{quoted(name)} string" for name in (*columns.names, REASON, DETAIL))
     return frame.mapInArrow(crossing(work), schema)
 
 

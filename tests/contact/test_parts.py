@@ -11,7 +11,7 @@ from etl.sources import source as sources
 from etl.sources.source import Source
 from howdah import storage
 from howdah.config import loader as config_module
-from howdah.data.manifest import MANIFEST, load_dataset
+from howdah.data.manifest import MANIFEST, PartEntry, load_dataset
 from howdah.errors import ConfigError, ExpectationsFailed
 from tests.etl.test_pipeline import rows_of, sentences
 from tests.fixtures.spark import FEW_JOBS
@@ -169,3 +169,45 @@ def test_what_a_part_is_read_with_is_part_of_its_identity(tmp_path):
     ]  # fmt: skip
     assert len({identity(**one) for one in given}) == len(given)
     assert identity(columns={"text": "text"}) == identity()  # the default, named
+
+
+def hive(**data):
+    return section(**{"format": "hive", **data})
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({"partitions": {"ds": ["a", "b"]}}, {"partitions": {"ds": ["b", "a"]}}, True),
+        ({}, {"source": "default.sales"}, True),
+        ({}, {"source": "Sales"}, True),
+        ({"append": {"enabled": True, "part": "nov"}}, {}, True),
+        ({}, {"source": "returns"}, False),
+        ({"append": {"enabled": True, "part": "returns"}}, {"source": "returns"}, False),
+        ({}, {"append": {"enabled": True, "part": "nov"}}, False),
+    ],
+)
+def test_a_part_is_found_by_its_source_in_any_spelling(before, now, same, monkeypatch):
+    def found(data, parent):
+        data = hive(**{"source": "sales", **data})
+        monkeypatch.setattr(past, "newest", lambda dataset: parent)
+        return past.find(data, sources.resolve(data), etl_format=1, tokenizer="t")
+
+    first = found(before, None)
+    entry = PartEntry(name=first.part, identity="of an older state", source=first.source, rows={},
+                      version="v=1", read=0, drops={})  # fmt: skip
+    ledger = SimpleNamespace(config=first.config, buckets=1, files=[])
+    manifest = SimpleNamespace(parts=[entry], ledger=ledger, task="single_label", pairs=False)
+    second = found(now, SimpleNamespace(path="dataset", manifest=manifest))
+    assert (second.part == first.part) is same
+    assert (second.replaced == entry) is same
+
+
+def test_the_name_of_a_part_does_not_depend_on_the_order_of_values():
+    partitions = {"ds": ["b", "a"], "hour": ["2", "1"]}
+    ordered = {"ds": ["a", "b"], "hour": ["1", "2"]}
+    names = {
+        place.display_name(sources.resolve(one), one)
+        for one in (hive(source="t", partitions=given) for given in (partitions, ordered))
+    }
+    assert names == {"ds=a+b,hour=1+2"}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import os
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from etl.sources import given, reading
@@ -203,6 +205,24 @@ def test_a_truncated_file_of_two_bytes_a_character_has_one_row_with_an_error(tmp
     assert [row[:2] for row in rows] == [("1", "one"), ("2", "two")]
 
 
+@pytest.mark.parametrize("content", [b"\xef\xbb\xbf", b"\xef\xbb", b""])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_a_file_of_nothing_but_a_byte_order_mark_has_no_row(name, content, tmp_path):
+    made = write(tmp_path / name, content)
+    made.csv["multiline"] = False
+    assert by_etl_worker(made) == []
+
+
+@pytest.mark.parametrize(
+    ("encoding", "mark"),
+    [("UTF-16", b"\xff\xfe"), ("UTF-16LE", b"\xff\xfe"), ("UTF-16BE", b"\xfe\xff")],
+)
+def test_a_mark_of_utf_16_alone_has_no_row_either(encoding, mark, tmp_path):
+    made = write(tmp_path / "a.csv", mark)
+    made.csv["encoding"] = encoding
+    assert by_etl_worker(made) == []
+
+
 @pytest.mark.parametrize("bad", ["ab", "", '"', "\n"])
 def test_a_separator_is_one_character(bad):
     with pytest.raises(HowdahError) as caught:
@@ -350,3 +370,27 @@ def test_a_parquet_name_that_hadoop_cannot_have_is_refused_by_name(spark, tmp_pa
             by_spark(spark, str(path))
         assert caught.value.where == str(path)
         os.remove(path)
+
+
+@pytest.mark.spark
+def test_spark_s_old_times_inside_of_structs_are_moments(spark, tmp_path):
+    at = datetime.datetime(2026, 1, 2, 3, 4, 5, 500_000)
+    table = {"text": ["a"], "label": ["x"], "meta": [{"more": {"at": at}, "other": 1}]}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(table), path, use_deprecated_int96_timestamps=True)
+    made = Made(path=str(path), columns={"id": "meta.more.at", "text": "text"})
+    rows = by_spark(spark, made.path, columns=made.columns)
+    assert [row[0] for row in rows] == ["2026-01-02T03:04:05.5Z"]
+    assert [row[0] for row in by_predict(made)] == ["2026-01-02T03:04:05.5Z"]
+
+
+@pytest.mark.spark
+def test_names_of_columns_may_have_backticks(spark, tmp_path):
+    columns = {"id": "the `id`", "text": "te`xt"}
+    made = write(tmp_path / "a.csv", "the `id`,te`xt,label\n1,one,a\n")
+    assert [row[:2] for row in by_spark(spark, made.path, columns=columns)] == [("1", "one")]
+    table = {"the `id`": ["1"], "a`b": [{"te`xt": "one"}], "label": ["a"]}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    columns = {"id": "the `id`", "text": "a`b.te`xt"}
+    rows = by_spark(spark, str(tmp_path / "a.parquet"), columns=columns)
+    assert [row[:2] for row in rows] == [("1", "one")]

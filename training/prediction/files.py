@@ -23,6 +23,7 @@ from howdah.data.files.records import delimiter_of
 from howdah.errors import DataError, NotFound
 from howdah.spark import columnar, connectors, ids, text_rows
 from howdah.spark.errors import translated
+from howdah.spark.paths import quoted
 from training.prediction import reading
 from training.prediction.executor import Reader
 from training.prediction.reading import Rows, mapped, source_files
@@ -172,7 +173,7 @@ def _columns(spark: SparkSession, files: Files, columns: Columns) -> DataFrame:
     rows = table(spark, files, columns, CsvOptions())
     selected: list[Any] = [F.monotonically_increasing_id().alias(_NUMBER)]
     for item in rows.schema.fields:
-        column = F.col(f"`{item.name}`")
+        column = F.col(quoted(item.name))
         spelt = ids.column(column, item.dataType) if item.name == columns.id else None
         selected.append((column if spelt is None else spelt).alias(item.name))
     return rows.select(*selected)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from howdah import storage
 from howdah.config.data import Columns
 from howdah.data.files import checks
-from howdah.data.targets import label_mapping, label_name
+from howdah.data.targets import label_expression, label_mapping, label_name
 from howdah.errors import DataError, UsageError
 from howdah.spark import ids
+from howdah.spark.paths import quoted
 from training.prediction import files
 from training.prediction.reading import read_rows, source_files
 from training.prediction.rows import format_of
@@ -139,11 +140,11 @@ def _compared(
     """
     from pyspark.sql import functions as F
 
-    label = F.trim(F.col(f"`{label_column}`").cast("string"))
+    label = label_expression(F.col(quoted(label_column)).cast("string"))
     if names:
         pairs = [F.lit(text) for pair in names.items() for text in pair]
         label = F.coalesce(F.create_map(*pairs)[label], label)
-    key = F.col(f"`{id_column}`").cast("string")
+    key = F.col(quoted(id_column)).cast("string")
     truth = truth.select(key.alias("id"), label.alias("found")).dropna().groupBy("id")
     truth = truth.agg(F.min("found").alias("found"), F.max("found").alias("other"))
     rows = rows.select(F.col("id").cast("string"), F.col("label")).where("label is not null")
@@ -176,5 +177,5 @@ def _truth(
             remedy="name them by these options",
         )  # fmt: skip
         truth = files.table(spark, label_files, columns, config.data.csv)
-    spelt = ids.column(truth[f"`{id_column}`"], truth.schema[id_column].dataType)
+    spelt = ids.column(truth[quoted(id_column)], truth.schema[id_column].dataType)
     return truth if spelt is None else truth.withColumn(id_column, spelt)

@@ -98,12 +98,21 @@ def _without_int96(file: Any) -> Any:
     """A Parquet file's schema in which Spark's old times (INT96) are what they say: moments."""
     import pyarrow as pa
 
-    schema, stored = file.schema_arrow, file.schema
-    for column in map(stored.column, range(len(stored))):
-        if column.physical_type == "INT96" and column.path in schema.names:
-            at = schema.get_field_index(column.path)
-            schema = schema.set(at, schema.field(at).with_type(pa.timestamp("us", tz="UTC")))
-    return schema
+    stored = map(file.schema.column, range(len(file.schema)))
+    old = {column.path for column in stored if column.physical_type == "INT96"}
+
+    def moments(field: Any, path: str) -> Any:
+        if path in old:
+            return field.with_type(pa.timestamp("us", tz="UTC"))
+        if not pa.types.is_struct(field.type):
+            return field
+        inner = [moments(each, f"{path}.{each.name}") for each in field.type]
+        return field.with_type(pa.struct(inner))
+
+    schema = file.schema_arrow
+    if not old:
+        return schema
+    return pa.schema([moments(field, field.name) for field in schema], schema.metadata)
 
 
 @contextlib.contextmanager

@@ -86,16 +86,23 @@ NOT_READ = (".snappy", ".lz4", ".lzo", ".xz", ".zip", ".7z", ".br")
 class LineCount:
     """Line ends (LF) among bytes, counted before anything is parsed."""
 
+    mark = b""
+    """The byte order mark that the decoder drops: a file of nothing else has no line."""
+
     def __init__(self) -> None:
-        self._ends, self._last = 0, b"\n"
+        self._ends, self._last, self._begin = 0, b"\n", b""
 
     def add(self, data: bytes) -> None:
         self._ends += data.count(b"\n")
         self._last = data[-1:] or self._last
+        if len(self._begin) <= len(self.mark):
+            self._begin += data[: len(self.mark) + 1]
 
     @property
     def lines(self) -> int:
         """With a last one that has no end."""
+        if self.mark.startswith(self._begin):  # a part of the mark is dropped too
+            return 0
         return self._ends + (self._last != b"\n")
 
     def require(self, lines: int, path: str) -> None:
@@ -209,6 +216,8 @@ def open_text(
             if start and codec == "utf-8-sig":
                 codec = "utf-8"  # a byte order mark there is a character
         if count is not None:
+            if codec == "utf-8-sig":
+                count.mark = codecs.BOM_UTF8
             file = io.BufferedReader(_Counted(file, count), _BUFFER_BYTES)
         with io.TextIOWrapper(file, encoding=codec, errors=ESCAPE, newline=newline) as text:
             yield text

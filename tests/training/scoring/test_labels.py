@@ -3,10 +3,11 @@
 import csv
 import types
 
+import pandas as pd
 import pytest
 
 from howdah.config.loader import from_dict
-from howdah.data.targets import label_mapping
+from howdah.data.targets import label_mapping, label_name
 from howdah.errors import DataError
 from training.prediction.classify import count_failed
 from training.prediction.rows import Prediction
@@ -78,6 +79,25 @@ def test_a_table_of_labels_counts_each_scored_row_once(spark):
     )
     found = _compared(scored, truth, "key", "said", {"+": "pos", "-": "neg"})
     assert found.asDict() == {"n": 2, "right": 1, "unclear": 1, "example": "3"}
+
+
+@pytest.mark.spark
+def test_labels_of_a_table_are_spelt_as_those_of_a_file(spark, labels):
+    """Each character of the basic plane (but halves of others) stands before, in and after one."""
+    from training.scoring.labels import _compared
+
+    signs = [chr(code) for code in range(0x10000) if not 0xD800 <= code < 0xE000] + ["\U000e0020"]
+    values = [f"{sign}sp{sign}am{sign}" for sign in signs]
+    values += ["spam\t", "spam\u00a0", "spam\u200b", "\u200b \ufeffspam \u200b\n", " \t "]
+    rows = [(str(number), value) for number, value in enumerate(values)]
+    truth = spark.createDataFrame(pd.DataFrame(rows, columns=["k`ey", "said`"]))
+    scored = spark.createDataFrame(
+        pd.DataFrame([(key, label_name(value)) for key, value in rows], columns=["id", "label"])
+    )
+    found = _compared(scored, truth, "k`ey", "said`", None)
+    assert (found["n"], found["right"]) == (len(rows), len(rows))
+    found = _compared(scored, truth, "k`ey", "said`", {"spam": "bad"})
+    assert len(rows) - found["right"] == sum(label_name(value) == "spam" for value in values)
 
 
 def test_rows_without_a_text_are_not_failures():
