@@ -138,6 +138,7 @@ LATER = {
     "training.class_weights",  # a choice of texts beside an object
     "data.shard_bytes", "training.shard_cache_bytes", "job.worker.memory", "yarn.driver.memory",
     "baseline.max_bytes",
+    "data.csv.delimiter", "data.csv.quote", "data.csv.escape", "data.csv.encoding",  # by rules too
 }  # fmt: skip
 CANDIDATES = [
     None, "", "x", "4 GiB", "4 GB", "12-13", 0, 1, -1, 2, 7, 10**6, 0.5, 1.5, -0.5, 1.0, True,

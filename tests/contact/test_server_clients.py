@@ -182,10 +182,15 @@ def test_kserves_client_with_binary_texts(server):
 
 
 @pytest.mark.parametrize("path", ["/predict", "", "/"])
-def test_huggingface_hubs_own_client(server, path):
+def test_huggingface_hubs_own_client(server, path, monkeypatch, request):
     """The client works with the path of Text Embeddings Inference and with the server's address."""
-    from huggingface_hub import InferenceClient
+    import huggingface_hub.utils._http as client_http
+    from huggingface_hub import InferenceClient, constants
 
+    # Tests are offline, and the client takes loopback for a hub.
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    client_http.reset_sessions()
+    request.addfinalizer(client_http.reset_sessions)
     client = InferenceClient(model=f"http://127.0.0.1:{server.port}{path}")
     found = client.text_classification("the cat")
     assert [one.label for one in found] == ["cat", "dog"]

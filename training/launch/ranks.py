@@ -114,12 +114,17 @@ class Ranks:
         deadline, handled = float("inf"), 0
         while child.alive:
             if len(self._signals) > handled:
+                line = None
                 if handled == 0:
-                    deadline = time.monotonic() + self._ask_to_stop(self._signals[0])
+                    seconds, line = self._ask_to_stop(self._signals[0])
+                    deadline = time.monotonic() + seconds
                 else:
                     deadline = 0.0  # asked again: at once
                 # Up to here it is one request: `timeout` and a closing terminal send theirs twice.
+                # Before the line is shown: a signal that answers it is another request.
                 handled = len(self._signals)
+                if line is not None:
+                    print(line, file=sys.stderr, flush=True)
             self._look_for_lost_ranks()
             if deadline == float("inf") and self._broken():
                 self._tear_down()
@@ -159,21 +164,17 @@ class Ranks:
         """The launcher's own last message, which was not shown."""
         return self._relay.held_back()
 
-    def _ask_to_stop(self, number: int) -> float:
-        """Ask every rank to save and stop; returns the seconds to wait for it."""
+    def _ask_to_stop(self, number: int) -> tuple[float, str]:
+        """Ask every rank to save and stop; returns the seconds to wait for it, and what to show."""
         self.asked_by = number
         alive = [record for record in self._read_records() if record.is_local and record.alive]
         for record in alive:
             record.send(_ASK[signal.Signals(number)])
         name = signal.Signals(number).name
         if not alive:
-            print(f"{name}: stopping, training has not begun", file=sys.stderr, flush=True)
-            return 0.0
-        print(
-            f"{name}: saving a checkpoint, at most {self._grace_seconds:g} s (once more: kill)",
-            file=sys.stderr, flush=True,
-        )  # fmt: skip
-        return self._grace_seconds
+            return 0.0, f"{name}: stopping, training has not begun"
+        seconds = self._grace_seconds
+        return seconds, f"{name}: saving a checkpoint, at most {seconds:g} s (once more: kill)"
 
     def _read_records(self) -> list[RankRecord]:
         for record in RankRecord.read_all(self._local):

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import time
 import zipfile
@@ -297,13 +298,13 @@ def test_a_driver_under_another_spark_hands_on_its_lines_and_its_end(tmp_path, m
     program = tmp_path / "python"
     program.write_text("""#!/bin/sh
         echo "reading the rows" >&2
-        [ -e "$3/config.yaml" ] || exit 9
-        [ -z "$ANSWER" ] || echo "$ANSWER" > "$3/answer.json"
+        [ -e "$4/config.yaml" ] || exit 9
+        [ -z "$ANSWER" ] || echo "$ANSWER" > "$4/answer.json"
         echo "the last line"
         exit 3
     """)
     program.chmod(0o755)
-    monkeypatch.setattr(submit.sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program))
     bad = DataError("a row has no label", where="rows.csv:3")
     for answer, error, text in (
         (json.dumps({"error": bad.as_dict()}), DataError, "a row has no label"),
