@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, assert_never
+from typing import assert_never
 
 import numpy as np
 
@@ -21,8 +21,9 @@ from howdah.config.tasks import Task
 from howdah.data.manifest import TargetEntry
 
 __all__ = [
+    "BLANKS",
+    "UNSEEN",
     "Label",
-    "label_expression",
     "label_mapping",
     "label_name",
     "label_set",
@@ -38,12 +39,13 @@ Label = int | tuple[int, ...] | float
 _LARGEST = float(np.finfo(np.float32).max)
 # Control characters, soft hyphen, zero-width space, direction marks, byte order mark, as texts lose
 # them by data.clean.control_characters. Joiners stay: Persian and Indic words need them.
-_UNSEEN = (
+UNSEEN = (
     r"\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u00ad\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069"
     r"\ufeff\ufff9-\ufffb\ufffe\uffff"
 )
-_INVISIBLE = re.compile(rf"[{_UNSEEN}\ud800-\udfff]+")
-_BLANKS = "".join(one for one in map(chr, range(0x3001)) if one.isspace())
+"""Inside of a character class, for Python's expressions and Java's."""
+_INVISIBLE = re.compile(rf"[{UNSEEN}\ud800-\udfff]+")
+BLANKS = "".join(one for one in map(chr, range(0x3001)) if one.isspace())
 """What `str.strip` removes."""
 
 
@@ -55,13 +57,6 @@ def label_name(value: str) -> str:
     ('up', 'down', 'A b')
     """
     return _INVISIBLE.sub("", value).strip()
-
-
-def label_expression(values: Any) -> Any:
-    """`label_name` of a Column of Spark's texts, in which there are no halves of characters."""
-    from pyspark.sql import functions as F
-
-    return F.btrim(F.regexp_replace(values, f"[{_UNSEEN}]+", ""), F.lit(_BLANKS))
 
 
 def label_mapping(data: DataSection) -> dict[str, str] | None:

@@ -1,10 +1,13 @@
-"""`howdah.data.ids.text` as an expression of Spark's."""
+"""Ids and labels in expressions of Spark's, spelt as `howdah.data.ids.text` and
+`howdah.data.targets.label_name` spell them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["column"]
+from howdah.data.targets import BLANKS, UNSEEN
+
+__all__ = ["column", "label"]
 
 
 def column(values: Any, kind: Any) -> Any:
@@ -34,3 +37,11 @@ def column(values: Any, kind: Any) -> Any:
         number = F.when(whole, F.floor(values).cast("string"))
         return F.when(~F.isnan(values), number.otherwise(values.cast("string")))
     return None
+
+
+def label(values: Any) -> Any:
+    """The labels that a Column of texts has, as a Column; Spark's texts have no halves of
+    characters."""
+    from pyspark.sql import functions as F
+
+    return F.btrim(F.regexp_replace(values, f"[{UNSEEN}]+", ""), F.lit(BLANKS))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from howdah import storage
 from howdah.config.data import Columns
 from howdah.data.files import checks
-from howdah.data.targets import label_expression, label_mapping, label_name
+from howdah.data.targets import label_mapping, label_name
 from howdah.errors import DataError, UsageError
 from howdah.spark import ids
 from howdah.spark.paths import quoted
@@ -140,7 +140,7 @@ def _compared(
     """
     from pyspark.sql import functions as F
 
-    label = label_expression(F.col(quoted(label_column)).cast("string"))
+    label = ids.label(F.col(quoted(label_column)).cast("string"))
     if names:
         pairs = [F.lit(text) for pair in names.items() for text in pair]
         label = F.coalesce(F.create_map(*pairs)[label], label)

@@ -15,9 +15,10 @@ class AppendOptions(Section):
     """Append the source's rows to the newest version of `dataset`, as a part of a new version. Old
     rows keep their split; the first version starts the ledger that new rows are compared with."""
     part: str | None = Field(default=None, pattern=r"^[^\s/][^/]*$")
-    """Name of the part; null: the partitions' values (ds=2026-01-31), else the source's last name,
-    with a hash behind it where another source has that name. A part whose source has changed is
-    replaced: rows that stay keep their split."""
+    """Name of the part; null: the name of the part that was read from this source, else the
+    partitions' values (ds=2026-01-31), else the source's last name, with a hash behind it where
+    another source has that name. A part whose source has changed is replaced: rows that stay keep
+    their split."""
     frozen: list[HeldOut] = []
     """Splits that get no new rows after the first version, so that all later models are measured on
     the same ones. New rows like theirs are rejected (held_out_copy)."""

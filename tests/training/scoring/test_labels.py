@@ -75,14 +75,14 @@ def test_a_table_of_labels_counts_each_scored_row_once(spark):
     )
     truth = spark.createDataFrame(
         [(1, "+"), (1, " + "), (2, "-"), (3, "-"), (3, "+"), (4, "+"), (9, "+"), (None, "-")],
-        "key bigint, said string",
+        "`k``ey` bigint, `said``` string",
     )
-    found = _compared(scored, truth, "key", "said", {"+": "pos", "-": "neg"})
+    found = _compared(scored, truth, "k`ey", "said`", {"+": "pos", "-": "neg"})
     assert found.asDict() == {"n": 2, "right": 1, "unclear": 1, "example": "3"}
 
 
 @pytest.mark.spark
-def test_labels_of_a_table_are_spelt_as_those_of_a_file(spark, labels):
+def test_labels_of_a_table_are_spelt_as_those_of_a_file(spark):
     """Each character of the basic plane (but halves of others) stands before, in and after one."""
     from training.scoring.labels import _compared
 
@@ -90,13 +90,13 @@ def test_labels_of_a_table_are_spelt_as_those_of_a_file(spark, labels):
     values = [f"{sign}sp{sign}am{sign}" for sign in signs]
     values += ["spam\t", "spam\u00a0", "spam\u200b", "\u200b \ufeffspam \u200b\n", " \t "]
     rows = [(str(number), value) for number, value in enumerate(values)]
-    truth = spark.createDataFrame(pd.DataFrame(rows, columns=["k`ey", "said`"]))
+    truth = spark.createDataFrame(pd.DataFrame(rows, columns=["key", "said"]))
     scored = spark.createDataFrame(
         pd.DataFrame([(key, label_name(value)) for key, value in rows], columns=["id", "label"])
     )
-    found = _compared(scored, truth, "k`ey", "said`", None)
+    found = _compared(scored, truth, "key", "said", None)
     assert (found["n"], found["right"]) == (len(rows), len(rows))
-    found = _compared(scored, truth, "k`ey", "said`", {"spam": "bad"})
+    found = _compared(scored, truth, "key", "said", {"spam": "bad"})
     assert len(rows) - found["right"] == sum(label_name(value) == "spam" for value in values)
 
 
