@@ -199,7 +199,7 @@ def _tensorflow(config: dict, weights: dict, training: TrainingSection, given: d
         if number == 2:
             moments = {name: array.copy() for name, array in optimizer.moments()}
             optimizer = AdamW(variables, training)
-            optimizer.restore(moments, updates=2)
+            optimizer.restore(iter(moments.items()), updates=2)
         sums = [tf.Variable(given[f"{number}/{name}"]) for name in variables]
         optimizer.step(sums, lr=lr, factor=0.5)
     out |= {f"updated/{name}": np.array(variable) for name, variable in variables.items()}

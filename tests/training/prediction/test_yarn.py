@@ -291,6 +291,7 @@ def test_python_s_memory_depends_on_the_model_and_the_tasks():
         info={},
         decoded_bytes=267_838_720,
         hidden_dim=3072,
+        hashes=None,
     )
     needs = predict_cluster.memory_overhead_mib
 

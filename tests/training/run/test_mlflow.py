@@ -21,7 +21,7 @@ def test_mlflow_gets_one_run_over_two_attempts(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a database has its artifacts
     for upto, status in ((4, "failed"), (8, "finished")):
         run = open_run(str(tmp_path / "run"), **settings)
-        run.owned.file.of(replace(IDENTITY, dataset_path="hdfs://n/dataset/v-1"))
+        run.owned.file.of(replace(IDENTITY, manifest="d", dataset_path="hdfs://n/dataset/v-1"))
         take_steps(run, TrainState(step=upto - 4), upto)
         report.write(str(tmp_path / "run"))
         run.close(status)

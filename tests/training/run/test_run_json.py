@@ -20,7 +20,8 @@ from training.run.run_json import RunFile
 
 IDENTITY = Identity(
     base_model="weights",
-    dataset="rows",
+    dataset="rows and replay",
+    manifest="rows",
     tokenizer="t",
     labels=("x",),
     plan="p",
