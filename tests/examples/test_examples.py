@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
+from howdah import isolation
 from howdah.core.processes import marked
 from tests import ROOT
 from tests.runs.training_runs import SETTINGS, Finished, train
@@ -39,7 +40,7 @@ class Example:
                "SPARK_LOCAL_IP": "127.0.0.1", MARK: self._token}  # fmt: skip
         self.process = subprocess.Popen(
             [sys.executable, f"examples/{name}.py", str(config)],
-            cwd=ROOT, env=os.environ | env,
+            cwd=ROOT, env=isolation.restored() | env,  # as a shell starts it
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
