@@ -45,12 +45,15 @@ class Reasons:
 
     def __init__(self) -> None:
         self._found: dict[str, dict[str, Any]] = {}
+        self.count = 0
+        """Rows with an error, those of reasons that are not shown among them."""
 
     def add(self, predictions: Sequence[Prediction]) -> None:
         """Count the rows without a prediction."""
         for one in predictions:
             if one.error is None:
                 continue
+            self.count += 1
             reason = reason_of(one.error)
             if reason not in self._found and len(self._found) >= _MOST_REASONS:
                 reason = "other reasons"
@@ -66,10 +69,8 @@ class Reasons:
 
 def of_lines(count: int, reasons: Reasons) -> list[str]:
     """What is said of answered lines: nothing, unless some have an error."""
-    reason_counts = reasons.as_list()
-    errors = sum(one["rows"] for one in reason_counts)
-    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in reason_counts)
-    return [f"{errors:,} of {count:,} lines have an error ({why})"] if reason_counts else []
+    why = "; ".join(f"{one['rows']:,} {one['error']}" for one in reasons.as_list())
+    return [f"{reasons.count:,} of {count:,} lines have an error ({why})"] if why else []
 
 
 def lines(summary: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,9 @@ from tests.training.prediction.parity import (
     read_output,
     write,
 )
+from training.prediction import judged
 from training.prediction import predict as predictor
+from training.prediction.rows import Prediction
 
 
 @pytest.fixture
@@ -35,6 +37,13 @@ def test_lines_with_an_error_are_counted_at_the_end(served):
     lines = io.StringIO("the\n\nthe the\n")
     assert predictor.predict_lines("m", lines, io.StringIO(), progress=said.append) == 3
     assert said == ["1 of 3 lines have an error (1 the text is empty)"]
+
+
+def test_errors_of_reasons_that_are_not_shown_count():
+    reasons = judged.Reasons()
+    reasons.add([Prediction(str(n), None, None, f"reason {n}") for n in range(7)])
+    (line,) = judged.of_lines(9, reasons)
+    assert line.startswith("7 of 9 lines have an error") and line.count("reason") == 5
 
 
 def test_errors_are_counted_by_reason_and_too_many_end_with_code_3(command, tmp_path):
