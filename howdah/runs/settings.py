@@ -37,7 +37,7 @@ _GOALS = ("training.max_steps", "training.num_train_epochs")
 _STOPPING = ("training.early_stopping.patience", "training.early_stopping.min_delta")
 _AFTERWARDS = {
     "evaluation.splits": "howdah evaluate --split", "evaluation.predictions": "howdah predict",
-    "export.formats": "howdah export --format",
+    "export.formats": "howdah export",
 }  # fmt: skip
 """What a run does with its best weights: {key: the command that does it for a finished run}."""
 _CONFIG = "config.yaml"

@@ -62,7 +62,6 @@ class Asked:
     """Fit the temperature."""
     reset: bool = False
     """Take the decision out."""
-    split: str = VALIDATION
 
     @property
     def rejects(self) -> bool:
@@ -80,12 +79,6 @@ class Asked:
         def no(what: str, where: str, **more: str) -> None:
             problems.append(UsageError(what, where=where, **more))
 
-        if self.split == TEST:
-            no("a decision is not fitted on test: its figures there would no longer say what it"
-               " reaches on new rows", "--split", expected=VALIDATION, got=TEST)  # fmt: skip
-        elif self.split != VALIDATION:
-            no("a decision is fitted on rows that the model has not learnt", "--split",
-               expected=VALIDATION, got=self.split)  # fmt: skip
         if self.metric is not None and self.metric not in LABEL_METRICS:
             no("unknown metric of a label", "--metric", expected=", ".join(LABEL_METRICS),
                got=self.metric)  # fmt: skip

@@ -255,8 +255,6 @@ def test_the_command(run):
             capture_output=True, text=True,
         )  # fmt: skip
 
-    refused = howdah("--accuracy", "0.9", "--split", "test")
-    assert refused.returncode == 2 and "not fitted on test" in refused.stderr
     done = howdah("--accuracy", "0.97", "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
