@@ -115,7 +115,6 @@ _KEYS = {
     "--max-queue": "serve.max_queue=",
     "--max-texts": "serve.max_texts=",
     "--max-wait-ms": "serve.max_wait_ms=",
-    "--models": "publish.directory=",
     "--on": "tune.on=",
     "--open": "serve.open=true",
     "--resume": "checkpoint.resume=",
@@ -128,6 +127,7 @@ _KEYS = {
 
 _SPELLINGS = {
     "--despite-forgotten": "--anyway",
+    "--gate": "howdah gate",
     "--yarn": "--on yarn",
     "crossval": "howdah train --folds 5",
     **{name: f"howdah model {name}" for name in EXAMPLES_OF_MODEL},

@@ -1,4 +1,4 @@
-"""`howdah lineage`: what came of what; `howdah forget`: rows that are to be removed from it."""
+"""`howdah model lineage`: what came of what; `howdah model forget`: rows that are to be removed."""
 
 from __future__ import annotations
 

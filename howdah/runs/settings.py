@@ -104,7 +104,7 @@ def already_finished(config: Config) -> list[str] | None:
             ),
             got="; ".join(differences),
             remedy="give it a run.directory of its own, or train it anew in this one with"
-            " `--resume never`",
+            " `--set checkpoint.resume=never`",
         )
     best = run.get("best_step")
     exported = "" if best in (None, steps) else f"; step {best}, the best one, is exported"

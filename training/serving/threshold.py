@@ -1,4 +1,4 @@
-"""`howdah threshold`: fits an export's decision on validation and writes the export anew with it.
+"""`howdah model threshold` fits an export's decision on validation, and writes the export with it.
 
 The decision (howdah/models/decision.py) stands in howdah.json: temperature, rejection,
 thresholds of labels. What it does is measured on test, which it is never fitted on. The export's
@@ -100,7 +100,7 @@ class Asked:
         if self.reset and something:
             no("--reset takes the decision out; it goes with nothing else", "--reset")
         if not something and not self.reset:
-            no("say what to decide", "howdah threshold", expected="--metric with --class,"
+            no("say what to decide", "howdah model threshold", expected="--metric with --class,"
                " --reject-below, --coverage, --accuracy, --calibrate, or --reset")  # fmt: skip
         if problems:
             raise (

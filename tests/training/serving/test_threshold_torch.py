@@ -1,4 +1,4 @@
-"""`howdah threshold`: from a run to served predictions, and to the next published version."""
+"""`howdah model threshold`: from a run to served predictions, and to the next published version."""
 
 import json
 import subprocess
@@ -251,7 +251,7 @@ def test_an_accuracy_that_no_rows_reach(run, tmp_path):
 def test_the_command(run):
     def howdah(*options):
         return subprocess.run(
-            [sys.executable, "-m", "howdah.cli", "threshold", "--model", run, *options],
+            [sys.executable, "-m", "howdah.cli", "model", "threshold", "--model", run, *options],
             capture_output=True, text=True,
         )  # fmt: skip
 
