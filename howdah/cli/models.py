@@ -273,7 +273,7 @@ def register(
         return
     if mlflow is None:
         raise UsageError(
-            "the configuration names no MLflow registry",
+            "there is no registry to register the model in",
             expected="tracking.mlflow.uri",
             remedy="for example --set tracking.mlflow.uri=http://127.0.0.1:5000",
         )

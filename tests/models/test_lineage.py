@@ -229,7 +229,7 @@ def test_the_command(place, capsys):
     assert (code, len(found["datasets"])) == (0, 3)
     assert call("model", "lineage", "x")[0] == 2
     assert call("model", "lineage", "x", "--model", "m")[0] == 2
-    assert call("lineage")[0] == 2
+    assert call("model", "lineage")[0] == 2
     assert call("model", "lineage", "x", "--dataset", f"{place}/none")[0] == 3
 
 

@@ -48,8 +48,7 @@ def place(tmp_path_factory, tiny_model_dir) -> Path:
 def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
     uri = f"sqlite:///{place}/registry.db"
     words = ["model", "register", "--model", "zoo", "--set", "publish.directory=models", "--set",
-             f"tracking.mlflow.uri={uri}",
-             "--name", "zoo", "--alias"]  # fmt: skip
+             f"tracking.mlflow.uri={uri}", "--set", "publish.name=zoo", "--alias"]  # fmt: skip
     made = howdah(place, *words, "challenger")
     assert (made["code"], made["version"], made["changed"]) == (0, 1, True), made
     again = howdah(place, *words, "champion")
