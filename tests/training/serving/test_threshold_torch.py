@@ -215,8 +215,6 @@ def test_a_decision_belongs_to_the_identity_of_scored_partitions(run):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (Asked(calibrate=True, split="test"), "not fitted on test"),
-        (Asked(calibrate=True, split="train"), "has not learnt"),
         (Asked(), "say what"),
         (Asked(metric="auc", labels=("spam",)), "unknown metric"),
         (Asked(metric="f1"), "one label can have"),
