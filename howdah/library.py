@@ -122,7 +122,9 @@ def train(
     """
     launchers.require(launcher, where="launcher")
     words = ["train", "--np", str(np), "--launcher", launcher]
-    return _command(words if resume is None else [*words, "--resume", resume], config, say)
+    if resume is not None:
+        words += ["--set", f"checkpoint.resume={json.dumps(resume)}"]
+    return _command(words, config, say)
 
 
 def metrics(run: Config | str) -> pd.DataFrame:

@@ -3,7 +3,7 @@
     python -m training --config run.yaml
     horovodrun -np 2 python -m training --config run.yaml --set training.max_steps=100
     torchrun --nproc-per-node 2 -m training --config run.yaml
-    mpirun -np 2 python -m training --config run.yaml --resume never
+    mpirun -np 2 python -m training --config run.yaml --set checkpoint.resume=never
 
 `howdah train` starts the same with the right environment. On a cluster an agent
 (jobs/agent/agent.py) starts it with `--standby`: it imports its framework first, and receives its
@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import faulthandler
 import importlib
-import json
 import os
 import signal
 import sys
@@ -58,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.standby:
         return _standby(args)
     try:
-        config = load_config(args.config, _overrides(args))
+        config = load_config(args.config, args.set)
         _configure_storage(config)
         require_secrets(config, *NEEDED)
         done = None if "HOWDAH_STARTED" in os.environ else settings.already_finished(config)
@@ -105,7 +104,7 @@ def _standby(args: argparse.Namespace) -> int:
                 expected=f"{CHANNEL} in the environment",
                 remedy="leave it out, or start training with `howdah submit`",
             )
-        config = load_config(args.config, _overrides(args))
+        config = load_config(args.config, args.set)
         _configure_storage(config)
         if config.job.most > 1:  # before the framework's import: the job ends at once
             require_horovod(config.training.framework)
@@ -182,14 +181,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--set", action="append", default=[], metavar="section.key=value", help="an override"
     )
     parser.add_argument("--standby", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--resume", help="auto, never, or a checkpoint (checkpoint.resume)")
     return parser.parse_args(argv)
-
-
-def _overrides(args: argparse.Namespace) -> list[str]:
-    if args.resume is None:
-        return args.set
-    return [*args.set, f"checkpoint.resume={json.dumps(args.resume)}"]
 
 
 def _train(config: Config, run: Run, worlds: Worlds) -> None:

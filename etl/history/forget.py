@@ -6,8 +6,8 @@ elsewhere. Where ids stand in each is known by its structure (etl/history/artefa
 which it is not known is listed with what to do. Models are not changed: those trained on one of the
 rows are listed, to be trained again without them.
 
-A survey comes first and changes nothing; `howdah forget` goes on only with --apply, for what it
-removes cannot be brought back.
+A survey comes first and changes nothing; `howdah model forget` goes on only with --apply, for what
+it removes cannot be brought back.
 """
 
 from __future__ import annotations
@@ -279,7 +279,8 @@ def refuse_left(left: Found) -> None:
             where=", ".join(path for path, _ in few),
             expected="no file with one of the ids",
             got=f"{len(there):,} files: " + ", ".join(f"{n:,} in {path}" for path, n in few),
-            remedy="remove these files, or run `howdah forget` again when nothing writes to them",
+            remedy="remove these files, or run `howdah model forget` again when nothing writes to"
+            " them",
         )
 
 

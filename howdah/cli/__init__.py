@@ -8,6 +8,7 @@ JSON object goes to stdout.
 from __future__ import annotations
 
 import json as _json
+import re
 import signal
 import sys
 from collections.abc import Callable
@@ -19,8 +20,8 @@ from howdah import __version__, isolation
 from howdah.cli import (
     alerting,
     comparing,
-    days,
     drift,
+    groups,
     jobs,
     lineage,
     minicluster,
@@ -30,7 +31,7 @@ from howdah.cli import (
     tune,
     work,
 )  # fmt: skip
-from howdah.cli.common import say, under
+from howdah.cli.common import policies, say, under
 from howdah.core.terminal import shown
 from howdah.errors import (
     HowdahError,
@@ -46,7 +47,9 @@ __all__ = ["app", "main", "run"]
 
 app = typer.Typer(
     name="howdah",
-    help="From text rows or a Hive table to a trained DistilBERT classifier.",
+    cls=groups.Commands,
+    help="Train, judge and serve transformers that classify your texts or images, on one machine or"
+    " a cluster.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -54,19 +57,19 @@ app = typer.Typer(
 app.add_typer(work.app)
 app.add_typer(tune.app)
 app.add_typer(models.app)
+models.group.add_typer(lineage.app)
+app.add_typer(models.group, name="model")
 app.add_typer(serving.app)
-app.add_typer(lineage.app)
-app.add_typer(days.app)
 app.add_typer(comparing.app)
 app.add_typer(drift.app)
 app.add_typer(jobs.app)
-app.add_typer(minicluster.minicluster_app, name="minicluster")
+app.add_typer(minicluster.minicluster_app, name="minicluster", hidden=True)
 
 
 _UNDER_POLICY = {
-    "baseline", "config", "crossval", "doctor", "drift", "etl", "evaluate", "export", "gate",
-    "guard", "kill", "lineage", "logs", "partition", "plan", "predict", "ps", "publish",
-    "published", "register", "report", "scale", "score", "status", "submit", "threshold", "train",
+    "baseline", "config", "doctor", "drift", "etl", "evaluate", "export", "gate", "guard", "kill",
+    "logs", "model lineage", "model published", "model register", "model threshold", "partition",
+    "plan", "predict", "ps", "publish", "report", "scale", "score", "status", "submit", "train",
     "tune",
 }  # fmt: skip
 """Commands that apply a policy to their options; under a policy the others are refused."""
@@ -91,14 +94,25 @@ def _top(
     if version:
         print(f"howdah {__version__}")
         raise typer.Exit()
-    if policy and context.invoked_subcommand not in _UNDER_POLICY:
+    under(policy or [])
+    if context.invoked_subcommand != "model":
+        _begin(context.invoked_subcommand)
+
+
+@models.group.callback()
+def _model(context: typer.Context) -> None:
+    _begin(f"model {context.invoked_subcommand}")
+
+
+def _begin(command: str | None) -> None:
+    """Note the command of this process, if the policies' check of its options exists."""
+    if policies() and command not in _UNDER_POLICY:
         raise UsageError(
-            f"howdah {context.invoked_subcommand} cannot be run under a policy",
+            f"howdah {command} cannot be run under a policy",
             where="--policy",
             expected=", ".join(sorted(_UNDER_POLICY)),
         )
-    under(policy or [])
-    _invoked[:] = [context.invoked_subcommand]
+    _invoked[:] = [command]
 
 
 def _terminate(signum: int, frame: object) -> None:
@@ -133,6 +147,12 @@ def run(call: Callable[[], Any], *, as_json: bool = False) -> int:
     return error.exit_code
 
 
+def _missing_command(message: str) -> str | None:
+    """The command that an error of the parser says does not exist."""
+    found = re.match(r"No such command '(\S+)'", message)
+    return found and found[1]
+
+
 def main() -> None:
     """Entry point of the `howdah` script."""
     streams.prepare()
@@ -151,8 +171,7 @@ def main() -> None:
             if type(error).__name__ == "NoArgsIsHelpError":  # the help is on stdout by now
                 return 2
             text = error.format_message() if hasattr(error, "format_message") else str(error)
-            raise UsageError(
-                text.strip(), remedy=f"`{command} --help` shows what it takes"
-            ) from None
+            missing = getattr(error, "option_name", None) or _missing_command(text)
+            raise UsageError(text.strip(), remedy=groups.remedy(command, missing)) from None
 
     sys.exit(run(call, as_json="--json" in sys.argv))

@@ -13,6 +13,7 @@ import typer
 
 from howdah import redact
 from howdah.cli import streams
+from howdah.config import launchers
 from howdah.core.terminal import shown
 
 if TYPE_CHECKING:
@@ -36,8 +37,27 @@ RunWith = Annotated[
     typer.Option(
         "--framework",
         help="What runs the model: torch, tensorflow, or onnx (onnxruntime; onnx-w8 and onnx-int8"
-        " if the export has them); none: what it was trained with.",
+        " if the export has them); none: what it was trained with; with `howdah score` onnx if the"
+        " export has it.",
     ),
+]
+
+
+Ranks = Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")]
+Launcher = Annotated[str, typer.Option(help=f"What starts the ranks: {launchers.either()}.")]
+Folds = Annotated[
+    int | None,
+    typer.Option(min=2, help="Cross-validate: do it once for each of so many folds of the source."),
+]
+TextColumns = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--text-column",
+        help="Column of the text, or of the image; repeatable; none: as it was trained.",
+    ),
+]
+IdColumn = Annotated[
+    str | None, typer.Option("--id-column", help="Column of the rows' keys; none: as trained.")
 ]
 
 
@@ -167,6 +187,23 @@ def note_command() -> None:
     from howdah.runs.command import VARIABLE, shown_command
 
     os.environ[VARIABLE] = shown_command(sys.argv)
+
+
+def cross_validate(
+    checked: Config,
+    folds: int,
+    as_json: bool,
+    *,
+    np: int = 1,
+    launcher: str = launchers.DEFAULT,
+    baseline: bool = False,
+) -> None:
+    """Train and evaluate, or measure the baseline, once for each fold; print mean and deviation."""
+    from training.crossval.folds import cross_validate as run
+    from training.crossval.summary import table
+
+    found = run(checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say)
+    answer(found, as_json, [*table(found), f"cross-validation: {found['path']}"])
 
 
 def login(section: YarnSection | SparkOptions | None) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""The commands that say what a run's figures are worth: baseline, crossval, report."""
+"""The commands that say what a run's figures are worth: baseline, report, model threshold."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import typer
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
+    Folds,
     Overrides,
     allowed,
     answer,
     chosen,
+    cross_validate,
     load,
     load_to_begin,
     say,
 )
-from howdah.config import launchers
-from howdah.config.data import MOST_FOLDS
-from howdah.config.splits import VALIDATION
+from howdah.cli.models import group
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -33,18 +33,17 @@ def baseline(
         bool,
         typer.Option("--spark", help="By Spark MLlib on data.spark.master, for large datasets."),
     ] = False,
-    output: Annotated[
-        str | None,
-        typer.Option(help="Directory for baseline.json (any storage); none: the run directory."),
-    ] = None,
+    folds: Folds = None,
     json: AsJson = False,
 ) -> None:
     """Measure TF-IDF and logistic regression on the dataset's splits: what a model must beat."""
-    allowed(("--output", "path", output))
+    if folds is not None:
+        cross_validate(load_to_begin(chosen(config, set), set), folds, json, baseline=True)
+        return
     checked = load(chosen(config, set), set)
     from training.baseline.run import measure_baseline
 
-    found = measure_baseline(checked, spark=spark, output=output, progress=say)
+    found = measure_baseline(checked, spark=spark, progress=say)
     lines = [
         f"{split} {name}: {value:.4f}"
         for split, metrics in found["metrics"].items()
@@ -52,38 +51,6 @@ def baseline(
         if isinstance(value, float)
     ]
     answer(found, json, [*lines, f"baseline: {found['path']}"])
-
-
-@app.command()
-def crossval(
-    config: ConfigPath = None,
-    set: Overrides = None,
-    folds: Annotated[
-        int, typer.Option(min=2, max=MOST_FOLDS, help="Parts of the duplicate clusters.")
-    ] = 5,
-    np: Annotated[int, typer.Option("--np", min=1, help="Ranks of each fold's training.")] = 1,
-    launcher: Annotated[
-        str, typer.Option(help=f"{', '.join(launchers.LAUNCHERS)}.")
-    ] = launchers.DEFAULT,
-    baseline: Annotated[
-        bool, typer.Option("--baseline", help="Fold the baseline instead of the model.")
-    ] = False,
-    json: AsJson = False,
-) -> None:
-    """Train and evaluate once for each fold of the source; print mean and standard deviation."""
-    launchers.require(launcher, where="--launcher")
-    if baseline and np != 1:
-        raise UsageError(
-            "the baseline has no ranks", where="--np", got=str(np), remedy="leave --np out"
-        )
-    checked = load_to_begin(chosen(config, set), set)
-    from training.crossval.folds import cross_validate
-    from training.crossval.summary import table
-
-    found = cross_validate(
-        checked, folds=folds, np=np, launcher=launcher, baseline=baseline, progress=say
-    )
-    answer(found, json, [*table(found), f"cross-validation: {found['path']}"])
 
 
 @app.command()
@@ -122,7 +89,7 @@ def report(
     answer(found, json, [f"comparison: {found['path']}"])
 
 
-@app.command()
+@group.command()
 def threshold(
     model: Annotated[str, typer.Option(help="Run directory, or its export (any storage).")],
     metric: Annotated[
@@ -151,7 +118,6 @@ def threshold(
     reset: Annotated[
         bool, typer.Option("--reset", help="Take the decision out of the export.")
     ] = False,
-    split: Annotated[str, typer.Option(help=f"What it is fitted on: {VALIDATION}.")] = VALIDATION,
     config: ConfigPath = None,
     set: Overrides = None,
     json: AsJson = False,
@@ -163,7 +129,7 @@ def threshold(
 
     asked = Asked(
         metric=metric, labels=tuple(label or ()), reject_below=reject_below, coverage=coverage,
-        accuracy=accuracy, calibrate=calibrate, reset=reset, split=split,
+        accuracy=accuracy, calibrate=calibrate, reset=reset,
     )  # fmt: skip
     found = decide(model, asked, config=checked if config or set else None, progress=say)
     answer(found, json, lines(found))

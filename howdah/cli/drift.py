@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
+from howdah.cli.common import (
+    AsJson,
+    ConfigPath,
+    IdColumn,
+    Overrides,
+    TextColumns,
+    allowed,
+    answer,
+    load,
+    say,
+)
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -37,13 +47,8 @@ def drift(
         str | None,
         typer.Option(help="True labels by id, for the real accuracy: db.table, or of --source"),
     ] = None,
-    label_column: Annotated[str, typer.Option(help="Column of --labels.")] = "label",
-    id_column: Annotated[
-        str | None, typer.Option(help="Column of the rows' keys in --labels; none: id.")
-    ] = None,
-    text_column: Annotated[
-        list[str] | None, typer.Option(help="Column(s) of --source; none: as it was trained.")
-    ] = None,
+    id_column: IdColumn = None,
+    text_column: TextColumns = None,
     make_reference: Annotated[
         bool,
         typer.Option(
@@ -52,9 +57,6 @@ def drift(
             " [--last] of rows that it has scored.",
         ),
     ] = False,
-    split: Annotated[
-        str | None, typer.Option(help="With --make-reference: validation or test.")
-    ] = None,
     output: Annotated[
         str | None,
         typer.Option(help="Directory for drift.html and drift.json (any storage); none: none."),
@@ -68,7 +70,7 @@ def drift(
         ("--model", "model", model), ("--table", "table", table), ("--source", "rows", source),
         ("--labels", "rows", labels), ("--output", "path", output),
     )  # fmt: skip
-    _check(table, partition, source, make_reference, split, labels, last)
+    _check(table, partition, source, make_reference, labels, last)
     checked = load(config, set)
     if make_reference:
         if table is not None:
@@ -80,7 +82,7 @@ def drift(
         else:
             from training.serving.reference import make_reference as make
 
-            path = make(checked, _directory(checked, model), split=split, progress=say)
+            path = make(checked, _directory(checked, model), progress=say)
         answer({"profile": path}, json, [f"profile: {path}"])
         return
     from training.scoring import drift as drifting
@@ -88,12 +90,12 @@ def drift(
     if table is not None:
         found = drifting.of_table(
             checked, model, table, partition, last=last, labels=labels,
-            label_column=label_column, id_column=id_column or "id", progress=say,
+            label_column=checked.data.columns.label, id_column=id_column or "id", progress=say,
         )  # fmt: skip
     else:
         found = drifting.of_source(
             checked, model, source, text_columns=text_column, labels=labels,
-            label_column=label_column, id_column=id_column, progress=say,
+            label_column=checked.data.columns.label, id_column=id_column, progress=say,
         )  # fmt: skip
     paths = {}
     if output is not None:
@@ -127,7 +129,6 @@ def _check(
     partition: str | None,
     source: str | None,
     make_reference: bool,
-    split: str | None,
     labels: str | None,
     last: int | None,
 ) -> None:
@@ -149,8 +150,6 @@ def _check(
     problems = {
         "--partition goes with --table": (partition is None) != (table is None),
         "--last goes with --table": last is not None and table is None,
-        "--split goes with --make-reference": split is not None
-        and (not make_reference or table is not None),
         "--labels goes with --table or --source": labels is not None and make_reference,
     }
     wrong = [text for text, is_wrong in problems.items() if is_wrong]

@@ -1,4 +1,4 @@
-"""`howdah lineage`: what came of what; `howdah forget`: rows that are to be removed from it."""
+"""`howdah model lineage`: what came of what; `howdah model forget`: rows that are to be removed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import typer
 
 from howdah import storage
 from howdah.cli.common import AsJson, ConfigPath, Overrides, allowed, answer, load, say
-from howdah.config.options.publish import PublishSection
 from howdah.errors import UsageError
 
 app = typer.Typer()
@@ -60,6 +59,7 @@ def lineage(
             datasets = datasets or [_root(checked.data.dataset)]
     if row is not None and not datasets:
         raise UsageError("in which datasets?", expected="--dataset, or --config")
+    from howdah.config.options.publish import PublishSection
     from howdah.models import lineage as lines
     from howdah.models.registry import address
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as _json
 from typing import Annotated
 
 import typer
@@ -11,16 +10,26 @@ from howdah.cli.common import (
     MODEL_HELP,
     AsJson,
     ConfigPath,
+    IdColumn,
     Overrides,
+    RunWith,
+    TextColumns,
     allowed,
     answer,
     chosen,
     load,
     say,
 )
+from howdah.cli.groups import ModelCommands
 from howdah.errors import CheckFailed, HowdahError, UsageError
 
 app = typer.Typer()
+group = typer.Typer(
+    cls=ModelCommands,
+    help="Look after published models: versions, thresholds, MLflow, lineage, rows to forget.",
+    no_args_is_help=True,
+)
+"""The commands of `howdah model`."""
 
 
 def evaluator(config):
@@ -102,19 +111,12 @@ def publish(
     note: Annotated[
         str | None, typer.Option(help="Kept in the history, e.g. who approved it.")
     ] = None,
-    despite_forgotten: Annotated[
-        bool,
-        typer.Option(
-            "--despite-forgotten",
-            help="With --version, --rollback: also a version that was trained on rows which were"
-            " forgotten since.",
-        ),
-    ] = False,
     anyway: Annotated[
         bool,
         typer.Option(
             "--anyway",
-            help="Publish even if the report says Not good and gate.* sets no bounds.",
+            help="Publish even if the report says Not good and gate.* sets no bounds; with"
+            " --version or --rollback, even if rows of that version were forgotten since.",
         ),
     ] = False,
     json: AsJson = False,
@@ -122,13 +124,6 @@ def publish(
     """Publish the configuration's run as <publish.directory>/<name>/v=N, if it passes the gate."""
     if sum((version is not None, rollback, challenger)) > 1:
         raise UsageError("give one of --version, --rollback and --challenger")
-    again = version is not None or rollback
-    if despite_forgotten and not again:
-        raise UsageError(
-            "a run that was trained on forgotten rows is not published",
-            where="--despite-forgotten", expected="--version or --rollback",
-            remedy="train again on the newest dataset version",
-        )  # fmt: skip
     from howdah.models import publish as publishing
 
     checked = load(chosen(config, set), set)
@@ -138,12 +133,10 @@ def publish(
         mlflow_registry.require_mlflow()
     if version is not None:
         made = publishing.republish(
-            checked, version, note=note, despite_forgotten=despite_forgotten, progress=say
+            checked, version, note=note, despite_forgotten=anyway, progress=say
         )
     elif rollback:
-        made = publishing.roll_back(
-            checked, note=note, despite_forgotten=despite_forgotten, progress=say
-        )
+        made = publishing.roll_back(checked, note=note, despite_forgotten=anyway, progress=say)
     else:
         made = publishing.publish(
             checked, evaluator(checked), note=note, challenger=challenger,
@@ -185,18 +178,9 @@ def score(
     until: Annotated[
         str | None, typer.Option(help="ds=2026-10-31: that partition and all earlier ones.")
     ] = None,
-    text_column: Annotated[
-        list[str] | None, typer.Option(help="Column(s) of the text; none: as it was trained.")
-    ] = None,
-    id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
-    framework: Annotated[
-        str | None, typer.Option(help="What runs the model; none: the best that is installed.")
-    ] = None,
-    master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
-    drift: Annotated[
-        bool,
-        typer.Option(help="Write a profile of each partition, if the model has a reference."),
-    ] = True,
+    text_column: TextColumns = None,
+    id_column: IdColumn = None,
+    framework: RunWith = None,
     force: Annotated[
         bool, typer.Option("--force", help="Score partitions that are done, too.")
     ] = False,
@@ -207,19 +191,15 @@ def score(
     """Score partitions of a Hive table into another one, each once; what is done is skipped."""
     allowed(
         ("--model", "model", model), ("--source", "table", source), ("--output", "table", output),
-        ("--master", "master", master),
     )  # fmt: skip
-    overrides = list(set or [])
-    if master is not None:
-        overrides.append(f"data.spark.master={_json.dumps(master)}")
-    checked = load(config, overrides)
+    checked = load(config, set)
     from training.scoring import score as scoring
     from training.scoring.selection import Selection
 
     request = scoring.Request(
         model=model, source=source, output=output,
         selection=Selection(partitions=tuple(partition or ()), since=since, until=until),
-        text_columns=text_column, id_column=id_column, framework=framework, drift=drift,
+        text_columns=text_column, id_column=id_column, framework=framework,
         force=force,
     )  # fmt: skip
     made = scoring.score(request, checked, progress=say)
@@ -235,19 +215,32 @@ def score(
     )
 
 
+@group.command()
+def published(config: ConfigPath = None, set: Overrides = None, json: AsJson = False) -> None:
+    """Show the configuration's published model: versions, which is current, since when, by whom."""
+    checked = load(config, set)
+    from howdah.models.registry import Published
+
+    model = Published(checked.model_directory)
+    _, now = model.newest()
+    versions = model.versions()
+    kept = ("published", "by", "note", "action", "run_id", "run_directory", "metrics", "dataset")
+    current = now and {"version": now["version"], "path": model.path_of(now["version"]),
+                       **{key: now.get(key) for key in kept}}  # fmt: skip
+    found = {"model": model.root, "versions": versions, "current": current}
+    lines = [f"{model.root}: {len(versions)} versions" if versions else f"{model.root}: none"]
+    if current is not None:
+        lines += [f"current: v={current['version']}, {current['published']}, {current['by']}"]
+    answer(found, json, lines)
+
+
 # ------------------------------------------------------------------------- to others' registries
-@app.command()
+@group.command()
 def register(
     config: ConfigPath = None,
     set: Overrides = None,
     model: Annotated[
         str | None, typer.Option(help=f"{MODEL_HELP}; none: the configuration's published model.")
-    ] = None,
-    uri: Annotated[
-        str | None, typer.Option(help="MLflow's registry; none: tracking.mlflow.uri.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Of the registered model; none: publish.name, run.name.")
     ] = None,
     alias: Annotated[
         str | None, typer.Option(help="Alias to move to this version: champion, for example.")
@@ -266,23 +259,23 @@ def register(
 
     With publish.mlflow, without options: complete registry and aliases by what is published.
     """
-    allowed(("--model", "model", model), ("--uri", "tracking", uri))
+    allowed(("--model", "model", model))
     checked = load(config, set)
     mlflow = checked.tracking.mlflow
-    own = (model, uri, name, alias) == (None,) * 4
+    own = model is None and alias is None
     if follow and not (own and checked.publish.mlflow.enabled):
         raise UsageError(
             "--follow is for a model whose registry follows it", where="--follow",
-            expected="publish.mlflow.enabled, and no --model, --uri, --name, --alias",
+            expected="publish.mlflow.enabled, and neither --model nor --alias",
         )  # fmt: skip
     if own and checked.publish.mlflow.enabled:
         _complete(checked, follow, json)
         return
-    if uri is None and mlflow is None:
+    if mlflow is None:
         raise UsageError(
             "there is no registry to register the model in",
-            expected="--uri, or tracking.mlflow.uri of the configuration",
-            remedy="for example --uri http://127.0.0.1:5000, or sqlite:///registry.db",
+            expected="tracking.mlflow.uri",
+            remedy="for example --set tracking.mlflow.uri=http://127.0.0.1:5000",
         )
     from training.deployment import mlflow_registry
     from training.serving import variants
@@ -290,9 +283,9 @@ def register(
     found = variants.find(model or checked.model_directory, checked.publish.directory)
     made = mlflow_registry.register(
         found,
-        uri or mlflow.uri,
-        name=name or checked.publish.name or checked.run.name,
-        experiment=mlflow.experiment if mlflow else "howdah",
+        mlflow.uri,
+        name=checked.publish.name or checked.run.name,
+        experiment=mlflow.experiment,
         alias=alias,
         say=say,
     )

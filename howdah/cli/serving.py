@@ -19,43 +19,22 @@ _OF_RAY = "With --on ray: "
 def serve(
     model: Annotated[str, typer.Option(help=f"{MODEL_HELP}.")],
     action: Annotated[
-        str | None, typer.Argument(metavar="[ACTION]", help="With --yarn: status or stop.")
+        str | None, typer.Argument(metavar="[ACTION]", help="With --on yarn: status or stop.")
     ] = None,
-    yarn: Annotated[
-        bool, typer.Option("--yarn", help="As an application that YARN keeps alive.")
-    ] = False,
     on: Annotated[
-        str | None, typer.Option("--on", help="ray: behind Ray Serve; none: Howdah's own server.")
+        str | None,
+        typer.Option(
+            "--on",
+            help="yarn: as an application that YARN keeps alive; ray: behind Ray Serve; none: in"
+            " this process.",
+        ),
     ] = None,
     host: Annotated[
         str | None, typer.Option(help="Address to listen on (serve.host: 127.0.0.1).")
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0: a free one (serve.port: 8000).")
+        int | None, typer.Option(min=0, max=65535, help="Port; 0: a free one (serve.port: 8000).")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Compute threads (serve.threads: all cores; Ray: 1).")
-    ] = None,
-    max_batch_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of one batch, padding included (1024).")
-    ] = None,
-    max_wait_ms: Annotated[
-        float | None, typer.Option(min=0, help="That a batch waits for more texts (2).")
-    ] = None,
-    max_texts: Annotated[int | None, typer.Option(min=1, help="Of one request (32).")] = None,
-    max_bytes: Annotated[str | None, typer.Option(help="Of one request (2 MiB).")] = None,
-    max_queue: Annotated[
-        int | None, typer.Option(min=1, help="Texts that may wait; more: 429 (512).")
-    ] = None,
-    shadow: Annotated[
-        str | None, typer.Option(help="A challenger (4, v=4 or a path) that gets the same texts.")
-    ] = None,
-    token_file: Annotated[
-        str | None, typer.Option(help="Bearer tokens, one a line; the file is yours alone.")
-    ] = None,
-    open_to_all: Annotated[
-        bool, typer.Option("--open", help="Listen on another address without a token.")
-    ] = False,
     other: Annotated[
         str | None,
         typer.Option("--and", help=f"{_OF_RAY}a second model, which gets --share of requests."),
@@ -80,28 +59,23 @@ def serve(
     A later version of a published model is taken up while it serves. SIGTERM and Ctrl-C end it
     after what was asked is answered. --json prints one object once requests are answered.
     """
-    ours = {
-        "max_batch_tokens": max_batch_tokens, "max_wait_ms": max_wait_ms, "max_texts": max_texts,
-        "max_bytes": max_bytes, "max_queue": max_queue, "shadow": shadow,
-        "token_file": token_file,
-    }  # fmt: skip
     of_ray = {"and": other, "share": share, "replicas": replicas, "queue": queue}
-    shared = {"host": host, "port": port, "threads": threads, "open": open_to_all or None}
-    if on not in (None, "ray"):
-        raise UsageError("unknown server", where="--on", expected="ray, or no --on", got=on)
-    if on is None:
+    address = {"host": host, "port": port}
+    if on not in (None, "yarn", "ray"):
+        raise UsageError("unknown server", where="--on", expected="yarn, ray, or no --on", got=on)
+    if on != "ray":
         _refuse(of_ray, "are for --on ray")
-        checked = load(config, [*(set or []), *_overrides({**shared, **ours})])
-        if yarn:
-            _refuse({"host": host, "port": port}, "are not for --yarn: the node gives the port")
-            _serve_on_yarn(action, model, checked, json)
-            return
-        _refuse({"ACTION": action}, "is for --yarn")
+    if on != "yarn":
+        _refuse({"ACTION": action}, "is for --on yarn")
+    else:
+        _refuse(address, "are not for --on yarn: the container's node gives the port")
+    checked = load(config, [*(set or []), *_overrides(address)])
+    if on == "yarn":
+        _serve_on_yarn(action, model, checked, json)
+    elif on == "ray":
+        _serve_by_ray(model, checked, of_ray, json)
+    else:
         _serve(model, checked, json)
-        return
-    more = {"yarn": yarn or None, "ACTION": action}
-    _refuse({**ours, **more}, "are for Howdah's own server, without --on")
-    _serve_by_ray(model, load(config, [*(set or []), *_overrides(shared)]), of_ray, json)
 
 
 def _refuse(options: dict[str, Any], what: str) -> None:

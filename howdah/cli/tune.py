@@ -42,10 +42,6 @@ def tune(
     status: Annotated[
         bool, typer.Option("--status", help="Show the study as it is now, and end.")
     ] = False,
-    on: Annotated[
-        str | None,
-        typer.Option("--on", help="Trials as jobs: yarn, local, spark or ray; none: tune.on."),
-    ] = None,
     np: Annotated[
         int | None, typer.Option("--np", min=1, help="Ranks of each trial here; none: 1.")
     ] = None,
@@ -59,8 +55,7 @@ def tune(
         launchers.require(launcher, where="--launcher")
     if join and status:
         raise UsageError("give --join or --status, not both")
-    asked = [*(set or []), *([] if on is None else [f"tune.on={on}"])]
-    checked = load_to_begin(config, asked, _section)
+    checked = load_to_begin(config, set, _section)
     from tuning import tune as studies
 
     with login(_section(checked)):  # the trials' files are read while they train

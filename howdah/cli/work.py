@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json as _json
 import time
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 
@@ -12,12 +12,18 @@ from howdah.cli import alerting, streams
 from howdah.cli.common import (
     AsJson,
     ConfigPath,
+    Folds,
+    IdColumn,
+    Launcher,
     Overrides,
+    Ranks,
     RunWith,
+    TextColumns,
     addressed,
     allowed,
     answer,
     chosen,
+    cross_validate,
     load,
     load_to_begin,
     note_command,
@@ -25,7 +31,6 @@ from howdah.cli.common import (
     say,
 )
 from howdah.config import launchers
-from howdah.config.options.export import ExportFormat
 from howdah.config.splits import SPLITS, TEST
 from howdah.errors import UsageError
 from howdah.packaging.kinds import KINDS
@@ -147,14 +152,6 @@ def config_policy(
 def etl(
     config: ConfigPath = None,
     set: Overrides = None,
-    source: Annotated[str | None, typer.Option(help="Overrides data.source.")] = None,
-    master: Annotated[str | None, typer.Option(help="Overrides data.spark.master.")] = None,
-    deploy_mode: Annotated[
-        str | None, typer.Option(help="client or cluster (data.spark.deploy_mode).")
-    ] = None,
-    append: Annotated[
-        bool, typer.Option("--append", help="Add the rows to the newest version (data.append).")
-    ] = False,
     compact: Annotated[
         bool,
         typer.Option("--compact", help="Read no rows: merge the shards of the older parts."),
@@ -162,16 +159,7 @@ def etl(
     json: AsJson = False,
 ) -> None:
     """Clean, de-duplicate, split and tokenise the source into TFRecord shards with a manifest."""
-    overrides = list(set or [])
-    if append:
-        overrides.append("data.append.enabled=true")
-    if source is not None:
-        overrides.append(f"data.source={_json.dumps(source)}")
-    if master is not None:
-        overrides.append(f"data.spark.master={_json.dumps(master)}")
-    if deploy_mode is not None:
-        overrides.append(f"data.spark.deploy_mode={_json.dumps(deploy_mode)}")
-    checked = load_to_begin(config, overrides, lambda config: config.data.spark)
+    checked = load_to_begin(config, set, lambda config: config.data.spark)
     if compact:
         _compact(checked, json)
         return
@@ -204,6 +192,44 @@ def _compact(config, json: bool) -> None:
         json,
         [f"dataset: {made.path}", f"shards: {shards[0]:,} before, {shards[1]:,} now"],
     )
+
+
+@app.command(hidden=True)
+def partition(
+    partition: Annotated[
+        list[str], typer.Option(help="column=value, or a=b/c=d; repeatable: all are asked for.")
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option(help="Table, or files with {column} for its value; none: data.source."),
+    ] = None,
+    ready: Annotated[
+        str | None,
+        typer.Option(help="Ask for this file or directory instead, with {column} for its value."),
+    ] = None,
+    config: ConfigPath = None,
+    set: Overrides = None,
+    json: AsJson = False,
+) -> None:
+    """Say whether partitions of a table, or a day's files, are there. Waits for nothing.
+
+    Exit code 0 in both cases: --json prints {"there", "missing"}.
+    """
+    from howdah.config.options.partition import is_files
+
+    # Of files their paths are judged, which the partition completes.
+    if source is not None and not is_files(source):
+        allowed(("--source", "table", source))
+    checked = load(config, set)
+    from howdah.spark import days
+
+    wanted = days.search(checked, partition, source=source, ready=ready)
+    option = "--ready" if ready else "--source"
+    allowed(*((option, "path", path) for path in wanted.paths.values()))
+    missing = wanted.missing()
+    asked = {"source": wanted.name, "partitions": partition}
+    lines = [f"{name}: {'missing' if name in missing else 'there'}" for name in partition]
+    answer({**asked, "there": not missing, "missing": missing}, json, lines)
 
 
 @app.command()
@@ -251,7 +277,7 @@ def package(
 def plan(
     config: ConfigPath = None,
     set: Overrides = None,
-    np: Annotated[int, typer.Option("--np", min=1, help="Ranks.")] = 1,
+    np: Ranks = 1,
     workers: Annotated[
         str | None,
         typer.Option(help="Predict these worlds: 8,64,512 (measures a few real steps here first)."),
@@ -278,19 +304,17 @@ def plan(
 def train(
     config: ConfigPath = None,
     set: Overrides = None,
-    np: Annotated[int, typer.Option("--np", min=1, help="Ranks on this machine.")] = 1,
-    launcher: Annotated[str, typer.Option(help=f"{launchers.either()}.")] = launchers.DEFAULT,
-    resume: Annotated[
-        str | None, typer.Option(help="auto, never, or a checkpoint (checkpoint.resume).")
-    ] = None,
+    np: Ranks = 1,
+    launcher: Launcher = launchers.DEFAULT,
+    folds: Folds = None,
     json: AsJson = False,
 ) -> None:
     """Train on this machine with Horovod or torch.distributed; prints the launcher's command."""
     launchers.require(launcher, where="--launcher")
-    overrides = list(set or [])
-    if resume is not None:
-        overrides.append(f"checkpoint.resume={_json.dumps(resume)}")
-    checked = load_to_begin(chosen(config, set), overrides)
+    checked = load_to_begin(chosen(config, set), set)
+    if folds is not None:
+        cross_validate(checked, folds, json, np=np, launcher=launcher)
+        return
     note_command()
     from training.launch.launch import train as launch
 
@@ -306,24 +330,16 @@ def evaluate(
         str | None, typer.Option(help="Export or run directory; none: the configuration's run.")
     ] = None,
     split: Annotated[str, typer.Option(help=f"{', '.join(SPLITS)}.")] = TEST,
-    gate: Annotated[
-        bool, typer.Option(help="Hold the metrics against gate.minimum; exit 1.")
-    ] = False,
     framework: RunWith = None,
     json: AsJson = False,
 ) -> None:
     """Evaluate a trained model on a split of the dataset."""
     allowed(("--model", "model", model))
     checked = load(chosen(config, set), set)
-    from howdah.models.gate import check_minimum, require
     from training.serving.evaluate import evaluate_run
 
     model = model and addressed(model, checked)
     metrics = evaluate_run(checked, model=model, split=split, framework=framework, progress=say)
-    # The gate comes first: a refusal is the one JSON object, with the metrics in its message.
-    if gate:
-        require(check_minimum(metrics, checked.gate.minimum), split, "gate.minimum")
-        say("gate: passed")
     lines = [f"{key}: {value:.4f}" for key, value in metrics.items() if isinstance(value, float)]
     answer({"split": split, "metrics": metrics}, json, lines)
 
@@ -336,13 +352,6 @@ def export(
         str | None, typer.Option(help="Checkpoint; none: the best one, else the last.")
     ] = None,
     output: Annotated[str | None, typer.Option(help="Directory; none: <run>/export.")] = None,
-    formats: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            help=f"Of {', '.join(get_args(ExportFormat))}, with commas; none: export.formats.",
-        ),
-    ] = None,
     json: AsJson = False,
 ) -> None:
     """Write a Hugging Face directory, ONNX, SavedModel from a checkpoint of the run."""
@@ -350,8 +359,7 @@ def export(
     checked = load(chosen(config, set), set)
     from training.serving.export import export_run
 
-    names = None if formats is None else [name.strip() for name in formats.split(",")]
-    path = export_run(checked, checkpoint=checkpoint, output=output, formats=names, progress=say)
+    path = export_run(checked, checkpoint=checkpoint, output=output, progress=say)
     _add_profile(checked, path)
     answer({"export": path}, json, [f"export: {path}"])
 
@@ -381,11 +389,8 @@ def predict(
     stdin: Annotated[
         bool, typer.Option("--stdin", help="One text (or image file) a line, JSON lines out.")
     ] = False,
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option(help="Column(s) of the text, or of the image; none: as it was trained."),
-    ] = None,
-    id_column: Annotated[str | None, typer.Option(help="Column of the row's key.")] = None,
+    text_column: TextColumns = None,
+    id_column: IdColumn = None,
     master: Annotated[
         str | None,
         typer.Option(

@@ -344,8 +344,8 @@ class DataSection(Section):
     append: AppendOptions = AppendOptions()
     """A new version from the one before and new rows, such as a day's partition."""
     forgotten: Literal["drop", "keep"] = "drop"
-    """Rows that `howdah forget` has removed from this dataset and that the source has again: drop
-    leaves them out and counts them; keep takes them as new rows."""
+    """Rows that `howdah model forget` has removed from this dataset and that the source has again:
+    drop leaves them out and counts them; keep takes them as new rows."""
     expect: ExpectOptions = ExpectOptions()
     """What a new version must have to be committed."""
     balance: Literal["none", "downsample", "upsample"] = "none"

@@ -124,5 +124,5 @@ def _bad(where: str, expected: str, got: str) -> DataError:
         where=where,
         expected=expected,
         got=got,
-        remedy="remove this file: `howdah lineage` reads the shard instead",
+        remedy="remove this file: `howdah model lineage` reads the shard instead",
     )

@@ -395,7 +395,7 @@ def find_reference(model_directory: str) -> tuple[Profile | None, str]:
             raise damaged(path, "a partition's profile")
         if profile.bins.decision.hash == _decision_of(model_directory):
             return profile, ""
-        why = f"{path} was counted with another decision than `howdah threshold` has put there"
+        why = f"{path} was counted with another decision than `howdah model threshold` put there"
     return None, why
 
 

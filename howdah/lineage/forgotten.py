@@ -1,7 +1,8 @@
 """Marks of rows that were forgotten: `<data.dataset>/forgotten/`.
 
     salt                      32 random bytes, as hex: made once
-    <time>-<token>.json       one call of `howdah forget`: hashes of ids, versions that had them
+    <time>-<token>.json       one call of `howdah model forget`: hashes of ids, and versions
+                              that had them
 
 No id and no text stands there: an id is SHA-256 of salt and id, 128 bits. The salt lies beside the
 hashes, since the ETL needs it: who can read both and can list all ids of the source can find out
@@ -36,7 +37,7 @@ _MARK = re.compile(r"\d{8}T\d{6}-[0-9a-f]{8}\.json")
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """What one call of `howdah forget` has marked."""
+    """What one call of `howdah model forget` has marked."""
 
     created: str
     """ISO 8601, UTC."""
@@ -159,6 +160,6 @@ def _read(path: str) -> Mark:
         raise DataError(
             "marks of forgotten rows cannot be read",
             where=path,
-            expected="ids, versions and created, as `howdah forget` writes them",
+            expected="ids, versions and created, as `howdah model forget` writes them",
             remedy="restore the file: without it rows that were forgotten would come again",
         ) from None

@@ -1,6 +1,6 @@
 """From a model's logits to its scores, label, margin and rejection: the only way there. Pure numpy.
 
-`howdah threshold` fits a decision on validation and writes it into an export's howdah.json as
+`howdah model threshold` fits a decision on validation and writes it into an export's howdah.json as
 `decision`; whatever opens the export applies it. Without one nothing changes: temperature 1, no
 rejection, labels of several above 0.5.
 
@@ -76,7 +76,7 @@ class Decision:
         """The decision in an export's howdah.json; without one, the default.
 
         Raises:
-            ModelError: it is not one that `howdah threshold` writes.
+            ModelError: it is not one that `howdah model threshold` writes.
         """
         entry = info.get(KEY)
         if entry is None:
@@ -86,9 +86,10 @@ class Decision:
             raise ModelError(
                 "the export's decision cannot be used",
                 where=f"{where}: {KEY}",
-                expected="temperature, reject_below, thresholds as `howdah threshold` writes them",
+                expected="temperature, reject_below, thresholds as `howdah model threshold` writes"
+                " them",
                 got=problem,
-                remedy="run `howdah threshold` again, or `--reset`",
+                remedy="run `howdah model threshold` again, or `--reset`",
             )
         return cls(
             temperature=float(entry.get("temperature", 1.0)),

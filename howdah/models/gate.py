@@ -34,8 +34,9 @@ __all__ = [
 VERDICT = "gate.json"
 """In the run directory: the newest verdict."""
 _UNDECIDED = (
-    "the published model has thresholds, a rejection or a temperature (`howdah threshold`) and this"
-    " one has none: it labels at 0.5 and rejects nothing; fit them to this run before publishing it"
+    "the published model has thresholds, a rejection or a temperature (`howdah model threshold`)"
+    " and this one has none: it labels at 0.5 and rejects nothing; fit them to this run before"
+    " publishing it"
 )
 _IDENTITY = ("run_id", "weights_sha256")
 """Fields of howdah.json by which the gate and `publish` know a run and its weights again."""
@@ -121,8 +122,8 @@ class Run:
 
     @property
     def decision(self) -> str | None:
-        """Hash of what `howdah threshold` has put into the export; None: nothing. Two exports of
-        the same weights and other decisions are two versions of a model."""
+        """Hash of what `howdah model threshold` has put into the export; None: nothing. Two exports
+        of the same weights and other decisions are two versions of a model."""
         return decision_hash(self.info)
 
     @property

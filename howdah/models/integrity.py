@@ -116,7 +116,7 @@ def unchanged(
                 "a published file was changed while it was opened",
                 where=storage.join(directory, name),
                 expected="files of a version never change",
-                remedy="open the model again; `howdah published` shows what was published when",
+                remedy="open the model again; `howdah model published` shows what is published",
             )
 
 

@@ -72,7 +72,7 @@ def of_row(row_id: str, places: Places) -> dict[str, Any]:
             roles[hash_] = "trained" if TRAIN in splits else "evaluated"
             marked = marks[_root(dataset.path)].versions.get(hash_)
             listed.append({**_brief(dataset), "marked": marked, "rows": places_of_it})
-    # In versions that `howdah forget` has removed the row cannot be looked up any more.
+    # In versions that `howdah model forget` has removed the row cannot be looked up any more.
     for mark in marks.values():
         roles = dict.fromkeys(mark.versions_with([row_id]), "trained") | roles
     rejected = rejects.find(row_id, datasets)

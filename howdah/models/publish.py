@@ -186,7 +186,7 @@ def _refuse_forgotten(dataset: dict, base: dict | None, where: str, root: str) -
     if marked is None and storage.exists(root):
         marked = forgotten.load(root).versions.get(str(dataset.get("hash")))
     remedy = "train again on the dataset's newest version, and publish that run"
-    said = f"dataset {dataset.get('path')}, marked by `howdah forget` on {marked}"
+    said = f"dataset {dataset.get('path')}, marked by `howdah model forget` on {marked}"
     if marked is None:
         for path in _began_from(base):
             of = Published(storage.parent(path)).version(int(storage.name(path)[2:]))

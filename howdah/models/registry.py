@@ -173,7 +173,7 @@ class Published:
                 where=self.root,
                 expected=f"one of {there}" if there else "none is published yet",
                 got=str(number),
-                remedy="`howdah published` lists the versions"
+                remedy="`howdah model published` lists the versions"
                 if there
                 else "`howdah publish` publishes a run",
             ) from None

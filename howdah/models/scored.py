@@ -1,7 +1,8 @@
 """What `howdah score` has written down beside a model.
 
 That is `<model>/scored/<table>/<partition>/done.json`, one for each partition that was scored: the
-marker of training/scoring/marker.py, which writes it. Lineage and `howdah forget` read it here.
+marker of training/scoring/marker.py, which writes it. Lineage and `howdah model forget` read it
+here.
 """
 
 from __future__ import annotations

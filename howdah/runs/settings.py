@@ -37,7 +37,7 @@ _GOALS = ("training.max_steps", "training.num_train_epochs")
 _STOPPING = ("training.early_stopping.patience", "training.early_stopping.min_delta")
 _AFTERWARDS = {
     "evaluation.splits": "howdah evaluate --split", "evaluation.predictions": "howdah predict",
-    "export.formats": "howdah export --format",
+    "export.formats": "howdah export",
 }  # fmt: skip
 """What a run does with its best weights: {key: the command that does it for a finished run}."""
 _CONFIG = "config.yaml"
@@ -104,7 +104,7 @@ def already_finished(config: Config) -> list[str] | None:
             ),
             got="; ".join(differences),
             remedy="give it a run.directory of its own, or train it anew in this one with"
-            " `--resume never`",
+            " `--set checkpoint.resume=never`",
         )
     best = run.get("best_step")
     exported = "" if best in (None, steps) else f"; step {best}, the best one, is exported"

@@ -54,7 +54,7 @@ def challenger(given: str, served: Variant, root: str | None, publish_directory:
         home = root or (served.path.rpartition("/")[0] if served.version is not None else None)
         if home is None:
             raise UsageError(
-                "a version is no challenger of an export", where="--shadow", got=given,
+                "a version is no challenger of an export", where="serve.shadow", got=given,
                 expected="a model's path", remedy="serve a published model, or give a path",
             )  # fmt: skip
         found = find(f"{home}/v={number}", publish_directory)

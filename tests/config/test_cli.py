@@ -2,10 +2,12 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 
 import pytest
+import typer
 
 
 def howdah(*arguments: str, cwd=None, **env: str) -> subprocess.CompletedProcess:
@@ -35,6 +37,69 @@ def test_refusals_have_a_message_an_exit_code_and_no_traceback(arguments, code, 
     assert message in done.stderr
     assert "Traceback" not in done.stderr + done.stdout
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggested"),
+    [
+        (["etl", "--source", "x.csv"], "--set data.source= does it"),
+        (["serve", "--model", "m", "--max-queue", "3"], "--set serve.max_queue= does it"),
+        (["serve", "--model", "m", "--yarn"], "`--on yarn`"),
+        (["threshold"], "`howdah model threshold`"),
+        (["crossval", "--folds", "3"], "`howdah train --folds 5`"),
+        (["train", "--nq", "3"], "train --help` shows what it takes"),
+    ],
+)
+def test_an_option_that_repeats_a_key_is_refused_with_the_key(arguments, suggested):
+    done = howdah(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert suggested in done.stderr
+
+
+def _commands(command, path=("howdah",)):
+    """(path, command) of each visible command."""
+    below = getattr(command, "commands", {})
+    yield path, command
+    for name, one in below.items():
+        if not one.hidden:
+            yield from _commands(one, (*path, name))
+
+
+def test_the_help_has_groups_and_each_command_an_example_that_parses():
+    from howdah.cli import app
+
+    root = typer.main.get_command(app)
+    shown = [name for name in root.list_commands(None) if not root.commands[name].hidden]
+    assert len(shown) <= 24 and all(root.commands[name].rich_help_panel for name in shown)
+    with_example = {}
+    for path, command in _commands(root):
+        sentence, example, *_ = [*command.help.split("\n\n"), ""]
+        assert sentence[0].isupper() and sentence[-1] == ".", path
+        if example.startswith("Example: "):
+            with_example[path] = example.removeprefix("Example: ").replace("\\", "")
+    assert {path[1] for path in with_example if len(path) == 2} == set(shown)
+    assert {path[2] for path in with_example if len(path) == 3} == set(
+        root.commands["model"].commands
+    )
+    for path, example in with_example.items():
+        words = shlex.split(example)
+        command = root
+        while words and words[0] in {"howdah", *getattr(command, "commands", {})}:
+            command = getattr(command, "commands", {}).get(words.pop(0), command)
+        command.make_context(path[-1], words, resilient_parsing=False)
+
+
+def test_options_do_not_repeat_keys_and_are_few():
+    """What a reader has to learn: an option that several commands share is one."""
+    from howdah.cli import app
+
+    options = set()
+    for _, command in _commands(typer.main.get_command(app)):
+        for parameter in command.params:
+            shared = parameter.help or parameter.human_readable_name
+            if parameter.name != "help":
+                options.add((parameter.name, shared))
+    assert len(options) <= 110, len(options)
 
 
 def test_a_closed_stdin_is_a_usage_error():

@@ -108,7 +108,8 @@ def test_something_else_is_refused_with_both_values(finished, words, key, value,
     done = finished.command(*words, **{key: value})
     assert done.returncode == UsageError.exit_code == 2, done.stderr
     assert differs in done.stderr
-    assert "run.directory of its own" in done.stderr and "--resume never" in done.stderr
+    assert "run.directory of its own" in done.stderr
+    assert "--set checkpoint.resume=never" in done.stderr
     assert finished.files() == before
 
 
@@ -172,7 +173,9 @@ def test_more_steps_go_on_and_each_attempt_keeps_its_settings(run):
 
 
 def test_resume_never_trains_it_anew(run):
-    done = run.command("train", "--resume", "never", **{"training.learning_rate": 0.01})
+    done = run.command(
+        "train", "--set", "checkpoint.resume=never", **{"training.learning_rate": 0.01}
+    )
     assert done.returncode == 0, done.stderr
     assert "starting from the base model" in done.stderr
     assert run.json("export/howdah.json")["training"]["learning_rate"] == 0.01
@@ -181,7 +184,7 @@ def test_resume_never_trains_it_anew(run):
 
 @pytest.mark.parametrize(
     "command",
-    ["train", "plan", "baseline", "evaluate", "gate", "publish", "submit", "export", "crossval"],
+    ["train", "plan", "baseline", "evaluate", "gate", "publish", "submit", "export"],
 )
 def test_no_configuration_is_no_run_of_defaults(tmp_path, command):
     done = subprocess.run(

@@ -111,8 +111,8 @@ def test_tune(project, tmp_path):
 
 
 @full
-def test_crossval(project):
-    project.ends_well("crossval", "--config", "run.yaml", "--folds", "2")
+def test_cross_validation(project):
+    project.ends_well("train", "--config", "run.yaml", "--folds", "2")
 
 
 @spark
@@ -133,7 +133,7 @@ def test_etl_and_spark_predictions(project, tmp_path, format):
         "columns": {"id": "id", "text": "text", "label": "label"}, **FEW_JOBS,
     }  # fmt: skip
     project.write(values)
-    project.ends_well("etl", "--config", "run.yaml", "--master", "local[1]")
+    project.ends_well("etl", "--config", "run.yaml", "--set", "data.spark.master=local[1]")
 
 
 def test_predict(project, tiny_model_dir):
@@ -232,6 +232,11 @@ def test_ranks_get_a_pythonpath_only_where_it_is_asked_for(project, tmp_path):
     )
     project.ends_well("train", "--config", "run.yaml", PYTHONPATH=str(folder))
     project.command(
-        "train", "--config", "run.yaml", "--resume", "never", HOWDAH_PYTHONPATH=str(folder)
+        "train",
+        "--config",
+        "run.yaml",
+        "--set",
+        "checkpoint.resume=never",
+        HOWDAH_PYTHONPATH=str(folder),
     )
     assert project.mark.read_text() == "rank "

@@ -115,7 +115,7 @@ def test_a_wrong_token_ends_the_connection_and_its_address_is_named_once(start, 
     path = tmp_path / "tokens"
     path.write_text("0123456789abcdef-of-a-client\n")
     path.chmod(0o600)
-    server = start("--token-file", str(path))
+    server = start("--set", f"serve.token_file={path}")
     for _ in range(3):
         found = exchange(server, post(b'{"text": "a"}', b"Authorization: Bearer x\r\n") * 3,
                          until_closed=True)  # fmt: skip
@@ -130,7 +130,7 @@ def test_tokens_are_followed_and_one_may_be_for_metrics_alone(start, tmp_path):
     path = tmp_path / "tokens"
     path.write_text(f"{old}\nmetrics {metrics}\n")
     path.chmod(0o600)
-    server = start("--token-file", str(path), "--set", "serve.reload_seconds=0.1")
+    server = start("--set", f"serve.token_file={path}", "--set", "serve.reload_seconds=0.1")
 
     def status(token: str, at: str = "/docs") -> int:
         return server.ask(at, Authorization=f"Bearer {token}")[0]

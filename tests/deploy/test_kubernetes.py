@@ -155,7 +155,8 @@ def test_the_server_is_a_command_that_howdah_takes_and_answers_where_it_is_asked
     known = typer.main.get_command(app).commands[command]
     given = known.make_context(command, list(words)).params
     assert (program, given["on"], given["host"]) == ("howdah", None, "0.0.0.0")
-    assert given["open_to_all"]  # without a token another address than loopback is refused
+    keys = dict(one.split("=") for one in given["set"])
+    assert keys["serve.open"] == "true"  # without a token only loopback is allowed
     [port] = container["ports"]
     assert port["containerPort"] == given["port"]
     assert service["spec"]["ports"][0]["targetPort"] == port["name"]
@@ -164,7 +165,7 @@ def test_the_server_is_a_command_that_howdah_takes_and_answers_where_it_is_asked
         assert container[probe]["httpGet"] == {"path": f"/v2/health/{what}", "port": port["name"]}
     labels = deployment["spec"]["template"]["metadata"]["labels"]
     assert deployment["spec"]["selector"]["matchLabels"] == labels == service["spec"]["selector"]
-    assert given["threads"] <= int(container["resources"]["limits"]["cpu"])
+    assert int(keys["serve.threads"]) <= int(container["resources"]["limits"]["cpu"])
     pause = int(container["lifecycle"]["preStop"]["exec"]["command"][1])
     grace = ServeSection().grace_seconds
     assert pause + grace < pod_of(deployment)["terminationGracePeriodSeconds"]
@@ -198,10 +199,10 @@ def test_the_variant_with_a_secret_is_a_server_with_a_login(tmp_path):
     [container] = pod_of(deployment)["containers"]
     _, command, *words = container["args"]
     given = typer.main.get_command(app).commands[command].make_context(command, words).params
-    assert not given["open_to_all"] and given["host"] == "0.0.0.0"
+    assert "serve.open=true" not in given["set"] and given["host"] == "0.0.0.0"
     mounts = {one["name"]: one for one in container["volumeMounts"]}
     volumes = {one["name"]: one for one in pod_of(deployment)["volumes"]}
-    assert given["token_file"] == f"{mounts['tokens']['mountPath']}/tokens"
+    assert f"serve.token_file={mounts['tokens']['mountPath']}/tokens" in given["set"]
     assert mounts["tokens"]["readOnly"]
     # As the kubelet mounts it: the files of a Secret are root's; with fsGroup they get that group,
     # and the group may read them (0440) whatever the mode says (kubernetes issue 57923).

@@ -66,7 +66,7 @@ def test_predict_and_lineage_take_the_name_without_a_configuration(
     """The README's spellings work in the directory in which the model was published."""
     monkeypatch.chdir(place)
     number = 2 if given == "zoo" else 1
-    code, said = howdah(capsys, monkeypatch, "lineage", "--model", given, "--json")
+    code, said = howdah(capsys, monkeypatch, "model", "lineage", "--model", given, "--json")
     assert code == 0, said.err
     assert json.loads(said.out)["model"]["version"] == number
     with open("texts.csv", "w", newline="") as file:

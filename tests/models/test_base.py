@@ -91,10 +91,10 @@ def test_plan_and_train_take_it_and_go_on_with_it_after_another_is_published(
         return done.stderr
 
     assert "models/zoo/v=1" in howdah("plan")
-    howdah("train", "--resume", "auto")
+    howdah("train", "--set", "checkpoint.resume=auto")
     run = storage.read_json(str(tmp_path / "run" / "run.json"))
     assert run["base"]["source"] == "models/zoo/v=1"
-    assert run["attempts"][0]["command"].startswith("howdah train --resume auto -c ")
+    assert run["attempts"][0]["command"].startswith("howdah train --set checkpoint.resume=auto -c ")
     assert run["attempts"][0]["usage"]["of"] == "the launcher's processes"
     republish(config_of(str(tmp_path / "b"), models), 2)
     howdah("train", "--set", "training.max_steps=6")

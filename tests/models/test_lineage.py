@@ -221,16 +221,16 @@ def test_the_command(place, capsys):
         return code, json.loads(capsys.readouterr().out)
 
     where = ["--runs", f"{place}/runs", "--models", f"{place}/models"]
-    code, found = call("lineage", "d1-train-0", "--dataset", f"{place}/data", *where)
+    code, found = call("model", "lineage", "d1-train-0", "--dataset", f"{place}/data", *where)
     assert code == 0 and len(found["runs"]) == 2
-    code, found = call("lineage", "--model", f"{place}/models/zoo@2", *where)
+    code, found = call("model", "lineage", "--model", f"{place}/models/zoo@2", *where)
     assert (code, found["run"]["run_id"]) == (0, "two")
-    code, found = call("lineage", "--dataset", f"{place}/data", *where)
+    code, found = call("model", "lineage", "--dataset", f"{place}/data", *where)
     assert (code, len(found["datasets"])) == (0, 3)
-    assert call("lineage", "x")[0] == 2
-    assert call("lineage", "x", "--model", "m")[0] == 2
-    assert call("lineage")[0] == 2
-    assert call("lineage", "x", "--dataset", f"{place}/none")[0] == 3
+    assert call("model", "lineage", "x")[0] == 2
+    assert call("model", "lineage", "x", "--model", "m")[0] == 2
+    assert call("model", "lineage")[0] == 2
+    assert call("model", "lineage", "x", "--dataset", f"{place}/none")[0] == 3
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,7 @@ def test_the_command(place, capsys):
     [
         ["publish", "--challenger", "--rollback"],
         ["publish", "--version", "1", "--rollback"],
-        ["publish", "--despite-forgotten"],
-        ["register", "--follow"],
+        ["model", "register", "--follow"],
         ["publish", "--set", "publish.mlflow.enabled=true"],
     ],
     ids=" ".join,

@@ -41,8 +41,8 @@ class Server:
         options = [] if "--model" in words else ["--model", "zoo"]
         with open(self.errors, "ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, *module, "serve", *options, "--port", "0", "--json", "--threads",
-                 "2", "--set", f"publish.directory={place}/models", *words],
+                [sys.executable, *module, "serve", *options, "--port", "0", "--json", "--set",
+                 "serve.threads=2", "--set", f"publish.directory={place}/models", *words],
                 stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True, cwd=home,
                 env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "",
                      **({} if gate is None else {"GATE": str(gate)})},

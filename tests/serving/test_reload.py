@@ -170,7 +170,7 @@ def test_a_version_that_is_named_stays(start, zoo, base):
 
 
 def test_an_export_is_served_by_its_runs_name(start, zoo):
-    server = start("--model", str(zoo / "run-1"), "--max-wait-ms", "0")
+    server = start("--model", str(zoo / "run-1"), "--set", "serve.max_wait_ms=0")
     status, answer = server.ask(body={"text": "the cat"})
     assert (status, answer["model"], answer["version"]) == (200, "zoo", None)
     status, about = server.ask("/v2/models/zoo")

@@ -23,7 +23,7 @@ MIB = 2**20
 def server(zoo, tmp_path_factory):
     """One of version 2, which says "cat" of every text; a request must arrive within 2 s."""
     home = tmp_path_factory.mktemp("server")
-    server = Server(zoo, home, "--set", "serve.read_seconds=2", "--max-queue", "64")
+    server = Server(zoo, home, "--set", "serve.read_seconds=2", "--set", "serve.max_queue=64")
     server.wait_until_ready()
     yield server
     server.end(signal.SIGKILL)
@@ -269,7 +269,7 @@ def test_what_is_counted_is_what_was_asked(server):
 def test_a_full_queue_a_deadline_a_client_that_is_gone_and_the_end(start, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
-    server = start("--max-queue", "32", "--set", "serve.grace_seconds=60", gate=gate)
+    server = start("--set", "serve.max_queue=32", "--set", "serve.grace_seconds=60", gate=gate)
     assert server.ask(body=texts_of("a"))[0] == 200
     gate.unlink()
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -389,7 +389,7 @@ def test_connections_are_bounded_and_idle_ones_end(server):
 
 # ------------------------------------------------------------------------------------ who may ask
 def test_a_token_is_asked_for_but_not_by_probes(start, token):
-    server = start("--token-file", str(token))
+    server = start("--set", f"serve.token_file={token}")
     body = texts_of("a")
     for headers in ({}, {"Authorization": "Bearer nonsense"}, {"Authorization": "Basic x"}):
         status, found, answer = server.whole(body=body, **headers)
@@ -417,15 +417,15 @@ def test_a_server_that_cannot_be_is_refused_before_a_model_is_opened(zoo, capsys
         port = taken.getsockname()[1]
         for words, code, what in (
             (["--port", str(port)], 2, "nothing can listen"),
-            (["--host", "203.0.113.7", "--open"], 2, "nothing can listen"),
+            (["--host", "203.0.113.7", "--set", "serve.open=true"], 2, "nothing can listen"),
             (["--host", "0.0.0.0"], 2, "other machines could reach"),
-            (["--token-file", str(tmp_path / "none")], 2, "cannot be read"),
-            (["--token-file", str(loose)], 2, "other users may read"),
-            (["--token-file", str(empty)], 2, "no usable token"),
-            (["--max-queue", "3"], 2, "one key of the configuration"),
+            (["--set", f"serve.token_file={tmp_path / 'none'}"], 2, "cannot be read"),
+            (["--set", f"serve.token_file={loose}"], 2, "other users may read"),
+            (["--set", f"serve.token_file={empty}"], 2, "no usable token"),
+            (["--set", "serve.max_queue=3"], 2, "one key of the configuration"),
             (["--set", "serve.grace_seconds=-1"], 2, "one key of the configuration"),
             (["--replicas", "2"], 2, "are for --on ray"),
-            (["--on", "ray", "--max-texts", "2"], 2, "are for Howdah's own server"),
+            (["--on", "ray", "--set", "serve.max_texts=2"], 2, "serve.max_texts"),
             (["--on", "ray", "--set", f"serve.token_file={loose}"], 2, "serve.token_file"),
             (["--on", "ray", "--set", "serve.shadow=1"], 2, "serve.shadow"),
             (["--on", "ray", "--set", "serve.host=0.0.0.0"], 2, "other machines could reach"),

@@ -16,7 +16,7 @@ def shadowed(server, result: str) -> float:
 
 
 def test_disagreement_is_counted_and_a_killed_challenger_fails_no_request(start):
-    server = start("--shadow", "v=1")  # which says the other label of every text
+    server = start("--set", "serve.shadow=v=1")  # which says the other label of every text
     wait_until(lambda: server.metric("howdah_shadow_up") == 1)
     for _ in range(5):
         status, answer = server.ask(body={"texts": ["the cat", "a dog", ""]})

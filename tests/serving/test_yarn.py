@@ -1,4 +1,4 @@
-"""`howdah serve --yarn` on a real YARN: an application that comes back, found by its file."""
+"""`howdah serve --on yarn` on a real YARN: an application that comes back, found by its file."""
 
 import json
 import os
@@ -70,8 +70,8 @@ def test_a_server_is_found_comes_back_follows_and_ends(
             "yarn": yarn,
         }
     )
-    words = ["--yarn", "--model", "zoo", "--config", config]
-    with_token = [*words, "--token-file", str(token)]
+    words = ["--on", "yarn", "--model", "zoo", "--config", config]
+    with_token = [*words, "--set", f"serve.token_file={token}"]
     secret = token.read_text().strip()
 
     refused = jobs.json("serve", *words, code=2)
@@ -108,7 +108,7 @@ def test_a_server_is_found_comes_back_follows_and_ends(
     other = tmp_path / "other"
     other.write_text("fedcba9876543210fedcba9876543210\n")
     os.chmod(other, 0o600)
-    doubted = jobs.json("serve", "status", *words, "--token-file", str(other), code=4)
+    doubted = jobs.json("serve", "status", *words, "--set", f"serve.token_file={other}", code=4)
     assert "not signed with this token" in doubted["what"]
 
     assert jobs.json("serve", "stop", *words)["state"] == "KILLED"

@@ -1,4 +1,4 @@
-"""`howdah partition` of files and markers, and `howdah published`; tables: tests/airflow/daily."""
+"""`howdah partition` of files and markers; `howdah model published`. Tables: airflow/daily."""
 
 from __future__ import annotations
 
@@ -67,7 +67,14 @@ def test_a_policy_judges_the_path_that_the_partition_completes(tmp_path, capsys)
 
 
 def test_published_says_which_version_is_current(tmp_path, capsys):
-    words = ["published", "--set", f"publish.directory={tmp_path}", "--set", "publish.name=m"]
+    words = [
+        "model",
+        "published",
+        "--set",
+        f"publish.directory={tmp_path}",
+        "--set",
+        "publish.name=m",
+    ]
     assert found(words, capsys)[1] == {"model": f"{tmp_path}/m", "versions": [], "current": None}
     entry = {"version": 2, "published": "2026-11-01T00:00:00+00:00", "by": "me@host", "order": [2]}
     (tmp_path / "m" / "history").mkdir(parents=True)

@@ -150,7 +150,7 @@ def test_inside_an_epoch_other_batches_are_refused_with_the_way_out(begin):
             storage.remove(again.path_of(step), recursive=True)
     with pytest.raises(CheckpointError, match="middle of an epoch") as caught:
         again.latest(other)
-    assert f"--resume {again.path_of(4)}" in caught.value.remedy
+    assert f"--set checkpoint.resume={again.path_of(4)}" in caught.value.remedy
 
 
 def test_another_dataset_is_refused_and_the_one_it_was_trained_on_named(begin):

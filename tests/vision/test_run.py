@@ -199,6 +199,6 @@ def test_commands_that_read_any_dataset_read_images(digits, trained):
     said = command("howdah.cli", "evaluate", "--config", config, run, "--json", stdin=" ")
     assert json.loads(said)["metrics"]["accuracy"] == found["accuracy"]
     gate = f"--set=gate.minimum={{accuracy: {found['accuracy'] + 0.01}}}"
-    command("howdah.cli", "evaluate", "--config", config, run, gate, "--gate", code=1)
+    command("howdah.cli", "gate", "--config", config, run, gate, code=1)
     report = os.path.join(trained.directory, "report.html")
     assert os.path.getsize(report) > 10_000

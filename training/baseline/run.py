@@ -30,16 +30,13 @@ from training.evaluation import report, tally
 __all__ = ["measure_baseline"]
 
 
-def measure_baseline(
-    config: Config, *, spark: bool = False, output: str | None = None, progress: Progress
-) -> dict:
+def measure_baseline(config: Config, *, spark: bool = False, progress: Progress) -> dict:
     """Measure the baseline, write baseline.json, and renew the report of a run that is there.
 
     On the dataset version that the run has, where there is one.
 
     Args:
         spark: by Spark MLlib on `data.spark.master`, for datasets that no machine's memory holds.
-        output: directory (any storage); None: the run directory.
     Returns:
         The contents of baseline.json, and `path`.
     Raises:
@@ -66,9 +63,8 @@ def measure_baseline(
             got=f"a dataset of {dataset.manifest.kind}s",
             remedy="compare an image model with gate.minimum or the published model",
         )
-    directory = output or config.run.directory
-    key = "--output" if output else "run.directory"
-    directories.take(directory, config.run.mode, key=key)
+    directory = config.run.directory
+    directories.take(directory, config.run.mode, key="run.directory")
     manifest = dataset.manifest
     beside = results.directory_of(dataset.path, manifest.dataset_hash, config)
     by = "spark" if spark else "scikit-learn"

@@ -63,7 +63,8 @@ def check_identity(path: str, manifest: dict, expect: Identity) -> None:
                 where=path,
                 expected=f"{what} {_short(ours[field])} (this run's {key})",
                 got=got,
-                remedy=f"{back}, choose another run.directory, or start anew with `--resume never`",
+                remedy=f"{back}, choose another run.directory, or start anew with"
+                " `--set checkpoint.resume=never`",
             )
 
 
@@ -78,7 +79,10 @@ class OtherPlan(CheckpointError):
         """
         path = next((saved.path for saved in found if _at_epoch_end(saved.path)), None)
         if path is not None:
-            self.remedy += f", or continue from the newest at an epoch's end (`--resume {path}`)"
+            self.remedy += (
+                ", or continue from the newest at an epoch's end"
+                f" (`--set checkpoint.resume={path}`)"
+            )
         return self
 
 
@@ -105,7 +109,7 @@ def check_plan(path: str, manifest: dict, meta: dict, expect: Identity) -> None:
         got=", ".join(f"{key}={theirs.get(key)}" for key in changed)
         or f"plan {identity.get('plan')}",
         remedy="set these back until the epoch is over (rows would be lost or repeated), start"
-        " anew with `--resume never`",
+        " anew with `--set checkpoint.resume=never`",
     )
 
 

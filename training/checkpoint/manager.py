@@ -422,7 +422,8 @@ class Checkpoints:
                 "every checkpoint of this run is corrupt",
                 where=self.directory,
                 got=", ".join(f"step-{saved.step}" for saved in corrupt),
-                remedy="start again with `--resume never`, or restore the files from a copy",
+                remedy="start again with `--set checkpoint.resume=never`, or restore the files from"
+                " a copy",
             )
         return None
 

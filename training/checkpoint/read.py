@@ -89,7 +89,7 @@ def load(path: str, expect: Identity | None = None, *, when_used: bool = False) 
             "there is no such checkpoint",
             where=path,
             expected="a step-N directory",
-            remedy="`--resume auto` takes the newest whole checkpoint",
+            remedy="`--set checkpoint.resume=auto` takes the newest whole checkpoint",
         )
     manifest = read_manifest(path)
     if manifest["format"] != FORMAT_VERSION:
@@ -98,7 +98,7 @@ def load(path: str, expect: Identity | None = None, *, when_used: bool = False) 
             where=path,
             expected=f"format {FORMAT_VERSION}",
             got=f"format {manifest['format']}",
-            remedy="use the version of Howdah that wrote it, or `--resume never`",
+            remedy="use the version of Howdah that wrote it, or `--set checkpoint.resume=never`",
         )
     # Before the files: a checkpoint of another run is refused without reading them.
     if expect is not None:
@@ -276,5 +276,5 @@ def _corrupt(path: str, got: str) -> Corrupt:
         "the checkpoint is corrupt",
         where=path,
         got=got,
-        remedy="`--resume auto` goes back to the newest whole one",
+        remedy="`--set checkpoint.resume=auto` goes back to the newest whole one",
     )

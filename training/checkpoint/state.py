@@ -132,7 +132,8 @@ class TrainState:
                 "the checkpoint's meta.json lacks keys that a run needs to resume",
                 expected=", ".join(names),
                 got=f"no {', '.join(missing)}",
-                remedy="use the version of Howdah that wrote it, or `--resume never`",
+                remedy="use the version of Howdah that wrote it, or"
+                " `--set checkpoint.resume=never`",
             )
         return cls(**{name: meta[name] for name in names})
 

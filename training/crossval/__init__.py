@@ -1,1 +1,1 @@
-"""`howdah crossval`: folds by duplicate cluster, each an ordinary dataset and an ordinary run."""
+"""Cross-validation: folds by duplicate cluster, each an ordinary dataset and an ordinary run."""

@@ -7,7 +7,8 @@ The commands run as processes; what came of a fold is read from its run.json or 
 
     <run.directory>/crossval-N/fold-K/            the run of fold K
     <run.directory>/crossval-N/dataset-K/v=...    its dataset
-    <run.directory>/crossval-N/crossval.json      the result; crossval-baseline.json with --baseline
+    <run.directory>/crossval-N/crossval.json      the result; crossval-baseline.json of
+                                                  `howdah baseline --folds`
 
 Started again it goes on: a dataset that is there is not made again, a run that has finished is not
 trained again, one that was interrupted goes on from its checkpoint.

@@ -230,7 +230,8 @@ class Planner:
                 f"{self.spec.dataset_hash}, seed {self.spec.seed}, global_batch_size "
                 f"{self.spec.global_batch_size})",
                 got=f"plan {state.plan_hash}",
-                remedy="restore those settings and data, or start anew with --resume never",
+                remedy="restore those settings and data, or start anew with"
+                " `--set checkpoint.resume=never`",
             )
 
     # -- batches -------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 The published directory decides. After each `howdah publish` the registry gets the version and the
 alias `champion` of the one that is current, `challenger` of the one that is tried; where MLflow
-does not answer, the model is published all the same, and `howdah register` completes it later.
+does not answer, the model is published all the same, and `howdah model register` completes it
+later.
 
 `<model>/mlflow.json` says which version is which in MLflow, and where the alias was put last: so it
-is known whether a user has moved it in MLflow (`howdah register --follow` publishes that version)
-or it is behind.
+is known whether a user has moved it in MLflow (`howdah model register --follow` publishes that
+version) or it is behind.
 """
 
 from __future__ import annotations
@@ -53,7 +54,10 @@ def after_publish(config: Config, say: Say) -> dict[str, Any]:
         first = str(error).splitlines()[0] if str(error) else ""
         warning = f"{type(error).__name__}: {first}"
     warning = redact.text(warning)
-    say(f"warning: published, but MLflow's registry is behind ({warning}); `howdah register` helps")
+    say(
+        f"warning: published, but MLflow's registry is behind ({warning}); `howdah model register`"
+        " helps"
+    )
     return {"state": "behind", "warning": warning}
 
 

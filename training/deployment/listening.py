@@ -52,10 +52,10 @@ def require_guarded(host: str, *, guarded: bool) -> None:
     raise UsageError(
         "other machines could reach the server, and their requests would need no token",
         where="--host",
-        expected="127.0.0.1, or --token-file, or --open",
+        expected="127.0.0.1, or serve.token_file, or serve.open",
         got=host,
-        remedy="--token-file FILE: requests need one of its tokens (Howdah's own server); --open:"
-        " all who reach the port can classify",
+        remedy="--set serve.token_file=FILE: requests need one of its tokens (Howdah's own server);"
+        " --set serve.open=true: all who reach the port can classify",
     )
 
 

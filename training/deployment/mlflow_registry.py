@@ -1,4 +1,4 @@
-"""`howdah register`: a published version or an export as a version of a model in MLflow's registry.
+"""`howdah model register`: a published version or an export, registered as a version in MLflow.
 
 The model is a pyfunc from code: MLflow keeps pyfunc_model.py and the export's files, or a reference
 to the published version, no pickle.
@@ -112,7 +112,7 @@ def _check(name: str, alias: str | None) -> None:
     if not _NAME.fullmatch(name):
         raise UsageError(
             "MLflow takes no such name",
-            where="--name",
+            where="publish.name",
             expected="1 to 250 characters without / : \\ and quotes",
             got=name,
         )
@@ -152,7 +152,7 @@ def opened(uri: str) -> Iterator[tuple[Any, Any]]:
     except (MlflowException, SQLAlchemyError, OSError) as error:
         raise ClusterError(
             "the model registry cannot be used",
-            where=f"--uri {redact.text(uri)}",
+            where=f"tracking.mlflow.uri {redact.text(uri)}",
             got=redact.text(str(error).splitlines()[0] if str(error) else type(error).__name__),
             remedy="start the MLflow server, correct the URI, or ask for the right to write there",
         ) from None
@@ -182,7 +182,7 @@ def _drop(client: Any, name: str, made: str, first: str, say: Callable[[str], No
 
 
 def _decision(variant: Variant) -> str | None:
-    """What `howdah threshold` has put into the export, as a tag."""
+    """What `howdah model threshold` has put into the export, as a tag."""
     found = variant.info.get("decision") or {}
     used = {key: found[key] for key in DECISION_KEYS if key in found}
     return json.dumps(used, sort_keys=True) if used else None

@@ -96,7 +96,7 @@ def serve(
         ready: called once, when requests are answered: {url, health, models, share}.
     Raises:
         UsageError: no Ray, more replicas than cores, the port is taken, or other machines would
-            reach it without --open.
+            reach it without serve.open.
         ClusterError: Ray does not start, or has ended.
     """
     listening.require_guarded(options.host, guarded=options.open)
@@ -107,7 +107,7 @@ def serve(
     if needed > cores:
         raise UsageError(
             "the models need more cores than there are",
-            where="--replicas, --threads",
+            where="--replicas, serve.threads",
             expected=f"at most {cores} threads in all replicas",
             got=f"{len(variants)} models, {options.replicas[0]} replicas each, of"
             f" {threads} threads: {needed}",

@@ -63,6 +63,6 @@ def resolve(directory: str) -> str:
             where=said["path"],
             expected=f"weights with sha256 {said.get('weights_sha256')} (run {said.get('run_id')})",
             got=f"sha256 {info.get('weights_sha256')} (run {info.get('run_id')})",
-            remedy="register the version again: `howdah register`",
+            remedy="register the version again: `howdah model register`",
         )
     return said["path"]

@@ -94,8 +94,8 @@ def id_and_text(
 
 
 def _id(rows: DataFrame, name: str, source: str) -> Column:
-    """The ids, spelt as the ETL spells them: labels are joined by id, and `howdah forget` finds
-    scored rows by it.
+    """The ids, spelt as the ETL spells them: labels are joined by id, and `howdah model forget`
+    finds scored rows by it.
 
     Raises:
         DataError: the column is of a type that no id has.

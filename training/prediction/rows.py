@@ -68,7 +68,7 @@ class Prediction:
 
     @property
     def rejected(self) -> bool:
-        """The label's score is too low (`howdah threshold`)."""
+        """The label's score is too low (`howdah model threshold`)."""
         return self.label is None and self.error is None
 
 

@@ -105,7 +105,7 @@ def joined_table(
                 where=labels,
                 expected=", ".join(sorted(missing)),
                 got=", ".join(truth.columns),
-                remedy="name them by --id-column and --label-column",
+                remedy="name them by --id-column and --set data.columns.label=NAME",
             )
         rows = spark.table(scored)
         for column, value in partition.items():
@@ -118,7 +118,7 @@ def joined_table(
             "no scored row has a label in this table",
             where=labels,
             expected=f"ids in column {id_column!r}, as the scored rows have them",
-            remedy="check --id-column and --label-column",
+            remedy="check --id-column and data.columns.label",
         )
     progress(f"labels of {comparison['n']:,} rows were found in {labels}")
     return int(comparison["n"]), int(comparison["right"] or 0)
@@ -169,7 +169,7 @@ def _truth(
     else:
         label_files = files.find(labels, None)
         columns = Columns(text=label_column, id=id_column)
-        options = {"--id-column": id_column, "--label-column": label_column}
+        options = {"--id-column": id_column, "data.columns.label": label_column}
         checks.check(
             {entry.path: entry for entry in label_files.entries}, label_files.form,
             [checks.Wanted(name=name, where=where) for where, name in options.items()],

@@ -88,7 +88,7 @@ def reason(
         return "scored by other weights"
     # A published version never changes, its decision neither; markers of older ones do not name it.
     if now.get("version") is None and was.get("decision") != now.get("decision"):
-        return "scored with another decision (`howdah threshold`)"
+        return "scored with another decision (`howdah model threshold`)"
     if marker.source != wanted.source:
         return "the source has changed"
     if marker.options != dict(wanted.options):

@@ -60,8 +60,6 @@ class Request:
     """None: as it was trained."""
     framework: str | None = None
     """None: onnx where the export has it, else as it was trained."""
-    drift: bool = True
-    """Make a profile of each partition, if the model has a reference."""
     force: bool = False
     """Score what is done, too."""
 
@@ -202,7 +200,7 @@ def _tables(catalogue: Catalogue, request: Request, scorer: Scorer, progress: Pr
         raise problems[0]
     if problems:
         raise DataError(f"{len(problems)} problems of the tables", problems=problems)
-    reference = partitions.reference_of(scorer, progress) if request.drift else None
+    reference = partitions.reference_of(scorer, progress)
     return _Tables(
         source=source,
         columns=wanted,

@@ -28,7 +28,7 @@ class Scorer:
     weights: str
     """SHA-256 of the weights; of a model of others a hash of its files' sizes and times."""
     decision: str | None = None
-    """Hash of what `howdah threshold` has put into the export; None: nothing."""
+    """Hash of what `howdah model threshold` has put into the export; None: nothing."""
     root: str
     """The directory below which its markers lie: the published model's, the run's, or the
     export's own."""

@@ -54,8 +54,8 @@ def keep(
     task: Task,
     progress: Callable[[str], None],
 ) -> Decision:
-    """Put what `howdah threshold` fitted for the same weights into the files of an export that is
-    written again, with the profile.json that was counted with it; the decision.
+    """Put what `howdah model threshold` fitted for the same weights into the files of an export
+    that is written again, with the profile.json that was counted with it; the decision.
 
     Args:
         files: of the new export, by name.

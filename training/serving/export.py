@@ -355,7 +355,6 @@ def export_run(
     *,
     checkpoint: str | None = None,
     output: str | None = None,
-    formats: Sequence[str] | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
     """Export a checkpoint of the configuration's run: the one given, else the best, else the last.
@@ -363,16 +362,17 @@ def export_run(
     Args:
         checkpoint: a step-N directory; None: the best, else the last.
         output: directory; None: export/ in the run directory.
-        formats: as of `export`; None: export.formats of the run.
         progress: called with a line.
     Raises:
         UsageError: a format that cannot be written here.
         CheckpointError: no whole checkpoint, or of another model or dataset.
         ModelError: the base model is not the one that was trained.
     """
+    asked = config.export
     config = _own_config(config)
-    named = config.export.formats if formats is None else formats
-    require(named, None, where="--format" if formats is not None else "export.formats")
+    # A finished run may be exported in formats that it was not trained for.
+    named = (asked if "formats" in asked.model_fields_set else config.export).formats
+    require(named, None, where="export.formats")
     if checkpoint is None:
         saved = Checkpoints(config.checkpoint_directory, metric=config.evaluation.metric)
         best = saved.best()

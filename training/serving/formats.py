@@ -74,7 +74,7 @@ FORMATS: dict[str, Format] = {
     ),
     "savedmodel": Format(file=SAVED_MODEL, packages=("tensorflow",), exact=True),
 }  # fmt: skip
-"""By the name that `howdah export --format` and export.formats take."""
+"""By the name that export.formats takes."""
 
 
 @dataclass(frozen=True, kw_only=True)

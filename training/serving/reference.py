@@ -21,7 +21,7 @@ from howdah.config.tasks import Task
 from howdah.data.manifest import Dataset
 from howdah.drift import reference as references
 from howdah.drift.profile import PROFILE, Profile
-from howdah.errors import DataError, ModelError, NotFound, UsageError
+from howdah.errors import DataError, ModelError, NotFound
 from howdah.models import registry
 from howdah.models.decision import Decision
 from howdah.models.export_info import read_info
@@ -163,7 +163,6 @@ def make_reference(
     config: Config,
     model: str,
     *,
-    split: str | None = None,
     framework: str | None = None,
     progress: Callable[[str], None] = lambda line: None,
 ) -> str:
@@ -175,9 +174,9 @@ def make_reference(
     Args:
         config: with the dataset that the model was trained on.
         model: an export, a run directory, a published model or one of its versions.
-        split: whose rows are scored; None: validation, else test.
     Raises:
-        ModelError: no model, or one of another dataset. DataError: no such split.
+        ModelError: no model, or one of another dataset. DataError: neither validation nor test
+            has rows.
     """
     from howdah.data.manifest import load_dataset
     from training.serving.evaluate import check_fit, split_source
@@ -185,7 +184,7 @@ def make_reference(
     from training.serving.serve import open_model
 
     dataset = load_dataset(config.data.dataset)
-    chosen = _split_of(dataset, split)
+    chosen = _split_of(dataset)
     directory = resolve_export(model)
     _check_dataset(directory, dataset)
     served = open_model(directory, framework=framework, threads=config.training.threads_per_rank)
@@ -233,22 +232,14 @@ def _score(
             kept.add(np.asarray(batch.labels_B)[real_B], logits_BC[real_B])
 
 
-def _split_of(dataset: Dataset, split: str | None) -> str:
-    if split == TRAIN:
-        raise UsageError(
-            "a profile's scores are not of the rows that the model was trained on",
-            where="--split",
-            expected=" or ".join(SPLITS),
-            got=split,
-        )
-    wanted = SPLITS if split is None else (split,)
-    for name in wanted:
+def _split_of(dataset: Dataset) -> str:
+    for name in SPLITS:
         if dataset.manifest.rows(name):
             return name
     raise DataError(
         "the dataset has no rows to make a profile's scores of",
         where=dataset.path,
-        expected=" or ".join(wanted),
+        expected=" or ".join(SPLITS),
         got=", ".join(name for name in dataset.manifest.splits if dataset.manifest.rows(name)),
         remedy="give validation a share in data.split",
     )

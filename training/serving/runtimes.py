@@ -168,7 +168,7 @@ def _forward_onnx(
         f"the export has no {onnx_graph.FILES[chosen]}",
         where=where,
         expected=f"an export with the format {chosen}",
-        remedy=f"`howdah export --format {chosen}` adds it to the run's export",
+        remedy=f"`howdah export --set export.formats=[hf,{chosen}]` adds it to the run's export",
     )
 
 

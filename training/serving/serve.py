@@ -86,7 +86,7 @@ class ServedModel:
     pairs: bool = False
     """Texts are pairs, joined (howdah/data/clean.py)."""
     decision: Decision = field(default_factory=Decision)
-    """What `howdah threshold` has put into the export; `scores` have its temperature."""
+    """What `howdah model threshold` has put into the export; `scores` have its temperature."""
     directory: str | None = None
     """The export that was opened: of a published model the version that was current then."""
     own_width: bool = False

@@ -1,4 +1,4 @@
-"""`howdah threshold`: fits an export's decision on validation and writes the export anew with it.
+"""`howdah model threshold` fits an export's decision on validation, and writes the export with it.
 
 The decision (howdah/models/decision.py) stands in howdah.json: temperature, rejection,
 thresholds of labels. What it does is measured on test, which it is never fitted on. The export's
@@ -62,7 +62,6 @@ class Asked:
     """Fit the temperature."""
     reset: bool = False
     """Take the decision out."""
-    split: str = VALIDATION
 
     @property
     def rejects(self) -> bool:
@@ -80,12 +79,6 @@ class Asked:
         def no(what: str, where: str, **more: str) -> None:
             problems.append(UsageError(what, where=where, **more))
 
-        if self.split == TEST:
-            no("a decision is not fitted on test: its figures there would no longer say what it"
-               " reaches on new rows", "--split", expected=VALIDATION, got=TEST)  # fmt: skip
-        elif self.split != VALIDATION:
-            no("a decision is fitted on rows that the model has not learnt", "--split",
-               expected=VALIDATION, got=self.split)  # fmt: skip
         if self.metric is not None and self.metric not in LABEL_METRICS:
             no("unknown metric of a label", "--metric", expected=", ".join(LABEL_METRICS),
                got=self.metric)  # fmt: skip
@@ -107,7 +100,7 @@ class Asked:
         if self.reset and something:
             no("--reset takes the decision out; it goes with nothing else", "--reset")
         if not something and not self.reset:
-            no("say what to decide", "howdah threshold", expected="--metric with --class,"
+            no("say what to decide", "howdah model threshold", expected="--metric with --class,"
                " --reject-below, --coverage, --accuracy, --calibrate, or --reset")  # fmt: skip
         if problems:
             raise (

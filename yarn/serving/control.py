@@ -1,4 +1,4 @@
-"""`howdah serve --yarn`: start a model's server on YARN, show it, end it.
+"""`howdah serve --on yarn`: start a model's server on YARN, show it, end it.
 
 skein's master holds the application and starts a container anew when the server in it ends, however
 it ended; YARN starts the master anew. No driver of Howdah's runs: there is no world of ranks to
@@ -116,8 +116,8 @@ def _require_tokens(config: Config, tokens: list[bytes]) -> None:
     if not tokens and not config.serve.open:
         raise UsageError(
             "a server on YARN listens on its node's address, and requests would need no token",
-            where="--token-file",
-            expected="a file of tokens, or --open",
+            where="serve.token_file",
+            expected="a file of tokens, or serve.open=true",
             remedy="python3 -c 'import secrets; print(secrets.token_hex(32))' > token; chmod 600"
             " token",
         )
@@ -143,7 +143,7 @@ def stop(config: Config, model_directory: str, progress: Progress) -> Served:
         if live is None:
             raise NotFound(
                 "no server of this model is on YARN", where=model_directory,
-                remedy="howdah serve --yarn starts one",
+                remedy="howdah serve --on yarn starts one",
             )  # fmt: skip
         state = _kill(manager, live["id"])
         progress(f"{live['id']} is {state}")

@@ -1,4 +1,4 @@
-"""`howdah lineage ID` at 10 million rows, beside a scan of the ids' column in Parquet.
+"""`howdah model lineage ID` at 10 million rows, beside a scan of the ids' column in Parquet.
 
 The dataset has indexes of ids and a manifest, and no records: none is read. Bar: below 1 s from a
 shell, start of Python included.
@@ -97,9 +97,9 @@ def _command(root: str, ids: list[str]) -> Row:
         )  # fmt: skip
         return time.perf_counter() - began
 
-    seconds("lineage", ids[0], "--dataset", root)
+    seconds("model", "lineage", ids[0], "--dataset", root)
     pairs = [
-        (seconds("--version"), seconds("lineage", row_id, "--dataset", root, "--json"))
+        (seconds("--version"), seconds("model", "lineage", row_id, "--dataset", root, "--json"))
         for row_id in ids[:ROUNDS]
     ]
     return Row(

@@ -172,7 +172,7 @@ def _run_of(name: str, seed: int, folder: str, task: str, base: str, ag_news: st
         return {"score": found[plan.metric], "seconds": found["train_seconds"]}
     start = _start(folder, seed, base)
     _command(
-        "howdah.cli", "train", "--config", config, "--resume", "never",
+        "howdah.cli", "train", "--config", config, "--set", "checkpoint.resume=never",
         "--set", f"run.directory={out}", "--set", f"training.framework={name}",
         "--set", f"training.seed={seed}", "--set", f"model.base={start}",
     )  # fmt: skip

@@ -95,7 +95,7 @@ class ScoreOperator(HowdahOperator):
         else:
             for partition in self.partitions:
                 words += ["--partition", partition]
-        return [*words, "--drift", *(["--force"] if str(self.force).lower() == "true" else [])]
+        return [*words, *(["--force"] if str(self.force).lower() == "true" else [])]
 
     def _result(self, made: Mapping[str, Any], *, files: bool) -> dict[str, Any]:
         keys = ("partition", "state", "rows", "errors")

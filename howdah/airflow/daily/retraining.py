@@ -125,7 +125,9 @@ class CheckRetrainOperator(CheckOperator, SkipMixin):
         known = kept.get(_BEGIN)
         if isinstance(known, dict):
             return known["model"]
-        found = self.hook.run(["published", "--json"], config=defaults, task=task_key(context))
+        found = self.hook.run(
+            ["model", "published", "--json"], config=defaults, task=task_key(context)
+        )
         current = found["current"]
         model = f"{found['model']}@{current['version']}" if current else None
         kept.set(_BEGIN, {"model": model})

@@ -15,8 +15,8 @@ class RegistryOptions(Section):
     enabled: bool = False
     """On publish, and whenever another version becomes current, MLflow's registry follows: a
     version with tags, and the aliases champion (current.json) and challenger. Needs
-    tracking.mlflow.uri. The published directory decides: where MLflow is away, `howdah register`
-    completes it later."""
+    tracking.mlflow.uri. The published directory decides: where MLflow is away, `howdah model
+    register` completes it later."""
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9][^/:'\"\\]{0,249}$")
     """Name of the registered model; null: publish.name, else run.name."""
     mode: Literal["reference", "full"] = "reference"

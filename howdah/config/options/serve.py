@@ -19,7 +19,7 @@ Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class ServeSection(Section):
-    """Where the server listens, and its limits. Options of the command replace these keys."""
+    """Where the server listens, and its limits. --host and --port replace the keys."""
 
     host: str = Field(default="127.0.0.1", pattern=r"^[A-Za-z0-9.:_-]+$")
     """Address to listen on. Another than loopback needs serve.token_file or serve.open."""
@@ -94,5 +94,5 @@ def require_implemented(section: ServeSection, implemented: Collection[str], ser
         f"the configuration sets keys that {server} does not implement",
         where=", ".join(f"serve.{key}" for key in dropped),
         expected=f"of the section serve only {supported}",
-        remedy="leave them out for this server; `howdah serve` without --on and --yarn reads all",
+        remedy="leave them out for this server; `howdah serve` without --on reads all",
     )

@@ -126,7 +126,7 @@ class SplitOptions(Section):
     """Seed of the split's hash."""
     fold: str | None = Field(default=None, pattern=r"^[1-9]\d*/[1-9]\d*$")
     """K/N: the test split is part K of N (2 to 20) of the duplicate clusters, each of which is in
-    one part; `test` is not used then. `howdah crossval` sets it. null: no folds."""
+    one part; `test` is not used then. `howdah train --folds` sets it. null: no folds."""
     column: str | None = None
     """Column that names each row's split. Near copies of its test and validation rows are removed
     from the splits before them. A split that no row names is drawn from train."""

@@ -100,7 +100,7 @@ def test_a_tables_partitions_are_scored_in_one_command(context):
     assert (scored["rows"], scored["version"]) == (10, 3)
     assert hook.asked == [[
         "score", "--model", "/m", "--source", "db.t", "--output", "db.scored", "--partition",
-        "ds=1", "--partition", "ds=2", "--drift", "--force", "--json",
+        "ds=1", "--partition", "ds=2", "--force", "--json",
     ]]  # fmt: skip
     touched = task.lineage()
     assert touched.outputs[0].rows == 10 and touched.facts["version"] == "3"

@@ -341,13 +341,13 @@ def test_a_list_without_ids_and_a_single_version_are_refused(root, tmp_path):
 
 def test_the_commands_say_what_they_find_and_change_nothing_unasked(root, tmp_path, capsys):
     (tmp_path / "ids").write_text("d0-train-0\n")
-    words = ["forget", "--ids", str(tmp_path / "ids"), "--dataset", root, "--json"]
+    words = ["model", "forget", "--ids", str(tmp_path / "ids"), "--dataset", root, "--json"]
     assert howdah(words) == 0
     said = json.loads(capsys.readouterr().out)
     assert not said["applied"] and len(said["versions"]) == 3 and versions(root) == 3
     assert howdah([*words, "--apply"]) == 0
     assert json.loads(capsys.readouterr().out)["applied"] and versions(root) == 1
-    assert howdah(["forget", "--ids", str(tmp_path / "ids")]) == 2
+    assert howdah(["model", "forget", "--ids", str(tmp_path / "ids")]) == 2
     capsys.readouterr()
     assert howdah(["etl", "--compact", "--set", f"data.dataset={root}", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)

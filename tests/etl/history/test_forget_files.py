@@ -1,4 +1,4 @@
-"""`howdah forget` with ids that are small numbers: each kind of file by its structure, no words."""
+"""`howdah model forget` with ids that are small numbers: each kind of file by its structure."""
 
 import gzip
 import io
@@ -68,7 +68,7 @@ def test_ids_that_are_small_numbers(row_id, tmp_path, tiny_model_dir, capsys):
     })  # fmt: skip
     put(f"{tmp_path}/runs/two", STAYS | {"report.html": f"<td>5</td>{CARD.format(row_id)}"})
     (tmp_path / "ids").write_text(f"{row_id}\n")
-    words = ["forget", "--ids", str(tmp_path / "ids"), "--dataset", root,
+    words = ["model", "forget", "--ids", str(tmp_path / "ids"), "--dataset", root,
              "--runs", str(tmp_path / "runs"), "--json"]  # fmt: skip
     before = ids_of(made)
     there = any(row_id in rows for rows in before.values())
@@ -108,7 +108,7 @@ def answer(words: list[str], capsys, code: int = 0) -> dict:
 
 def words_for(tmp_path, *ids: str) -> list[str]:
     (tmp_path / "ids").write_text("".join(f"{one}\n" for one in ids))
-    return ["forget", "--ids", str(tmp_path / "ids")]
+    return ["model", "forget", "--ids", str(tmp_path / "ids")]
 
 
 def test_ids_are_found_as_each_format_writes_them(tmp_path, capsys):

@@ -329,7 +329,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_both_values(
     assert what in caught.value.what
     assert ours in caught.value.expected
     assert theirs in caught.value.got
-    assert "--resume never" in caught.value.remedy
+    assert "--set checkpoint.resume=never" in caught.value.remedy
     assert names(checkpoints) == ["step-10"]  # not taken for corrupt, not renamed
 
 

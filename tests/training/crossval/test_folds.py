@@ -1,4 +1,4 @@
-"""`howdah crossval`: each cluster is tested once, arithmetic, refusals; whole runs."""
+"""`howdah train --folds`: each cluster is tested once, arithmetic, refusals; whole runs."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ FOLDS = 3
 
 @pytest.fixture
 def given(tmp_path, tiny_model_dir) -> list[str]:
-    """Words of a `howdah crossval` over 180 rows."""
+    """Words of a `howdah train --folds` over 180 rows."""
     config = {
         "run": {"directory": str(tmp_path / "run")},
         "data": {
@@ -159,7 +159,7 @@ def given(tmp_path, tiny_model_dir) -> list[str]:
     }  # fmt: skip
     path = tmp_path / "run.yaml"
     path.write_text(json.dumps(config))
-    return ["crossval", "--config", str(path), "--folds", str(FOLDS), "--json"]
+    return ["train", "--config", str(path), "--folds", str(FOLDS), "--json"]
 
 
 def howdah(words: list[str]) -> subprocess.CompletedProcess:

@@ -114,8 +114,8 @@ def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
     # The server is away: published all the same.
     made = place.howdah("publish", "-c", one, "--note", "approved by Anna")
     assert (made["code"], made["current"], made["mlflow"]["state"]) == (0, 1, "behind"), made
-    assert "howdah register" in made["stderr"]
-    refused = place.howdah("register", "-c", one)
+    assert "howdah model register" in made["stderr"]
+    refused = place.howdah("model", "register", "-c", one)
     assert (refused["code"], "registry" in refused["what"]) == (5, True)
 
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -128,9 +128,9 @@ def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
     with place.server() as server:
         wait_until(place.up, 300)
         # ... and completed, once.
-        done = place.howdah("register", "-c", one)
+        done = place.howdah("model", "register", "-c", one)
         assert (done["code"], done["added"], done["champion"]) == (0, [1], 1), done
-        assert place.howdah("register", "-c", one)["added"] == []
+        assert place.howdah("model", "register", "-c", one)["added"] == []
         assert aliases(client) == {"champion": 1}
         tags = client.get_model_version_by_alias("zoo", "champion").tags
         assert {k: tags[f"howdah.{k}"] for k in ("version", "path", "gate", "approved_by")} == {
@@ -166,18 +166,26 @@ def test_the_registry_follows(tmp_path, tiny_model_dir, monkeypatch):
 
         # An alias moved by hand is published, or goes back.
         client.set_registered_model_alias("zoo", "champion", "2")
-        moved = place.howdah("register", "-c", one, "--follow")
+        moved = place.howdah("model", "register", "-c", one, "--follow")
         assert (moved["code"], moved["moved"], moved["current"]) == (0, True, 2), moved
         assert storage.read_json(f"{root}/current.json")["version"] == 2
         client.set_registered_model_alias("zoo", "champion", "3")
-        words = ["register", "-c", one, "--follow", "--set", "gate.minimum={accuracy: 0.8}"]
+        words = [
+            "model",
+            "register",
+            "-c",
+            one,
+            "--follow",
+            "--set",
+            "gate.minimum={accuracy: 0.8}",
+        ]
         assert place.howdah(*words)["code"] == 1  # v=3 has 0.6
         assert aliases(client) == {"champion": 2, "challenger": 3}
         # Published meanwhile: the files decide.
         client.delete_registered_model_alias("zoo", "champion")
-        still = place.howdah("register", "-c", one, "--follow")
+        still = place.howdah("model", "register", "-c", one, "--follow")
         assert (still["moved"], aliases(client)["champion"]) == (False, 2)
-        lineage = place.howdah("lineage", "--model", f"{root}@2")
+        lineage = place.howdah("model", "lineage", "--model", f"{root}@2")
         assert lineage["mlflow"]["version"] == 2
         # The challenger becomes current: it is tried no more.
         assert place.howdah("publish", "-c", three)["current"] == 3

@@ -1,4 +1,4 @@
-"""`howdah register`: a published version in an MLflow registry, loaded and served by MLflow."""
+"""`howdah model register`: a published version, loaded and served by MLflow."""
 
 import json
 import os
@@ -47,8 +47,8 @@ def place(tmp_path_factory, tiny_model_dir) -> Path:
 
 def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
     uri = f"sqlite:///{place}/registry.db"
-    words = ["register", "--model", "zoo", "--set", "publish.directory=models", "--uri", uri,
-             "--name", "zoo", "--alias"]  # fmt: skip
+    words = ["model", "register", "--model", "zoo", "--set", "publish.directory=models", "--set",
+             f"tracking.mlflow.uri={uri}", "--set", "publish.name=zoo", "--alias"]  # fmt: skip
     made = howdah(place, *words, "challenger")
     assert (made["code"], made["version"], made["changed"]) == (0, 1, True), made
     again = howdah(place, *words, "champion")
@@ -112,9 +112,11 @@ def test_a_version_is_registered_once_loaded_and_served(place, monkeypatch):
 
 
 def test_what_cannot_be_registered_is_refused(place):
-    directory = ["register", "--set", "publish.directory=models", "--model", "zoo"]
+    directory = ["model", "register", "--set", "publish.directory=models", "--model", "zoo"]
     done = howdah(place, *directory)
     assert (done["code"], "no registry" in done["what"]) == (2, True)
-    done = howdah(place, *directory, "--uri", "sqlite:////proc/none/registry.db")
+    done = howdah(
+        place, *directory, "--set", "tracking.mlflow.uri=sqlite:////proc/none/registry.db"
+    )
     assert (done["code"], "registry cannot be used" in done["what"]) == (5, True)
     assert "Traceback" not in done["stderr"]

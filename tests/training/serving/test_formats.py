@@ -213,7 +213,7 @@ def test_unknown_and_missing_runtimes_are_refused(tmp_path):
     path = write_export(tmp_path / "export", base_of(str(tmp_path / "base"), "distilbert"))
     with pytest.raises(ModelError, match="no model_w8") as refused:
         open_model(path, framework="onnx-w8")
-    assert "howdah export --format onnx-w8" in refused.value.remedy
+    assert "howdah export --set export.formats=[hf,onnx-w8]" in refused.value.remedy
 
 
 def test_weights_of_another_layout_are_refused(tmp_path):

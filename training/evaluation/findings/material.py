@@ -52,7 +52,7 @@ class Material:
     baseline: Sequence[str] = ()
     """Lines about the baseline."""
     decision: Mapping[str, Any] = field(default_factory=dict)
-    """Of the export (`howdah threshold`)."""
+    """Of the export (`howdah model threshold`)."""
     notes: Sequence[str] = ()
 
 

@@ -1,0 +1,148 @@
+"""What `howdah --help` shows: the commands in groups, in order, each with one example.
+
+Also what is suggested for an option or a command that does not exist: the key that `--set` takes,
+or the command's name.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import typer
+from typer.core import TyperGroup
+
+__all__ = ["COMMANDS", "EXAMPLES_OF_MODEL", "Commands", "ModelCommands", "remedy"]
+
+
+class Command(NamedTuple):
+    """A command in the help of all of them."""
+
+    panel: str
+    example: str
+
+
+_MAKE = "Make a model"
+_JUDGE = "Judge it"
+_USE = "Use it"
+_JOBS = "Running jobs"
+_MACHINE = "This machine"
+
+COMMANDS = {
+    "etl": Command(_MAKE, "howdah etl --config run.yaml"),
+    "plan": Command(_MAKE, "howdah plan --config run.yaml --np 8"),
+    "train": Command(_MAKE, "howdah train --config run.yaml --np 2"),
+    "tune": Command(_MAKE, "howdah tune --config run.yaml --np 2"),
+    "export": Command(_MAKE, "howdah export --config run.yaml --set export.formats=[hf,onnx]"),
+    "evaluate": Command(_JUDGE, "howdah evaluate --config run.yaml --split test"),
+    "baseline": Command(_JUDGE, "howdah baseline --config run.yaml"),
+    "gate": Command(_JUDGE, "howdah gate --config run.yaml --set gate.minimum.accuracy=0.9"),
+    "report": Command(_JUDGE, "howdah report runs/news runs/news-large"),
+    "drift": Command(_JUDGE, "howdah drift --model news --source new.parquet --output pages"),
+    "publish": Command(_USE, "howdah publish --config run.yaml --note 'approved by Anna'"),
+    "predict": Command(_USE, "howdah predict --model news@3 --source new.csv --output out.parquet"),
+    "score": Command(
+        _USE, "howdah score --model news --source db.texts --output db.scored --since ds=2026-11-01"
+    ),
+    "serve": Command(_USE, "howdah serve --model news --port 8000"),
+    "model": Command(_USE, "howdah model published --config run.yaml"),
+    "submit": Command(_JOBS, "howdah submit --config run.yaml --on yarn --wait"),
+    "status": Command(_JOBS, "howdah status runs/news"),
+    "logs": Command(_JOBS, "howdah logs runs/news --rank 0 --follow"),
+    "kill": Command(_JOBS, "howdah kill runs/news --save"),
+    "scale": Command(_JOBS, "howdah scale runs/news 8"),
+    "ps": Command(_JOBS, "howdah ps --all"),
+    "doctor": Command(_MACHINE, "howdah doctor --launcher torchrun"),
+    "config": Command(_MACHINE, "howdah config init run.yaml"),
+    "package": Command(_MACHINE, "howdah package --kind etl --output hdfs:///apps/howdah"),
+}
+"""The visible commands, in the order of the help. One that is not here is hidden."""
+
+EXAMPLES_OF_MODEL = {
+    "published": "howdah model published --config run.yaml",
+    "threshold": "howdah model threshold --model runs/news --accuracy 0.95",
+    "register": "howdah model register --config run.yaml --alias champion",
+    "lineage": "howdah model lineage --model news@3 --config run.yaml",
+    "forget": "howdah model forget --ids ids.txt --dataset data/news --apply",
+}
+"""The commands of `howdah model`, in the order of its help."""
+
+
+class Commands(TyperGroup):
+    """The commands of `howdah`, in the groups of its help."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        for name, one in COMMANDS.items():
+            self.commands[name].rich_help_panel = one.panel
+            _with_example(self.commands[name], one.example)
+        for name in self.commands.keys() - COMMANDS:
+            self.commands[name].hidden = True
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        """The names in the order of the help."""
+        return [*COMMANDS, *sorted(self.commands.keys() - COMMANDS)]
+
+
+class ModelCommands(TyperGroup):
+    """The commands of `howdah model`."""
+
+    def __init__(self, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        for name, example in EXAMPLES_OF_MODEL.items():
+            _with_example(self.commands[name], example)
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        """The names in the order of the help."""
+        return list(EXAMPLES_OF_MODEL)
+
+
+def _with_example(command: Any, example: str) -> None:
+    """Let a command's help begin with its sentence and the example."""
+    sentence, _, more = (command.help or "").partition("\n\n")
+    shown = example.replace("[", r"\[")  # the help is read as rich's markup
+    command.help = "\n\n".join(filter(None, (sentence, f"Example: {shown}", more)))
+
+
+# ------------------------------------------------------------------------------- suggestions
+_KEYS = {
+    "--append": "data.append.enabled=true",
+    "--deploy-mode": "data.spark.deploy_mode=",
+    "--format": "export.formats=",
+    "--label-column": "data.columns.label=",
+    "--master": "data.spark.master=",
+    "--max-batch-tokens": "serve.max_batch_tokens=",
+    "--max-bytes": "serve.max_bytes=",
+    "--max-queue": "serve.max_queue=",
+    "--max-texts": "serve.max_texts=",
+    "--max-wait-ms": "serve.max_wait_ms=",
+    "--on": "tune.on=",
+    "--open": "serve.open=true",
+    "--resume": "checkpoint.resume=",
+    "--source": "data.source=",
+    "--threads": "serve.threads=",
+    "--token-file": "serve.token_file=",
+    "--uri": "tracking.mlflow.uri=",
+}
+"""Keys by the option that a command does not have, because `--set` does the same."""
+
+_SPELLINGS = {
+    "--despite-forgotten": "--anyway",
+    "--gate": "howdah gate",
+    "--yarn": "--on yarn",
+    "crossval": "howdah train --folds 5",
+    **{name: f"howdah model {name}" for name in EXAMPLES_OF_MODEL},
+}
+
+
+def remedy(command: str, missing: str | None) -> str:
+    """What to do about a command line that is not understood.
+
+    Args:
+        command: the command as it was typed, "howdah train".
+        missing: the option or command that does not exist; None: something else is wrong.
+    """
+    if missing in _KEYS:
+        return f"--set {_KEYS[missing]} does it; `{command} --help` shows the options"
+    if missing in _SPELLINGS:
+        return f"it is `{_SPELLINGS[missing]}`"
+    return f"`{command} --help` shows what it takes"
