@@ -151,7 +151,7 @@ def directory(path: str, manifest: DatasetManifest | None, wanted: Wanted) -> Di
         elif staging.is_ours(relative) or (manifest is None and relative in report.FILES):
             rows = 0
             if entry.name.endswith(".parquet"):
-                rows = judge(entry.path, wanted, ("id",), given=False).count
+                rows = judge(entry.path, wanted, ("id",)).count
             found.leftovers[entry.path] = rows
         elif top not in ("_SUCCESS",):
             found.others.append(entry.path)

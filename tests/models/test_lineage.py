@@ -172,7 +172,7 @@ def test_after_forgetting_neither_the_model_nor_its_children_are_published(place
     ids, where = {"d1-train-0"}, {"datasets": [f"{place}/data"]}
     found = forget.survey(ids, **where, models=[f"{place}/models"])
     assert [(one["current"], one["scored"]) for one in found.models] == [(False, [])]
-    forget.apply(ids, found, **where, progress=lambda line: None)
+    forget.apply(ids, found, datasets=where["datasets"], progress=lambda line: None)
     said = of_row("d1-train-0", places(place))
     assert said["forgotten"] and not said["datasets"]
     assert {one["version"] for one in said["models"]} == {1, 2}
