@@ -128,12 +128,6 @@ def identity_of(files: list[Entry]) -> dict[str, Any]:
 
 
 def _files(source: str) -> tuple[str | None, list[Entry]]:
-    if not storage.is_local(source) and storage.scheme(source) == "memory":
-        raise DataError(
-            "Spark cannot read memory://",
-            where=source,
-            remedy="give a path that all executors reach: a file, hdfs://",
-        )
     matches = files_of(source)
     if matches is not None:
         return matches
