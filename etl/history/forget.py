@@ -137,7 +137,7 @@ def survey(
         rows, copies = rows | shard_rows, copies | more
     found.wanted = Wanted(ids=frozenset(ids), copies=copies, marks=tuple(marked.values()), met=met)
     mapped = [v.manifest.source.get("columns") for dataset in known.values() for v in dataset]
-    named = [one.get("id") for one in mapped if isinstance(one, dict)]
+    named = [one.get("id") for one in mapped if one is not None]
     found.columns = tuple(dict.fromkeys(["id", *id_columns, *filter(None, named)]))
     for root, versions in known.items():
         for version in versions:

@@ -82,8 +82,8 @@ def _may_have(version: Dataset, entry: ShardEntry, hashes: np.ndarray) -> bool:
     path = id_index.name_of(version.shard_path(entry))
     try:
         data = storage.read_bytes(path)
-    except NotFound:  # made before there were indexes
-        return True
+    except NotFound:
+        raise id_index.missing(path) from None
     return bool(np.isin(hashes, id_index.of_file(data, path)).any())
 
 

@@ -22,7 +22,6 @@ Kind = Literal[
     "image",
 ]  # fmt: skip
 
-_REMOVED = "docstrings:"
 _ENDINGS: dict[str, Kind] = {
     ".csv": "csv",
     ".tsv": "csv",
@@ -80,14 +79,6 @@ def resolve(data: DataSection) -> Source:
             where="data.source",
             expected="a file, a directory, a pattern, or a table name",
             remedy="set data.source",
-        )
-    if data.source == _REMOVED:
-        raise ConfigError(
-            "docstrings: is no source any more",
-            where="data.source",
-            expected="a file, a directory, a pattern, or a table name",
-            remedy="write that corpus with `python -m tools.demo.corpus FILE.parquet`, and set"
-            " data.source to the file and data.columns.id to id",
         )
     if data.format in ("hive", "jdbc"):
         if not is_table(data.source):

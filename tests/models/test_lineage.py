@@ -125,15 +125,12 @@ def test_a_row_of_another_day_or_split_leads_to_less(place):
     assert not any(none[key] for key in ("datasets", "runs", "models", "scored", "forgotten"))
 
 
-def test_versions_without_indexes_are_read_once(place, monkeypatch):
-    paths = storage.find(f"{place}/data/v=*/*.ids")
-    assert len(paths) == 0  # the shards of `build_appended` are as earlier Howdahs wrote them
-    reads = []
-    real = lineage.shards.rows_of
-    monkeypatch.setattr(lineage.shards, "rows_of", lambda *args: reads.append(args) or real(*args))
-    first = of_row("d0-train-1", places(place))
-    assert len(first["datasets"]) == 3 and len(reads) == 9  # shared shards once
-    assert of_row("d0-train-1", places(place)) == first and len(reads) == 9
+def test_a_shard_without_an_index_is_refused(place):
+    path = storage.find(f"{place}/data/v=*/*.ids")[0]
+    storage.remove(path)
+    with pytest.raises(DataError, match="no index of ids") as caught:
+        of_row("d0-train-1", places(place))
+    assert caught.value.where == path
 
 
 def test_a_model_leads_back_to_its_source(place):

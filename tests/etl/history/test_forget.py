@@ -29,7 +29,7 @@ def quiet(line: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["multi_label", "regression"])
-def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_dir, monkeypatch):
+def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_dir):
     root = str(tmp_path / "data")
     made = build_dataset(f"{root}/v={0:016x}", model_dir=tiny_model_dir, task=task)
     quality = {"read": 145, "kept": 145, "drops": {}, "seconds": 1.0, "at_max_length": 0}
@@ -37,8 +37,6 @@ def test_rows_of_every_task_are_found_and_forgotten(task, tmp_path, tiny_model_d
     storage.remove(f"{made.path}/manifest.json")
     commit(made.path, made.manifest.model_copy(update=said))
     before = load_dataset(root)
-    monkeypatch.setenv("HOWDAH_CACHE", str(tmp_path / "cache"))
-    # without an index of ids a shard's records are read
     [place] = shards.find("train-5", [before])[before.path]
     assert place["split"] == "train"
     kept = all_rows(before)
@@ -78,7 +76,7 @@ def numbered_rows(path: str, model_dir: str, keys: list[str]):
     """A dataset with these rows for training: all but the first two differ in their text."""
     made = build_dataset(path, model_dir=model_dir, rows={"train": 2}, shards=1)
     for name in ("manifest.json", *(f"{made.manifest.splits['train'][0].name}{end}" for end in
-                                    ("", ".index"))):  # fmt: skip
+                                    ("", ".index", ".ids"))):  # fmt: skip
         storage.remove(f"{path}/{name}")
     texts = [np.array([2, 7 + max(1, n), 3], np.uint32) for n in range(len(keys))]
     splits = {"train": write_rows(

@@ -188,7 +188,7 @@ def test_a_column_of_ids_can_be_named(tmp_path, capsys):
 
 def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_model_dir, capsys):
     roots = [str(tmp_path / name) for name in ("a", "b")]
-    more = {"model_dir": tiny_model_dir, "numbered": True, "indexed": True}
+    more = {"model_dir": tiny_model_dir, "numbered": True}
     made = [build_appended(root, **more) for root in roots]
     rows = parquet({"id": ["5"]})
     put(tmp_path / "p", {"a.parquet": rows})
@@ -211,7 +211,7 @@ def test_nothing_is_removed_while_a_new_version_is_not_whole(tmp_path, tiny_mode
 
 def test_shards_are_asked_by_their_indexes_and_once(tmp_path, tiny_model_dir, monkeypatch):
     root, read = str(tmp_path / "data"), []
-    build_appended(root, model_dir=tiny_model_dir, days=4, numbered=True, indexed=True)
+    build_appended(root, model_dir=tiny_model_dir, days=4, numbered=True)
 
     def counted(version, entry):
         read.append(version.shard_path(entry))
